@@ -1,0 +1,30 @@
+"""The `bootseer` command: `run` and `event` by hand, everything else through click, loaded late.
+
+This file must stay importable on Python 3.9 and import nothing at module level but `sys`:
+`bootseer run` stands in front of every process of a job.
+"""
+
+import sys
+from typing import List, Optional
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run one command line (without the program name) and return its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    if args and args[0] == "run":
+        from bootseer.entrypoint import run
+
+        return run.main(args[1:])
+    if args and args[0] == "event":
+        from bootseer.cli import event
+
+        return event.main(args[1:])
+    if sys.version_info < (3, 11):  # noqa: UP036 - the wrapper alone supports older ones
+        sys.stderr.write(
+            "bootseer: only `run` and `event` work on Python older than 3.11; "
+            "use a newer Python for the other commands\n"
+        )
+        return 7
+    from bootseer.cli import root
+
+    return root.main(args)

@@ -1,0 +1,77 @@
+"""The click group: one module a command, imported when that command is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+import bootseer
+from bootseer.errors import BootseerError, from_os_error
+
+# command -> (module with a click command named `command`, one-line help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Run a command as one measured phase."),
+    "event": ("event", "Write one event from a script."),
+    "sh": ("sh", "Print the path of the shell library, to be sourced."),
+    "start": ("start", "Start a job through all parts of bootseer."),
+    "deps": ("deps", "Snapshot and restore installed dependencies."),
+    "import": ("import_", "Turn logs and cluster records into events."),
+    "report": ("report", "Report where a start's time went."),
+    "history": ("history", "Keep and report starts over many jobs."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = importlib.import_module(f"bootseer.cli.{entry[0]}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"auto_envvar_prefix": "BOOTSEER", "help_option_names": ["-h", "--help"]},
+)
+@click.version_option(bootseer.__version__, prog_name="bootseer")
+def group() -> None:
+    """Measure and shorten the start of large training jobs."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a command; print one line for an error of ours and return its exit code."""
+    try:
+        result = group.main(args=list(args), prog_name="bootseer", standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BootseerError as error:
+        sys.stderr.write(f"bootseer: {error}\n")
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our standard output left; Python would complain again at exit.
+        sys.stdout = None  # type: ignore[assignment]
+        return 141
+    except OSError as error:
+        mapped = from_os_error(error, f"use {error.filename or 'a file'}")
+        sys.stderr.write(f"bootseer: {mapped}\n")
+        return mapped.exit_code
+    return result if isinstance(result, int) else 0

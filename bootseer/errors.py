@@ -1,0 +1,97 @@
+"""Every exception bootseer raises on purpose, each with the exit code of its class.
+
+A message says what happened, to which object, and what to do next, on one line.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BootseerError(Exception):
+    """Base of all our errors. `retryable` tells whether trying again can help."""
+
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+
+class UsageError(BootseerError):
+    """A command line, configuration file, rule file or argument that cannot be used as given."""
+
+    exit_code = 2
+
+
+class NotFoundError(BootseerError):
+    """A named file, key, snapshot or object does not exist."""
+
+    exit_code = 3
+
+
+class AccessDeniedError(BootseerError):
+    """The store, file system or server refused us."""
+
+    exit_code = 4
+
+
+class StoreUnavailableError(BootseerError):
+    """A store cannot be reached or answers with faults of its own."""
+
+    exit_code = 5
+    retryable = True
+
+
+class CorruptDataError(BootseerError):
+    """Bytes do not match their digest, length or format; or an archive is hostile."""
+
+    exit_code = 6
+
+
+class NotSupportedError(BootseerError):
+    """This machine, privilege or Python lacks something; the message names it."""
+
+    exit_code = 7
+
+
+class NoSpaceError(BootseerError):
+    """A file system or quota is full."""
+
+    exit_code = 8
+
+
+class BusyError(BootseerError):
+    """A lease or lock is held by somebody else."""
+
+    exit_code = 9
+    retryable = True
+
+
+class DeadlineError(BootseerError):
+    """A deadline passed before the work was done."""
+
+    exit_code = 10
+    retryable = True
+
+
+def from_os_error(error: OSError, action: str) -> BootseerError:
+    """Map an operating-system error to our hierarchy, keeping its cause.
+
+    `action` completes "cannot ..." and names the object, e.g. "write the archive /x/y".
+    """
+    import errno
+
+    text = f"cannot {action}: {error.strerror or error}"
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return NotFoundError(f"{text}; check the path")
+        case errno.EACCES | errno.EPERM:
+            return AccessDeniedError(f"{text}; check owner and mode, or run with more privilege")
+        case errno.EROFS:
+            return AccessDeniedError(f"{text}; choose a writable directory")
+        case errno.ENOSPC | errno.EDQUOT:
+            return NoSpaceError(f"{text}; free space or choose another file system")
+        case errno.ETIMEDOUT:
+            return DeadlineError(text)
+        case errno.EBUSY:
+            return BusyError(text)
+        case _:
+            return StoreUnavailableError(text)
