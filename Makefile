@@ -1,0 +1,44 @@
+# Two commands do everything: `make demo` (the main job) and `make test`.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+WORKERS ?= 2
+BIN := .venv/bin
+
+.PHONY: demo test test-fast soak lint format bench docs setup clean
+
+demo: setup
+	$(BIN)/python -m tools.demo $(DEMO_ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-fast: setup
+	$(BIN)/python -m pytest -n $(WORKERS) --fast $(PYTEST_ARGS)
+
+soak: setup
+	$(BIN)/python -m tools.soak
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# One benchmark: make bench NAME=depsnap; python -m bench --help lists them.
+bench: setup
+	$(BIN)/python -m bench $(NAME) $(BENCH_ARGS)
+
+docs: setup
+	$(BIN)/python -m tools.docs
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt tools/setup.sh tools/debian-packages.txt
+	PYTHON="$(PYTHON)" sh tools/setup.sh
+
+clean:
+	rm -rf .venv demo-out build dist *.egg-info
