@@ -1,4 +1,4 @@
-"""Run a benchmark, or write `bench/RESULTS.md` from the result files (`python -m bench results`)."""
+"""Run a benchmark, or write `bench/RESULTS.md` (`python -m bench results`)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         from bootseer.cli import event
 
         return event.main(args[1:])
-    if sys.version_info < (3, 11):  # noqa: UP036 - the wrapper alone supports older ones
+    if sys.version_info < (3, 11):
         sys.stderr.write(
             "bootseer: only `run` and `event` work on Python older than 3.11; "
             "use a newer Python for the other commands\n"

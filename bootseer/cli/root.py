@@ -68,7 +68,7 @@ def main(args: Sequence[str]) -> int:
         return error.exit_code
     except BrokenPipeError:
         # The reader of our standard output left; Python would complain again at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 141
     except OSError as error:
         mapped = from_os_error(error, f"use {error.filename or 'a file'}")
