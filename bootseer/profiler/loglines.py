@@ -1,0 +1,188 @@
+"""From log bytes to clean lines, ranks and times: pure, bounded, on Python 3.9 and newer.
+
+Terms: a *line* ends at a line feed or a carriage return (progress bars redraw themselves with the
+latter); a *lane* is the source within one stream that a launcher's prefix names, such as
+`[rank3]:` or torchrun's `[default3]:`.
+"""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import re
+import time
+from typing import List, Optional, Tuple
+
+LINE_MAX_BYTES = 8192
+"""Longer lines are matched by their first so many bytes; the rest is skipped, never kept."""
+
+SECOND_NS = 1_000_000_000
+
+_ENDS = re.compile(rb"[\r\n]")
+# ECMA-48 control sequences, operating-system commands (titles, links) and two-byte escapes.
+_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -Z\\^_])")
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
+
+# `[rank0]:` is a global rank, written by torch itself; `[default0]:` is torchrun's role name and
+# local rank (--tee, --log-dir); `[1,0]<stderr>:` is mpirun --tag-output's job and rank.
+_PREFIX = re.compile(r"\[(?:([A-Za-z][A-Za-z_.-]{0,30})(\d{1,7})\]:|\d+,(\d{1,7})\]<std\w+>:) ?")
+
+_UNIX_UNITS = {"unix": 1.0, "unix_ms": 1e3, "unix_us": 1e6, "unix_ns": 1e9}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(h|ms|m|µs|us|ns|s)")
+_DURATION_NS = {"h": 3600e9, "m": 60e9, "s": 1e9, "ms": 1e6, "us": 1e3, "µs": 1e3, "ns": 1.0}
+
+
+class LineSplitter:
+    """Cuts a byte stream into lines, holding at most `limit_bytes` of an unfinished one.
+
+    The result does not depend on how the stream was cut into chunks. Empty lines are left out.
+    A line longer than the limit is given out, cut, as soon as the limit is passed.
+    """
+
+    def __init__(self, limit_bytes: int = LINE_MAX_BYTES) -> None:
+        self._limit = limit_bytes
+        self._partial = b""
+        self._skipping = False
+
+    def feed(self, data: bytes) -> List[bytes]:
+        """Return the lines that `data` completes, without their ends."""
+        lines: List[bytes] = []
+        start = 0
+        for found in _ENDS.finditer(data):
+            self._add(data[start : found.start()], lines)
+            if self._partial:
+                lines.append(self._partial)
+            self._partial, self._skipping = b"", False
+            start = found.end()
+        self._add(data[start:], lines)
+        return lines
+
+    def flush(self) -> List[bytes]:
+        """Return the unfinished line, if any, and forget it (end of the stream)."""
+        last = [self._partial] if self._partial else []
+        self._partial, self._skipping = b"", False
+        return last
+
+    def gap(self) -> None:
+        """Bytes were lost here: what follows up to the next line end belongs to no known line."""
+        self._partial, self._skipping = b"", True
+
+    def _add(self, piece: bytes, lines: List[bytes]) -> None:
+        if self._skipping or not piece:
+            return
+        self._partial += piece[: self._limit + 1 - len(self._partial)]
+        if len(self._partial) > self._limit:
+            lines.append(self._partial[: self._limit])
+            self._partial, self._skipping = b"", True
+
+
+def clean(raw: bytes) -> str:
+    """Text of a line: terminal escapes and control bytes removed, bad UTF-8 replaced."""
+    if b"\x1b" in raw:
+        raw = _ANSI.sub(b"", raw)
+    return _CONTROL.sub(b"", raw).decode("utf-8", "replace")
+
+
+def split_prefix(text: str) -> Tuple[str, str]:
+    """Split a launcher's prefix off: (lane, rest). The lane is "" without one.
+
+    A lane reads `rank3` for a global rank, or role and local rank, such as `default3`.
+    """
+    found = _PREFIX.match(text)
+    if found is None:
+        return "", text
+    role, number, mpi = found.groups()
+    lane = f"rank{int(mpi)}" if mpi else f"{role}{int(number)}"
+    return lane, text[found.end() :]
+
+
+def lane_rank(lane: str) -> Tuple[Optional[int], Optional[int]]:
+    """(global rank, local rank) that a lane names; None where it does not say."""
+    digits = lane[len(lane.rstrip("0123456789")) :]
+    if not digits:
+        return None, None
+    number = int(digits)
+    return (number, None) if lane == f"rank{number}" else (None, number)
+
+
+def parse_duration_ns(text: str) -> Optional[int]:
+    """Nanoseconds of `123ms`, `1.2s`, `1m 02s`, `4.5µs`; None if nothing in it is a duration."""
+    parts = _DURATION.findall(text)
+    if not parts:
+        return None
+    return round(sum(float(number) * _DURATION_NS[unit] for number, unit in parts))
+
+
+def parse_time_ns(
+    text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
+) -> Optional[int]:
+    """Unix nanoseconds of a log's own timestamp, or None if `text` does not fit.
+
+    `time_format` is `iso`, `unix`, `unix_ms`, `unix_us`, `unix_ns` or a strptime format;
+    `utc_offset_s` applies to times that carry no zone (None = this machine's zone). A format
+    without year, or without date, takes what is missing so that the time lies nearest `near_ns`.
+    """
+    try:
+        if time_format in _UNIX_UNITS:
+            return _unix_ns(text, _UNIX_UNITS[time_format])
+        if time_format == "iso":
+            return _datetime_ns(_iso(text), utc_offset_s)
+        if "%d" not in time_format and "%j" not in time_format:
+            return _nearest_day(text, time_format, utc_offset_s, near_ns)
+        if "%Y" not in time_format and "%y" not in time_format:
+            return _nearest_year(text, time_format, utc_offset_s, near_ns)
+        return _datetime_ns(datetime.datetime.strptime(text, time_format), utc_offset_s)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _unix_ns(text: str, per_second: float) -> int:
+    whole, _, fraction = text.strip().partition(".")
+    scale = int(1e9 / per_second)
+    return int(whole) * scale + int(float("0." + (fraction or "0")) * scale)
+
+
+def _iso(text: str) -> datetime.datetime:
+    """ISO 8601 as logs write it; Python 3.9 reads neither `Z`, nor `,`, nor 9 digits."""
+    text = text.strip().replace(",", ".")
+    text = text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text
+    fraction = re.search(r"\.(\d+)", text)
+    if fraction:
+        digits = fraction.group(1)[:6].ljust(6, "0")
+        text = f"{text[: fraction.start()]}.{digits}{text[fraction.end() :]}"
+    return datetime.datetime.fromisoformat(text)
+
+
+def _datetime_ns(moment: datetime.datetime, utc_offset_s: Optional[int]) -> int:
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(datetime.timezone.utc)
+        seconds = calendar.timegm(moment.timetuple())
+    elif utc_offset_s is not None:
+        seconds = calendar.timegm(moment.timetuple()) - utc_offset_s
+    else:
+        seconds = int(time.mktime(moment.timetuple()))
+    return seconds * SECOND_NS + moment.microsecond * 1000
+
+
+def _nearest_year(
+    text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
+) -> Optional[int]:
+    year = time.gmtime(near_ns // SECOND_NS).tm_year
+    found = []
+    for candidate in (year - 1, year, year + 1):
+        try:
+            moment = datetime.datetime.strptime(f"{candidate} {text}", f"%Y {time_format}")
+        except ValueError:  # 29 February exists in one of the three at most
+            continue
+        found.append(_datetime_ns(moment, utc_offset_s))
+    return min(found, key=lambda ns: abs(ns - near_ns)) if found else None
+
+
+def _nearest_day(text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int) -> int:
+    clock = datetime.datetime.strptime(text, time_format)
+    today = datetime.datetime.fromtimestamp(near_ns // SECOND_NS)
+    days = [today.date() + datetime.timedelta(days=shift) for shift in (-1, 0, 1)]
+    found = [
+        _datetime_ns(datetime.datetime.combine(day, clock.timetz()), utc_offset_s) for day in days
+    ]
+    return min(found, key=lambda ns: abs(ns - near_ns))

@@ -1,0 +1,265 @@
+"""Rules that turn log lines of unmodified programs into phases. Python 3.9, standard library only.
+
+A rule file is an INI file; each section is one rule, `[DEFAULT]` holds keys for all of them:
+
+    [rendezvous]                 ; the rule's name
+    phase = rendezvous           ; the phase; must be given
+    begin = Starting worker      ; regular expressions, searched in the line; several
+    end   = Rendezvous complete  ;   alternatives may follow on indented lines of their own
+    point = ...                  ; at least one of begin, end, point
+    wait  = true                 ; the phase is spent waiting for others
+    status = error               ; of the end or point (default ok)
+    once  = true                 ; only a lane's first match of this rule counts
+    again = keep | restart       ; begin seen while open: keep the first (default), or close
+                                 ;   that span and open another
+    unopened = point | ignore    ; end seen without begin: a point that says so (default), or no
+                                 ;   event
+    until = next | PHASE ...     ; what closes the phase besides its end: the next begin or point
+                                 ;   of any other phase, or of the phases named
+    time = ^\\[(?P<time>[^]]+)\\]  ; where the line's own timestamp is: group `time`, or the first
+    time_format = %Y-%m-%d %H:%M:%S,%f   ; strptime, or iso, unix, unix_ms, unix_us, unix_ns
+    time_zone = local | utc | +08:00     ; of timestamps that carry no zone (default local)
+
+Named groups of the matching expression become attributes: `bytes` is `bootseer.bytes`, `rank` and
+`local_rank` name who speaks, any other NAME is `log.NAME`. `duration` (`1.2s`, `340ms`, `1m 02s`),
+`duration_s` and `duration_ms` state how long the phase took, so a single end line gives a whole
+span. An end closes whatever rule opened the phase. Spans still open when the log ends stay open:
+the report sees a phase that was cut off.
+
+Ranks are told apart by the launchers' prefixes (see `loglines.split_prefix`); each rank has its
+own open phases. All is bounded: line length, lanes, events per rule, and (through the `search`
+function given to the engine) the time of one match.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Pattern, Tuple
+
+RULES_DIRECTORY = os.path.join(os.path.dirname(__file__), "rules")
+
+_KEYS = [
+    "phase",
+    "begin",
+    "end",
+    "point",
+    "wait",
+    "status",
+    "once",
+    "again",
+    "unopened",
+    "until",
+    "time",
+    "time_format",
+    "time_zone",
+]
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_ZONE = re.compile(r"([+-])(\d\d):?(\d\d)")
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class RuleFileError(ValueError):
+    """A rule file that cannot be used; says where: `file`, and where known section, key, line."""
+
+    def __init__(
+        self,
+        problem: str,
+        file: str,
+        section: Optional[str] = None,
+        key: Optional[str] = None,
+        line: Optional[int] = None,
+    ) -> None:
+        place = file if line is None else f"{file}:{line}"
+        within = "".join(
+            (f" [{section}]" if section else "", f" {key}" if key else ""),
+        )
+        super().__init__(f"{place}:{within} {problem}")
+        self.problem, self.file, self.section, self.key, self.line = (
+            problem,
+            file,
+            section,
+            key,
+            line,
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One section of a rule file; `until` holds phase names, or `next` alone."""
+
+    name: str
+    phase: str
+    begin: Tuple[Pattern[str], ...] = ()
+    end: Tuple[Pattern[str], ...] = ()
+    point: Tuple[Pattern[str], ...] = ()
+    wait: bool = False
+    status: str = "ok"
+    once: bool = False
+    restart: bool = False
+    unopened_point: bool = True
+    until: Tuple[str, ...] = ()
+    time: Optional[Pattern[str]] = None
+    time_format: str = "iso"
+    utc_offset_s: Optional[int] = None
+
+
+def shipped() -> List[str]:
+    """Names of the rule sets that come with bootseer."""
+    names = os.listdir(RULES_DIRECTORY)
+    return sorted(name[:-4] for name in names if name.endswith(".ini"))
+
+
+def resolve(name_or_path: str) -> str:
+    """Path of a rule file; a word without path separator and suffix names a shipped one."""
+    if os.sep in name_or_path or "." in name_or_path:
+        return name_or_path
+    if name_or_path not in shipped():
+        known = ", ".join(shipped())
+        raise RuleFileError(f"is not a shipped rule set; known: {known}", name_or_path)
+    return os.path.join(RULES_DIRECTORY, name_or_path + ".ini")
+
+
+def load(name_or_path: str) -> List[Rule]:
+    """Read a rule file, or a shipped one by its name.
+
+    Raises RuleFileError for bad contents and OSError for a file that cannot be read.
+    """
+    path = resolve(name_or_path)
+    with open(path, "rb") as stream:
+        data = stream.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RuleFileError("is not UTF-8 text", path, line=line) from error
+    return parse(text, path)
+
+
+def parse(text: str, file: str) -> List[Rule]:
+    """Rules of a file's text, in its order; `file` only names it in errors."""
+    parser = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), comment_prefixes=("#", ";"), strict=True
+    )
+    try:
+        parser.read_string(text, file)
+    except configparser.MissingSectionHeaderError as error:
+        raise RuleFileError("text before the first [section]", file, line=error.lineno) from error
+    except configparser.DuplicateSectionError as error:
+        raise RuleFileError(
+            "the section is there twice", file, str(error.section), line=error.lineno
+        ) from error
+    except configparser.DuplicateOptionError as error:
+        raise RuleFileError(
+            "the key is there twice", file, error.section, error.option, error.lineno
+        ) from error
+    except configparser.ParsingError as error:
+        line = error.errors[0][0] if error.errors else None
+        raise RuleFileError("is neither a section nor `key = value`", file, line=line) from error
+    if not parser.sections():
+        raise RuleFileError("holds no rule", file)
+    places = _places(text)
+    return [_Section(parser[name], file, places).rule() for name in parser.sections()]
+
+
+def _places(text: str) -> Dict[Tuple[str, str], int]:
+    """Line number of each (section, key); the section itself has key ""."""
+    places: Dict[Tuple[str, str], int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\[(.+)\]", line)
+        if header:
+            section = header.group(1)
+            places.setdefault((section, ""), number)
+        elif "=" in line and line[:1] not in "#; \t":
+            places.setdefault((section, line.split("=")[0].strip().lower()), number)
+    return places
+
+
+class _Section:
+    """Reads one section into a Rule, knowing the place of every key for its errors."""
+
+    def __init__(
+        self, section: configparser.SectionProxy, file: str, places: Dict[Tuple[str, str], int]
+    ) -> None:
+        self._section, self._file, self._places = section, file, places
+
+    def rule(self) -> Rule:
+        for key in self._section:
+            if key not in _KEYS:
+                raise self._error(f"is not a key; known: {', '.join(_KEYS)}", key)
+        phase = self._section.get("phase")
+        if phase is None:
+            raise self._error("the key `phase` is missing")
+        if not _NAME.fullmatch(phase):
+            raise self._error(f"{phase!r} is not a phase name", "phase")
+        begin, end, point = (self._patterns(key) for key in ("begin", "end", "point"))
+        if not (begin or end or point):
+            raise self._error("one of the keys begin, end, point must be given")
+        return Rule(
+            name=self._section.name,
+            phase=phase,
+            begin=begin,
+            end=end,
+            point=point,
+            wait=self._boolean("wait"),
+            status=self._choice("status", "ok", "error", "fallback"),
+            once=self._boolean("once"),
+            restart=self._choice("again", "keep", "restart") == "restart",
+            unopened_point=self._choice("unopened", "point", "ignore") == "point",
+            until=tuple(self._section.get("until", "").split()),
+            time=self._time(),
+            time_format=self._section.get("time_format", "iso"),
+            utc_offset_s=self._zone(),
+        )
+
+    def _error(self, problem: str, key: Optional[str] = None) -> RuleFileError:
+        name = self._section.name
+        line = self._places.get((name, key or "")) or self._places.get(("DEFAULT", key or ""))
+        return RuleFileError(problem, self._file, name, key, line)
+
+    def _patterns(self, key: str) -> Tuple[Pattern[str], ...]:
+        lines = self._section.get(key, "").splitlines()
+        return tuple(self._compile(line.strip(), key) for line in lines if line.strip())
+
+    def _compile(self, expression: str, key: str) -> Pattern[str]:
+        try:
+            pattern = re.compile(expression)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise self._error(f"is not a regular expression: {error}", key) from error
+        if key != "time" and pattern.search("") is not None:
+            raise self._error("matches every line; name something of the line", key)
+        return pattern
+
+    def _boolean(self, key: str) -> bool:
+        value = self._section.get(key, "false").lower()
+        if value not in _BOOLEANS:
+            raise self._error(f"must be true or false, not {value!r}", key)
+        return _BOOLEANS[value]
+
+    def _choice(self, key: str, *choices: str) -> str:
+        value = self._section.get(key, choices[0])
+        if value not in choices:
+            raise self._error(f"must be one of {', '.join(choices)}, not {value!r}", key)
+        return value
+
+    def _time(self) -> Optional[Pattern[str]]:
+        expression = self._section.get("time")
+        if not expression:
+            return None
+        pattern = self._compile(expression, "time")
+        if not pattern.groups:
+            raise self._error("needs a group around the timestamp", "time")
+        return pattern
+
+    def _zone(self) -> Optional[int]:
+        value = self._section.get("time_zone", "local")
+        if value in ("local", "utc"):
+            return None if value == "local" else 0
+        found = _ZONE.fullmatch(value)
+        if found is None:
+            raise self._error(f"must be local, utc or ±HH:MM, not {value!r}", "time_zone")
+        sign, hours, minutes = found.groups()
+        return int(sign + "1") * (int(hours) * 3600 + int(minutes) * 60)
