@@ -1,0 +1,355 @@
+"""Settings of `bootseer start`: defaults < `bootseer.toml` < environment < flags.
+
+The records below are the one place that owns names, types, defaults, choices and help; the
+reader, the checks and the documentation are made from them. Apart from the event writer this is
+the only module that reads the environment. `load` is strict (`start --check`); `read` never fails
+on a bad file or variable but returns what was readable and a `Problem` for the rest, so that a
+job starts in spite of its configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, cast
+
+from bootseer import toml_lines
+from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
+from bootseer.errors import BootseerError, UsageError, from_os_error
+
+DEFAULT_FILE = "bootseer.toml"
+
+
+_T = TypeVar("_T")
+
+
+def _setting(
+    default: _T, help_text: str, *, env: str = "", minimum: float | None = None, words: bool = False
+) -> _T:
+    """A field with what the reader and the documentation need; `words`: a command line."""
+    metadata = {"help": help_text, "env": env, "minimum": minimum, "words": words}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """`[job]`: the job's name and how it is watched."""
+
+    events: str = _setting(
+        "",
+        "Directory for event files (or one `.jsonl` file). Empty: the user's state directory.",
+        env="BOOTSEER_EVENTS",
+    )
+    uid: str = _setting(
+        "", "Name shared by all processes and attempts of the job. Empty: from the scheduler."
+    )
+    attempt: int = _setting(
+        0, "Number of this start of the job; 0 is the first.", env="BOOTSEER_ATTEMPT", minimum=0
+    )
+    log_rules: tuple[str, ...] = _setting(
+        (), "Rule files or shipped rules (`torchrun`, `huggingface`, ...) for the job's output."
+    )
+    phase: str = _setting(
+        "", "Measure the whole job as this phase; like `log_rules`, this keeps bootseer in front."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DepsSettings:
+    """`[deps]`: what installs the dependencies, and how their snapshot is kept and restored."""
+
+    enabled: bool = _setting(True, "False: `install` runs plainly, without a snapshot.")
+    install: tuple[str, ...] = _setting(
+        (),
+        "Command that installs the dependencies. Empty: this part has nothing to do.",
+        words=True,
+    )
+    key_files: tuple[str, ...] = _setting(
+        (), "Files whose contents decide what is installed (`requirements.txt`, a lock file)."
+    )
+    also: tuple[str, ...] = _setting(
+        (), "Further directories that the command changes and that belong to the snapshot."
+    )
+    store: str = _setting(
+        "", "Directory shared by the nodes that holds snapshots.", env="BOOTSEER_STORE"
+    )
+    cache: str = _setting(
+        "", "Directory of this node for unpacked snapshots.", env="BOOTSEER_CACHE"
+    )
+    wait: Literal["auto", "always", "never"] = _setting(
+        "auto", "Whether to wait for another node that is installing the same at this moment."
+    )
+    form: Literal[
+        "auto", "overlay", "bind", "symlink", "reflink", "hardlink", "copy", "archive"
+    ] = _setting("auto", "How a snapshot is put in place.")
+    deadline_s: float = _setting(
+        600.0,
+        "Seconds that our own work may take (restoring, waiting, publishing; the install command "
+        "itself has no deadline), then the part is ended and falls back.",
+        minimum=0.1,
+    )
+    max_age_days: float = _setting(
+        7.0, "Age at which a snapshot of unpinned requirements is made anew.", minimum=0.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings; one attribute a section."""
+
+    job: JobSettings = field(default_factory=JobSettings)
+    deps: DepsSettings = field(default_factory=DepsSettings)
+
+
+SECTIONS: Mapping[str, type[JobSettings] | type[DepsSettings]] = types.MappingProxyType(
+    {"job": JobSettings, "deps": DepsSettings}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a setting could not be used; `section` is empty when the whole file could not."""
+
+    section: str
+    key: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What could be read, and what could not. Settings with a problem have the next lower
+    layer's value. `path` is None when no file was asked for and none is there."""
+
+    config: Config
+    problems: tuple[Problem, ...]
+    path: str | None
+
+
+def settings() -> tuple[Setting, ...]:
+    """Every setting there is, in the order of the documentation."""
+    return tuple(
+        setting for section, record in SECTIONS.items() for setting in _of_section(section, record)
+    )
+
+
+def _of_section(section: str, record: type[JobSettings] | type[DepsSettings]) -> Iterable[Setting]:
+    hints = typing.get_type_hints(record)
+    for item in dataclasses.fields(record):
+        assert item.default is not dataclasses.MISSING
+        hint, meta = hints[item.name], item.metadata
+        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+        env = meta["env"] or f"BOOTSEER_{section}_{item.name}".upper()
+        shape: Shape = "command" if meta["words"] else _SHAPES.get(hint, "text")
+        yield Setting(
+            section, item.name, shape, item.default, choices, meta["minimum"], env, meta["help"]
+        )
+
+
+_SHAPES: Mapping[object, Shape] = types.MappingProxyType(
+    {bool: "truth value", int: "whole number", float: "number", tuple[str, ...]: "list of texts"}
+)
+
+
+def load(
+    path: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Value] | None = None,
+) -> Config:
+    """Read all layers strictly.
+
+    Raises `UsageError` naming the key, the file and the line (or the variable), `NotFoundError`
+    or `AccessDeniedError` when the file cannot be read.
+    """
+    if path is not None:
+        _read_text(path)  # raises the error with its own class and exit code
+    loaded = read(path, environ, flags)
+    if loaded.problems:
+        more = len(loaded.problems) - 1
+        suffix = f" (and {more} more)" if more else ""
+        raise UsageError(loaded.problems[0].message + suffix)
+    return loaded.config
+
+
+def read(
+    path: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Value] | None = None,
+) -> Loaded:
+    """Read all layers as far as they can be read; never raises for a bad file or variable.
+
+    Without `path`, `bootseer.toml` of the working directory is used if it is there. `flags` maps
+    full keys (`deps.store`) to values of the right type (see `parse_flag`).
+    """
+    if path is None and os.path.exists(DEFAULT_FILE):
+        path = DEFAULT_FILE
+    values: dict[str, Value] = {}
+    problems: list[Problem] = []
+    if path is not None:
+        _apply_file(path, values, problems)
+    _apply_environment(os.environ if environ is None else environ, values, problems)
+    values.update(flags or {})
+    chosen: dict[str, dict[str, Value]] = {section: {} for section in SECTIONS}
+    for key, value in values.items():
+        section, name = key.split(".", 1)
+        chosen[section][name] = value
+    # The values were checked against the records' own types one by one.
+    job = cast(Callable[..., JobSettings], JobSettings)(**chosen["job"])
+    deps = cast(Callable[..., DepsSettings], DepsSettings)(**chosen["deps"])
+    return Loaded(Config(job, deps), tuple(problems), path)
+
+
+def parse_flag(text: str) -> tuple[str, Value]:
+    """Parse `section.key=value`, the value written as in the environment; raises UsageError."""
+    key, equals, value = text.partition("=")
+    known = {setting.key: setting for setting in settings()}
+    if not equals or key not in known:
+        fault = f"unknown setting {key!r}{did_you_mean(key, known)}" if equals else "no `=` in it"
+        raise UsageError(f"--set {text}: {fault}; write SECTION.KEY=VALUE")
+    try:
+        return key, from_text(known[key], value)
+    except ValueError as error:
+        raise UsageError(f"--set {key}: {error}; give {known[key].expected}") from error
+
+
+def _read_text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise from_os_error(error, f"read the configuration {path}") from error
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from error
+
+
+def _apply_file(path: str, values: dict[str, Value], problems: list[Problem]) -> None:
+    try:
+        text = _read_text(path)
+    except BootseerError as error:
+        problems.append(Problem("", "", str(error)))
+        return
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        problems.append(Problem("", "", f"{path}{_toml_fault(error, text)}; correct the file"))
+        _salvage_install(text, values)
+        return
+    lines = toml_lines.key_lines(text)
+    by_section = {section: list(_of_section(section, SECTIONS[section])) for section in SECTIONS}
+    for name, table in document.items():
+        where = f"{path}, line {lines.get((name,), 1)}"
+        if name not in by_section:
+            hint = did_you_mean(name, by_section)
+            what = "section" if isinstance(table, dict) else "key"
+            problems.append(Problem(name, name, f"{where}: unknown {what} {name!r}{hint}"))
+        elif not isinstance(table, dict):
+            fault = f"{name} is {kind(table)}, but must be a table: [{name}]"
+            problems.append(Problem(name, name, f"{where}: {fault}"))
+        else:
+            known = {setting.name: setting for setting in by_section[name]}
+            for key, value in table.items():
+                line = lines.get((name, key), 1)
+                _apply_key(known, name, key, value, f"{path}, line {line}", values, problems)
+
+
+def _apply_key(
+    known: Mapping[str, Setting],
+    section: str,
+    key: str,
+    value: object,
+    where: str,
+    values: dict[str, Value],
+    problems: list[Problem],
+) -> None:
+    full = f"{section}.{key}"
+    setting = known.get(key)
+    if setting is None:
+        fault = f"unknown key {full!r}{did_you_mean(key, known)}"
+        problems.append(Problem(section, full, f"{where}: {fault}"))
+        return
+    try:
+        values[full] = from_toml(setting, value)
+    except ValueError as error:
+        message = f"{where}: {full} {error}; give {setting.expected}"
+        problems.append(Problem(section, full, message))
+
+
+def _toml_fault(error: Exception, source: str) -> str:
+    """`tomllib` ends with "(at line 3, column 5)"; put the line where our messages have it."""
+    fault, mark, place = str(error).rpartition(" (at ")
+    if not mark:
+        return f" cannot be read: {error}"
+    if not place.startswith("line "):  # "end of document"
+        place = f"line {source.count(chr(10)) + 1}"
+    return f", {place.rstrip(')')}: not valid TOML: {fault}"
+
+
+def _salvage_install(text: str, values: dict[str, Value]) -> None:
+    """A job whose configuration is damaged elsewhere still needs its dependencies."""
+    raw = toml_lines.salvage(text, "deps", "install")
+    setting = next(s for s in settings() if s.key == "deps.install")
+    try:
+        values[setting.key] = from_toml(setting, raw)
+    except ValueError:
+        pass
+
+
+def _apply_environment(
+    environ: Mapping[str, str], values: dict[str, Value], problems: list[Problem]
+) -> None:
+    for setting in settings():
+        text = environ.get(setting.env, "")
+        if not text:
+            continue
+        try:
+            values[setting.key] = from_text(setting, text)
+        except ValueError as error:
+            message = f"the environment variable {setting.env} {error}; give {setting.expected}"
+            problems.append(Problem(setting.section, setting.key, message))
+
+
+def describe() -> str:
+    """The body of the generated document on configuration, in Markdown."""
+    parts = [_INTRODUCTION]
+    for section, record in SECTIONS.items():
+        purpose = (record.__doc__ or "").partition(":")[2].strip()
+        parts.append(f"## `[{section}]`\n\n{purpose[:1].upper()}{purpose[1:]}\n")
+        rows = ["| key | value | default | variable | meaning |", "|---|---|---|---|---|"]
+        for item in _of_section(section, record):
+            default = json.dumps(list(item.default) if item.default == () else item.default)
+            cells = (f"`{item.name}`", item.expected, f"`{default}`", f"`{item.env}`", item.help)
+            rows.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+_INTRODUCTION = """\
+`bootseer start` reads `bootseer.toml` of the working directory, or the file named by `-c`. A
+setting's value comes from, the later over the earlier: its default, the file, the environment,
+the command line (`--events`, `--store`, `--cache`, `--set SECTION.KEY=VALUE`). Paths are relative
+to the working directory of `bootseer start`, as they are for the commands in the file. In the
+environment an empty variable counts as unset, several paths are separated by `:`, and a command
+is split into words as a shell would.
+
+A fault in the configuration never keeps a job from starting. `bootseer start --check -c FILE`
+names the first fault with its key, file and line, and exits with code 2; without `--check`:
+
+| fault | what `start` does |
+|---|---|
+| on its own command line (`--set`) | says so and exits with code 2: nothing has begun |
+| a key, a type or a value in `[job]`, or its variable | warns; that setting has its default |
+| a key, a type or a value in `[deps]`, or its variable | warns; `install` runs plainly |
+| the file is not valid TOML | warns; `install` runs plainly if it can be read by itself |
+| `install` cannot be read, or the whole file cannot | warns; the job starts at once |
+
+The warning is one line on standard error. An event named `config` with `status=fallback` carries
+the reason into the report.
+"""
