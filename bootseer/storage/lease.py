@@ -1,0 +1,329 @@
+"""A lease: of all hosts that share a store, one holder at a time.
+
+Terms. A lease is a folder; its *generations* are objects `00000001.json`, `00000002.json`, ….
+The highest generation is the lease. Its *state* is held or released. Whoever creates the next
+generation after a released or dead one is the holder; creation is exclusive, so of two breakers
+one wins, and generations are never reused, so a slow breaker cannot break a newer lease.
+
+A holder raises its *beat* every few seconds. A watcher calls a generation dead when its beat has
+not changed for `ttl_s` of the watcher's own monotonic clock: no two clocks are ever compared. On
+the holder's own machine a vanished process is dead at once.
+
+A holder that was stopped and wakes up after its lease was broken finds the higher generation and
+learns that it is `lost`. What is done under a lease must therefore still be published exclusively.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
+from bootseer.storage.base import Store
+
+BEAT_S = 3.0
+TTL_S = 20.0
+LIMIT_BYTES = 64 << 10
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds, as far as a process of the same machine can check it."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    started_ticks: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """What a watcher reads. `info` is the holder's own note, renewed with each beat."""
+
+    generation: int
+    token: str
+    beat: int
+    released: bool
+    held_s: float
+    owner: Owner
+    info: dict[str, Any]
+
+
+def this_owner() -> Owner:
+    """Describe this process. Parts that /proc does not give are empty and match nothing."""
+    return Owner(
+        host=os.uname().nodename,
+        boot_id=_read("/proc/sys/kernel/random/boot_id"),
+        pid_namespace=_link("/proc/self/ns/pid"),
+        pid=os.getpid(),
+        started_ticks=_started_ticks(os.getpid()),
+    )
+
+
+def surely_dead(owner: Owner) -> bool:
+    """True only when the owner lived on this machine, in our PID namespace, and is gone."""
+    here = this_owner()
+    if not owner.boot_id or not owner.pid_namespace or owner.pid <= 0:
+        return False
+    if (owner.boot_id, owner.pid_namespace) != (here.boot_id, here.pid_namespace):
+        return False
+    return _started_ticks(owner.pid) != owner.started_ticks
+
+
+class Lease:
+    """One acquired lease; as a context manager it releases at the end.
+
+    A thread renews it. `lost` turns true when another broke it or when it could not be renewed
+    for as long as others need to call it dead.
+    """
+
+    def __init__(
+        self, store: Store, folder: str, held: Held, *, beat_s: float, ttl_s: float
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._held = held
+        self._beat_s = beat_s
+        self._ttl_s = ttl_s
+        self._begun = time.monotonic() - held.held_s
+        self._renewed = time.monotonic()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.lost = False
+
+    @property
+    def generation(self) -> int:
+        return self._held.generation
+
+    def start(self) -> None:
+        """Begin renewing in a daemon thread; after a fork the child calls it anew."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="lease", daemon=True)
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Stop renewing without releasing, so that a forked child may `adopt`."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def adopt(self) -> None:
+        """Make this process the owner: to be called in a forked child before its parent ends."""
+        self._lock = threading.Lock()
+        self._held = dataclasses.replace(self._held, owner=this_owner())
+        self.renew()
+        self.start()
+
+    def forget(self) -> None:
+        """Leave the lease to the child that adopted it: `close` does nothing from now on."""
+        self.pause()
+        self._closed = True
+
+    def note(self, **info: object) -> None:
+        """Add to the note that watchers read; it travels with the next beat."""
+        with self._lock:
+            self._held = dataclasses.replace(self._held, info={**self._held.info, **info})
+
+    def renew(self) -> None:
+        """Write one beat now; sets `lost`, raises nothing of the store's faults."""
+        with self._lock:
+            try:
+                if highest(self._store, self._folder) > self._held.generation:
+                    self.lost = True
+                    return
+                held_s = time.monotonic() - self._begun
+                self._held = dataclasses.replace(
+                    self._held, beat=self._held.beat + 1, held_s=held_s
+                )
+                self._store.replace(_name(self._folder, self.generation), _encode(self._held))
+                self._renewed = time.monotonic()
+            except BootseerError:
+                if time.monotonic() - self._renewed > self._ttl_s:
+                    self.lost = True
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self._beat_s) and not self.lost:
+            self.renew()
+
+    def close(self) -> None:
+        """Release; a store that is gone leaves the lease to expire."""
+        self.pause()
+        if self._closed:
+            return
+        self._closed = True
+        if self.lost:
+            return
+        with self._lock:
+            released = dataclasses.replace(self._held, released=True, beat=self._held.beat + 1)
+            try:
+                if highest(self._store, self._folder) == self.generation:
+                    self._store.replace(_name(self._folder, self.generation), _encode(released))
+            except BootseerError:
+                return
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Watch:
+    """Watches one lease of others and tells when it may be taken."""
+
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        *,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._last: tuple[int, str, int] | None = None
+        self._changed = clock()
+
+    def look(self) -> tuple[Held | None, bool]:
+        """The lease as it stands, None when nobody ever held it; and whether it may be taken."""
+        generation = highest(self._store, self._folder)
+        if generation == 0:
+            return None, True
+        try:
+            held = _decode(
+                generation,
+                self._store.read(_name(self._folder, generation), limit_bytes=LIMIT_BYTES),
+            )
+            seen = (generation, held.token, held.beat)
+        except NotFoundError:
+            held, seen = None, (generation, "", 0)
+        except CorruptDataError:
+            # Damaged, or just being made where links are missing: judged by the clock alone.
+            held, seen = None, (generation, "", 0)
+        now = self._clock()
+        if seen != self._last:
+            self._last, self._changed = seen, now
+        expired = now - self._changed >= self._ttl_s
+        if held is None:
+            return None, expired
+        return held, held.released or expired or surely_dead(held.owner)
+
+
+def try_acquire(
+    store: Store,
+    folder: str,
+    watch: Watch | None = None,
+    *,
+    info: dict[str, Any] | None = None,
+    beat_s: float = BEAT_S,
+    ttl_s: float = TTL_S,
+) -> Lease | None:
+    """Take the lease when it is free, released or seen dead by `watch`; None when it is held.
+
+    A dead holder is noticed only by a `watch` that has been asked again and again for `ttl_s`.
+    Raises the store's errors.
+    """
+    watch = watch or Watch(store, folder, ttl_s=ttl_s)
+    generation = highest(store, folder)
+    _, free = watch.look()
+    if not free:
+        return None
+    held = Held(generation + 1, uuid.uuid4().hex, 1, False, 0.0, this_owner(), info or {})
+    if not store.create(_name(folder, held.generation), _encode(held)):
+        return None
+    for old in range(max(1, generation - 8), held.generation - 1):
+        store.delete(_name(folder, old))
+    lease = Lease(store, folder, held, beat_s=beat_s, ttl_s=ttl_s)
+    lease.start()
+    return lease
+
+
+def highest(store: Store, folder: str) -> int:
+    """The newest generation; 0 when nobody ever held this lease."""
+    try:
+        stems = [s.name.rpartition("/")[2].partition(".")[0] for s in store.list(folder)]
+    except NotFoundError:
+        return 0
+    return max((int(stem) for stem in stems if stem.isascii() and stem.isdigit()), default=0)
+
+
+def _name(folder: str, generation: int) -> str:
+    return f"{folder}/{generation:08d}.json"
+
+
+def _encode(held: Held) -> bytes:
+    body = dataclasses.asdict(held)
+    del body["generation"]
+    return json.dumps({"version": 1, **body}).encode()
+
+
+def _decode(generation: int, data: bytes) -> Held:
+    """Parse one generation; CorruptDataError for anything but the format."""
+    try:
+        body = json.loads(data)
+        owner = body["owner"]
+        return Held(
+            generation=generation,
+            token=_typed(body["token"], str),
+            beat=_typed(body["beat"], int),
+            released=_typed(body["released"], bool),
+            held_s=float(body["held_s"]),
+            owner=Owner(
+                host=_typed(owner["host"], str),
+                boot_id=_typed(owner["boot_id"], str),
+                pid_namespace=_typed(owner["pid_namespace"], str),
+                pid=_typed(owner["pid"], int),
+                started_ticks=_typed(owner["started_ticks"], int),
+            ),
+            info=_typed(body["info"], dict),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptDataError(f"lease generation {generation} is damaged: {error}") from error
+
+
+def _typed(value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _started_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat; 0 for a process that is gone or a zombie."""
+    text = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(text) < 20 or text[0] in ("Z", "X"):
+        return 0
+    return int(text[19])

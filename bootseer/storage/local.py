@@ -1,0 +1,225 @@
+"""A store in a directory: local, NFS or any file system with atomic link and rename.
+
+Temporary names start with `.tmp-`; a killed writer leaves one behind and `list` hides it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat as stat_module
+import uuid
+from collections.abc import Iterator
+
+from bootseer.errors import CorruptDataError, from_os_error
+from bootseer.storage.base import Stat, check_name
+
+TEMPORARY = ".tmp-"
+COPY_BYTES = 8 << 20
+
+
+class LocalStore:
+    """`Store` over a directory, which the first write makes."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.root}"
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{check_name(name)}"
+
+    def temporary(self, folder: str) -> str:
+        return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
+
+    def local_path(self, name: str) -> str | None:
+        return self._path(name)
+
+    def stat(self, name: str) -> Stat:
+        try:
+            return _stat(name, os.lstat(self._path(name)))
+        except OSError as error:
+            raise from_os_error(error, f"look at {name} in {self.url}") from error
+
+    def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
+        try:
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                _fill(fd, name, offset, memoryview(buffer).cast("B"))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise from_os_error(error, f"read {name} in {self.url}") from error
+
+    def read(self, name: str, *, limit_bytes: int) -> bytes:
+        size = self.stat(name).size_bytes
+        if size > limit_bytes:
+            raise CorruptDataError(
+                f"{name} in {self.url} has {size} bytes, more than the {limit_bytes} it may have"
+            )
+        buffer = bytearray(size)
+        self.read_range(name, 0, buffer)
+        return bytes(buffer)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._publish(name, data, None, keep_existing=True)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._publish(name, data, None, keep_existing=False)
+
+    def create_from_file(self, name: str, path: str) -> bool:
+        return self._publish(name, b"", path, keep_existing=True)
+
+    def _publish(self, name: str, data: bytes, source: str | None, *, keep_existing: bool) -> bool:
+        """Write beside the final name, sync, then link (exclusive) or rename (replacing)."""
+        final = self._path(name)
+        folder = os.path.dirname(final)
+        temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            if keep_existing and os.path.lexists(final):
+                return False
+            os.makedirs(folder, exist_ok=True)
+            try:
+                _write(temporary, data, source)
+                if keep_existing:
+                    if not _link(temporary, final):
+                        return False
+                else:
+                    os.rename(temporary, final)
+                _sync_folder(folder)
+            finally:
+                _unlink_if_there(temporary)
+        except OSError as error:
+            raise from_os_error(error, f"write {name} in {self.url}") from error
+        return True
+
+    def list(self, folder: str) -> Iterator[Stat]:
+        path = self._path(folder) if folder else self.root
+        prefix = f"{folder}/" if folder else ""
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name.startswith(TEMPORARY):
+                        continue
+                    try:
+                        found = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # deleted while we looked
+                    yield _stat(prefix + entry.name, found)
+        except OSError as error:
+            raise from_os_error(error, f"list {folder or 'the root'} of {self.url}") from error
+
+    def temporaries(self, folder: str) -> Iterator[Stat]:
+        """What unfinished writers hold or left in a folder."""
+        path = self._path(folder) if folder else self.root
+        prefix = f"{folder}/" if folder else ""
+        try:
+            names = [n for n in os.listdir(path) if n.startswith(TEMPORARY)]
+        except OSError as error:
+            raise from_os_error(error, f"list {folder or 'the root'} of {self.url}") from error
+        for name in names:
+            try:
+                yield _stat(prefix + name, os.lstat(f"{path}/{name}"))
+            except FileNotFoundError:
+                continue
+
+    def rename(self, old: str, new: str) -> None:
+        source, target = self._path(old), self._path(new)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(source, target)
+            _sync_folder(os.path.dirname(target))
+        except OSError as error:
+            raise from_os_error(error, f"rename {old} to {new} in {self.url}") from error
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            try:
+                os.unlink(path)
+            except (IsADirectoryError, PermissionError):
+                if not os.path.isdir(path):
+                    raise
+                os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise from_os_error(error, f"delete {name} in {self.url}") from error
+
+    def mkdir(self, folder: str) -> None:
+        try:
+            os.makedirs(self._path(folder), exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, f"make the folder {folder} in {self.url}") from error
+
+
+def _stat(name: str, found: os.stat_result) -> Stat:
+    folder = stat_module.S_ISDIR(found.st_mode)
+    return Stat(name, 0 if folder else found.st_size, found.st_mtime, folder)
+
+
+def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], offset + done)
+        if count == 0:
+            raise CorruptDataError(
+                f"{name} ends at byte {offset + done}, before {offset + len(view)}; it is truncated"
+            )
+        done += count
+
+
+def _write(path: str, data: bytes, source: str | None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with open(fd, "wb", buffering=0) as out:
+        view = memoryview(data)
+        while view:
+            view = view[out.write(view) :]
+        if source is not None:
+            with open(source, "rb") as read:
+                shutil.copyfileobj(read, out, COPY_BYTES)
+        os.fsync(out.fileno())
+
+
+def _link(temporary: str, final: str) -> bool:
+    """Give the file its final name unless that is taken; False when it is.
+
+    Where hard links are not supported, an exclusively created file claims the name and the
+    rename then fills it; a reader in between sees an empty object, which no format of ours is.
+    """
+    try:
+        os.link(temporary, final)
+        return True
+    except FileExistsError:
+        # A network file system may repeat a request whose first answer was lost: ours, then.
+        return os.path.samefile(temporary, final)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+    try:
+        os.close(os.open(final, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    except FileExistsError:
+        return False
+    os.rename(temporary, final)
+    return True
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network mounts cannot
+            raise
+    finally:
+        os.close(fd)
+
+
+def _unlink_if_there(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # never made, renamed away, or the medium is gone: nothing more can be done
