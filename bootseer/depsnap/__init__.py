@@ -1,0 +1,1 @@
+"""Snapshots of what an install changed: scan, archive, restore, node-shared tree."""
