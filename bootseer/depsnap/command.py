@@ -1,0 +1,206 @@
+"""Read an install command's words: which tool, for which Python, into which place (pure).
+
+Which tool writes where follows pip's documented `--target`, `--prefix`, `--root`, `--user` and
+uv's `--python`, `--system`. A command that is none of pip, uv or venv is `other`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+Tool = Literal["pip", "uv", "uv-sync", "venv", "other"]
+_OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_PIP = re.compile(r"pip[0-9.]*")
+_PYTHON = re.compile(r"python[0-9.]*")
+# Options that take a value as a word of its own, after the documents of pip and uv.
+_VALUED_TEXT = """
+    -r --requirement --requirements -c --constraint --constraints -t --target --prefix --root -p
+    --python -i --index-url --extra-index-url --default-index --index -f --find-links
+    --trusted-host --proxy --retries --timeout --cert --client-cert --cache-dir --log --platform
+    --python-version --python-platform --implementation --abi --no-binary --only-binary
+    --upgrade-strategy --progress-bar --report --src -e --editable -o --override --overrides -b
+    --build-constraint --build-constraints --config-setting --config-settings -C --exclude-newer
+    --resolution --prerelease --index-strategy --keyring-provider --link-mode
+    --allow-insecure-host --project --directory --config-file -P --upgrade-package
+    --refresh-package --reinstall-package --extra --group --root-user-action --use-feature
+    --global-option --exists-action --color --no-build-package --no-binary-package
+"""
+_VALUED = frozenset(_VALUED_TEXT.split())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Install:
+    """One simple command as far as its destination is concerned. Paths are as written."""
+
+    tool: Tool
+    program: str
+    python: str | None = None
+    target: str | None = None
+    prefix: str | None = None
+    root: str | None = None
+    user: bool = False
+    system: bool = False
+    requirement_files: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+
+
+def simple_commands(command: Sequence[str]) -> list[list[str]]:
+    """Split `sh -c 'a && b'` into its simple commands; another command is one of itself."""
+    words = _without_assignments(command)
+    if not words:
+        return []
+    name = os.path.basename(words[0])
+    if name in ("sh", "bash", "dash", "zsh", "ash"):
+        script = _shell_script(words[1:])
+        if script is not None:
+            return [w for part in _split_script(script) for w in simple_commands(part)]
+    return [words]
+
+
+def _without_assignments(command: Sequence[str]) -> list[str]:
+    words = list(command)
+    while words and (
+        _ASSIGNMENT.match(words[0]) or os.path.basename(words[0]) in ("env", "exec", "command")
+    ):
+        words = words[1:]
+    return words
+
+
+def _shell_script(arguments: Sequence[str]) -> str | None:
+    for index, word in enumerate(arguments):
+        if word.startswith("-") and not word.startswith("--") and "c" in word[1:]:
+            return arguments[index + 1] if index + 1 < len(arguments) else None
+        if not word.startswith("-"):
+            return None
+    return None
+
+
+def _split_script(script: str) -> list[list[str]]:
+    lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    parts: list[list[str]] = [[]]
+    try:
+        for token in lexer:
+            if token in _OPERATORS:
+                parts.append([])
+            else:
+                parts[-1].append(token)
+    except ValueError:
+        return []  # an unclosed quote: the shell will say so
+    return [part for part in parts if part]
+
+
+def plan(command: Sequence[str]) -> list[Install]:
+    """Every install that a command line visibly makes, in order; never raises."""
+    return [found for words in simple_commands(command) if (found := _plan_one(words))]
+
+
+def _plan_one(words: Sequence[str]) -> Install | None:
+    program, name = words[0], os.path.basename(words[0])
+    rest = list(words[1:])
+    if _PYTHON.fullmatch(name):
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+            rest.pop(0)
+        if rest[:2] == ["-m", "pip"]:
+            return _pip(program, rest[2:], python=program)
+        if rest[:1] == ["-m"] and rest[1:2] in (["venv"], ["virtualenv"]):
+            return _venv(program, rest[2:])
+        return Install("other", program)
+    if _PIP.fullmatch(name):
+        return _pip(program, rest, python=None)
+    if name == "virtualenv":
+        return _venv(program, rest)
+    if name == "uv":
+        return _uv(program, rest)
+    return Install("other", program)
+
+
+def _venv(program: str, rest: Sequence[str]) -> Install | None:
+    options, positional = _options(rest, frozenset({"-p", "--python", "--prompt"}))
+    where = positional[0] if positional else (".venv" if os.path.basename(program) == "uv" else "")
+    if not where:
+        return None
+    return Install("venv", program, python=_last(options, "-p", "--python"), target=where)
+
+
+def _pip(program: str, rest: Sequence[str], python: str | None) -> Install | None:
+    options, positional = _options(rest, _VALUED)
+    if positional[:1] != ["install"]:
+        return None
+    return _install("pip", program, options, positional[1:], python)
+
+
+def _uv(program: str, rest: Sequence[str]) -> Install | None:
+    options, positional = _options(rest, _VALUED)
+    python = _last(options, "-p", "--python")
+    if positional[:1] == ["sync"]:
+        return Install("uv-sync", program, python=python)
+    if positional[:1] == ["venv"]:
+        return _venv(program, rest[rest.index("venv") + 1 :])
+    if positional[:2] == ["pip", "install"]:
+        return _install("uv", program, options, positional[2:], python)
+    if positional[:2] == ["pip", "sync"]:
+        found = _install("uv", program, options, (), python)
+        return dataclasses.replace(found, requirement_files=tuple(positional[2:]))
+    return None
+
+
+def _install(
+    tool: Tool,
+    program: str,
+    options: Mapping[str, list[str]],
+    names: Sequence[str],
+    python: str | None,
+) -> Install:
+    files = [f for o in ("-r", "--requirement", "--requirements") for f in options.get(o, [])]
+    return Install(
+        tool,
+        program,
+        python=python or _last(options, "--python", "-p"),
+        target=_last(options, "-t", "--target"),
+        prefix=_last(options, "--prefix"),
+        root=_last(options, "--root"),
+        user="--user" in options,
+        system="--system" in options,
+        requirement_files=tuple(files),
+        requirements=tuple(names),
+    )
+
+
+def _options(
+    words: Sequence[str], valued: frozenset[str]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Split words into options (with their values) and positional words."""
+    options: dict[str, list[str]] = {}
+    positional: list[str] = []
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if word == "--":
+            positional += words[index:]
+            break
+        if not word.startswith("-") or word == "-":
+            positional.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        if not equals and not word.startswith("--") and len(word) > 2 and word[:2] in valued:
+            name, equals, value = word[:2], "=", word[2:]
+        values = options.setdefault(name, [])
+        if equals:
+            values.append(value)
+        elif name in valued and index < len(words):
+            values.append(words[index])
+            index += 1
+    return options, positional
+
+
+def _last(options: Mapping[str, list[str]], *names: str) -> str | None:
+    found = [value for name in names for value in options.get(name, [])]
+    return found[-1] if found else None
