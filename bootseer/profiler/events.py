@@ -12,7 +12,6 @@ several processes append still tells which line belongs to which process.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextvars import ContextVar
 from itertools import count
@@ -24,9 +23,9 @@ except ImportError:  # an interpreter without the accelerator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
-    from typing import Any, Optional, TypeVar, Union
+    from typing import Any, TypeVar, Union
 
     Environ = Mapping[str, str]
     Attributes = Mapping[str, Any]
@@ -41,7 +40,6 @@ __all__ = [
     "event",
     "open_writer",
     "phase",
-    "redact",
     "redact_url",
     "resource_from_environment",
     "trace_from_environment",
@@ -53,19 +51,27 @@ MAX_ITEMS = 128  # of one list, or of one object
 MAX_LINE_BYTES = 32768
 
 _current: ContextVar[tuple[str, str]] = ContextVar("bootseer_span")
-_getpid, _fstat, _write = os.getpid, os.fstat, os.write
+_fstat, _write = os.fstat, os.write
 _time_ns, _monotonic_ns = time.time_ns, time.monotonic_ns
+
+_forks = [0]  # how many forks lie between this process and the one that imported this module
+
+
+def _forked() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_forked)  # cheaper than a getpid() for each event
 
 
 def _text(value: str, limit: int = MAX_TEXT_CHARS) -> str:
+    if len(value) <= limit and value.isascii() and "://" not in value:
+        return _quote(value)
     if len(value) > limit:
         value = value[:limit] + "..."
-    if "://" in value:
-        value = redact_url(value)
-    if not value.isascii():
-        # Names from the operating system may hold lone surrogates, which strict parsers refuse.
-        value = value.encode("utf-8", "replace").decode("utf-8")
-    return _quote(value)
+    # Names from the operating system may hold lone surrogates, which strict parsers refuse.
+    value = value.encode("utf-8", "replace").decode("utf-8")
+    return _quote(redact_url(value))
 
 
 def _value(value: Any, depth: int = 0) -> str:
@@ -92,13 +98,19 @@ def _value(value: Any, depth: int = 0) -> str:
 def _object(attributes: Attributes, depth: int = 0) -> str:
     parts: list[str] = []
     for key, value in attributes.items():
-        if len(parts) == MAX_ITEMS:
-            break
         try:
-            parts.append(f"{_text(str(key), MAX_NAME_CHARS)}:{_value(value, depth)}")
+            if type(value) is str:
+                shown = _text(value)
+            elif type(value) is int and -(2**63) <= value < 2**63:
+                shown = repr(value)
+            else:
+                shown = _value(value, depth)
+            parts.append(f"{_text(str(key), MAX_NAME_CHARS)}:{shown}")
         except Exception:  # a foreign __str__ may raise anything; the other attributes still count
             continue
-    return "{" + ",".join(parts) + "}"
+        if len(parts) == MAX_ITEMS:
+            break
+    return f"{{{','.join(parts)}}}"
 
 
 def redact_url(text: str) -> str:
@@ -122,173 +134,17 @@ def redact_url(text: str) -> str:
         out.append(authority + slash + path + ("?***" if query else ""))
 
 
-_SECRET_WORDS = ("token", "passw", "secret", "credential", "apikey", "api_key", "auth")
-
-
-def redact(words: Iterable[str]) -> list[str]:
-    """Return a command's words without what looks like a secret.
-
-    Hidden are the credentials and queries of URLs, the value in `NAME=VALUE` and the word after
-    `--NAME` where NAME speaks of a token, password, secret, key or credential.
-    """
-    out: list[str] = []
-    hide_next = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        plain = name.lower().replace("-", "_")
-        secret = any(mark in plain for mark in _SECRET_WORDS) and " " not in name
-        if hide_next and not word.startswith("-"):
-            out.append("***")
-        elif secret and equals:
-            out.append(name + "=***")
-        else:
-            out.append(redact_url(word))
-        hide_next = secret and not equals and word.startswith("-")
-    return out
-
-
-# --- what the environment tells -----------------------------------------------------------------
-
-_RANKS = {
-    "bootseer.rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    "bootseer.world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "bootseer.local_rank": ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    "bootseer.gpu.count": ("BOOTSEER_GPU_COUNT", "SLURM_GPUS_ON_NODE"),
-}
-_ATTEMPT = ("BOOTSEER_ATTEMPT", "SLURM_RESTART_COUNT")
-_JOB_UID = ("BOOTSEER_JOB_UID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-_K8S = {
-    "k8s.pod.name": ("K8S_POD_NAME", "POD_NAME", "MY_POD_NAME"),
-    "k8s.pod.uid": ("K8S_POD_UID", "POD_UID", "MY_POD_UID"),
-    "k8s.namespace.name": ("K8S_NAMESPACE", "POD_NAMESPACE", "MY_POD_NAMESPACE"),
-    "k8s.node.name": ("K8S_NODE_NAME", "NODE_NAME", "MY_NODE_NAME"),
-    "k8s.container.name": ("K8S_CONTAINER_NAME", "CONTAINER_NAME"),
-    "k8s.cluster.name": ("K8S_CLUSTER_NAME", "CLUSTER_NAME"),
-}
-
-
-def _first(environ: Environ, names: Iterable[str]) -> str:
-    for name in names:
-        value = environ.get(name, "")
-        if value and value != "none":  # torchrun's run id when nobody chose one
-            return value
-    return ""
-
-
-def _number(environ: Environ, names: Iterable[str]) -> Optional[int]:
-    for name in names:
-        value = environ.get(name, "")
-        if value.isdecimal() and len(value) < 10:
-            return int(value)
-    return None
-
-
-def _read(path: str, limit: int = 65536) -> str:
-    try:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            return os.read(fd, limit).decode("utf-8", "replace").strip()
-        finally:
-            os.close(fd)
-    except OSError:
-        return ""
-
-
-def _container_id() -> str:
-    # The runtime's directory of hostname, hosts or resolv.conf carries the 64-digit id; the
-    # cgroup path does so only outside a cgroup namespace.
-    for path in ("/proc/self/cgroup", "/proc/self/mountinfo"):
-        for word in _read(path).replace("-", "/").replace(".", "/").split("/"):
-            if len(word) == 64 and not word.strip("0123456789abcdef"):
-                return word
-    return ""
-
-
-def _gpu_count(environ: Environ) -> Optional[int]:
-    visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("NVIDIA_VISIBLE_DEVICES", "all"))
-    if visible not in ("", "all", "void", "none"):
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    try:
-        names = os.listdir("/dev")
-    except OSError:
-        return None
-    found = sum(name.startswith("nvidia") and name[6:].isdecimal() for name in names)
-    return found or None
-
-
-def _otel_attributes(environ: Environ) -> dict[str, str]:
-    out = {}
-    for pair in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
-        key, equals, value = pair.partition("=")
-        if equals and key.strip():
-            if "%" in value:
-                from urllib.parse import unquote
-
-                value = unquote(value)
-            out[key.strip()] = value.strip()
-    return out
-
-
-def _kubernetes(environ: Environ) -> dict[str, str]:
-    if "KUBERNETES_SERVICE_HOST" not in environ:
-        return {}
-    out = {"k8s.pod.name": environ.get("HOSTNAME") or os.uname().nodename}
-    namespace = _read("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    if namespace:
-        out["k8s.namespace.name"] = namespace
-    out.update({key: _first(environ, names) for key, names in _K8S.items()})
-    return {key: value for key, value in out.items() if value}
-
-
-def resource_from_environment(environ: Optional[Environ] = None) -> dict[str, Any]:
-    """Describe this process: OpenTelemetry's resource names and ours; unknown keys are absent.
-
-    `bootseer.gpu.count` counts the GPUs this process may see. Attributes given in
-    OTEL_RESOURCE_ATTRIBUTES win over what is found here.
-    """
+def resource_from_environment(environ: Environ | None = None) -> dict[str, Any]:
+    """Describe this process: OpenTelemetry's resource names and ours; unknown keys are absent."""
     env = os.environ if environ is None else environ
-    attempt = _number(env, _ATTEMPT) or 0
-    in_place = _number(env, ("TORCHELASTIC_RESTART_COUNT",)) or 0
-    argv = list(getattr(sys, "orig_argv", None) or sys.argv)
-    out: dict[str, Any] = {
-        "service.name": env.get("OTEL_SERVICE_NAME") or env.get("SLURM_JOB_NAME") or "bootseer",
-        "host.name": os.uname().nodename,
-        "process.pid": _getpid(),
-        "process.command": argv[0] if argv else "",
-        "process.command_args": redact(argv[:32]),
-        "bootseer.boot_id": _read("/proc/sys/kernel/random/boot_id"),
-        "bootseer.attempt": attempt + in_place,
-        "bootseer.start.kind": (
-            "restart_in_place" if in_place else "restart" if attempt else "first"
-        ),
-        "bootseer.job_uid": _first(env, _JOB_UID),
-        "container.id": _container_id(),
-    }
-    out.update(_kubernetes(env))
-    for key, names in _RANKS.items():
-        out[key] = _number(env, names)
-    if out["bootseer.gpu.count"] is None:
-        out["bootseer.gpu.count"] = _gpu_count(env)
-    out.update(_otel_attributes(env))
-    return {key: value for key, value in out.items() if value is not None and value != ""}
-
-
-def _is_hex(text: str, digits: int) -> bool:
-    return len(text) == digits and not text.strip("0123456789abcdef") and bool(text.strip("0"))
-
-
-def _digest(text: str) -> str:
     try:
-        from _sha2 import sha256  # type: ignore[import-not-found]  # 3.12 and newer
-    except ImportError:
-        try:
-            from _sha256 import sha256  # type: ignore[import-not-found]
-        except ImportError:
-            from hashlib import sha256
-    return str(sha256(text.encode("utf-8", "replace")).hexdigest()[:32])
+        from bootseer.profiler import resource
+    except ImportError:  # this file was copied alone
+        return {"service.name": "bootseer", "host.name": os.uname().nodename}
+    return resource.describe(env)
 
 
-def trace_from_environment(environ: Optional[Environ] = None) -> tuple[str, Optional[str]]:
+def trace_from_environment(environ: Environ | None = None) -> tuple[str, str | None]:
     """Return (trace id, parent span id or None) for this process.
 
     The trace handed down in BOOTSEER_TRACEPARENT; else the hash of job uid and attempt, which is
@@ -296,20 +152,15 @@ def trace_from_environment(environ: Optional[Environ] = None) -> tuple[str, Opti
     trace of its own, derived so that all its peers find the same one.
     """
     env = os.environ if environ is None else environ
-    restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    parts = env.get("BOOTSEER_TRACEPARENT", "").split("-")
-    if len(parts) == 4 and _is_hex(parts[1], 32) and _is_hex(parts[2], 16):
-        if restart == env.get("BOOTSEER_TRACE_RESTART", "0"):
-            return parts[1], parts[2]
-        return _digest(f"{parts[1]}:{restart}"), None
-    uid = _first(env, _JOB_UID)
-    if uid:
-        attempt = (_number(env, _ATTEMPT) or 0) + (int(restart) if restart.isdecimal() else 0)
-        return _digest(f"{uid}:{attempt}"), None
-    return os.urandom(16).hex(), None
+    try:
+        from bootseer.profiler import resource
+    except ImportError:  # this file was copied alone
+        parts = (env.get("BOOTSEER_TRACEPARENT", "") + "---").split("-")
+        return parts[1] or os.urandom(16).hex(), parts[2] or None
+    return resource.trace(env)
 
 
-def default_directory(environ: Optional[Environ] = None) -> str:
+def default_directory(environ: Environ | None = None) -> str:
     """Return where `run`, `start` and `report` look when no place was named."""
     env = os.environ if environ is None else environ
     state = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or "/tmp", ".local", "state")
@@ -333,9 +184,9 @@ class _Phase:
 
     def __exit__(
         self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             _current.reset(self._token)
@@ -349,9 +200,7 @@ class _Phase:
 class NullWriter:
     """The interface of `Writer`, writing nothing; it still makes ids for child processes."""
 
-    def __init__(
-        self, trace_id: Optional[str] = None, parent_span_id: Optional[str] = None
-    ) -> None:
+    def __init__(self, trace_id: str | None = None, parent_span_id: str | None = None) -> None:
         self.trace_id = trace_id or os.urandom(16).hex()
         self.parent_span_id = parent_span_id
         self._ids()
@@ -364,7 +213,7 @@ class NullWriter:
         # `next` of a C counter is atomic, so threads need no lock.
         return f"{self._prefix}{next(self._count) & 0xFFFFFF:06x}"
 
-    def _parent(self, parent: Optional[str]) -> Optional[str]:
+    def _parent(self, parent: str | None) -> str | None:
         if parent is not None:
             return parent
         here = _current.get(None)
@@ -375,22 +224,22 @@ class NullWriter:
         self,
         kind: str,
         span_id: str,
-        parent: Optional[str],
+        parent: str | None,
         name: str,
         status: str,
-        attributes: Optional[Attributes],
-        time_unix_nano: Optional[int],
-        mono_nano: Optional[int],
+        attributes: Attributes | None,
+        time_unix_nano: int | None,
+        mono_nano: int | None,
     ) -> None:
         """Write one event; this writer drops it."""
 
     def begin(
         self,
         name: str,
-        attributes: Optional[Attributes] = None,
-        parent: Optional[str] = None,
-        time_unix_nano: Optional[int] = None,
-        mono_nano: Optional[int] = None,
+        attributes: Attributes | None = None,
+        parent: str | None = None,
+        time_unix_nano: int | None = None,
+        mono_nano: int | None = None,
     ) -> str:
         """Write the begin of a span and return its id, to be given to `end`.
 
@@ -406,10 +255,10 @@ class NullWriter:
         span_id: str,
         name: str,
         status: str = "ok",
-        attributes: Optional[Attributes] = None,
-        time_unix_nano: Optional[int] = None,
-        mono_nano: Optional[int] = None,
-        parent: Optional[str] = None,
+        attributes: Attributes | None = None,
+        time_unix_nano: int | None = None,
+        mono_nano: int | None = None,
+        parent: str | None = None,
     ) -> None:
         """Write the end of a span; `status` is ok, error or fallback."""
         self._emit("end", span_id, parent, name, status, attributes, time_unix_nano, mono_nano)
@@ -418,10 +267,10 @@ class NullWriter:
         self,
         name: str,
         status: str = "ok",
-        attributes: Optional[Attributes] = None,
-        parent: Optional[str] = None,
-        time_unix_nano: Optional[int] = None,
-        mono_nano: Optional[int] = None,
+        attributes: Attributes | None = None,
+        parent: str | None = None,
+        time_unix_nano: int | None = None,
+        mono_nano: int | None = None,
     ) -> None:
         """Write a single moment."""
         self._emit(
@@ -454,9 +303,9 @@ class Writer(NullWriter):
     def __init__(
         self,
         path: str,
-        resource: Optional[Attributes] = None,
-        trace_id: Optional[str] = None,
-        parent_span_id: Optional[str] = None,
+        resource: Attributes | None = None,
+        trace_id: str | None = None,
+        parent_span_id: str | None = None,
     ) -> None:
         super().__init__(trace_id, parent_span_id)
         self.target = os.path.abspath(os.fspath(path))
@@ -467,8 +316,8 @@ class Writer(NullWriter):
         self._open()
 
     def _open(self) -> None:
-        self._pid = _getpid()
-        self._resource["process.pid"] = self._pid
+        self._forks = _forks[0]
+        self._resource["process.pid"] = pid = os.getpid()
         self._fd = -1
         now, mono = _time_ns(), _monotonic_ns()
         # O_NONBLOCK: a FIFO without a reader must not stop the job.
@@ -478,7 +327,7 @@ class Writer(NullWriter):
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
         else:
             host = os.uname().nodename.replace("/", "_") or "localhost"
-            self.path = os.path.join(self.target, f"{host}-{self._pid}-{now:x}.jsonl")
+            self.path = os.path.join(self.target, f"{host}-{pid}-{now:x}.jsonl")
             flags |= os.O_EXCL | os.O_NOFOLLOW
             os.makedirs(self.target, exist_ok=True)
         self._resource["service.instance.id"] = os.path.basename(self.path)[: -len(".jsonl")]
@@ -503,7 +352,7 @@ class Writer(NullWriter):
         """
         if self._closed:
             return False
-        if self._pid == _getpid():
+        if self._forks == _forks[0]:
             try:
                 status = _fstat(self._fd)
                 if (status.st_ino, status.st_dev) == self._identity:
@@ -527,39 +376,40 @@ class Writer(NullWriter):
         self,
         kind: str,
         span_id: str,
-        parent: Optional[str],
+        parent: str | None,
         name: str,
         status: str,
-        attributes: Optional[Attributes],
-        time_unix_nano: Optional[int],
-        mono_nano: Optional[int],
+        attributes: Attributes | None,
+        time_unix_nano: int | None,
+        mono_nano: int | None,
     ) -> None:
         if time_unix_nano is None:
             time_unix_nano, mono_nano = _time_ns(), _monotonic_ns()
         try:
             if not self._ready():
                 return
-            above = None if kind == "resource" else self._parent(parent)
+            if kind == "resource":
+                above = "null"
+            else:
+                found = self._parent(parent)
+                above = _quote(found) if found else "null"
             head = (
-                f'{{"v":1,"event":"{kind}","trace_id":"{self.trace_id}","span_id":{_text(span_id)}'
-                f',"parent_span_id":{_text(above) if above else "null"}'
-                f',"name":{_text(str(name), MAX_NAME_CHARS)}'
+                f'{{"v":1,"event":"{kind}","trace_id":"{self.trace_id}","span_id":{_quote(span_id)}'
+                f',"parent_span_id":{above},"name":{_text(str(name), MAX_NAME_CHARS)}'
                 f',"time_unix_nano":{time_unix_nano}'
                 f',"mono_nano":{"null" if mono_nano is None else mono_nano}'
-                f',"status":{_text(status)},"attributes":'
+                f',"status":{_quote(status)},"attributes":'
             )
             line = f"{head}{_object(attributes) if attributes else '{}'}}}\n".encode("ascii")
             if len(line) > MAX_LINE_BYTES:
                 line = f'{head}{{"bootseer.dropped_bytes":{len(line)}}}}}\n'.encode("ascii")
-            self._append(line)
+            if self._torn:
+                line = b"\n" + line
+            written = _write(self._fd, line)
+            if written != len(line) or self._torn:
+                self._torn = written < len(line) and not self._cut(written)
         except Exception:  # whatever a foreign attribute or a broken file system does: not the job
             return
-
-    def _append(self, line: bytes) -> None:
-        if self._torn:
-            line = b"\n" + line
-        written = _write(self._fd, line)
-        self._torn = written < len(line) and not self._cut(written)
 
     def _cut(self, written: int) -> bool:
         """End what a full disk left of a line, so that the next line stays whole.
@@ -581,15 +431,15 @@ class Writer(NullWriter):
             return False
 
     def close(self) -> None:
-        if not self._closed and self._pid == _getpid() and self._ready():
+        if not self._closed and self._forks == _forks[0] and self._ready():
             os.close(self._fd)
         self._closed = True
 
 
 def open_writer(
-    events: Optional[str] = None,
-    environ: Optional[Environ] = None,
-    default: Optional[str] = None,
+    events: str | None = None,
+    environ: Environ | None = None,
+    default: str | None = None,
 ) -> AnyWriter:
     """Open the writer for this process: at `events`, else BOOTSEER_EVENTS, else `default`.
 
@@ -607,7 +457,7 @@ def open_writer(
 
 
 def child_environment(
-    writer: AnyWriter, span_id: Optional[str] = None, environ: Optional[Environ] = None
+    writer: AnyWriter, span_id: str | None = None, environ: Environ | None = None
 ) -> dict[str, str]:
     """Return the variables that make a child process write into the same trace below `span_id`."""
     env = os.environ if environ is None else environ
