@@ -4,11 +4,12 @@ This file must stay importable on Python 3.9 and import nothing at module level 
 `bootseer run` stands in front of every process of a job.
 """
 
+from __future__ import annotations
+
 import sys
-from typing import List, Optional
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run one command line (without the program name) and return its exit code."""
     args = sys.argv[1:] if argv is None else argv
     if args and args[0] == "run":

@@ -23,7 +23,7 @@ except ImportError:  # an interpreter without the accelerator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
     from typing import Any, TypeVar, Union
 
@@ -40,6 +40,7 @@ __all__ = [
     "event",
     "open_writer",
     "phase",
+    "redact",
     "redact_url",
     "resource_from_environment",
     "trace_from_environment",
@@ -132,6 +133,16 @@ def redact_url(text: str) -> str:
         if "@" in authority:
             authority = "***@" + authority.rpartition("@")[2]
         out.append(authority + slash + path + ("?***" if query else ""))
+
+
+def redact(words: Iterable[str]) -> list[str]:
+    """Return a command's words with `***` for what looks like a secret: the credentials and
+    queries of URLs, and the values of options and variables named like a token or password."""
+    try:
+        from bootseer.profiler import resource
+    except ImportError:  # this file was copied alone
+        return ["***"]
+    return resource.redact(words)
 
 
 def resource_from_environment(environ: Environ | None = None) -> dict[str, Any]:

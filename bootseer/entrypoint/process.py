@@ -1,0 +1,296 @@
+"""Run one child so that nobody can tell that we stand in between.
+
+The child stays in our process group and session and keeps our descriptors, so the terminal, job
+control and a `kill` of the whole group treat it as they would without us. What reaches only us
+is passed on: every signal that can be caught, except those that the terminal sends to the whole
+foreground group. When the child stops for job control, so do we.
+
+Exit codes: the child's own; 128+N when signal N ended it; 126 when it cannot be executed, 127
+when it is not found. Where the terminal's Ctrl-C ended the child, we die of SIGINT too, because a
+shell tells by this that its loop is to end; the code it sees is the same 130.
+
+Killing us with SIGKILL leaves the child running: nothing of ours ends a job on its own account.
+Whoever kills the group, the cgroup or the container kills both.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    FileActions = Sequence[tuple[int, int, int]]  # (os.POSIX_SPAWN_DUP2, from, to)
+else:
+    import _signal  # `signal` itself imports enum: 2 ms
+
+# Raised by faults of the receiving process itself; a kernel never holds them back.
+_SYNCHRONOUS = {
+    _signal.SIGSEGV,
+    _signal.SIGBUS,
+    _signal.SIGFPE,
+    _signal.SIGILL,
+    _signal.SIGTRAP,
+    _signal.SIGSYS,
+}
+_TERMINAL = {
+    _signal.SIGINT,
+    _signal.SIGQUIT,
+    _signal.SIGHUP,
+    _signal.SIGWINCH,
+    _signal.SIGCONT,
+    _signal.SIGTSTP,
+    _signal.SIGTTIN,
+    _signal.SIGTTOU,
+}
+_STOPS = {_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU}
+_SI_KERNEL = 0x80  # si_code of asm-generic/siginfo.h
+# Python ignores these at start-up. Whether they were ignored before it cannot be known, so the
+# child gets the default, as almost everybody has it.
+_IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
+
+
+class Result:
+    """How a child ended: `code` for our own exit, `signal` that killed it (0 = none).
+
+    `error` is set when there was no child: why the command could not be executed.
+    """
+
+    __slots__ = ("code", "error", "interrupted", "signal")
+
+    def __init__(
+        self, code: int, signal: int = 0, error: str = "", interrupted: bool = False
+    ) -> None:
+        self.code, self.signal, self.error, self.interrupted = code, signal, error, interrupted
+
+
+def original_environment() -> dict[str, str]:
+    """Return the environment as we were given it.
+
+    Python adds LC_CTYPE in a C locale (PEP 538); a child must not see that.
+    """
+    environ = dict(os.environ)
+    if environ.get("LC_CTYPE") in ("C.UTF-8", "C.utf8", "UTF-8"):
+        try:
+            with open("/proc/self/environ", "rb", buffering=0) as file:
+                given = file.read(1 << 22)
+        except OSError:
+            return environ
+        if not given.startswith(b"LC_CTYPE=") and b"\0LC_CTYPE=" not in given:
+            del environ["LC_CTYPE"]
+    return environ
+
+
+class Child:
+    """A running command, and the signals held back for it since before it began.
+
+    Raises OSError from the constructor when the command cannot be executed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        file_actions: FileActions = (),
+        on_signal: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`on_signal(number)` sees each signal first and returns True to keep it."""
+        self._on_signal = on_signal
+        self._asked_to_stop = self._terminal_interrupt = False
+        held = set(_signal.valid_signals()) - _SYNCHRONOUS
+        held -= {_signal.SIGKILL, _signal.SIGSTOP}
+        self._held = held
+        self._before: Iterable[int] = _signal.pthread_sigmask(_signal.SIG_BLOCK, held)
+        try:
+            self.pid = self._spawn(command, environ, file_actions)
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give this process its own signal mask back."""
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
+
+    def _spawn(
+        self, command: Sequence[str], environ: Mapping[str, str], file_actions: FileActions
+    ) -> int:
+        if _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN:
+            # The kernel would reap the child for us and drop its exit code.
+            return self._fork(command, environ, file_actions)
+        try:
+            return self._posix_spawn(command, environ, file_actions)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+        # A script without a first line: a shell runs it, as execvp(3) does.
+        from shutil import which
+
+        path = command[0] if "/" in command[0] else which(command[0]) or command[0]
+        return self._posix_spawn(["/bin/sh", path, *command[1:]], environ, file_actions)
+
+    def _posix_spawn(
+        self, command: Sequence[str], environ: Mapping[str, str], file_actions: FileActions
+    ) -> int:
+        return os.posix_spawnp(
+            command[0],
+            list(command),
+            environ,
+            file_actions=file_actions,
+            setsigmask=self._before,
+            setsigdef=_IGNORED_BY_PYTHON,
+        )
+
+    def _fork(
+        self, command: Sequence[str], environ: Mapping[str, str], file_actions: FileActions
+    ) -> int:
+        """Spawn for the rare parent that ignores SIGCHLD, which the child is to inherit."""
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
+                for number in _IGNORED_BY_PYTHON:
+                    _signal.signal(number, _signal.SIG_DFL)
+                for action in file_actions:
+                    os.dup2(action[1], action[2])
+                _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
+                os.execvpe(command[0], list(command), environ)
+            except OSError as error:
+                os.write(write_end, b"%d" % (error.errno or errno.EIO))
+            finally:
+                os._exit(126)
+        os.close(write_end)
+        failed = os.read(read_end, 16)
+        os.close(read_end)
+        if failed:
+            os.waitpid(pid, 0)
+            raise OSError(int(failed), os.strerror(int(failed)))
+        return pid
+
+    def wait(self, on_other: Callable[[int, int], None] | None = None) -> Result:
+        """Wait for the child's end, passing signals on; reap whatever else became ours.
+
+        `on_other(pid, wait status)` hears of the other children.
+        """
+        while True:
+            status = self._reap(on_other)
+            if status is not None:
+                break
+            info = _signal.sigwaitinfo(self._held)
+            if info.si_signo != _signal.SIGCHLD and not (
+                self._on_signal and self._on_signal(info.si_signo)
+            ):
+                self._pass_on(info.si_signo, info.si_code)
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            interrupted = number == _signal.SIGINT and self._terminal_interrupt
+            return Result(128 + number, number, interrupted=interrupted)
+        return Result(os.WEXITSTATUS(status))
+
+    def _reap(self, on_other: Callable[[int, int], None] | None) -> int | None:
+        """Collect every child that changed; return the command's wait status once it ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                # Somebody traced or stole it; without a status there is nothing better to say.
+                return 255 << 8
+            if pid == 0:
+                return None
+            if os.WIFSTOPPED(status):
+                if pid == self.pid:
+                    self._stop(os.WSTOPSIG(status))
+            elif pid == self.pid:
+                return status
+            elif on_other is not None:
+                on_other(pid, status)
+
+    def _pass_on(self, number: int, code: int) -> None:
+        if code == _SI_KERNEL and number in _TERMINAL:
+            # The terminal told the whole group. A hang-up it tells only the session's leader,
+            # which the child would have been in our place.
+            self._terminal_interrupt |= number == _signal.SIGINT
+            if number != _signal.SIGHUP or os.getsid(0) != os.getpid():
+                return
+        if number == _signal.SIGCONT and not self._is_stopped() and _has_terminal():
+            return  # the shell continued the whole group
+        self._asked_to_stop = number in _STOPS
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            pass  # a set-user-id child; without us the sender would have been refused as well
+
+    def _is_stopped(self) -> bool:
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
+                return file.read(4096).rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except (OSError, IndexError):
+            return True
+
+    def _stop(self, number: int) -> None:
+        """Stop as the child did, where somebody is there to continue us: a shell at a terminal,
+        or whoever sent the stop through us."""
+        if not self._asked_to_stop and not _has_terminal():
+            return
+        self._asked_to_stop = False
+        own = {number} if number in _STOPS else set()
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, own)
+        os.kill(os.getpid(), number if own else _signal.SIGSTOP)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, own)
+
+
+def _has_terminal() -> bool:
+    try:
+        fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    os.close(fd)
+    return True
+
+
+def failure(command: Sequence[str], error: OSError) -> Result:
+    """Say how a command that cannot be executed ends: 127 when it is not there, else 126."""
+    code = 127 if error.errno == errno.ENOENT else 126
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return Result(code, error=f"cannot run '{command[0]}': {reason}")
+
+
+def start(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    added: Mapping[str, str],
+    file_actions: FileActions = (),
+    on_signal: Callable[[int], bool] | None = None,
+) -> Child:
+    """Start `command` with `environ` and our variables `added`; raises OSError when it cannot.
+
+    Where our variables are what makes the environment too long, they are left out.
+    """
+    try:
+        return Child(command, {**environ, **added}, file_actions, on_signal)
+    except OSError as error:
+        if error.errno != errno.E2BIG or not added:
+            raise
+    return Child(command, environ, file_actions, on_signal)
+
+
+def leave(result: Result) -> int:
+    """Return the exit code for `result`, or die of the terminal's Ctrl-C as the child did."""
+    if result.error:
+        try:
+            sys.stderr.write(f"bootseer: {result.error}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # standard error is closed
+    if result.interrupted and os.getpid() != 1:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGINT})
+        os.kill(os.getpid(), _signal.SIGINT)
+    return result.code

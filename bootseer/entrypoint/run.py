@@ -1,0 +1,250 @@
+"""`bootseer run`: one command as one measured phase, as transparent as `process` makes it.
+
+Parsed by hand and with few imports, because this stands in front of every process of a job.
+Nothing that goes wrong with events may reach the job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bootseer.entrypoint import process
+from bootseer.profiler import events
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from bootseer.profiler.events import AnyWriter
+
+HELP = """\
+Usage: bootseer run [OPTIONS] [--] COMMAND [ARGUMENT]...
+
+Run COMMAND as one measured phase. Standard input, output and error, the terminal, signals and
+the exit code (128+N after signal N, 126 not executable, 127 not found) are the command's own.
+
+Options, each with the environment variable that does the same (lists split at commas, colons):
+  --phase NAME      name of the phase, `job` by default        BOOTSEER_RUN_PHASE
+  --events PATH     directory or .jsonl file for the events    BOOTSEER_EVENTS
+  --attr KEY=VALUE  attribute of the phase; repeatable         BOOTSEER_RUN_ATTR
+  --wait            the phase is time spent waiting for others BOOTSEER_RUN_WAIT=1
+  --log-rules RULES find phases in the command's output by the rules of a file, or by shipped
+                    ones named here; repeatable                BOOTSEER_RUN_LOG_RULES
+  --import-times    record the heaviest imports of Python      BOOTSEER_RUN_IMPORT_TIMES=1
+  -h, --help        show this text
+Without --events, events go to ${XDG_STATE_HOME:-~/.local/state}/bootseer/events.
+"""
+
+
+class RunUsageError(Exception):
+    """The command line cannot be used; the message says why."""
+
+
+class Options:
+    """What the command line and BOOTSEER_RUN_* ask for."""
+
+    __slots__ = ("attributes", "command", "events", "help", "import_times", "log_rules", "phase")
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.phase = environ.get("BOOTSEER_RUN_PHASE") or "job"
+        self.events = environ.get("BOOTSEER_EVENTS") or ""
+        self.attributes: dict[str, Any] = {}
+        for pair in filter(None, environ.get("BOOTSEER_RUN_ATTR", "").split(",")):
+            self.add_attribute(pair, "BOOTSEER_RUN_ATTR")
+        if _flag(environ, "BOOTSEER_RUN_WAIT"):
+            self.attributes["bootseer.wait"] = True
+        rules = environ.get("BOOTSEER_RUN_LOG_RULES", "")
+        self.log_rules = [rule for rule in rules.split(":") if rule]
+        self.import_times = _flag(environ, "BOOTSEER_RUN_IMPORT_TIMES")
+        self.help = False
+        self.command: Sequence[str] = ()
+
+    def add_attribute(self, pair: str, where: str) -> None:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise RunUsageError(f"{where} needs KEY=VALUE, not '{pair}'")
+        self.attributes[key] = attribute_value(value)
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name, "").lower()
+    if value in ("", "0", "false", "no", "off"):
+        return False
+    if value in ("1", "true", "yes", "on"):
+        return True
+    raise RunUsageError(f"{name} is '{value}'; use 1 or 0")
+
+
+def attribute_value(text: str) -> Any:
+    """Return true, false and whole numbers as such, anything else as text."""
+    if text in ("true", "false"):
+        return text == "true"
+    if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 19:
+        return int(text)
+    return text
+
+
+_SWITCHES = ("-h", "--help", "--wait", "--import-times")
+_VALUES = ("--phase", "--events", "--attr", "--log-rules")
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Parse the words after `run`; raises RunUsageError."""
+    options = Options(environ)
+    words = list(arguments)
+    rules: list[str] = []
+    while words and words[0].startswith("-") and words[0] != "-":
+        name, equals, value = words.pop(0).partition("=")
+        if name == "--":
+            break
+        if name in _SWITCHES:
+            if equals:
+                raise RunUsageError(f"run: {name} takes no value")
+            _switch(options, name)
+            continue
+        if name not in _VALUES:
+            raise RunUsageError(f"run: unknown option {name}; see `bootseer run --help`")
+        if not equals and words:
+            value = words.pop(0)
+        if not value:
+            raise RunUsageError(f"run: {name} needs a value")
+        if name == "--log-rules":
+            rules.append(value)
+        elif name == "--attr":
+            options.add_attribute(value, "run: --attr")
+        else:
+            setattr(options, name[2:], value)
+    options.log_rules = rules or options.log_rules
+    options.command = words
+    if not words and not options.help:
+        raise RunUsageError("run: no command given; use `bootseer run [OPTIONS] -- COMMAND`")
+    return options
+
+
+def _switch(options: Options, name: str) -> None:
+    if name == "--wait":
+        options.attributes["bootseer.wait"] = True
+    elif name == "--import-times":
+        options.import_times = True
+    else:
+        options.help = True
+
+
+def is_pip(command: Sequence[str]) -> bool:
+    """Tell whether a command is pip, called by its name or as `python -m pip`."""
+    name = os.path.basename(command[0])
+    if name.startswith("python"):
+        return list(command[1:3]) == ["-m", "pip"]
+    return name.startswith("pip") and not name[3:].strip("0123456789.")
+
+
+class PipLog:
+    """A private log of pip's, from which its phases are read once it has ended."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        folder = environ.get("TMPDIR") or "/tmp"
+        self.path = os.path.join(folder, f"bootseer-pip-{os.getpid()}-{os.urandom(6).hex()}.log")
+        os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+
+    def finish(self, writer: AnyWriter, name: str, parent: str) -> None:
+        """Write the sub-phases below the span `parent`, and remove the log."""
+        try:
+            from bootseer.profiler import piplog
+
+            for part, begin_ns, end_ns, attributes in piplog.sub_phases(self.path):
+                full = part if part.startswith(name + ".") else f"{name}.{part}"
+                span = writer.begin(full, attributes, parent, begin_ns)
+                writer.end(span, full, "ok", None, end_ns, parent=parent)
+        except Exception:  # the phases inside pip are an extra; whatever its log holds, go on
+            pass
+        finally:
+            os.unlink(self.path)
+
+
+def _end_attributes(result: process.Result) -> dict[str, Any]:
+    out: dict[str, Any] = {"process.exit.code": result.code}
+    if result.error:
+        out["error.type"] = "not_found" if result.code == 127 else "not_executable"
+    elif result.signal:
+        out["error.type"] = f"signal_{result.signal}"
+    elif result.code:
+        out["error.type"] = "exit_code"
+    return out
+
+
+class _Measured:
+    """The events around one command. No method raises."""
+
+    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
+        self.added: dict[str, str] = {}
+        self.span = ""
+        self.pip: PipLog | None = None
+        self.name = options.phase
+        self.writer: AnyWriter = events.NullWriter()
+        try:
+            self._begin(options, environ)
+        except Exception:  # events must not keep a job from starting, whatever breaks them
+            pass
+
+    def _begin(self, options: Options, environ: Mapping[str, str]) -> None:
+        default = events.default_directory(environ)
+        self.writer = writer = events.open_writer(options.events or None, environ, default)
+        if isinstance(writer, events.Writer) and "BOOTSEER_TRACEPARENT" not in environ:
+            from bootseer.profiler import proc
+
+            proc.write_container_start(writer)
+        attributes = {"bootseer.source": "run", "bootseer.command": events.redact(options.command)}
+        self.span = writer.begin(self.name, {**attributes, **options.attributes})
+        self.added = events.child_environment(writer, self.span, environ)
+        if not isinstance(writer, events.Writer):
+            return
+        if is_pip(options.command) and "PIP_LOG" not in environ:
+            self.pip = PipLog(environ)
+            self.added["PIP_LOG"] = self.pip.path
+        if options.import_times:
+            from bootseer.profiler import importhook
+
+            self.added.update(importhook.environment({**environ, **self.added}))
+
+    def end(self, result: process.Result) -> None:
+        try:
+            if self.pip:
+                self.pip.finish(self.writer, self.name, self.span)
+            status = "error" if result.code else "ok"
+            self.writer.end(self.span, self.name, status, _end_attributes(result))
+        except Exception:  # the job is over and its exit code counts, not our events
+            pass
+
+
+def execute(options: Options, environ: Mapping[str, str]) -> process.Result:
+    """Run the command of `options`, measured."""
+    measured = _Measured(options, environ)
+    try:
+        if options.log_rules:
+            from bootseer.entrypoint import tap
+
+            result = tap.run(
+                options.command, environ, measured.added, options.log_rules, measured.writer
+            )
+        else:
+            result = process.start(options.command, environ, measured.added).wait()
+    except OSError as error:
+        result = process.failure(options.command, error)
+    measured.end(result)
+    return result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `bootseer run` with the words after it; return the exit code."""
+    environ = process.original_environment()
+    try:
+        options = parse(arguments, environ)
+    except RunUsageError as fault:
+        sys.stderr.write(f"bootseer: {fault}\n")
+        return 2
+    if options.help:
+        sys.stdout.write(HELP)
+        return 0
+    return process.leave(execute(options, environ))
