@@ -58,6 +58,7 @@ class JobSettings:
     phase: str = _setting(
         "", "Measure the whole job as this phase; like `log_rules`, this keeps bootseer in front."
     )
+    import_times: bool = _setting(False, "Record the heaviest imports of the job's Python.")
 
 
 @dataclass(frozen=True, slots=True)

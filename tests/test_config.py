@@ -50,6 +50,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     attempt = 2
     log_rules = ["torchrun"]
     phase = "job"
+    import_times = true
     [deps]
     enabled = false
     install = ["pip", "install", "-r", "r.txt"]
@@ -68,7 +69,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     assert given_keys == {setting.key for setting in config.settings()}
     install = ("pip", "install", "-r", "r.txt")
     assert config.load(write(tmp_path, text), {}) == Config(
-        JobSettings("/e", "u", 2, ("torchrun",), "job"),
+        JobSettings("/e", "u", 2, ("torchrun",), "job", True),
         DepsSettings(
             False, install, ("r.txt",), ("/opt/x",), "/s", "/c", "never", "copy", 5.0, 0.5
         ),
@@ -155,7 +156,7 @@ def test_text_that_is_not_utf8_names_its_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no.toml"):
+    with pytest.raises(NotFoundError, match=r"no\.toml"):
         config.load(str(tmp_path / "no.toml"), {})
 
 

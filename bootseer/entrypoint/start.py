@@ -1,0 +1,226 @@
+"""Carry out a start: run the parts in parallel under deadlines, fall back, become the job.
+
+Never slower, never wrong: whatever goes wrong with us, the job starts as it would without us.
+Only a failed install command or a signal keeps it from starting.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from types import FrameType
+from typing import Self
+
+from bootseer.config import Loaded
+from bootseer.entrypoint import children, fallback, parts, process
+from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
+from bootseer.entrypoint.watch import Task
+from bootseer.profiler import events, proc
+from bootseer.profiler.resource import redact
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+POLL_S = 0.05  # only where the kernel has no process descriptors
+
+
+def start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]) -> int:
+    """Run the parts, then replace this process by the job.
+
+    Returns only when the job is not started (the exit code to end with), or when it ran under
+    the wrapper (its exit code). `environ` is the job's environment; ours is added to it.
+    """
+    sys.stdout.flush()
+    start_plan = plan(loaded, job, parts.REGISTRY)
+    if start_plan.problems:
+        _warn(warning(start_plan.problems))
+    try:
+        exit_code = _run_parts(start_plan, loaded.config.job.events, environ)
+    except Exception as error:  # the last border: a defect of ours must not cost a start
+        _warn(f"{type(error).__name__}: {error}")
+        exit_code = _all_plain(start_plan, environ)
+    if exit_code is not None:
+        return exit_code
+    children.reap_orphans()
+    return become(start_plan, environ)
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"bootseer: warning: {text}; starting the plain way\n")
+
+
+def _run_parts(
+    start_plan: StartPlan, events_target: str, environ: MutableMapping[str, str]
+) -> int | None:
+    outermost = "BOOTSEER_TRACEPARENT" not in environ
+    environ.update(start_plan.environment)
+    default = events.default_directory(environ)
+    with events.open_writer(events_target or None, environ, default) as writer:
+        if outermost and isinstance(writer, events.Writer):
+            proc.write_container_start(writer)
+        environ.update(events.child_environment(writer, None, environ))
+        writer.point("start", attributes={"bootseer.command": redact(start_plan.job)})
+        for problem in start_plan.problems:
+            writer.point("config", "fallback", {"bootseer.reason": problem.message})
+        with _Signals() as signals:
+            exit_code = Runner(start_plan.parts, writer, environ, signals).run()
+    if exit_code is None and signals.received:
+        return 128 + signals.received[0]
+    if exit_code is None and start_plan.import_times and start_plan.wrapper is None:
+        from bootseer.profiler import importhook
+
+        environ.update(importhook.environment(environ))
+    return exit_code
+
+
+def _all_plain(start_plan: StartPlan, environ: Mapping[str, str]) -> int | None:
+    """Every part's plain command, one after the other, with as little of ours as possible."""
+    for part in start_plan.parts:
+        if part.plain:
+            try:
+                pid = os.posix_spawnp(part.plain[0], list(part.plain), environ)
+            except OSError as error:
+                return process.leave(process.failure(part.plain, error))
+            exit_code = fallback.exit_code_of(os.waitpid(pid, 0)[1])
+            if exit_code:
+                return exit_code
+    return None
+
+
+def become(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
+    """Replace this process by the job, or run it under the wrapper and return its exit code."""
+    if start_plan.wrapper is None:
+        return execute(start_plan.job, environ)
+    from bootseer.entrypoint import run
+
+    try:
+        options = run.parse([*start_plan.wrapper, "--", *start_plan.job], environ)
+    except run.UsageFault as fault:
+        _warn(str(fault))
+        return execute(start_plan.job, environ)
+    return process.leave(run.execute(options, environ))
+
+
+def execute(job: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Exec the job with the signal dispositions a fresh process has; returns 126 or 127."""
+    for number in children.RESET_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        try:
+            os.execvpe(job[0], list(job), environ)
+        except OSError as error:
+            path = shutil.which(job[0])
+            if error.errno != errno.ENOEXEC or path is None:
+                raise
+            # A script without a first line: a shell runs it, as execvp(3) does.
+            os.execve("/bin/sh", ["sh", path, *job[1:]], environ)
+    except OSError as error:
+        return process.leave(process.failure(job, error))
+
+
+class _Signals:
+    """Notes the signals that end a start, and wakes the loop; ignored ones stay ignored."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._before: dict[int, object] = {}
+        self.read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def __enter__(self) -> Self:
+        self._wakeup = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            before = signal.getsignal(number)
+            if before != signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._note)
+        # Ignored, the kernel would reap our children and drop their exit codes.
+        self._child_signal = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return self
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.received.append(number)
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._before:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, self._child_signal)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self.read_fd)
+        os.close(self._write_fd)
+
+
+class Runner:
+    """Runs the parts of one start to their end, in one thread."""
+
+    def __init__(
+        self,
+        plans: Sequence[PartPlan],
+        writer: events.NullWriter,
+        environ: Mapping[str, str],
+        signals: _Signals,
+    ) -> None:
+        self._waiting = list(plans)
+        self._writer = writer
+        self._environ = environ
+        self._signals = signals
+        self._running: list[Task] = []
+        self._done: set[str] = set()
+        self._names = {part.name for part in plans}
+
+    def run(self) -> int | None:
+        """Return None when the job may start, else the exit code to end with."""
+        try:
+            return self._loop()
+        finally:
+            for task in self._running:
+                task.close()
+
+    def _loop(self) -> int | None:
+        while True:
+            if self._signals.received:
+                return self._stop(128 + self._signals.received[0])
+            self._begin_ready()
+            if not self._running:
+                return None
+            self._wait()
+            for task in list(self._running):
+                decision = task.advance()
+                if decision is None:
+                    continue
+                self._running.remove(task)
+                self._done.add(task.plan.name)
+                if decision.step == "stop":
+                    return self._stop(decision.exit_code)
+
+    def _begin_ready(self) -> None:
+        for part in list(self._waiting):
+            if all(name in self._done or name not in self._names for name in part.after):
+                self._waiting.remove(part)
+                self._running.append(Task(part, self._writer, self._environ))
+
+    def _wait(self) -> None:
+        """Sleep until a process, a message, a signal or a deadline calls."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals.read_fd, selectors.EVENT_READ)
+            for task in self._running:
+                for fd in task.descriptors():
+                    selector.register(fd, selectors.EVENT_READ)
+            deadlines = [task.deadline for task in self._running if task.deadline is not None]
+            timeout = min([86400.0, *(deadline - time.monotonic() for deadline in deadlines)])
+            if any(task.child is not None and task.child.pidfd < 0 for task in self._running):
+                timeout = min(timeout, POLL_S)
+            selector.select(max(0.0, timeout))
+
+    def _stop(self, exit_code: int) -> int:
+        """End everything still running; the signal that ended us goes to all of it first."""
+        for number in self._signals.received:
+            for task in self._running:
+                task.child_signal(number)
+        children.end_all([task.child for task in self._running if task.child is not None])
+        for task in self._running:
+            task.abandon(exit_code)
+        return exit_code

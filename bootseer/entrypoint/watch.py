@@ -1,0 +1,209 @@
+"""One part on its way: its own process, then perhaps repair and the plain command."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from bootseer.entrypoint import children, fallback, process
+from bootseer.entrypoint.fallback import Decision, Outcome
+from bootseer.entrypoint.plan import PartPlan
+from bootseer.profiler import events
+from bootseer.profiler.resource import redact
+
+REPAIR_DEADLINE_S = 120.0
+
+Stage = Literal["part", "repair", "plain"]
+
+
+class Task:
+    """Moves one part through its stages; `advance` never blocks longer than killing takes."""
+
+    def __init__(
+        self, plan: PartPlan, writer: events.NullWriter, environ: Mapping[str, str]
+    ) -> None:
+        self.plan = plan
+        self.child: children.Child | None = None
+        self.deadline: float | None = None
+        self._writer = writer
+        self._environ = environ
+        self._reason = plan.reason
+        self._stage: Stage = "part"
+        self._span = ""
+        self._buffer = b""
+        self._left_s = plan.deadline_s
+        self._result: int | None = None
+        self._fault = ""
+        self._command_exit: int | None = None
+        self._spawn_error: Outcome | None = None
+        if plan.request is None:
+            self._begin_plain()
+        else:
+            self._begin_part("run")
+
+    # --- what the loop needs ------------------------------------------------------------------
+
+    def descriptors(self) -> list[int]:
+        """What becomes readable when `advance` has something to do."""
+        if self.child is None or self.child.wait_status is not None:
+            return []
+        link = self.child.link
+        return [fd for fd in (self.child.pidfd, link.fileno() if link else -1) if fd >= 0]
+
+    def advance(self) -> Decision | None:
+        """Take in what happened; return the last decision when this part is finished."""
+        if self._spawn_error is None:
+            assert self.child is not None
+            self._read_messages()
+            expired = self.deadline is not None and time.monotonic() >= self.deadline
+            if not self.child.reap() and not expired:
+                return None
+            if expired and self.child.wait_status is None:
+                children.end_all([self.child])
+            self._read_messages()
+            outcome = self._outcome(expired)
+            if outcome.result is None:
+                self.child.kill()  # what it left behind would work against the plain way
+            self.child.close()
+            self.child = None
+        else:
+            outcome, self._spawn_error = self._spawn_error, None
+        return self._next(outcome)
+
+    def child_signal(self, number: int) -> None:
+        """Forward a signal."""
+        if self.child is not None:
+            self.child.signal(number)
+
+    def abandon(self, exit_code: int) -> None:
+        """The start ends here: close what was begun in the events."""
+        if self._span:
+            attributes = {"process.exit.code": exit_code, "error.type": "signal"}
+            self._writer.end(self._span, self.plan.phase, "error", attributes)
+            self._span = ""
+
+    def close(self) -> None:
+        """Leave no process and no descriptor; calling it twice is safe."""
+        if self.child is not None:
+            self.child.close()
+            self.child = None
+
+    # --- stages -------------------------------------------------------------------------------
+
+    def _begin_part(self, action: Literal["run", "repair"]) -> None:
+        self._stage = "part" if action == "run" else "repair"
+        message = {"part": self.plan.name, "action": action, "request": self.plan.request}
+        allowed_s = self.plan.deadline_s if action == "run" else REPAIR_DEADLINE_S
+        try:
+            self.child = children.spawn_part(message, self._environ)
+            self.deadline = time.monotonic() + allowed_s
+        except OSError as error:
+            self._cannot_spawn(f"bootseer's own process cannot be started: {error}")
+
+    def _begin_plain(self) -> None:
+        self._stage = "plain"
+        self.deadline = None
+        self._result, self._command_exit = None, None
+        attributes = {
+            "bootseer.command": redact(self.plan.plain),
+            "bootseer.source": "run",
+        }
+        self._span = self._writer.begin(self.plan.phase, attributes)
+        environ = {
+            **self._environ,
+            **events.child_environment(self._writer, self._span, self._environ),
+        }
+        try:
+            self.child = children.spawn_plain(self.plan.plain, environ)
+        except OSError as error:
+            failure = process.failure(self.plan.plain, error)
+            self._cannot_spawn(failure.error, process.leave(failure))
+
+    def _cannot_spawn(self, fault: str, exit_code: int | None = None) -> None:
+        self._spawn_error = Outcome(result=exit_code, fault=fault)
+        self.deadline = 0.0  # the loop comes straight back
+
+    def _next(self, outcome: Outcome) -> Decision | None:
+        if self._stage == "plain":
+            return self._finish_plain(outcome)
+        if self._stage == "repair":
+            if outcome.result is None:
+                self._reason += f"; and the repair failed: {outcome.fault}"
+            self._begin_plain()
+            return None
+        decision = fallback.after_part(self.plan, outcome)
+        if decision.step != "plain":
+            if decision.reason:
+                self._say(decision.reason)
+                attributes = {"bootseer.reason": decision.reason}
+                self._writer.point(self.plan.phase, "fallback", attributes)
+            return decision
+        self._reason = decision.reason
+        self._say(decision.reason)
+        self._fault, self._buffer = "", b""
+        self._begin_part("repair")
+        return None
+
+    def _say(self, reason: str) -> None:
+        sys.stderr.write(f"bootseer: {self.plan.name}: {reason}; going on the plain way\n")
+
+    def _finish_plain(self, outcome: Outcome) -> Decision:
+        decision = fallback.after_plain(outcome)
+        attributes: dict[str, object] = {"process.exit.code": outcome.result}
+        status = "error" if decision.step == "stop" else "ok"
+        if self._reason:
+            attributes["bootseer.reason"] = self._reason
+            status = "fallback" if status == "ok" else status
+        self._writer.end(self._span, self.plan.phase, status, attributes)
+        self._span = ""
+        return decision
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _outcome(self, expired: bool) -> Outcome:
+        assert self.child is not None
+        status = self.child.wait_status
+        assert status is not None
+        if self._stage == "plain":
+            return Outcome(result=fallback.exit_code_of(status))
+        fault = self._fault
+        if not fault and self._result is None:
+            fault = fallback.describe_end(status)
+            if expired:
+                limit_s = self.plan.deadline_s if self._stage == "part" else REPAIR_DEADLINE_S
+                fault = f"not done after its deadline of {limit_s:g} s"
+        return Outcome(self._result, fault, self._command_exit)
+
+    def _read_messages(self) -> None:
+        link = self.child.link if self.child is not None else None
+        if link is None:
+            return
+        assert self.child is not None
+        try:
+            while chunk := link.recv(65536):
+                self._buffer += chunk
+            self.child.close_link()  # end of file would wake the loop for ever
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.child.close_link()  # reset: the process died; its end says so
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, message: Mapping[str, object]) -> None:
+        match message:
+            case {"began": True} if self.deadline is not None:
+                self._left_s = self.deadline - time.monotonic()
+                self.deadline = None
+            case {"ended": int(code)}:
+                self._command_exit = code
+                if self.deadline is None:
+                    self.deadline = time.monotonic() + self._left_s
+            case {"result": int(code)}:
+                self._result = code
+            case {"fault": str(text)}:
+                self._fault = text
