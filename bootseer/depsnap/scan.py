@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import gc
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bootseer.depsnap.model import (
     DIRECTORY,
@@ -45,9 +47,22 @@ def scan(root: str, *, exclude: Sequence[str] = (), one_file_system: bool = Fals
     if not stat.S_ISDIR(top.st_mode):
         raise from_os_error(NotADirectoryError(20, "not a directory"), f"scan {root}")
     walker = _Walker(root, _excluder(exclude), top.st_dev if one_file_system else None)
-    walker.add("", root, top)
-    walker.walk()
+    with _collector_paused():
+        walker.add("", root, top)
+        walker.walk()
     return Tree(root, walker.entries, walker.vanished, tuple(walker.unreadable))
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: it would walk the growing records again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _excluder(exclude: Sequence[str]) -> Callable[[str, str], bool]:
