@@ -98,7 +98,7 @@ def gpu_hours(value: float | None) -> str:
     if value is None:
         return "-"
     if value < 0.095:
-        return f"{value:.3f}"
+        return f"{value:.3f}" if value else "0"
     return f"{value:.2f}" if value < 9.95 else f"{value:,.1f}"
 
 
@@ -247,12 +247,12 @@ def _advice(report: Report) -> list[str]:
 
 
 def _advice_line(item: WhatIf) -> str:
-    how = "at its median on every node" if item.kind == "phase" else "no slower than the median"
+    how = "At its median on every node" if item.kind == "phase" else "At the median's pace"
     if item.change == "removed":
-        how = "without it"
+        how = "Without it"
     return (
-        f"{item.name}: {how}, the start would take {long_seconds(item.start_s)} "
-        f"({long_seconds(item.saved_s)} less)."
+        f"{item.name}. {how} the start would take {long_seconds(item.start_s)}, "
+        f"{long_seconds(item.saved_s)} less."
     )
 
 

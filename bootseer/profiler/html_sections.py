@@ -1,0 +1,412 @@
+"""The sections of the HTML report, one function each: report in, markup out (pure)."""
+
+from __future__ import annotations
+
+from bootseer.profiler import render_common as words
+from bootseer.profiler.html_build import (
+    MAX_ROWS,
+    Child,
+    Markup,
+    bar,
+    drawing,
+    hidden,
+    join,
+    pct,
+    rest,
+    table,
+    tag,
+)
+from bootseer.profiler.report_model import PhaseStats, Report
+
+
+def header(report: Report) -> Markup:
+    """The page's banner: which start this is."""
+    start = report.start
+    return tag(
+        "header",
+        tag("p", "bootseer", class_="brand"),
+        tag("p", "start report", class_="kind"),
+        tag("p", words.when(start.began_unix_s), class_="when"),
+    )
+
+
+def verdict(report: Report) -> Markup:
+    """The answer first: how long, along which path, what to fix."""
+    start = report.start
+    said = words.verdict(report)
+    title = "to the first step" if start.complete else "observed, no first step reached"
+    advice = [
+        tag("li", tag("strong", "Fix first: " if number == 0 else "Then: "), line)
+        for number, line in enumerate(said.advice)
+    ]
+    emulated = "; ".join(report.emulated)
+    return tag(
+        "section",
+        tag(
+            "h1",
+            tag("span", words.long_seconds(start.duration_s), class_="figure"),
+            " ",
+            tag("span", title, class_="unit"),
+            id="verdict-title",
+        ),
+        tag("p", _lead(report), class_="lead"),
+        tag("p", tag("strong", "Emulated: "), emulated, class_="flag") if emulated else None,
+        _ribbon(report),
+        tag("p", said.path, class_="path") if said.path else None,
+        tag("ul", advice, class_="advice") if advice else None,
+        _facts(report),
+        id="verdict",
+        aria_labelledby="verdict-title",
+    )
+
+
+def _lead(report: Report) -> str:
+    hours = report.gpu_hours
+    lead = f"On {words.scale(report.start)}."
+    if hours.total > 0:
+        share = words.percent(hours.waiting / hours.total)
+        lead += (
+            f" {words.gpu_hours(hours.total)} GPU-hours were held before the first step, "
+            f"{share} of them waiting for others."
+        )
+    return lead
+
+
+def _facts(report: Report) -> Markup:
+    start = report.start
+    facts = [
+        ("Job", start.job_uid or "not named"),
+        ("Kind", words.kind_word(start)),
+        ("Attempt", "-" if start.attempt is None else str(start.attempt)),
+        ("Nodes", f"{start.nodes:,}"),
+        ("Ranks", f"{start.ranks:,}" if start.ranks else "-"),
+        ("GPUs", "-" if start.gpus is None else f"{start.gpus:,}"),
+        ("Events", f"{start.events:,}"),
+        ("Trace", start.trace_id),
+    ]
+    for name, part in report.parts.items():
+        reason = f" ({part.reason})" if part.reason else ""
+        facts.append((f"Part {name}", ("used" if part.used else "not used") + reason))
+    return tag(
+        "dl",
+        [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts],
+        class_="facts",
+    )
+
+
+def _ribbon(report: Report) -> Markup | None:
+    """The critical path as one strip; the timeline's table says the same in figures."""
+    pieces = words.path_pieces(report)
+    whole_s = pieces[-1].end_s if pieces else 0.0
+    if whole_s <= 0:
+        return None
+    drawn: list[Child] = []
+    for piece in pieces:
+        begin, end = piece.begin_s / whole_s, piece.end_s / whole_s
+        kind = "gap" if piece.gap else "wait" if piece.wait else "own"
+        drawn.append(bar(begin, end, kind, y=0, height=30))
+        # A hair of ground between neighbours keeps pieces of the same look apart.
+        drawn.append(tag("rect", x=pct(end), y=0, width=1, height=30, class_="cut"))
+        if end - begin >= 0.1 and kind == "own":
+            label = tag("text", piece.phase, x=8, y=20)
+            drawn.append(tag("svg", label, x=pct(begin), y=0, width=pct(end - begin), height=30))
+    return tag("div", drawing(drawn, height=30, class_="ribbon"), _legend(), class_="strip")
+
+
+def _legend() -> Markup:
+    def key(kind: str, name: str) -> Markup:
+        swatch = tag(
+            "svg", bar(0, 1, kind, y=1, height=10),
+            width=16, height=12, aria_hidden="true", focusable="false",
+        )  # fmt: skip
+        return tag("li", swatch, name)
+
+    return tag(
+        "ul",
+        key("own", "own work"),
+        key("wait", "waiting for others"),
+        key("gap", words.GAP),
+        class_="legend",
+    )
+
+
+def timeline(report: Report) -> Markup:
+    """Phases over time: their extent over all nodes, and where the critical path ran in them."""
+    pieces = words.path_pieces(report)
+    whole_s = max(
+        report.start.duration_s,
+        pieces[-1].end_s if pieces else 0.0,
+        max((p.last_end_s for p in report.phases), default=0.0),
+    )
+    if whole_s <= 0 or not (pieces or report.phases):
+        return tag("p", "Nothing with a duration was observed.")
+    extents = {p.name: p for p in report.phases if p.parent is None}
+    on_path = list(dict.fromkeys(p.phase for p in pieces))
+    names = sorted({*extents, *on_path}, key=lambda n: _first(n, extents, pieces))
+    lines = [
+        tag("line", x1=pct(b.exit_s / whole_s), x2=pct(b.exit_s / whole_s), y1=0, y2="100%",
+            class_="barrier")
+        for b in report.barriers
+    ]  # fmt: skip
+    rows = [_timeline_row(name, extents.get(name), pieces, whole_s, lines) for name in names]
+    axis: list[Child] = [
+        tag("text", words.seconds(t), x=pct(t / whole_s), y=15,
+            text_anchor="start" if t == 0 else "end" if t > whole_s * 0.94 else "middle")
+        for t in words.ticks(whole_s)
+    ]  # fmt: skip
+    columns = (("Phase", ""), ("When", "g"), ("Own", "n"), ("Waiting", "n"), ("On node", "wide"))
+    heads: list[Child] = [tag("th", "Phase", scope="col")]
+    heads.append(tag("th", hidden("When"), drawing(axis, class_="axis"), scope="col", class_="g"))
+    heads += [tag("th", t, scope="col", class_=c) for t, c in columns[2:]]
+    return join(
+        (
+            tag(
+                "p",
+                "Pale: from the first node's begin to the last node's end. Strong: the critical "
+                "path; its own work and waiting are in the columns. ",
+                "Dashed lines: barriers." if report.barriers else "",
+                class_="hint",
+            ),
+            table("Critical path by phase", columns, rows, class_="gantt", header=heads),
+            _barriers(report),
+        )
+    )
+
+
+def _first(
+    name: str, extents: dict[str, PhaseStats], pieces: tuple[words.PathPiece, ...]
+) -> tuple[float, str]:
+    if name == words.GAP:
+        return float("inf"), name
+    begins = [p.begin_s for p in pieces if p.phase == name]
+    if name in extents:
+        begins.append(extents[name].first_begin_s)
+    return min(begins), name
+
+
+def _timeline_row(
+    name: str,
+    extent: PhaseStats | None,
+    pieces: tuple[words.PathPiece, ...],
+    whole_s: float,
+    lines: list[Markup],
+) -> tuple[Child, ...]:
+    mine = [p for p in pieces if p.phase == name]
+    drawn: list[Child] = []
+    if extent is not None:
+        drawn.append(bar(extent.first_begin_s / whole_s, extent.last_end_s / whole_s, "span", y=5))
+    for p in mine:
+        kind = "gap" if p.gap else "wait" if p.wait else "own"
+        drawn.append(bar(p.begin_s / whole_s, p.end_s / whole_s, kind, y=5))
+    own = sum(p.duration_s for p in mine if not p.wait)
+    wait = sum(p.duration_s for p in mine if p.wait)
+    nodes = list(dict.fromkeys(node for p in mine for node in p.nodes))
+    where = nodes[0] + (f" +{len(nodes) - 1}" if len(nodes) > 1 else "") if nodes else "-"
+    return (
+        name,
+        drawing(drawn, lines),
+        words.seconds(own) if own else "-",
+        words.seconds(wait) if wait else "-",
+        where,
+    )
+
+
+def _barriers(report: Report) -> Markup | None:
+    if not report.barriers:
+        return None
+    ordered = sorted(report.barriers, key=lambda b: -b.held_s)[:MAX_ROWS]
+    rows = [
+        (
+            b.name if b.index == 0 else f"{b.name} #{b.index + 1}",
+            words.seconds(b.exit_s),
+            b.last_node + ("" if b.last_rank is None else f" rank {b.last_rank}"),
+            b.held_by_phase or "-",
+            words.seconds(b.held_s),
+            words.seconds(b.waited_s),
+        )
+        for b in ordered
+    ]
+    columns = (
+        ("Barrier", ""), ("Opened at", "n"), ("Last to arrive", ""), ("Held by", ""),
+        ("After the median", "n"), ("All waiting", "n"),
+    )  # fmt: skip
+    return table("Barriers, the costliest first", columns, rows)
+
+
+def phases(report: Report) -> Markup:
+    """The table of order statistics."""
+    if not report.phases:
+        return tag("p", "No phase was observed.")
+    longest_s = max((p.max_s or 0.0 for p in report.phases), default=0.0) or 1.0
+    rows = [_phase_row(p, longest_s) for p in report.phases]
+    columns = (
+        ("Phase", ""), ("Median to slowest", "g"), ("p50", "n"), ("p90", "n"), ("p99", "n"),
+        ("Max", "n"), ("Max/median", "n"), ("Waiting p50", "n"), ("Waiting max", "n"),
+        ("Nodes", "n"), ("Bytes", "n"), ("Notes", ""),
+    )  # fmt: skip
+    # A column in which nobody has a figure only costs room.
+    kept = [j for j in range(len(columns)) if any(row[j] != "-" for row in rows)]
+    return table(
+        "Own work by phase, over processes",
+        [columns[j] for j in kept],
+        [[row[j] for j in kept] for row in rows],
+        class_="phases",
+    )
+
+
+def _phase_row(phase: PhaseStats, longest_s: float) -> tuple[Child, ...]:
+    drawn: list[Child] = []
+    if phase.p50_s is not None and phase.max_s is not None:
+        drawn.append(bar(0, phase.p50_s / longest_s, "own", y=5, height=12))
+        if phase.max_s > phase.p50_s:
+            x = pct(phase.max_s / longest_s)
+            drawn.append(tag("line", x1=pct(phase.p50_s / longest_s), x2=x, y1=11, y2=11,
+                             class_="whisker"))  # fmt: skip
+            for value in (phase.p90_s, phase.p99_s, phase.max_s):
+                at = pct((value or 0.0) / longest_s)
+                drawn.append(tag("line", x1=at, x2=at, y1=7, y2=15, class_="whisker"))
+    notes = [
+        words.count(number, one, many)
+        for number, one, many in (
+            (phase.killed, "killed", "killed"),
+            (phase.errors, "error", None),
+            (phase.fallbacks, "fallback", None),
+            (phase.within_noise, "slow within noise", "slow within noise"),
+        )
+        if number
+    ]
+    name: Child = phase.name
+    if phase.parent:
+        own_name = phase.name.removeprefix(phase.parent + ".")
+        name = tag("span", hidden(f"{phase.parent}, "), own_name, class_="sub")
+    return (
+        name,
+        drawing(drawn),
+        words.seconds(phase.p50_s),
+        words.seconds(phase.p90_s),
+        words.seconds(phase.p99_s),
+        words.seconds(phase.max_s),
+        words.ratio(phase.max_over_median),
+        words.seconds(phase.wait_p50_s),
+        words.seconds(phase.wait_max_s),
+        f"{phase.nodes:,}",
+        words.size(phase.bytes),
+        ", ".join(notes) or "-",
+    )
+
+
+def stragglers(report: Report) -> Markup:
+    """Who was slow, in which phase."""
+    rule = tag(
+        "p",
+        "A straggler's own work, waiting excluded, is at least 1.5 times the phase's median and "
+        "at least 2 s above it.",
+        class_="hint",
+    )
+    if not report.stragglers:
+        return join((tag("p", "None."), rule))
+    ordered = sorted(report.stragglers, key=lambda s: -s.excess_s)
+    longest_s = ordered[0].own_s
+    longest_s = max(longest_s, *(s.own_s for s in ordered))
+    rows = [
+        (
+            s.node,
+            words.ranks(s.ranks) or "all",
+            s.phase,
+            drawing(
+                bar(0, s.own_s / longest_s, "own", y=5, height=12),
+                tag("line", x1=pct(s.median_s / longest_s), x2=pct(s.median_s / longest_s), y1=1,
+                    y2=21, class_="median"),
+            ),
+            words.seconds(s.own_s),
+            words.seconds(s.median_s),
+            words.ratio(s.ratio),
+            words.seconds(s.excess_s),
+        )
+        for s in ordered[:MAX_ROWS]
+    ]  # fmt: skip
+    columns = (
+        ("Node", ""), ("Ranks", ""), ("Phase", ""), ("Own work, line = median", "g"),
+        ("Own", "n"), ("Median", "n"), ("Factor", "n"), ("Above", "n"),
+    )  # fmt: skip
+    return join((rule, table("Stragglers, the costliest first", columns, rows), rest(len(ordered))))
+
+
+def gpu_hours(report: Report) -> Markup:
+    """What the start cost, and how much of it was waiting."""
+    hours = report.gpu_hours
+    if hours.total <= 0:
+        return tag("p", "No GPU time was observed.")
+    parts = (("own", "own work", hours.own), ("wait", "waiting for others", hours.waiting),
+             ("gap", words.GAP, hours.unobserved))  # fmt: skip
+    at, drawn = 0.0, []
+    for kind, _, value in parts:
+        drawn.append(bar(at, at + value / hours.total, kind, y=0, height=24))
+        at += value / hours.total
+    said = ", ".join(
+        f"{name} {words.gpu_hours(value)} ({words.percent(value / hours.total)})"
+        for _, name, value in parts
+    )
+    assumed = " One GPU a rank was assumed where none was named." if hours.gpus_assumed else ""
+    most = max((p.own + p.waiting for p in hours.phases), default=0.0) or 1.0
+    rows = [
+        (
+            p.phase or words.GAP,
+            drawing(
+                bar(0, p.own / most, "own" if p.phase else "gap", y=5, height=12),
+                bar(p.own / most, (p.own + p.waiting) / most, "wait", y=5, height=12)
+                if p.waiting
+                else None,
+            ),
+            words.gpu_hours(p.own),
+            words.gpu_hours(p.waiting),
+        )
+        for p in hours.phases
+    ]
+    columns = (("Phase", ""), ("Share", "g"), ("Own", "n"), ("Waiting", "n"))
+    return join(
+        (
+            tag("p", tag("strong", words.gpu_hours(hours.total)), " GPU-hours on ",
+                words.count(hours.gpus, "GPU"), " before the first step: ", said, ".", assumed),
+            drawing(drawn, height=24, class_="stack"),
+            _legend(),
+            table("GPU-hours by phase", columns, rows) if rows else None,
+        )
+    )  # fmt: skip
+
+
+def what_if(report: Report) -> Markup:
+    """How the start would have gone otherwise, computed through the barriers."""
+    ordered = [w for w in sorted(report.what_if, key=lambda w: -w.saved_s) if w.saved_s > 0]
+    if not ordered:
+        return tag("p", "No single change would have shortened this start.")
+    kept = [w for w in ordered if w.kind == "phase"][: MAX_ROWS // 2]
+    kept += [w for w in ordered if w.kind == "node"][:10]
+    kept.sort(key=lambda w: -w.saved_s)
+    whole_s = report.start.duration_s or ordered[0].saved_s
+    rows = [
+        (
+            words.what_if_words(w),
+            drawing(
+                bar(0, w.start_s / whole_s, "own", y=5, height=12),
+                bar(w.start_s / whole_s, 1, "saved", y=5, height=12),
+            ),
+            words.seconds(w.start_s),
+            words.seconds(w.saved_s),
+            words.percent(w.saved_s / whole_s),
+        )
+        for w in kept
+    ]
+    columns = (
+        ("Change", ""), ("Start, outline = saved", "g"), ("Start", "n"), ("Saved", "n"),
+        ("Share", "n"),
+    )  # fmt: skip
+    left = len(ordered) - len(kept)
+    return join(
+        (
+            table("The start with one thing changed, greatest gain first", columns, rows),
+            tag("p", f"{left:,} smaller ones are in the JSON report.", class_="hint")
+            if left
+            else None,
+        )
+    )
