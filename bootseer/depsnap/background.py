@@ -1,0 +1,78 @@
+"""Finish a publication in a process that outlives us and stays out of the job's way."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import select
+import sys
+from collections.abc import Callable
+
+from bootseer.storage.lease import Lease
+
+HANDOVER_S = 10.0
+# ioprio_set(2) has no wrapper in libc; numbers from the kernel's system call tables.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_IDLE = 3 << 13
+_FIRST_OWN_FD = 3
+
+
+def detach(lease: Lease, work: Callable[[], None]) -> None:
+    """Hand the lease to a detached child that does `work` and then releases it.
+
+    Returns when the child owns the lease, so that nobody sees its holder dead in between. The
+    child is in a session of its own, of lowest CPU and disk priority, with no stream of ours.
+    Raises OSError when no process can be made; the lease is then still the caller's.
+    """
+    lease.pause()
+    ready, tell = os.pipe()
+    try:
+        first = os.fork()
+    except OSError:
+        os.close(ready)
+        os.close(tell)
+        lease.start()
+        raise
+    if first == 0:
+        _child(lease, work, tell)
+    os.close(tell)
+    os.waitpid(first, 0)
+    select.select([ready], [], [], HANDOVER_S)
+    os.close(ready)
+    lease.forget()
+
+
+def _child(lease: Lease, work: Callable[[], None], tell: int) -> None:
+    """Never returns: leaves by os._exit, so that no handler of the parent's runs twice."""
+    code = 1
+    try:
+        os.setsid()
+        if os.fork() != 0:
+            os._exit(0)
+        _quiet(tell)
+        with lease:
+            lease.adopt()
+            os.write(tell, b".")
+            os.close(tell)
+            work()
+        code = 0
+    except BaseException:
+        # Nobody is left to tell: `work` reports its own faults as events.
+        code = 1
+    finally:
+        os._exit(code)
+
+
+def _quiet(keep: int) -> None:
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(_FIRST_OWN_FD):
+        os.dup2(null, fd)
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
+    os.closerange(_FIRST_OWN_FD, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 0 else keep + 4096)
+    os.nice(19)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)

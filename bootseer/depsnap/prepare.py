@@ -1,0 +1,233 @@
+"""From a command to its key, and from a record to files in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from bootseer.depsnap import archive, key, records, restore, roots, target, tree
+from bootseer.depsnap.model import FormChoice
+from bootseer.depsnap.settings import DepsSettings
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    DeadlineError,
+    NotFoundError,
+    NotSupportedError,
+    UsageError,
+)
+from bootseer.storage.base import Store, open_store
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """A command's target and key; `in_place` when this node already has it there.
+
+    `state` is what the roots held before the install that the key stands for.
+    """
+
+    target: roots.Target
+    key: key.Key
+    state: str
+    in_place: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restored:
+    """How a snapshot came to its place: a form, why this one, bytes and entries of it."""
+
+    form: str
+    why: str
+    raw_bytes: int
+    entries: int
+
+
+def find_target(settings: DepsSettings, command: Sequence[str]) -> roots.Target:
+    """The roots and Python of a command. Raises UsageError when there are no roots."""
+    found = roots.find(command, settings.environ, settings.cwd, settings.also)
+    if not found.roots:
+        raise UsageError("cannot tell where the command installs; name the place with --also")
+    return found
+
+
+def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target) -> Prepared:
+    """Compute the key of a command for a target as it stands.
+
+    Raises NotFoundError for a missing key file and UsageError for one that is too large.
+    """
+    note = target.read(settings.cache, found.paths)
+    stands = note is not None and note.fingerprint == key.fingerprint(found)
+    state = note.state if note is not None and stands else key.base_state(found)
+    made = key.make(
+        key.Question(
+            command=command,
+            key_files=settings.key_files,
+            target=found,
+            state=state,
+            environ=settings.environ,
+            cwd=settings.cwd,
+            image_digest=settings.image_digest,
+            signer=records.signer(records.read_sign_key(settings.sign_key)),
+            key_env=settings.key_env,
+            resolve_timeout_s=settings.resolve_timeout_s,
+        )
+    )
+    in_place = (
+        note is not None
+        and stands
+        and note.key == made.digest
+        and (made.resolved or time.time() - note.created_s <= settings.max_age_s)
+    )
+    return Prepared(found, made, state, in_place)
+
+
+def note_in_place(settings: DepsSettings, prepared: Prepared, created_s: float) -> None:
+    """Remember what stands at the target now; a cache that cannot be written is no fault."""
+    fingerprint = key.fingerprint(prepared.target)
+    note = target.Note(prepared.key.digest, prepared.state, fingerprint, created_s)
+    try:
+        target.write(settings.cache, prepared.target.paths, note)
+    except BootseerError:
+        return  # without the note, the next start restores once more
+
+
+def reachable_store(settings: DepsSettings) -> Store:
+    """Open the store and see that it answers at all.
+
+    Raises StoreUnavailableError or another store error, and DeadlineError when a network file
+    system hangs; the thread that waits for it then stays behind until the process ends.
+    """
+    store = open_store(settings.store)
+    _within(lambda: _answers(store), settings.store_timeout_s, store.url)
+    return store
+
+
+def _answers(store: Store) -> None:
+    try:
+        next(iter(store.list(records.FOLDER)), None)
+    except NotFoundError:
+        store.mkdir(records.FOLDER)  # a store is made by its first use
+
+
+def _within(action: Callable[[], None], limit_s: float, what: str) -> None:
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=run, name="store", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise DeadlineError(f"{what} did not answer for {limit_s:g} s")
+    if faults:
+        raise faults[0]
+
+
+def usable(
+    store: Store, settings: DepsSettings, prepared: Prepared
+) -> tuple[records.Found | None, int | None]:
+    """The record to restore from; else None and the generation that is too old, if any.
+
+    A start that could not resolve uses the newest snapshot of the same inputs within the age.
+    """
+    sign_key = records.read_sign_key(settings.sign_key)
+    found = records.current(store, prepared.key.digest, sign_key)
+    if found is None and not prepared.key.resolved:
+        other = records.latest_key(store, prepared.key.base)
+        found = records.current(store, other, sign_key) if other else None
+        if found and _too_old(found.record, settings):
+            return None, None
+        return found, None
+    if found and not prepared.key.resolved and _too_old(found.record, settings):
+        return None, found.generation
+    return found, None
+
+
+def _too_old(record: records.Record, settings: DepsSettings) -> bool:
+    return time.time() - record.created_unix_s > settings.max_age_s
+
+
+def place(
+    store: Store, settings: DepsSettings, record: records.Record, targets: Sequence[str]
+) -> Restored:
+    """Put a snapshot in place by the asked form, or the fastest that works here.
+
+    `targets` are the roots of this start's own command: a record that writes elsewhere is
+    refused. Raises CorruptDataError, NoSpaceError, NotSupportedError and the like; the targets
+    are then as they were.
+    """
+    for root in record.roots:
+        if not any(root == t or root.startswith(t.rstrip("/") + "/") for t in targets):
+            raise CorruptDataError(
+                f"the snapshot {record.key[:12]} writes to {root}, which the command does not"
+            )
+    if not record.roots:
+        return Restored("nothing", "the install had changed nothing", 0, 0)
+    name = f"{records.folder(record.key)}/{record.archive.name}"
+    path = store.local_path(name)
+    if path is None:
+        raise NotSupportedError(f"restoring from {store.url} is not supported yet")
+    sizes = record.archive.raw_bytes, record.archive.entries
+    wanted = settings.form
+    if wanted == "auto" and not settings.share_trees:
+        wanted = "archive"
+    if wanted != "archive":
+        try:
+            form, why = _place_tree(settings, record, path, wanted)
+            return Restored(form, why, *sizes)
+        except BootseerError as error:
+            if wanted != "auto" or isinstance(error, CorruptDataError):
+                raise
+            why = f"no shared tree: {error}"
+    else:
+        why = "asked for" if settings.form == "archive" else "no cache shared by starts is given"
+    restore.restore(
+        path,
+        record.archive.index_digest,
+        allow_setuid=settings.allow_setuid,
+        owners=record.archive.owners,
+        on_step=settings.on_step,
+    )
+    return Restored("archive", why, *sizes)
+
+
+def _place_tree(
+    settings: DepsSettings, record: records.Record, path: str, wanted: FormChoice
+) -> tuple[str, str]:
+    shared = tree.ensure(
+        os.path.join(settings.cache, "trees"),
+        path,
+        record.archive.index_digest,
+        allow_setuid=settings.allow_setuid,
+        owners=record.archive.owners,
+        on_step=settings.on_step,
+    )
+    placed = tree.place(shared, form=wanted, writable=settings.writable)
+    return "+".join(sorted({p.form for p in placed})), "; ".join(
+        dict.fromkeys(p.why for p in placed)
+    )
+
+
+def corrupt_in_store(store: Store, record: records.Record) -> bool:
+    """Read the stored archive whole: True when it is missing or damaged there.
+
+    Tells a bad snapshot from a fault on the way, before anybody condemns it.
+    """
+    path = store.local_path(f"{records.folder(record.key)}/{record.archive.name}")
+    if path is None:
+        return False
+    try:
+        index = archive.read_index(path, expected_digest=record.archive.index_digest)
+        return archive.verify(path, index) != record.archive.tree_digest
+    except (CorruptDataError, NotFoundError):
+        return True

@@ -1,0 +1,116 @@
+"""Pack what was captured, check it by reading it back, and make it visible by one create."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from bootseer.depsnap import archive, records, redact
+from bootseer.depsnap.capture import Captured
+from bootseer.depsnap.key import Key
+from bootseer.depsnap.model import ArchiveInfo
+from bootseer.errors import CorruptDataError, NotSupportedError
+from bootseer.storage.base import Store
+
+# Creating the files costs about as much again as reading and checking the archive.
+RESTORE_PER_VERIFY = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Publication:
+    """What is to be published. `supersedes` is a record generation found too old."""
+
+    key: Key
+    command: Sequence[str]
+    captured: Captured
+    install_s: float
+    supersedes: int | None = None
+    sign_key: bytes | None = None
+    threads: int | None = None
+
+
+def publish(
+    store: Store, job: Publication, on_step: Callable[[str], None]
+) -> records.Record | None:
+    """Publish and return the record; None when another node's came first.
+
+    Raises BusyError when a captured file changed meanwhile, CorruptDataError when the store gives
+    back other bytes than it was given, and the store's errors. Nothing of it is visible then.
+    """
+    begun = time.monotonic()
+    folder = records.folder(job.key.digest)
+    store.mkdir(folder)
+    name = f"archive-{uuid.uuid4().hex}.tar.zst"
+    temporary = store.temporary(folder)
+    path = store.local_path(temporary)
+    if path is None:
+        raise NotSupportedError(f"publishing to {store.url} is not supported yet")
+    placed = False
+    try:
+        info = archive.create(path, job.captured.deltas, threads=job.threads)
+        on_step("packed")
+        verify_s = _read_back(path, info)
+        on_step("verified")
+        store.rename(temporary, f"{folder}/{name}")
+        placed = True
+        on_step("stored")
+        record = _record(job, name, info, time.monotonic() - begun)
+        if not records.add(store, record, job.sign_key, supersedes=job.supersedes):
+            store.delete(f"{folder}/{name}")
+            return None
+    except BaseException:
+        # Also when a signal ends us: nothing unreferenced shall stay behind.
+        store.delete(f"{folder}/{name}" if placed else temporary)
+        raise
+    on_step("recorded")
+    times = records.Times(job.install_s, record.publish_s, verify_s * RESTORE_PER_VERIFY)
+    records.remember(store, record, times)
+    return record
+
+
+def _read_back(path: str, info: ArchiveInfo) -> float:
+    """Drop the archive from the page cache where possible, read all of it, return the seconds."""
+    begun = time.monotonic()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+    index = archive.read_index(path, expected_digest=info.index_digest)
+    if archive.verify(path, index) != info.tree_digest:
+        raise CorruptDataError(f"the archive {path} does not read back as it was written")
+    return time.monotonic() - begun
+
+
+def _record(job: Publication, name: str, info: ArchiveInfo, publish_s: float) -> records.Record:
+    return records.Record(
+        key=job.key.digest,
+        base=job.key.base,
+        workload=job.key.workload,
+        created_unix_s=time.time(),
+        command=tuple(redact.words(job.command)),
+        roots=tuple(d.root for d in job.captured.deltas),
+        fresh_roots=job.captured.fresh,
+        install_s=round(job.install_s, 6),
+        publish_s=round(publish_s, 6),
+        resolved=job.key.resolved,
+        host={
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "cpus": str(os.cpu_count() or 0),
+        },
+        archive=records.Archive(
+            name=name,
+            size=info.size,
+            raw_bytes=info.raw_bytes,
+            entries=info.entries,
+            index_digest=info.index_digest,
+            tree_digest=info.tree_digest,
+            owners=info.owners,
+        ),
+    )

@@ -1,0 +1,330 @@
+"""Records: the small JSON beside an archive that says what it is.
+
+Layout below a store, terms as in `bootseer.storage.lease`:
+
+    deps/KEY/record-NNNNNN.json    generation N of what is published for KEY; made by one create
+    deps/KEY/record-NNNNNN.bad     its mark of being corrupt or refused; the next holder publishes
+    deps/KEY/archive-TOKEN.tar.zst the archives that records name
+    deps/KEY/lease/                who is installing and publishing now
+    deps/latest/BASE.json          newest key of a base, for a start that cannot resolve
+    deps/times/WORKLOAD.json       how long the last install and publication took
+
+The current record is the highest generation that has no mark. Marks and records are never
+replaced, so a slow reader of a corrupt record cannot condemn its successor.
+A signature is HMAC-SHA256, key from a file, over the canonical JSON of all other fields; the
+index digest in it covers the archive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+import re
+from typing import Any
+
+from bootseer.depsnap.model import Digest
+from bootseer.errors import (
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    UsageError,
+    from_os_error,
+)
+from bootseer.storage.base import Store
+
+VERSION = 1
+FOLDER = "deps"
+LIMIT_BYTES = 1 << 20
+KEY = re.compile(r"[0-9a-f]{64}")
+ARCHIVE = re.compile(r"archive-[0-9a-f]{32}\.tar\.zst")
+_RECORD = re.compile(r"record-(\d{6})\.(json|bad)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive as its record knows it; sizes in bytes, `owners` are (uid, gid) pairs."""
+
+    name: str
+    size: int
+    raw_bytes: int
+    entries: int
+    index_digest: Digest
+    tree_digest: Digest
+    owners: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One published snapshot. Times in seconds; `created_unix_s` by the publisher's clock."""
+
+    key: str
+    base: str
+    workload: str
+    created_unix_s: float
+    command: tuple[str, ...]
+    roots: tuple[str, ...]
+    fresh_roots: tuple[str, ...]
+    install_s: float
+    publish_s: float
+    resolved: bool
+    host: dict[str, str]
+    archive: Archive
+    form: str = "archive"
+    version: int = VERSION
+    signature: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """A record with the generation it was read from and its size in bytes."""
+
+    record: Record
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Times:
+    """How long the last install, publication and restore of a workload took, in seconds."""
+
+    install_s: float
+    publish_s: float
+    restore_s: float
+
+
+def folder(key: str) -> str:
+    """The store's folder of a key; CorruptDataError for what is no key."""
+    if not KEY.fullmatch(key):
+        raise NotFoundError(f"{key[:80]!r} is not a key; `bootseer deps ls` prints them")
+    return f"{FOLDER}/{key}"
+
+
+def canonical(record: Record) -> bytes:
+    """What is signed: all fields but the signature."""
+    body = dataclasses.asdict(record)
+    del body["signature"]
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def encode(record: Record, sign_key: bytes | None = None) -> bytes:
+    """The record's file, signed when there is a key."""
+    body = dataclasses.asdict(record)
+    body["signature"] = sign(record, sign_key) if sign_key else ""
+    return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def sign(record: Record, sign_key: bytes) -> str:
+    """HMAC-SHA256 of the canonical form, in hex."""
+    return hmac.new(sign_key, canonical(record), "sha256").hexdigest()
+
+
+def check_signature(record: Record, sign_key: bytes | None) -> None:
+    """Raise CorruptDataError when a key is given and the record was not signed with it."""
+    if sign_key and not hmac.compare_digest(sign(record, sign_key), record.signature):
+        raise CorruptDataError(
+            f"the snapshot {record.key[:12]} is not signed with the given key; it is not used"
+        )
+
+
+def signer(sign_key: bytes | None) -> str:
+    """A name for a signing key that gives nothing of it away; "" without one."""
+    return hmac.new(sign_key, b"bootseer-key-id", "sha256").hexdigest()[:16] if sign_key else ""
+
+
+def read_sign_key(path: str | None) -> bytes | None:
+    """The bytes of a key file without its last newline; None when there is no path."""
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            found = file.read(64 << 10).rstrip(b"\r\n")
+    except OSError as error:
+        raise from_os_error(error, f"read the signing key {path}") from error
+    if len(found) < 16:
+        raise UsageError(f"the signing key {path} is shorter than 16 bytes; make a longer one")
+    return found
+
+
+def decode(key: str, data: bytes) -> Record:
+    """Parse and check a record read from an untrusted store.
+
+    Raises NotSupportedError for a newer version and CorruptDataError for anything else that is
+    not a record of this key.
+    """
+    try:
+        body = json.loads(data)
+        if _is(body, dict).get("version") != VERSION and _is(body["version"], int) > VERSION:
+            raise NotSupportedError(
+                f"the snapshot {key[:12]} has format {body['version']}, this program reads "
+                f"{VERSION}; use a newer bootseer"
+            )
+        record = _record(body)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise CorruptDataError(f"the record of {key[:12]} is damaged: {error}") from error
+    if record.key != key:
+        raise CorruptDataError(f"the record of {key[:12]} belongs to {record.key[:12]}")
+    return record
+
+
+def _record(body: dict[str, Any]) -> Record:
+    return Record(
+        key=_match(body["key"], KEY),
+        base=_match(body["base"], KEY),
+        workload=_match(body["workload"], KEY),
+        created_unix_s=_number(body["created_unix_s"]),
+        command=_texts(body["command"]),
+        roots=_texts(body["roots"]),
+        fresh_roots=_texts(body["fresh_roots"]),
+        install_s=_number(body["install_s"]),
+        publish_s=_number(body["publish_s"]),
+        resolved=_is(body["resolved"], bool),
+        host={_is(k, str): _is(v, str) for k, v in _is(body["host"], dict).items()},
+        archive=_archive(_is(body["archive"], dict)),
+        form=_is(body["form"], str),
+        version=_is(body["version"], int),
+        signature=_is(body["signature"], str),
+    )
+
+
+def _archive(body: dict[str, Any]) -> Archive:
+    pairs = [_is(p, list) for p in _is(body["owners"], list)]
+    return Archive(
+        name=_match(body["name"], ARCHIVE),
+        size=int(_number(body["size"])),
+        raw_bytes=int(_number(body["raw_bytes"])),
+        entries=int(_number(body["entries"])),
+        index_digest=Digest(_match(body["index_digest"], KEY)),
+        tree_digest=Digest(_match(body["tree_digest"], KEY)),
+        owners=tuple((_is(u, int), _is(g, int)) for u, g in pairs),
+    )
+
+
+def _is(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1 << 62:
+        raise TypeError("expected a number that is not negative")
+    return float(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_is(v, str) for v in _is(value, list))
+
+
+def _match(value: Any, pattern: re.Pattern[str]) -> str:
+    text: str = _is(value, str)
+    if not pattern.fullmatch(text):
+        raise ValueError(f"unexpected text {text[:40]!r}")
+    return text
+
+
+def generations(store: Store, key: str) -> tuple[list[int], set[int]]:
+    """Ascending generations of a key's records, and those marked bad."""
+    seen: list[int] = []
+    bad: set[int] = set()
+    try:
+        for found in store.list(folder(key)):
+            match = _RECORD.fullmatch(found.name.rpartition("/")[2])
+            if match and match[2] == "json":
+                seen.append(int(match[1]))
+            elif match:
+                bad.add(int(match[1]))
+    except NotFoundError:
+        return [], set()
+    return sorted(seen), bad
+
+
+def current(store: Store, key: str, sign_key: bytes | None = None) -> Found | None:
+    """The record to restore from, or None when nothing usable is published.
+
+    Raises CorruptDataError (damaged or unsigned), NotSupportedError (newer) and the store's errors.
+    """
+    seen, bad = generations(store, key)
+    usable = [g for g in seen if g not in bad]
+    if not usable:
+        return None
+    generation = usable[-1]
+    try:
+        record = decode(key, store.read(_name(key, generation), limit_bytes=LIMIT_BYTES))
+    except CorruptDataError as error:
+        raise BadRecordError(str(error), generation) from error
+    check_signature(record, sign_key)
+    return Found(record, generation)
+
+
+class BadRecordError(CorruptDataError):
+    """A record that cannot be used; `generation` is what `condemn` takes."""
+
+    def __init__(self, message: str, generation: int) -> None:
+        super().__init__(message)
+        self.generation = generation
+
+
+def add(
+    store: Store, record: Record, sign_key: bytes | None, *, supersedes: int | None = None
+) -> bool:
+    """Publish as the next generation; False when another published a usable one first.
+
+    `supersedes` is the generation, if any, that the publisher found too old.
+    """
+    if supersedes is not None:
+        condemn(store, record.key, supersedes, "older than the greatest age")
+    seen, bad = generations(store, record.key)
+    if seen and seen[-1] not in bad:
+        return False
+    generation = (max([*seen, *bad], default=0)) + 1
+    return store.create(_name(record.key, generation), encode(record, sign_key))
+
+
+def condemn(store: Store, key: str, generation: int, reason: str) -> None:
+    """Mark one generation as unusable; it is not read again and the next holder publishes."""
+    name = f"{folder(key)}/record-{generation:06d}.bad"
+    store.create(name, json.dumps({"reason": reason[:500]}).encode())
+
+
+def _name(key: str, generation: int) -> str:
+    return f"{folder(key)}/record-{generation:06d}.json"
+
+
+def remember(store: Store, record: Record, times: Times) -> None:
+    """Keep the times and the newest key for starts that come without a record of their own."""
+    store.replace(
+        f"{FOLDER}/times/{record.workload}.json", json.dumps(dataclasses.asdict(times)).encode()
+    )
+    store.replace(f"{FOLDER}/latest/{record.base}.json", json.dumps({"key": record.key}).encode())
+
+
+def times(store: Store, workload: str) -> Times | None:
+    """Past times of a workload; None when there are none or they are damaged."""
+    body = _small(store, f"{FOLDER}/times/{workload}.json")
+    try:
+        return Times(*(_number(body[n]) for n in ("install_s", "publish_s", "restore_s")))
+    except (TypeError, KeyError):
+        return None
+
+
+def latest_key(store: Store, base: str) -> str | None:
+    """The newest published key of a base; None when there is none."""
+    key = _small(store, f"{FOLDER}/latest/{base}.json").get("key")
+    return key if isinstance(key, str) and KEY.fullmatch(key) else None
+
+
+def _small(store: Store, name: str) -> dict[str, Any]:
+    try:
+        body = json.loads(store.read(name, limit_bytes=4096))
+    except (NotFoundError, CorruptDataError, ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def keys(store: Store) -> list[str]:
+    """Every key that has a folder, in order."""
+    try:
+        names = [s.name.rpartition("/")[2] for s in store.list(FOLDER) if s.is_folder]
+    except NotFoundError:
+        return []
+    return sorted(n for n in names if KEY.fullmatch(n))

@@ -1,0 +1,352 @@
+"""`deps run`: restore what an install would make, or run it once and publish what it made.
+
+Whatever goes wrong on our side, the install command runs plainly and its exit code is ours. The
+order: lock the target, finish what a killed restore left, compute the key, restore when it is
+known, else take the lease, or wait for its holder as the policy says, or install plainly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from bootseer.depsnap import (
+    background,
+    capture,
+    install,
+    prepare,
+    publish,
+    records,
+    restore,
+    subphases,
+)
+from bootseer.depsnap import target as targets
+from bootseer.depsnap.settings import DepsSettings
+from bootseer.depsnap.waiting import keep_waiting, poll_s
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
+from bootseer.profiler.events import NullWriter
+from bootseer.storage.base import Store
+from bootseer.storage.lease import Lease, Watch, try_acquire
+
+PHASE = "deps.install"
+INSIDE = "BOOTSEER_DEPS_INSIDE"
+
+
+class Progress(Protocol):
+    """Told when the install command itself runs, whose time is not ours."""
+
+    def command_began(self) -> None:
+        """The command is about to run."""
+
+    def command_ended(self, exit_code: int) -> None:
+        """It ended."""
+
+
+class _NoProgress:
+    def command_began(self) -> None:
+        """Nobody listens."""
+
+    def command_ended(self, exit_code: int) -> None:
+        """Nobody listens."""
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """What a run did. `result` is restored, in place, installed or published; `reasons` say
+    why the plain way was taken or why nothing was published."""
+
+    result: str = "installed"
+    code: int = 0
+    key: str = ""
+    reasons: list[str] = dataclasses.field(default_factory=list)
+    details: dict[str, object] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True)
+class _Plan:
+    """What is known when the install command has to run."""
+
+    prepared: prepare.Prepared | None = None
+    store: Store | None = None
+    lease: Lease | None = None
+    supersedes: int | None = None
+
+
+def run(
+    settings: DepsSettings,
+    command: Sequence[str],
+    writer: NullWriter,
+    progress: Progress | None = None,
+) -> int:
+    """Bring about what `command` would; return 0 or its own exit code.
+
+    128+N after a signal that ended us. Raises nothing of ours.
+    """
+    return execute(settings, command, writer, progress).code
+
+
+def execute(
+    settings: DepsSettings,
+    command: Sequence[str],
+    writer: NullWriter,
+    progress: Progress | None = None,
+) -> Outcome:
+    """As `run`, with all that happened."""
+    begun = _Run(settings, command, writer, progress or _NoProgress())
+    span = writer.begin(PHASE, {"bootseer.source": "deps"})
+    begun.span = span
+    outcome = begun.outcome
+    try:
+        with install.ending_signals():
+            begun.go()
+    except install.TerminatedError as error:
+        outcome.code = 128 + error.number
+        outcome.result = "ended by a signal"
+    finally:
+        attributes: dict[str, object] = {"bootseer.deps.result": outcome.result, **outcome.details}
+        if outcome.reasons:
+            attributes["bootseer.reason"] = "; ".join(outcome.reasons)
+        if outcome.code:
+            attributes["process.exit.code"] = outcome.code
+        status = "error" if outcome.code else "fallback" if outcome.reasons else "ok"
+        writer.end(span, PHASE, status, attributes)
+    return outcome
+
+
+class _Run:
+    """One run's state; `go` is its whole course."""
+
+    def __init__(
+        self,
+        settings: DepsSettings,
+        command: Sequence[str],
+        writer: NullWriter,
+        progress: Progress,
+    ) -> None:
+        self.settings = settings
+        self.command = command
+        self.writer = writer
+        self.progress = progress
+        self.outcome = Outcome()
+        self.span = ""
+        self._seen: tuple[list[int], set[int]] = ([], set())
+
+    def go(self) -> None:
+        with contextlib.ExitStack() as held:
+            plan = _Plan()
+            held.callback(lambda: plan.lease.close() if plan.lease else None)
+            try:
+                if self._prepare(plan, held):
+                    return
+            except Exception as error:
+                # The border: no fault of ours, of whatever kind, may keep the install from running.
+                self._fault(error)
+            self._install(plan)
+
+    # --- before the install -------------------------------------------------------------------
+
+    def _prepare(self, plan: _Plan, held: contextlib.ExitStack) -> bool:
+        """True when the target is ready; else the plan says how to install."""
+        settings = self.settings
+        if settings.environ.get(INSIDE):
+            return False  # an install within an install: the outer one captures all
+        found = prepare.find_target(settings, self.command)
+        held.enter_context(
+            targets.locked(settings.cache, found.paths, limit_s=self._lock_limit_s())
+        )
+        for root in found.paths:
+            restore.recover(root)
+        with self.writer.phase(f"{PHASE}.key"):
+            prepared = prepare.prepare(settings, self.command, found)
+        self.outcome.key = prepared.key.digest
+        self.outcome.details["bootseer.deps.key"] = prepared.key.digest
+        settings.on_step("key")
+        if prepared.in_place:
+            self.outcome.result = "in place"
+            return True
+        plan.prepared = prepared
+        plan.store = prepare.reachable_store(settings)
+        return self._restore_or_lease(plan, prepared, plan.store)
+
+    def _lock_limit_s(self) -> float:
+        return 0.0 if self.settings.wait == "never" else self.settings.wait_limit_s
+
+    def _restore_or_lease(self, plan: _Plan, prepared: prepare.Prepared, store: Store) -> bool:
+        settings = self.settings
+        folder = f"{records.folder(prepared.key.digest)}/lease"
+        watch = Watch(store, folder, ttl_s=settings.lease_ttl_s)
+        past = records.times(store, prepared.key.workload)
+        begun = time.monotonic()
+        span = ""
+        try:
+            while True:
+                restored, plan.supersedes = self._try_restore(store, prepared)
+                if restored:
+                    return True
+                lease = try_acquire(
+                    store,
+                    folder,
+                    watch,
+                    beat_s=settings.lease_beat_s,
+                    ttl_s=settings.lease_ttl_s,
+                )
+                if lease is not None:
+                    plan.lease = lease
+                    # Another may have published and released between our look and our lease.
+                    if records.generations(store, prepared.key.digest) == self._seen:
+                        settings.on_step("lease")
+                        return False
+                    lease.close()
+                    plan.lease = None
+                    continue
+                holder, _ = watch.look()
+                waited_s = time.monotonic() - begun
+                held_s = holder.held_s if holder else 0.0
+                if not keep_waiting(settings.wait, past, held_s, waited_s, settings.wait_limit_s):
+                    if settings.wait == "always":
+                        self.outcome.reasons.append(
+                            f"waited {waited_s:.0f} s for another node, the longest allowed"
+                        )
+                    return False
+                if not span:
+                    span = self.writer.begin(f"{PHASE}.wait", {"bootseer.wait": True})
+                    settings.on_step("wait")
+                time.sleep(poll_s(waited_s))
+        finally:
+            if span:
+                self.writer.end(span, f"{PHASE}.wait", "ok", {"bootseer.wait": True})
+
+    def _try_restore(self, store: Store, prepared: prepare.Prepared) -> tuple[bool, int | None]:
+        """Whether a known snapshot now stands in place, and a generation found too old."""
+        self._seen = records.generations(store, prepared.key.digest)
+        if not self._seen[0] and prepared.key.resolved:
+            return False, None
+        try:
+            found, old = prepare.usable(store, self.settings, prepared)
+        except records.BadRecordError as error:
+            records.condemn(store, prepared.key.digest, error.generation, str(error))
+            self._fault(error)
+            self._seen = records.generations(store, prepared.key.digest)
+            return False, None
+        if found is None:
+            return False, old
+        self.settings.on_step("restore")
+        try:
+            with self.writer.phase(f"{PHASE}.restore"):
+                done = prepare.place(store, self.settings, found.record, prepared.target.paths)
+        except (CorruptDataError, NotFoundError) as error:
+            if not prepare.corrupt_in_store(store, found.record):
+                raise
+            records.condemn(store, found.record.key, found.generation, str(error))
+            self._fault(error)
+            self._seen = records.generations(store, prepared.key.digest)
+            return False, None
+        self.outcome.result = "restored"
+        self.outcome.details |= {
+            "bootseer.deps.form": done.form,
+            "bootseer.deps.why": done.why,
+            "bootseer.bytes": done.raw_bytes,
+        }
+        prepare.note_in_place(self.settings, prepared, found.record.created_unix_s)
+        return True, None
+
+    # --- the install and after ----------------------------------------------------------------
+
+    def _install(self, plan: _Plan) -> None:
+        settings = self.settings
+        trees, exclude = None, []
+        if plan.lease is not None and plan.prepared is not None:
+            try:
+                exclude = self._excludes(plan.prepared)
+                with self.writer.phase(f"{PHASE}.scan"):
+                    trees = capture.before(plan.prepared.target.paths, exclude)
+                settings.on_step("scanned before")
+            except Exception as error:
+                # The border: without a scan there is nothing to publish, but the job starts.
+                self._fault(error)
+        code, install_s = self._command()
+        self.outcome.code = code
+        if code != 0:
+            return
+        if plan.prepared is not None:
+            prepare.note_in_place(settings, plan.prepared, time.time())
+        if trees is None or plan.lease is None:
+            return
+        try:
+            with self.writer.phase(f"{PHASE}.scan"):
+                captured = capture.after(trees, exclude)
+            settings.on_step("scanned after")
+            self._publish(plan, captured, install_s)
+        except Exception as error:
+            # The border: the install was good; a fault in keeping it must not fail the job.
+            self._fault(error)
+
+    def _excludes(self, prepared: prepare.Prepared) -> list[str]:
+        ours = [self.settings.cache]
+        if self.settings.store.startswith(("/", "file://", ".")):
+            ours.append(self.settings.store.removeprefix("file://"))
+        return capture.excludes(prepared.target.paths, ours, self.settings.exclude)
+
+    def _command(self) -> tuple[int, float]:
+        environ = {**self.settings.environ, INSIDE: "1"}
+        begun = time.monotonic()
+        self.progress.command_began()
+        with subphases.watching(self.command, environ, self.writer, self.span):
+            code = install.run(self.command, environ)
+        self.progress.command_ended(code)
+        self.settings.on_step("installed")
+        return code, time.monotonic() - begun
+
+    def _publish(self, plan: _Plan, captured: capture.Captured, install_s: float) -> None:
+        assert plan.prepared is not None
+        assert plan.store is not None
+        assert plan.lease is not None
+        lease, store = plan.lease, plan.store
+        background_mode = self.settings.publish == "background"
+        cpus = os.cpu_count() or 1
+        job = publish.Publication(
+            key=plan.prepared.key,
+            command=self.command,
+            captured=captured,
+            install_s=install_s,
+            supersedes=plan.supersedes,
+            sign_key=records.read_sign_key(self.settings.sign_key),
+            threads=max(1, cpus // 2) if background_mode else None,
+        )
+        if background_mode:
+            background.detach(lease, lambda: self._pack(store, job))
+            self.outcome.result = "publishing"
+        else:
+            self._pack(store, job)
+            self.outcome.result = "published"
+
+    def _pack(self, store: Store, job: publish.Publication) -> None:
+        background_mode = self.settings.publish == "background"
+        span = self.writer.begin("deps.publish", {"bootseer.background": background_mode})
+        attributes: dict[str, object] = {}
+        status = "ok"
+        try:
+            record = publish.publish(store, job, self.settings.on_step)
+            if record is not None:
+                attributes["bootseer.bytes"] = record.archive.size
+        except BaseException as error:
+            status = "fallback"
+            attributes |= {"bootseer.reason": str(error), "error.type": type(error).__name__}
+            raise
+        finally:
+            self.writer.end(span, "deps.publish", status, attributes)
+
+    def _fault(self, error: BaseException) -> None:
+        known = isinstance(error, BootseerError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        self.outcome.reasons.append(text)
+
+
+def repair(settings: DepsSettings, command: Sequence[str]) -> None:
+    """Finish or undo what a killed `run` left at the command's target."""
+    for root in prepare.find_target(settings, command).paths:
+        restore.recover(root)

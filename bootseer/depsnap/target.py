@@ -1,0 +1,98 @@
+"""What this node knows of a target: a note of what stands there, and a lock against each other.
+
+Both lie in the cache directory, named by the target's paths. A note is believed only while the
+target's fingerprint is the noted one; a lost note costs one restore, never correctness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from bootseer.errors import BusyError, from_os_error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Note:
+    """`state` is what the roots held before, `fingerprint` what they held when `key` stood
+    there; `created_s` is this node's wall clock."""
+
+    key: str
+    state: str
+    fingerprint: str
+    created_s: float
+
+
+def _path(cache: str, roots: Sequence[str], suffix: str) -> str:
+    name = hashlib.sha256("\0".join(roots).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return os.path.join(cache, "deps", "targets", name + suffix)
+
+
+def read(cache: str, roots: Sequence[str]) -> Note | None:
+    """The note of a target; None when there is none or it is damaged."""
+    try:
+        with open(_path(cache, roots, ".json"), "rb") as file:
+            body = json.loads(file.read(64 << 10))
+        note = Note(**body)
+    except (OSError, ValueError, TypeError):
+        return None
+    texts = (note.key, note.state, note.fingerprint)
+    return note if all(isinstance(t, str) for t in texts) else None
+
+
+def write(cache: str, roots: Sequence[str], note: Note) -> None:
+    """Replace the note. Raises a mapped error when the cache cannot be written."""
+    path = _path(cache, roots, ".json")
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(dataclasses.asdict(note), file)
+        os.rename(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise from_os_error(error, f"write the note {path}") from error
+
+
+@contextlib.contextmanager
+def locked(
+    cache: str,
+    roots: Sequence[str],
+    *,
+    limit_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Hold the target's lock on this node. Raises BusyError when it stays held for `limit_s`.
+
+    The lock dies with the process, also when that is killed.
+    """
+    path = _path(cache, roots, ".lock")
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise from_os_error(error, f"open the lock {path}") from error
+    try:
+        _acquire(fd, roots, limit_s, sleep)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _acquire(fd: int, roots: Sequence[str], limit_s: float, sleep: Callable[[float], None]) -> None:
+    begun = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() - begun >= limit_s:
+                raise BusyError(f"another process is installing into {roots[0]}") from None
+        sleep(0.05)
