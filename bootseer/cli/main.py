@@ -15,7 +15,8 @@ def main(argv: list[str] | None = None) -> int:
     if args and args[0] == "run":
         from bootseer.entrypoint import run
 
-        return run.main(args[1:])
+        code = run.main(args[1:])
+        return run.leave_now(code) if argv is None else code
     if args and args[0] == "event":
         from bootseer.cli import event
 

@@ -15,7 +15,6 @@ Whoever kills the group, the cgroup or the container kills both.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
@@ -49,6 +48,8 @@ _TERMINAL = {
 }
 _STOPS = {_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU}
 _SI_KERNEL = 0x80  # si_code of asm-generic/siginfo.h
+# Linux's numbers, the same on every architecture: the module `errno` is a file to load.
+ENOENT, EIO, E2BIG, ENOEXEC = 2, 5, 7, 8
 # Python ignores these at start-up. Whether they were ignored before it cannot be known, so the
 # child gets the default, as almost everybody has it.
 _IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
@@ -124,7 +125,7 @@ class Child:
         try:
             return self._posix_spawn(command, environ, file_actions)
         except OSError as error:
-            if error.errno != errno.ENOEXEC:
+            if error.errno != ENOEXEC:
                 raise
         # A script without a first line: a shell runs it, as execvp(3) does.
         from shutil import which
@@ -161,7 +162,7 @@ class Child:
                 _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
                 os.execvpe(command[0], list(command), environ)
             except OSError as error:
-                os.write(write_end, b"%d" % (error.errno or errno.EIO))
+                os.write(write_end, b"%d" % (error.errno or EIO))
             finally:
                 os._exit(126)
         os.close(write_end)
@@ -257,7 +258,7 @@ def _has_terminal() -> bool:
 
 def failure(command: Sequence[str], error: OSError) -> Result:
     """Say how a command that cannot be executed ends: 127 when it is not there, else 126."""
-    code = 127 if error.errno == errno.ENOENT else 126
+    code = 127 if error.errno == ENOENT else 126
     reason = os.strerror(error.errno) if error.errno else str(error)
     return Result(code, error=f"cannot run '{command[0]}': {reason}")
 
@@ -276,7 +277,7 @@ def start(
     try:
         return Child(command, {**environ, **added}, file_actions, on_signal)
     except OSError as error:
-        if error.errno != errno.E2BIG or not added:
+        if error.errno != E2BIG or not added:
             raise
     return Child(command, environ, file_actions, on_signal)
 

@@ -53,22 +53,21 @@ class Options:
         self.attributes: dict[str, Any] = {}
         for pair in filter(None, environ.get("BOOTSEER_RUN_ATTR", "").split(",")):
             self.add_attribute(pair, "BOOTSEER_RUN_ATTR")
-        if _flag(environ, "BOOTSEER_RUN_WAIT"):
+        if flag(environ, "BOOTSEER_RUN_WAIT"):
             self.attributes["bootseer.wait"] = True
         rules = environ.get("BOOTSEER_RUN_LOG_RULES", "")
         self.log_rules = [rule for rule in rules.split(":") if rule]
-        self.import_times = _flag(environ, "BOOTSEER_RUN_IMPORT_TIMES")
+        self.import_times = flag(environ, "BOOTSEER_RUN_IMPORT_TIMES")
         self.help = False
         self.command: Sequence[str] = ()
 
     def add_attribute(self, pair: str, where: str) -> None:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise RunUsageError(f"{where} needs KEY=VALUE, not '{pair}'")
-        self.attributes[key] = attribute_value(value)
+        key, value = attribute_pair(pair, where)
+        self.attributes[key] = value
 
 
-def _flag(environ: Mapping[str, str], name: str) -> bool:
+def flag(environ: Mapping[str, str], name: str) -> bool:
+    """Return what a variable says: 1 or 0 and their words; raises RunUsageError otherwise."""
     value = environ.get(name, "").lower()
     if value in ("", "0", "false", "no", "off"):
         return False
@@ -77,13 +76,19 @@ def _flag(environ: Mapping[str, str], name: str) -> bool:
     raise RunUsageError(f"{name} is '{value}'; use 1 or 0")
 
 
-def attribute_value(text: str) -> Any:
-    """Return true, false and whole numbers as such, anything else as text."""
+def attribute_pair(pair: str, where: str) -> tuple[str, Any]:
+    """Split KEY=VALUE; true, false and whole numbers become such, anything else stays text.
+
+    `where` names the option or variable in the RunUsageError for anything else.
+    """
+    key, equals, text = pair.partition("=")
+    if not equals or not key:
+        raise RunUsageError(f"{where} needs KEY=VALUE, not '{pair}'")
     if text in ("true", "false"):
-        return text == "true"
+        return key, text == "true"
     if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 19:
-        return int(text)
-    return text
+        return key, int(text)
+    return key, text
 
 
 _SWITCHES = ("-h", "--help", "--wait", "--import-times")
@@ -192,9 +197,12 @@ class _Measured:
         default = events.default_directory(environ)
         self.writer = writer = events.open_writer(options.events or None, environ, default)
         if isinstance(writer, events.Writer) and "BOOTSEER_TRACEPARENT" not in environ:
-            from bootseer.profiler import proc
+            from bootseer.profiler import resource
 
-            proc.write_container_start(writer)
+            if resource.in_container():
+                from bootseer.profiler import proc
+
+                proc.write_container_start(writer)
         attributes = {"bootseer.source": "run", "bootseer.command": events.redact(options.command)}
         self.span = writer.begin(self.name, {**attributes, **options.attributes})
         self.added = events.child_environment(writer, self.span, environ)
@@ -248,3 +256,13 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(HELP)
         return 0
     return process.leave(execute(options, environ))
+
+
+def leave_now(code: int) -> int:
+    """End this process at once: tearing the interpreter down costs 2 ms and frees nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # closed, or its reader left
+    os._exit(code)

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import os
 import time
-from contextvars import ContextVar
-from itertools import count
 
 try:  # the C function alone: importing `json` costs 2 ms of a 9 ms interpreter
     from _json import encode_basestring_ascii as _quote
 except ImportError:  # an interpreter without the accelerator
-    from json.encoder import py_encode_basestring_ascii as _quote
+    from json import dumps as _quote  # the same for text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from contextvars import ContextVar, Token
     from types import TracebackType
     from typing import Any, TypeVar, Union
 
@@ -51,7 +50,9 @@ MAX_NAME_CHARS = 256
 MAX_ITEMS = 128  # of one list, or of one object
 MAX_LINE_BYTES = 32768
 
-_current: ContextVar[tuple[str, str]] = ContextVar("bootseer_span")
+# The innermost `phase` of this thread or task as (trace id, span id). A list, because its module
+# is imported with the first phase only: a wrapper's few events do without.
+_current: list[ContextVar[tuple[str, str]]] = []
 _fstat, _write = os.fstat, os.write
 _time_ns, _monotonic_ns = time.time_ns, time.monotonic_ns
 
@@ -178,10 +179,20 @@ def default_directory(environ: Environ | None = None) -> str:
     return os.path.join(state, "bootseer", "events")
 
 
+def _span() -> ContextVar[tuple[str, str]]:
+    if not _current:
+        from contextvars import ContextVar
+
+        _current.append(ContextVar("bootseer_span"))
+    return _current[0]
+
+
 class _Phase:
     """Context manager of `phase`; `attributes` may be added to until it ends."""
 
     __slots__ = ("_name", "_token", "_writer", "attributes", "span_id")
+
+    _token: Token[tuple[str, str]]
 
     def __init__(self, writer: AnyWriter, name: str, attributes: dict[str, Any]) -> None:
         self._writer, self._name, self.span_id = writer, name, ""
@@ -189,7 +200,7 @@ class _Phase:
 
     def __enter__(self) -> _Phase:
         self.span_id = self._writer.begin(self._name, self.attributes)
-        self._token = _current.set((self._writer.trace_id, self.span_id))
+        self._token = _span().set((self._writer.trace_id, self.span_id))
         self.attributes = {}
         return self
 
@@ -200,7 +211,7 @@ class _Phase:
         trace: TracebackType | None,
     ) -> None:
         try:
-            _current.reset(self._token)
+            _span().reset(self._token)
         except ValueError:
             pass  # a generator may be closed in another context than it was opened in
         if kind is not None:
@@ -218,18 +229,19 @@ class NullWriter:
 
     def _ids(self) -> None:
         self._prefix = os.urandom(5).hex()
-        self._count = count(1)
+        self._count = iter(range(1, 1 << 62))
 
     def _next(self) -> str:
-        # `next` of a C counter is atomic, so threads need no lock.
+        # `next` of a C iterator is atomic, so threads need no lock.
         return f"{self._prefix}{next(self._count) & 0xFFFFFF:06x}"
 
-    def _parent(self, parent: str | None) -> str | None:
-        if parent is not None:
-            return parent
-        here = _current.get(None)
-        # Another writer's span is no parent: its trace is not ours.
-        return here[1] if here and here[0] == self.trace_id else self.parent_span_id
+    def _parent(self) -> str | None:
+        if _current:
+            here = _current[0].get(None)
+            # Another writer's span is no parent: its trace is not ours.
+            if here is not None and here[0] == self.trace_id:
+                return here[1]
+        return self.parent_span_id
 
     def _emit(
         self,
@@ -251,13 +263,15 @@ class NullWriter:
         parent: str | None = None,
         time_unix_nano: int | None = None,
         mono_nano: int | None = None,
+        span_id: str | None = None,
     ) -> str:
         """Write the begin of a span and return its id, to be given to `end`.
 
         Times are nanoseconds of the wall clock and of CLOCK_MONOTONIC; when only the wall clock's
         is given (from a log), the other is written as null.
         """
-        span_id = self._next()
+        if span_id is None:
+            span_id = self._next()
         self._emit("begin", span_id, parent, name, "ok", attributes, time_unix_nano, mono_nano)
         return span_id
 
@@ -374,9 +388,7 @@ class Writer(NullWriter):
                 return False
         else:
             self._ids()  # a forked child: the same span ids must not be made twice
-            here = _current.get(None)
-            if here is not None and here[0] == self.trace_id:
-                self.parent_span_id = here[1]
+            self.parent_span_id = self._parent()
         try:
             self._open()
         except OSError:
@@ -402,7 +414,7 @@ class Writer(NullWriter):
             if kind == "resource":
                 above = "null"
             else:
-                found = self._parent(parent)
+                found = self._parent() if parent is None else parent
                 above = _quote(found) if found else "null"
             head = (
                 f'{{"v":1,"event":"{kind}","trace_id":"{self.trace_id}","span_id":{_quote(span_id)}'

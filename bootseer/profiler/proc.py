@@ -9,41 +9,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bootseer.profiler.events import AnyWriter
 
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h
 
+def start_ticks(pid: int) -> int | None:
+    """Return when a process was forked, in clock ticks since boot, or None when unknown.
 
-def start_age_ns(pid: int | str) -> int | None:
-    """Return how long ago a process was forked, in ns (grain 10 ms), or None when unknown.
-
-    Field 22 of /proc/PID/stat counts clock ticks since boot (proc(5)); the command's name in
-    field 2 may hold spaces and parentheses, so fields are counted from the last parenthesis.
+    Field 22 of /proc/PID/stat (proc(5)); the command's name in field 2 may hold spaces and
+    parentheses, so fields are counted from the last parenthesis.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            fields = file.read(4096).rpartition(b")")[2].split()
-        ticks = int(fields[19])
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        return max(0, now - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+            return int(file.read(4096).rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
 
 
-def in_container() -> bool:
-    """Tell whether this process lives in a pid namespace of its own."""
-    try:
-        return os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
+def start_age_ns(pid: int) -> int | None:
+    """Return how long ago a process was forked, in ns (grain 10 ms), or None when unknown."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return None
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return max(0, now_ns - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK"))
 
 
 def write_container_start(writer: AnyWriter) -> None:
-    """Write `container.start`, unless this is no container.
+    """Write `container.start`; for use inside a container only.
 
     As process 1, a span from the runtime's fork to now; else what ran in between is not known,
     so only the moment when the container began, as a point.
     """
-    if not in_container():
-        return
     age_ns = start_age_ns(1)
     if age_ns is None:
         return

@@ -44,6 +44,7 @@ def redact(words: Iterable[str]) -> list[str]:
 
 # --- what the environment tells -----------------------------------------------------------------
 
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h
 _RANKS = {
     "bootseer.rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
     "bootseer.world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
@@ -70,6 +71,11 @@ def _first(environ: Environ, names: Iterable[str]) -> str:
     return ""
 
 
+def job_uid(environ: Environ) -> str:
+    """Return what the scheduler calls this job, or nothing."""
+    return _first(environ, _JOB_UID)
+
+
 def _number(environ: Environ, names: Iterable[str]) -> int | None:
     for name in names:
         value = environ.get(name, "")
@@ -89,9 +95,24 @@ def _read(path: str, limit: int = 65536) -> str:
         return ""
 
 
+def boot_id() -> str:
+    """Return the kernel's random name of this boot of this machine."""
+    return _read("/proc/sys/kernel/random/boot_id")
+
+
+def in_container() -> bool:
+    """Tell whether this process lives in a pid namespace of its own."""
+    try:
+        return os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
 def _container_id() -> str:
     # The runtime's directory of hostname, hosts or resolv.conf carries the 64-digit id; the
     # cgroup path does so only outside a cgroup namespace.
+    if not in_container():
+        return ""
     for path in ("/proc/self/cgroup", "/proc/self/mountinfo"):
         for word in _read(path).replace("-", "/").replace(".", "/").split("/"):
             if len(word) == 64 and not word.strip("0123456789abcdef"):
@@ -103,6 +124,8 @@ def _gpu_count(environ: Environ) -> int | None:
     visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("NVIDIA_VISIBLE_DEVICES", "all"))
     if visible not in ("", "all", "void", "none"):
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    if not os.path.exists("/dev/nvidiactl"):
+        return None
     try:
         names = os.listdir("/dev")
     except OSError:
@@ -150,12 +173,12 @@ def describe(env: Environ) -> dict[str, Any]:
         "process.pid": os.getpid(),
         "process.command": argv[0] if argv else "",
         "process.command_args": redact(argv[:32]),
-        "bootseer.boot_id": _read("/proc/sys/kernel/random/boot_id"),
+        "bootseer.boot_id": boot_id(),
         "bootseer.attempt": attempt + in_place,
         "bootseer.start.kind": (
             "restart_in_place" if in_place else "restart" if attempt else "first"
         ),
-        "bootseer.job_uid": _first(env, _JOB_UID),
+        "bootseer.job_uid": job_uid(env),
         "container.id": _container_id(),
     }
     out.update(_kubernetes(env))
@@ -171,7 +194,8 @@ def _is_hex(text: str, digits: int) -> bool:
     return len(text) == digits and not text.strip("0123456789abcdef") and bool(text.strip("0"))
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return the first 32 hex digits of the text's SHA-256."""
     try:
         from _sha2 import sha256  # type: ignore[import-not-found]  # 3.12 and newer
     except ImportError:
@@ -194,9 +218,9 @@ def trace(env: Environ) -> tuple[str, str | None]:
     if len(parts) == 4 and _is_hex(parts[1], 32) and _is_hex(parts[2], 16):
         if restart == env.get("BOOTSEER_TRACE_RESTART", "0"):
             return parts[1], parts[2]
-        return _digest(f"{parts[1]}:{restart}"), None
-    uid = _first(env, _JOB_UID)
+        return digest(f"{parts[1]}:{restart}"), None
+    uid = job_uid(env)
     if uid:
         attempt = (_number(env, _ATTEMPT) or 0) + (int(restart) if restart.isdecimal() else 0)
-        return _digest(f"{uid}:{attempt}"), None
+        return digest(f"{uid}:{attempt}"), None
     return os.urandom(16).hex(), None
