@@ -1,0 +1,204 @@
+"""Carry out, finish or undo a switch: the part of a restore that a kill may cut anywhere.
+
+Every action tells from the disk alone whether it is already done: a staged thing that is still in
+the staging has not been moved; a backup that exists was made. So the whole list can be run again
+forwards, or backwards, after a kill at any point.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bootseer.depsnap.merge import (
+    DELETE,
+    METADATA,
+    MOVE,
+    REMOVE_DIRECTORY,
+    SWAP,
+    Action,
+    Status,
+)
+from bootseer.depsnap.staging import OLD, TREE
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+Step = Callable[[str], None]
+
+
+class Below:
+    """Descriptors of directories below a root, each part opened without following links."""
+
+    def __init__(self, root: str) -> None:
+        self._root = os.open(root, _FOLDER)
+        self._path = ""
+        self._descriptor = self._root
+
+    def __enter__(self) -> Below:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._leave()
+        os.close(self._root)
+
+    @property
+    def root(self) -> int:
+        return self._root
+
+    def parent(self, path: str) -> tuple[int, str]:
+        """(descriptor of the path's directory, its last part); valid until the next call.
+
+        Raises FileNotFoundError, NotADirectoryError, or OSError(ELOOP) where a link is in the way.
+        """
+        folder, _, name = path.rpartition("/")
+        if folder != self._path:
+            self._leave()
+            current = self._root
+            for part in folder.split("/") if folder else ():
+                try:
+                    following = os.open(part, _FOLDER, dir_fd=current)
+                finally:
+                    if current != self._root:
+                        os.close(current)
+                current = following
+            self._path, self._descriptor = folder, current
+        return self._descriptor, name or "."
+
+    def _leave(self) -> None:
+        if self._descriptor != self._root:
+            os.close(self._descriptor)
+        self._path, self._descriptor = "", self._root
+
+    def status(self, path: str) -> Status | None:
+        """The status of a path, None when absent or not below real directories."""
+        try:
+            descriptor, name = self.parent(path)
+            now = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == 40:  # ELOOP: a link stands where a directory should
+                return None
+            raise
+        return Status(now.st_mode, now.st_uid, now.st_gid, now.st_mtime_ns, now.st_dev)
+
+
+@dataclass(slots=True)
+class Switch:
+    """One root's actions between its staging and its target. `kept` names directories that
+    could not go because something else lies in them."""
+
+    target: str
+    stage: str
+    actions: Sequence[Action]
+    kept: list[str] = field(default_factory=list)
+
+    def forward(self, step: Step) -> None:
+        """Do all that is not done. Raises OSError, with part of it done."""
+        with Below(self.target) as target, Below(os.path.join(self.stage, TREE)) as staged:
+            for number, action in enumerate(self.actions):
+                step(f"{action.what} {action.path}")
+                self._do(action, number, target, staged)
+
+    def backward(self) -> None:
+        """Undo all that is done, last first. Raises OSError."""
+        with Below(self.target) as target, Below(os.path.join(self.stage, TREE)) as staged:
+            for number in range(len(self.actions) - 1, -1, -1):
+                self._undo(self.actions[number], number, target, staged)
+
+    def _old(self, number: int) -> str:
+        return os.path.join(self.stage, OLD, str(number))
+
+    def _do(self, action: Action, number: int, target: Below, staged: Below) -> None:
+        old = self._old(number)
+        if action.what == DELETE:
+            if not os.path.lexists(old):
+                self._rename_away(action.path, old, target)
+        elif action.what == REMOVE_DIRECTORY:
+            self._rmdir(action.path, target)
+        elif action.what == METADATA:
+            assert action.new is not None
+            _set_metadata(target, action.path, action.new)
+        elif staged.status(action.path) is not None:
+            source, name = staged.parent(action.path)
+            into, _ = target.parent(action.path)
+            if action.what == SWAP:
+                _back_up(into, name, old)
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=into)
+
+    def _undo(self, action: Action, number: int, target: Below, staged: Below) -> None:
+        old = self._old(number)
+        if action.what in (DELETE, SWAP):
+            if os.path.lexists(old):
+                into, name = target.parent(action.path)
+                os.rename(old, name, dst_dir_fd=into)
+                _forget(old)
+        elif action.what == MOVE:
+            if staged.status(action.path) is None and target.status(action.path) is not None:
+                back, name = staged.parent(action.path)
+                source, _ = target.parent(action.path)
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=back)
+        elif action.what == REMOVE_DIRECTORY:
+            assert action.old is not None
+            if target.status(action.path) is None:
+                into, name = target.parent(action.path)
+                os.mkdir(name, 0o700, dir_fd=into)
+            _set_metadata(target, action.path, action.old)
+        elif action.what == METADATA:
+            assert action.old is not None
+            _set_metadata(target, action.path, action.old)
+
+    @staticmethod
+    def _rename_away(path: str, old: str, target: Below) -> None:
+        try:
+            source, name = target.parent(path)
+            os.rename(name, old, src_dir_fd=source)
+        except FileNotFoundError:
+            pass  # gone already, by another hand
+
+    def _rmdir(self, path: str, target: Below) -> None:
+        try:
+            source, name = target.parent(path)
+            os.rmdir(name, dir_fd=source)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # done before, and perhaps replaced since
+        except OSError as error:
+            if error.errno not in (39, 17):  # ENOTEMPTY, EEXIST
+                raise
+            self.kept.append(path)
+
+
+def _back_up(folder: int, name: str, old: str) -> None:
+    """Keep the old file under a second name, so that its own is never missing."""
+    if os.path.lexists(old):
+        return
+    try:
+        os.link(name, old, src_dir_fd=folder, follow_symlinks=False)
+    except PermissionError:
+        os.rename(
+            name, old, src_dir_fd=folder
+        )  # no links to other users' files (protected_hardlinks)
+    except FileNotFoundError:
+        pass
+
+
+def _forget(old: str) -> None:
+    """A rename between two links of one file does nothing and leaves both."""
+    try:
+        os.unlink(old)
+    except FileNotFoundError:
+        pass
+
+
+def _set_metadata(target: Below, path: str, wanted: tuple[int, int, int, int]) -> None:
+    mode, uid, gid, mtime_ns = wanted
+    folder, name = target.parent(path)
+    now = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if os.geteuid() == 0 and (now.st_uid, now.st_gid) != (uid, gid):
+        os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+    if now.st_mode & 0o7777 != mode:
+        os.chmod(name, mode, dir_fd=folder)
+    try:
+        os.utime(name, ns=(now.st_atime_ns, mtime_ns), dir_fd=folder, follow_symlinks=False)
+    except PermissionError:
+        pass  # another user's directory that lets us write: its time is not ours to set
