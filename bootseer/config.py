@@ -77,11 +77,20 @@ class DepsSettings:
     also: tuple[str, ...] = _setting(
         (), "Further directories that the command changes and that belong to the snapshot."
     )
+    exclude: tuple[str, ...] = _setting((), "Patterns of paths that stay out of the snapshot.")
+    key_env: tuple[str, ...] = _setting(
+        (), "Names of environment variables whose values decide what is installed."
+    )
     store: str = _setting(
-        "", "Directory shared by the nodes that holds snapshots.", env="BOOTSEER_STORE"
+        "",
+        "Directory shared by the nodes that holds snapshots. Empty: the user's data directory.",
+        env="BOOTSEER_STORE",
     )
     cache: str = _setting(
-        "", "Directory of this node for unpacked snapshots.", env="BOOTSEER_CACHE"
+        "",
+        "Directory of this node, kept between starts: snapshots are unpacked there once and then "
+        "shared. Empty: nothing is shared; notes are kept in the user's cache.",
+        env="BOOTSEER_CACHE",
     )
     wait: Literal["auto", "always", "never"] = _setting(
         "auto", "Whether to wait for another node that is installing the same at this moment."
@@ -89,12 +98,20 @@ class DepsSettings:
     form: Literal[
         "auto", "overlay", "bind", "symlink", "reflink", "hardlink", "copy", "archive"
     ] = _setting("auto", "How a snapshot is put in place.")
+    wait_limit_s: float = _setting(
+        1800.0, "Longest wait, in seconds, for another node.", minimum=0.0
+    )
     deadline_s: float = _setting(
         600.0,
-        "Seconds that our own work may take (restoring, waiting, publishing; the install command "
-        "itself has no deadline), then the part is ended and falls back.",
+        "Seconds that our own work may take, then the part is ended and falls back. The install "
+        'command itself has no deadline; `wait = "always"` adds `wait_limit_s`.',
         minimum=0.1,
     )
+    publish: Literal["background", "inline"] = _setting(
+        "background", "Whether the job waits until a new snapshot is published."
+    )
+    sign_key: str = _setting("", "File with the key that snapshots are signed and checked with.")
+    allow_setuid: bool = _setting(False, "Whether a restore keeps setuid and setgid bits.")
     max_age_days: float = _setting(
         7.0, "Age at which a snapshot of unpinned requirements is made anew.", minimum=0.0
     )
@@ -155,6 +172,22 @@ def _of_section(section: str, record: type[JobSettings] | type[DepsSettings]) ->
 _SHAPES: Mapping[object, Shape] = types.MappingProxyType(
     {bool: "truth value", int: "whole number", float: "number", tuple[str, ...]: "list of texts"}
 )
+
+
+def default_store(environ: Mapping[str, str] | None = None) -> str:
+    """Where snapshots go when nobody named a store."""
+    return _user_directory("XDG_DATA_HOME", ".local/share", environ) + "/store"
+
+
+def default_cache(environ: Mapping[str, str] | None = None) -> str:
+    """This node's directory when nobody named one."""
+    return _user_directory("XDG_CACHE_HOME", ".cache", environ)
+
+
+def _user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None) -> str:
+    env = os.environ if environ is None else environ
+    base = env.get(variable) or os.path.join(env.get("HOME") or "/tmp", below_home)
+    return os.path.join(base, "bootseer")
 
 
 def load(

@@ -56,11 +56,17 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     install = ["pip", "install", "-r", "r.txt"]
     key_files = ["r.txt"]
     also = ["/opt/x"]
+    exclude = ["*.log"]
+    key_env = ["CC"]
     store = "/s"
     cache = "/c"
     wait = "never"
     form = "copy"
+    wait_limit_s = 9
     deadline_s = 5
+    publish = "inline"
+    sign_key = "/k"
+    allow_setuid = true
     max_age_days = 0.5
     """
     given_keys = {
@@ -71,7 +77,22 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     assert config.load(write(tmp_path, text), {}) == Config(
         JobSettings("/e", "u", 2, ("torchrun",), "job", True),
         DepsSettings(
-            False, install, ("r.txt",), ("/opt/x",), "/s", "/c", "never", "copy", 5.0, 0.5
+            enabled=False,
+            install=install,
+            key_files=("r.txt",),
+            also=("/opt/x",),
+            exclude=("*.log",),
+            key_env=("CC",),
+            store="/s",
+            cache="/c",
+            wait="never",
+            form="copy",
+            wait_limit_s=9.0,
+            deadline_s=5.0,
+            publish="inline",
+            sign_key="/k",
+            allow_setuid=True,
+            max_age_days=0.5,
         ),
     )
 

@@ -78,8 +78,21 @@ class Child:
                     pass
             if not strays:
                 break
+        self._give_up_on()
+
+    def kill_leader(self) -> None:
+        """End the first process alone: what it left working in the background goes on."""
         if self.wait_status is None:
-            self.wait_status = os.waitpid(self.pid, 0)[1]
+            os.kill(self.pid, signal.SIGKILL)
+            self._give_up_on()
+
+    def _give_up_on(self) -> None:
+        """Wait for a killed process, but not for one that a dead file system holds in the kernel."""
+        until = time.monotonic() + GRACE_S
+        while not self.reap() and time.monotonic() < until:
+            time.sleep(0.002)
+        if self.wait_status is None:
+            self.wait_status = signal.SIGKILL
 
     def close_link(self) -> None:
         """Close our end of the socket; calling it twice is safe."""

@@ -7,12 +7,22 @@ Importing this module must stay cheap: a part imports its machinery when it runs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
-from bootseer.config import Config
+from bootseer.config import Config, DepsSettings, default_cache, default_store
 from bootseer.entrypoint.plan import PartPlan, Request
+from bootseer.errors import BusyError
 from bootseer.profiler.events import NullWriter
+
+if TYPE_CHECKING:
+    from bootseer.depsnap import settings
+
+ENDED_BY_SIGNAL = "ended by a signal"
+"""The result by which a snapshot's run tells that a signal cut it short."""
 
 
 class Progress(Protocol):
@@ -57,25 +67,60 @@ class DepsPart:
             return None
         if problem or not deps.enabled:
             return PartPlan(self.name, self.phase, None, plain=deps.install, reason=problem)
-        request: Request = {
-            "install": list(deps.install),
-            "key_files": list(deps.key_files),
-            "also": list(deps.also),
-            "store": deps.store or None,
-            "cache": deps.cache or None,
-            "wait": deps.wait,
-            "form": deps.form,
-            "max_age_days": deps.max_age_days,
-        }
+        # Waiting for another node has a bound of its own where it was asked for.
+        waiting_s = deps.wait_limit_s if deps.wait == "always" else 0.0
         return PartPlan(
-            self.name, self.phase, request, plain=deps.install, deadline_s=deps.deadline_s
+            self.name,
+            self.phase,
+            dataclasses.asdict(deps),
+            plain=deps.install,
+            deadline_s=deps.deadline_s + waiting_s,
         )
 
     def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
-        raise NotImplementedError
+        from bootseer.depsnap import run
+
+        deps = _deps_settings(request)
+        outcome = run.execute(self._settings(deps), deps.install, writer, progress)
+        if outcome.result == ENDED_BY_SIGNAL:
+            raise BusyError("the part was told to end by a signal")
+        if outcome.reasons:
+            sys.stderr.write(f"bootseer: deps: {'; '.join(outcome.reasons)}\n")
+        return outcome.code
 
     def repair(self, request: Request) -> None:
-        raise NotImplementedError
+        from bootseer.depsnap import run
+
+        deps = _deps_settings(request)
+        run.repair(self._settings(deps), deps.install)
+
+    def _settings(self, deps: DepsSettings) -> settings.DepsSettings:
+        from bootseer.depsnap import settings
+
+        return settings.DepsSettings(
+            store=deps.store or default_store(),
+            cache=deps.cache or default_cache(),
+            share_trees=bool(deps.cache),
+            environ=dict(os.environ),
+            cwd=os.getcwd(),
+            key_files=deps.key_files,
+            key_env=deps.key_env,
+            also=deps.also,
+            exclude=deps.exclude,
+            wait=deps.wait,
+            wait_limit_s=deps.wait_limit_s,
+            form=deps.form,
+            publish=deps.publish,
+            max_age_s=deps.max_age_days * settings.DAY_S,
+            sign_key=deps.sign_key or None,
+            allow_setuid=deps.allow_setuid,
+        )
+
+
+def _deps_settings(request: Request) -> DepsSettings:
+    """The section as it was before its way through JSON made lists of the tuples."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
+    return cast(Callable[..., DepsSettings], DepsSettings)(**values)
 
 
 REGISTRY: Sequence[Part] = (DepsPart(),)

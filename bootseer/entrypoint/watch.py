@@ -15,6 +15,8 @@ from bootseer.profiler import events
 from bootseer.profiler.resource import redact
 
 REPAIR_DEADLINE_S = 120.0
+LEAVE_S = 5.0
+"""How long a part's process may take to end after its last word."""
 
 Stage = Literal["part", "repair", "plain"]
 
@@ -59,10 +61,15 @@ class Task:
             assert self.child is not None
             self._read_messages()
             expired = self.deadline is not None and time.monotonic() >= self.deadline
-            if not self.child.reap() and not expired:
-                return None
-            if expired and self.child.wait_status is None:
+            if self.child.reap():
+                expired = False
+            elif expired and (self._result is not None or self._fault):
+                self.child.kill_leader()  # it said its last word, but does not leave
+                expired = False
+            elif expired:
                 children.end_all([self.child])
+            else:
+                return None
             self._read_messages()
             outcome = self._outcome(expired)
             if outcome.result is None:
@@ -169,12 +176,13 @@ class Task:
         assert status is not None
         if self._stage == "plain":
             return Outcome(result=fallback.exit_code_of(status))
+        if expired:
+            limit_s = self.plan.deadline_s if self._stage == "part" else REPAIR_DEADLINE_S
+            fault = f"not done after its deadline of {limit_s:g} s"
+            return Outcome(None, fault, self._command_exit)
         fault = self._fault
         if not fault and self._result is None:
             fault = fallback.describe_end(status)
-            if expired:
-                limit_s = self.plan.deadline_s if self._stage == "part" else REPAIR_DEADLINE_S
-                fault = f"not done after its deadline of {limit_s:g} s"
         return Outcome(self._result, fault, self._command_exit)
 
     def _read_messages(self) -> None:
@@ -205,5 +213,7 @@ class Task:
                     self.deadline = time.monotonic() + self._left_s
             case {"result": int(code)}:
                 self._result = code
+                self.deadline = time.monotonic() + LEAVE_S
             case {"fault": str(text)}:
                 self._fault = text
+                self.deadline = time.monotonic() + LEAVE_S
