@@ -65,16 +65,18 @@ def spread(values: Iterable[float]) -> Spread | None:
 def kinds_of(ordered: Sequence[StartRecord]) -> dict[str, Kind]:
     """Each trace's kind of start: as declared, else from what the same job did before.
 
-    A job's earliest start is the first, unless its attempt number is above 0 (earlier ones are
-    then unknown). A later one is a restart in place when it runs in exactly the places (pods,
-    else node + boot) of the job's start before it, else a restart.
+    "first" is what processes declare that know of no attempt number, so it is believed of a
+    job's earliest start only. Without a declaration, a job's earliest start is the first unless
+    its attempt number is above 0 (earlier ones are then unknown), and a later one is a restart
+    in place when it runs in exactly the places (pods, else containers, else node + boot) of the
+    job's start before it, else a restart.
     """
     previous: dict[str, StartRecord] = {}
     kinds: dict[str, Kind] = {}
     for record in ordered:
         before = previous.get(record.job)
         previous[record.job] = record
-        if record.declared_kind is not None:
+        if record.declared_kind and (record.declared_kind != "first" or before is None):
             kinds[record.trace_id] = record.declared_kind
         elif before is None:
             kinds[record.trace_id] = "restart" if record.attempt else "first"

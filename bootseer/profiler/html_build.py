@@ -33,14 +33,14 @@ def text(value: str) -> Markup:
     return Markup(escape(printable(value), quote=True))
 
 
-def name(value: str) -> Markup:
-    """A name that may break after its separators unless it is short; a very long one breaks
-    anywhere."""
+def name(value: str, *, keep: int = SHORT_NAME) -> Markup:
+    """A name that may break after its separators when longer than `keep` characters; a very
+    long one breaks anywhere."""
+    if len(value) <= keep:
+        return tag("span", value, class_="name short")
     parts = re.split(r"(?<=[-._/:])", printable(value))
-    broken = Markup("<wbr>").join(text(part) for part in parts)
-    css = "name short" if len(value) <= SHORT_NAME else "name"
-    css += " long" if len(value) > LONG_NAME else ""
-    return tag("span", Markup(broken), class_=css)
+    broken = Markup(Markup("<wbr>").join(text(part) for part in parts))
+    return tag("span", broken, class_="name long" if len(value) > LONG_NAME else "name")
 
 
 def join(children: Iterable[Child]) -> Markup:

@@ -150,7 +150,7 @@ def _table(report: Report) -> Markup:
             aria_sort="descending")
     )  # fmt: skip
     heads += [
-        tag("th", name(phase), scope="col", class_="n", data_sort=str(j))
+        tag("th", name(phase, keep=0), scope="col", class_="n", data_sort=str(j))
         for j, phase in enumerate(heat.phases)
     ]
     foot: list[Child] = [tag("th", "Median", scope="row"), tag("td", "", class_="n")]

@@ -28,7 +28,7 @@ _ASCII = str.maketrans({"→": ">", "█": "#", "░": "=", "·": ".", "▏": "|
 
 def render(report: Report, console: Console) -> None:
     """Print the report; what is empty is left out, what was not observed is named."""
-    page = _Page(console)
+    page = Page(console)
     _verdict(report, page)
     _comparison(report.comparison, page)
     _phases(report, page)
@@ -45,7 +45,7 @@ def render(report: Report, console: Console) -> None:
 Justify = Literal["left", "right"]
 
 
-class _Page:
+class Page:
     """Writes sections; keeps text harmless and within the terminal's character set."""
 
     def __init__(self, console: Console) -> None:
@@ -99,7 +99,7 @@ def _short(name: str, limit: int = MAX_NAME) -> str:
     return f"{name[:head]}..{name[len(name) - (limit - 2 - head) :]}"
 
 
-def _verdict(report: Report, page: _Page) -> None:
+def _verdict(report: Report, page: Page) -> None:
     verdict = words.verdict(report)
     page.line(verdict.headline, "bold")
     if verdict.path:
@@ -116,7 +116,7 @@ def _verdict(report: Report, page: _Page) -> None:
         page.line(f"Emulated: {'; '.join(report.emulated)}", "bold")
 
 
-def _phases(report: Report, page: _Page) -> None:
+def _phases(report: Report, page: Page) -> None:
     if report.phases:
         page.heading("Phases: own work over processes, waiting beside it")
         columns = ["phase", "p50", "p90", "p99", "max", "max/med", "wait p50"]
@@ -137,7 +137,7 @@ def _phases(report: Report, page: _Page) -> None:
         page.note(f"not observed: {', '.join(report.not_observed)}")
 
 
-def _critical_path(report: Report, page: _Page) -> None:
+def _critical_path(report: Report, page: Page) -> None:
     pieces = words.path_pieces(report)
     if not pieces:
         return
@@ -172,7 +172,7 @@ def _critical_path(report: Report, page: _Page) -> None:
         )
 
 
-def _heat_map(report: Report, page: _Page) -> None:
+def _heat_map(report: Report, page: Page) -> None:
     """The nodes and phases with the greatest excess over the phase's median, as factors."""
     heat = report.heat_map
     if len(heat.nodes) < 2:
@@ -204,7 +204,7 @@ def _heat_map(report: Report, page: _Page) -> None:
     page.table(("node", *(_short(heat.phases[j], 15) for j in phases)), rows)
 
 
-def _stragglers(report: Report, page: _Page) -> None:
+def _stragglers(report: Report, page: Page) -> None:
     ordered = sorted(report.stragglers, key=lambda s: -s.excess_s)
     if ordered:
         page.heading(f"Stragglers ({len(ordered):,})")
@@ -231,7 +231,7 @@ def _stragglers(report: Report, page: _Page) -> None:
         )
 
 
-def _gpu_hours(report: Report, page: _Page) -> None:
+def _gpu_hours(report: Report, page: Page) -> None:
     hours = report.gpu_hours
     if hours.total <= 0:
         return
@@ -250,7 +250,7 @@ def _gpu_hours(report: Report, page: _Page) -> None:
     )
 
 
-def _what_if(report: Report, page: _Page) -> None:
+def _what_if(report: Report, page: Page) -> None:
     ordered = [w for w in sorted(report.what_if, key=lambda w: -w.saved_s) if w.saved_s > 0]
     if not ordered:
         return
@@ -267,7 +267,7 @@ def _what_if(report: Report, page: _Page) -> None:
     )
 
 
-def _comparison(comparison: Comparison | None, page: _Page) -> None:
+def _comparison(comparison: Comparison | None, page: Page) -> None:
     if comparison is None:
         return
     page.heading("Before and after")
@@ -304,7 +304,7 @@ def _range(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{words.seconds(low)}-{words.seconds(high)}"
 
 
-def _incidents(report: Report, page: _Page) -> None:
+def _incidents(report: Report, page: Page) -> None:
     fallbacks = [i for i in report.incidents if i.status == "fallback"]
     errors = [i for i in report.incidents if i.status == "error"]
     for title, incidents in (("Fallbacks", fallbacks), ("Errors", errors)):
@@ -333,7 +333,7 @@ def _incident(incident: Incident) -> str:
     return f"{incident.phase}: {incident.reason or 'no reason given'}{times}, on {nodes}{more}"
 
 
-def _starts(starts: Sequence[StartSummary], page: _Page) -> None:
+def _starts(starts: Sequence[StartSummary], page: Page) -> None:
     if len(starts) < 2:
         return
     page.heading(f"Starts ({len(starts):,}, newest first)")
@@ -346,7 +346,7 @@ def _starts(starts: Sequence[StartSummary], page: _Page) -> None:
     page.rest(MAX_ROWS, len(starts), "starts")
 
 
-def _problems(report: Report, page: _Page) -> None:
+def _problems(report: Report, page: Page) -> None:
     if not report.problems:
         return
     page.heading(f"Problems in the input ({len(report.problems):,})")

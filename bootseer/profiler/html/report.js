@@ -64,7 +64,8 @@
 
   // A name that may break after its separators, as in the rest of the page.
   const breakable = (name) => {
-    const span = cell("span", "", name.length <= 24 ? "name short" : name.length > 40 ? "name long" : "name");
+    if (name.length <= 24) return cell("span", name, "name short");
+    const span = cell("span", "", name.length > 40 ? "name long" : "name");
     name.split(/(?<=[-._/:])/).forEach((part, k) => {
       if (k) span.append(document.createElement("wbr"));
       span.append(part);
