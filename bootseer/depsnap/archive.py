@@ -113,7 +113,10 @@ def _check_unchanged(roots: Sequence[RootDelta], members: Sequence[Member]) -> N
         except OSError as error:
             raise changed(path) from error
         entry = member.entry
-        if (now.st_mtime_ns, now.st_ino, now.st_uid) != (entry.mtime_ns, entry.ino, entry.uid):
+        # A directory's mtime may move on: a job that already runs adds its `__pycache__` beside
+        # what was captured, and the archive holds what the scan saw.
+        touched = member.kind == SYMLINK and now.st_mtime_ns != entry.mtime_ns
+        if touched or (now.st_ino, now.st_uid) != (entry.ino, entry.uid):
             raise changed(path)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from bootseer.depsnap import archive, key, records, restore, roots, target, tree
@@ -157,22 +156,26 @@ def _too_old(record: records.Record, settings: DepsSettings) -> bool:
     return time.time() - record.created_unix_s > settings.max_age_s
 
 
-def place(
-    store: Store, settings: DepsSettings, record: records.Record, targets: Sequence[str]
-) -> Restored:
-    """Put a snapshot in place by the asked form, or the fastest that works here.
-
-    `targets` are the roots of this start's own command: a record that writes elsewhere is
-    refused. Raises CorruptDataError, NoSpaceError, NotSupportedError and the like; the targets
-    are then as they were.
-    """
+def check_belongs(record: records.Record, targets: Sequence[str]) -> None:
+    """Raise CorruptDataError for a record that writes outside the roots of a command."""
     for root in record.roots:
         if not any(root == t or root.startswith(t.rstrip("/") + "/") for t in targets):
             raise CorruptDataError(
                 f"the snapshot {record.key[:12]} writes to {root}, which the command does not"
             )
-    if not record.roots:
-        return Restored("nothing", "the install had changed nothing", 0, 0)
+
+
+def place(
+    store: Store,
+    settings: DepsSettings,
+    record: records.Record,
+    moved: Mapping[str, str] | None = None,
+) -> Restored:
+    """Put a snapshot in place by the asked form, or the fastest that works here.
+
+    `moved` maps recorded roots to where they shall stand instead. Raises CorruptDataError,
+    NoSpaceError, NotSupportedError and the like; the targets are then as they were.
+    """
     name = f"{records.folder(record.key)}/{record.archive.name}"
     path = store.local_path(name)
     if path is None:
@@ -183,7 +186,7 @@ def place(
         wanted = "archive"
     if wanted != "archive":
         try:
-            form, why = _place_tree(settings, record, path, wanted)
+            form, why = _place_tree(settings, record, path, wanted, moved)
             return Restored(form, why, *sizes)
         except BootseerError as error:
             if wanted != "auto" or isinstance(error, CorruptDataError):
@@ -194,6 +197,7 @@ def place(
     restore.restore(
         path,
         record.archive.index_digest,
+        moved,
         allow_setuid=settings.allow_setuid,
         owners=record.archive.owners,
         on_step=settings.on_step,
@@ -202,17 +206,21 @@ def place(
 
 
 def _place_tree(
-    settings: DepsSettings, record: records.Record, path: str, wanted: FormChoice
+    settings: DepsSettings,
+    record: records.Record,
+    path: str,
+    wanted: FormChoice,
+    moved: Mapping[str, str] | None,
 ) -> tuple[str, str]:
     shared = tree.ensure(
-        os.path.join(settings.cache, "trees"),
+        target.trees_of(settings.cache),
         path,
         record.archive.index_digest,
         allow_setuid=settings.allow_setuid,
         owners=record.archive.owners,
         on_step=settings.on_step,
     )
-    placed = tree.place(shared, form=wanted, writable=settings.writable)
+    placed = tree.place(shared, moved, form=wanted, writable=settings.writable)
     return "+".join(sorted({p.form for p in placed})), "; ".join(
         dict.fromkeys(p.why for p in placed)
     )

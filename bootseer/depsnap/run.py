@@ -234,10 +234,11 @@ class _Run:
             return False, None
         if found is None:
             return False, old
+        prepare.check_belongs(found.record, prepared.target.paths)
         self.settings.on_step("restore")
         try:
             with self.writer.phase(f"{PHASE}.restore"):
-                done = prepare.place(store, self.settings, found.record, prepared.target.paths)
+                done = prepare.place(store, self.settings, found.record)
         except (CorruptDataError, NotFoundError) as error:
             if not prepare.corrupt_in_store(store, found.record):
                 raise
@@ -280,7 +281,8 @@ class _Run:
             with self.writer.phase(f"{PHASE}.scan"):
                 captured = capture.after(trees, exclude)
             settings.on_step("scanned after")
-            self._publish(plan, captured, install_s)
+            if not captured.empty:
+                self._publish(plan, captured, install_s)
         except Exception as error:
             # The border: the install was good; a fault in keeping it must not fail the job.
             self._fault(error)

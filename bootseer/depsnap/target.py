@@ -34,6 +34,11 @@ def _path(cache: str, roots: Sequence[str], suffix: str) -> str:
     return os.path.join(cache, "deps", "targets", name + suffix)
 
 
+def trees_of(cache: str) -> str:
+    """Where a cache keeps its node-shared trees."""
+    return os.path.join(cache, "trees")
+
+
 def read(cache: str, roots: Sequence[str]) -> Note | None:
     """The note of a target; None when there is none or it is damaged."""
     try:

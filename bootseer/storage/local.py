@@ -1,6 +1,6 @@
 """A store in a directory: local, NFS or any file system with atomic link and rename.
 
-Temporary names start with `.tmp-`; a killed writer leaves one behind and `list` hides it.
+Temporary names start with a dot; a killed writer leaves one behind and `list` hides it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.storage.base import Stat, check_name
 
+HIDDEN = "."
 TEMPORARY = ".tmp-"
 COPY_BYTES = 8 << 20
 
@@ -102,7 +103,7 @@ class LocalStore:
         try:
             with os.scandir(path) as entries:
                 for entry in entries:
-                    if entry.name.startswith(TEMPORARY):
+                    if entry.name.startswith(HIDDEN):
                         continue
                     try:
                         found = entry.stat(follow_symlinks=False)
@@ -117,7 +118,7 @@ class LocalStore:
         path = self._path(folder) if folder else self.root
         prefix = f"{folder}/" if folder else ""
         try:
-            names = [n for n in os.listdir(path) if n.startswith(TEMPORARY)]
+            names = [n for n in os.listdir(path) if n.startswith(HIDDEN)]
         except OSError as error:
             raise from_os_error(error, f"list {folder or 'the root'} of {self.url}") from error
         for name in names:
