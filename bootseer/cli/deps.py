@@ -1,0 +1,281 @@
+"""`bootseer deps`: snapshots of installed dependencies."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from bootseer.depsnap.settings import DepsSettings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("deps", "Restore what a command would install, or run it and keep the result."),
+    "key": ("deps", "Print the key of an install command."),
+    "restore": ("deps_store", "Put a snapshot in place by its key."),
+    "ls": ("deps_store", "List the snapshots of a store."),
+    "inspect": ("deps_store", "Show what a snapshot holds."),
+    "verify": ("deps_store", "Read snapshots whole and check every byte."),
+    "gc": ("deps_store", "Remove old, unreferenced and temporary files."),
+}
+
+
+class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module = importlib.import_module(f"bootseer.cli.{entry[0]}")
+        found = getattr(module, f"{cmd_name}_command")
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Group)
+def command() -> None:
+    """Snapshot and restore installed dependencies."""
+
+
+def default_store() -> str:
+    """The store of a user who names none."""
+    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return os.path.join(base, "bootseer", "store")
+
+
+def default_cache() -> str:
+    """The cache of a user who names none; it is not taken to outlive a container."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(base, "bootseer")
+
+
+def store_option(function: F) -> F:
+    return click.option(
+        "--store",
+        envvar="BOOTSEER_STORE",
+        metavar="URL",
+        help="Where snapshots are kept: a directory that the nodes share, or file:///DIR. "
+        "Default: the user's data directory.",
+    )(function)
+
+
+def cache_option(function: F) -> F:
+    return click.option(
+        "--cache",
+        envvar="BOOTSEER_CACHE",
+        metavar="DIR",
+        help="This node's directory, kept between starts; unpacked snapshots are shared there.",
+    )(function)
+
+
+def sign_option(function: F) -> F:
+    return click.option(
+        "--sign-key",
+        envvar="BOOTSEER_SIGN_KEY",
+        metavar="FILE",
+        help="Sign and check records with the secret in FILE (HMAC-SHA256).",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def key_options(function: F) -> F:
+    """What goes into the key besides the command."""
+    for option in reversed(
+        (
+            click.option(
+                "--key-file",
+                "key_files",
+                multiple=True,
+                metavar="FILE",
+                help="Its contents decide what is installed; repeatable. Files named by -r or -c "
+                "are found without it.",
+            ),
+            click.option(
+                "--key-env",
+                multiple=True,
+                metavar="NAME",
+                help="A variable that decides what is installed; repeatable. Those of pip, uv "
+                "and compilers are known.",
+            ),
+            click.option(
+                "--also",
+                multiple=True,
+                metavar="DIR",
+                help="Capture this directory too; repeatable. `/` is the whole root.",
+            ),
+            click.option(
+                "--image-digest", default="", metavar="DIGEST", help="Digest of the base image."
+            ),
+            click.option(
+                "--resolve-timeout",
+                type=click.FloatRange(min=0),
+                default=5.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="Bound for resolving unpinned requirements; 0 leaves them to --max-age.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettings:
+    """Settings from options, with the defaults of a user who gave none."""
+    from bootseer.depsnap.settings import DepsSettings
+
+    return DepsSettings(
+        store=store or default_store(),
+        cache=os.path.abspath(cache or default_cache()),
+        share_trees=bool(cache),
+        environ=dict(os.environ),
+        cwd=os.getcwd(),
+        **more,
+    )
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@key_options
+@store_option
+@cache_option
+@sign_option
+@click.option(
+    "--wait",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="While another node installs the same: wait only where that is not slower, always, never.",
+)
+@click.option(
+    "--wait-limit",
+    type=click.FloatRange(min=0),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait of all.",
+)
+@click.option(
+    "--form",
+    type=click.Choice(
+        ["auto", "archive", "overlay", "bind", "symlink", "reflink", "hardlink", "copy"]
+    ),
+    default="auto",
+    show_default=True,
+    help="How a snapshot is put in place.",
+)
+@click.option("--read-only", is_flag=True, help="The job never writes there: allows faster forms.")
+@click.option(
+    "--publish",
+    type=click.Choice(["background", "inline"]),
+    default="background",
+    show_default=True,
+    help="Pack and store while the job starts, or before it does.",
+)
+@click.option(
+    "--max-age",
+    type=click.FloatRange(min=0),
+    default=7.0,
+    show_default=True,
+    metavar="DAYS",
+    help="For requirements that could not be resolved.",
+)
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out a name or a path.")
+@click.option("--allow-setuid", is_flag=True, help="Keep setuid and setgid bits.")
+@click.option("--events", envvar="BOOTSEER_EVENTS", metavar="PATH", help="Where events go.")
+@click.argument("install", nargs=-1, type=click.UNPROCESSED, required=True)
+def run_command(
+    install: tuple[str, ...],
+    store: str | None,
+    cache: str | None,
+    events: str | None,
+    max_age: float,
+    wait_limit: float,
+    resolve_timeout: float,
+    read_only: bool,
+    **rest: Any,
+) -> int:
+    """Bring about what INSTALL would, from a snapshot where there is one.
+
+    The exit code is INSTALL's own. On any fault of ours INSTALL runs plainly, and one line on
+    standard error says why.
+    """
+    from bootseer.depsnap import run
+    from bootseer.depsnap.settings import DAY_S
+    from bootseer.profiler.events import open_writer
+
+    settings = settings_of(
+        store,
+        cache,
+        max_age_s=max_age * DAY_S,
+        wait_limit_s=wait_limit,
+        resolve_timeout_s=resolve_timeout,
+        writable=not read_only,
+        **rest,
+    )
+    with open_writer(events) as writer:
+        outcome = run.execute(settings, _words(install), writer)
+    if outcome.reasons:
+        sys.stderr.write(f"bootseer: plain install or no snapshot: {'; '.join(outcome.reasons)}\n")
+    elif sys.stderr.isatty():
+        form = outcome.details.get("bootseer.deps.form", "")
+        sys.stderr.write(f"bootseer: dependencies {outcome.result} {form}\n")
+    return outcome.code
+
+
+@click.command("key", context_settings={"allow_interspersed_args": False})
+@key_options
+@sign_option
+@cache_option
+@click.option("--explain", is_flag=True, help="List everything that the key depends on.")
+@json_option
+@click.argument("install", nargs=-1, type=click.UNPROCESSED, required=True)
+def key_command(
+    install: tuple[str, ...],
+    cache: str | None,
+    explain: bool,
+    as_json: bool,
+    resolve_timeout: float,
+    **rest: Any,
+) -> int:
+    """Print the key that `deps run` would use for INSTALL now."""
+    from bootseer.depsnap import prepare
+
+    settings = settings_of(None, cache, resolve_timeout_s=resolve_timeout, **rest)
+    words = _words(install)
+    found = prepare.find_target(settings, words)
+    key = prepare.prepare(settings, words, found).key
+    if as_json:
+        import json
+
+        body: dict[str, object] = {"key": key.digest, "resolved": key.resolved}
+        body["ingredients"] = key.explain()
+        body["roots"] = [{"path": r.path, "why": r.why} for r in found.roots]
+        click.echo(json.dumps(body, indent=1))
+        return 0
+    click.echo(key.digest)
+    if explain:
+        width = max(len(i.name) for i in key.ingredients)
+        for ingredient in key.ingredients:
+            click.echo(f"{ingredient.name:<{width}}  {ingredient.value}")
+        for root in found.roots:
+            click.echo(f"{'root':<{width}}  {root.path} ({root.why})")
+    return 0
+
+
+def _words(install: Sequence[str]) -> list[str]:
+    return list(install)
