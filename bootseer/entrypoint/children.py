@@ -87,7 +87,7 @@ class Child:
             self._give_up_on()
 
     def _give_up_on(self) -> None:
-        """Wait for a killed process, but not for one that a dead file system holds in the kernel."""
+        """Wait for a killed process, but not for one held in the kernel by a dead file system."""
         until = time.monotonic() + GRACE_S
         while not self.reap() and time.monotonic() < until:
             time.sleep(0.002)
