@@ -21,6 +21,9 @@ DURATION_MAX_NS = 366 * 86400 * loglines.SECOND_NS
 
 Search = Callable[[Pattern[str], str], Optional[Match[str]]]
 
+_Times = Tuple[int, Optional[int], Dict[str, Any]]
+"""(Unix nanoseconds, monotonic nanoseconds if known, attributes that qualify them)"""
+
 
 class TooSlow(Exception):  # noqa: N818 - a signal between search function and engine, no fault
     """A search function raises this when one match took longer than it allows."""
@@ -63,8 +66,10 @@ class Engine:
     """State of one log (all streams of a job, or one file): open phases, counts, silenced rules.
 
     `live` says that lines are seen as they are written: then their arrival is a time as good as
-    any. An imported line's arrival says nothing; such a line without a timestamp takes that of
-    the nearest earlier line which has one, or else `fallback_ns`.
+    any. An imported line's arrival says nothing: without a timestamp of its own it takes that of
+    the nearest earlier line which has one (and says so in `log.time_of_earlier_line`); where
+    there is none, its event is left out and counted in `undated`. `near_ns` helps to complete
+    timestamps without a date, e.g. the log file's time of change.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Engine:
         rules: Sequence[Rule],
         *,
         live: bool = True,
-        fallback_ns: int = 0,
+        near_ns: int = 0,
         search: Search = plain_search,
     ) -> None:
         self._rules = list(rules)
@@ -82,7 +87,7 @@ class Engine:
         self._counts: Dict[Tuple[str, str, str], int] = {}
         self._lanes: Set[str] = set()
         self._silenced: Dict[str, int] = {}
-        self._clock_ns = fallback_ns
+        self._clock_ns = near_ns
         self._dated = False
         self._stamp: Optional[Tuple[Rule, Match[str]]] = None
         self._undated = 0
@@ -91,7 +96,7 @@ class Engine:
 
     @property
     def undated(self) -> int:
-        """Imported events that had to take `fallback_ns`, as no line before had a timestamp."""
+        """Imported events left out, as neither their line nor one before it has a timestamp."""
         return self._undated
 
     def line(self, raw: bytes, time_unix_nano: int, mono_nano: Optional[int]) -> List[Found]:
@@ -172,12 +177,12 @@ class Engine:
         if opened is not None and not rule.restart:
             opened.repeats += 1
             return
-        if not self._counted(rule, line, "begin"):
-            return
         times = self._times(rule, line)
+        if times is None or not self._counted(rule, line, "begin"):
+            return
         self._close_former(rule, line, times, found, restarted=opened is not None)
         self._open[key] = _Open(rule, times[0])
-        attributes = _attributes(rule, match, line)
+        attributes = {**_attributes(rule, match, line), **times[2]}
         found.append(Found("begin", rule.phase, key, times[0], times[1], "ok", attributes))
 
     def _end(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
@@ -186,10 +191,11 @@ class Engine:
         duration_ns = _duration_ns(match)
         if opened is None and duration_ns is None and not rule.unopened_point:
             return
-        if not self._counted(rule, line, "end"):
+        times = self._times(rule, line)
+        if times is None or not self._counted(rule, line, "end"):
             return
-        time_ns, mono_ns = self._times(rule, line)
-        attributes = _attributes(rule, match, line)
+        time_ns, mono_ns = times[:2]
+        attributes = {**_attributes(rule, match, line), **times[2]}
         if opened is None and duration_ns is None:
             attributes["bootseer.reason"] = "the log holds this phase's end but no begin of it"
             point = Found("point", rule.phase, key, time_ns, mono_ns, rule.status, attributes)
@@ -209,19 +215,19 @@ class Engine:
         found.append(Found("end", rule.phase, key, time_ns, mono_ns, rule.status, attributes))
 
     def _point(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
-        if not self._counted(rule, line, "point"):
-            return
         times = self._times(rule, line)
+        if times is None or not self._counted(rule, line, "point"):
+            return
         self._close_former(rule, line, times, found, restarted=False)
         key = (line.lane, rule.phase)
-        attributes = _attributes(rule, match, line)
+        attributes = {**_attributes(rule, match, line), **times[2]}
         found.append(Found("point", rule.phase, key, times[0], times[1], rule.status, attributes))
 
     def _close_former(
         self,
         rule: Rule,
         line: _Line,
-        times: Tuple[int, Optional[int]],
+        times: _Times,
         found: List[Found],
         *,
         restarted: bool,
@@ -262,20 +268,23 @@ class Engine:
         near_ns = line.arrival_ns if self._live else self._clock_ns or line.arrival_ns
         return _stamp_ns(rule, match, near_ns)
 
-    def _times(self, rule: Rule, line: _Line) -> Tuple[int, Optional[int]]:
-        """(unix, monotonic) nanoseconds of a line; monotonic only where it is known."""
+    def _times(self, rule: Rule, line: _Line) -> Optional[_Times]:
+        """Times of a line's event; None for an imported line that has none."""
         self._settle()
         own = self._own_time(rule, line)
         if not self._live:
-            if own is None and not self._dated:
-                self._undated += 1
-            return (self._clock_ns if own is None else own), None
+            if own is not None:
+                return own, None, {}
+            if self._dated:
+                return self._clock_ns, None, {"log.time_of_earlier_line": True}
+            self._undated += 1
+            return None
         delay_ns = 0 if own is None else line.arrival_ns - own
         whole_seconds = own is not None and own % loglines.SECOND_NS == 0
         if own is None or (whole_seconds and 0 <= delay_ns < 2 * loglines.SECOND_NS):
             # A timestamp in whole seconds is coarser than the arrival that it agrees with.
-            return line.arrival_ns, line.mono_ns
-        return own, None if line.mono_ns is None else line.mono_ns - delay_ns
+            return line.arrival_ns, line.mono_ns, {}
+        return own, None if line.mono_ns is None else line.mono_ns - delay_ns, {}
 
 
 def _stamp_ns(rule: Rule, match: Match[str], near_ns: int) -> Optional[int]:

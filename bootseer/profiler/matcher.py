@@ -151,14 +151,15 @@ class Sink:
             self._write(one)
 
     def _write(self, one: logengine.Found) -> None:
-        times = {"time_unix_nano": one.time_unix_nano, "mono_nano": one.mono_nano}
+        unix_ns, mono_ns = one.time_unix_nano, one.mono_nano
         if one.kind == "begin":
-            self._spans[one.key] = self._writer.begin(one.name, one.attributes, **times)
+            span = self._writer.begin(one.name, one.attributes, None, unix_ns, mono_ns)
+            self._spans[one.key] = span
         elif one.kind == "end":
             span = self._spans.pop(one.key)
-            self._writer.end(span, one.name, one.status, one.attributes, **times)
+            self._writer.end(span, one.name, one.status, one.attributes, unix_ns, mono_ns)
         else:
-            self._writer.point(one.name, one.status, one.attributes, **times)
+            self._writer.point(one.name, one.status, one.attributes, None, unix_ns, mono_ns)
 
 
 class Matcher:
