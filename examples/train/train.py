@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
 from typing import Any
@@ -19,7 +20,7 @@ try:
     from bootseer import phase
 except ImportError:  # the job does not depend on being measured
 
-    def phase(name: str, **attributes: object) -> contextlib.AbstractContextManager[Any]:
+    def phase(_name: str, **_attributes: object) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
 
@@ -50,7 +51,7 @@ def new_state(hidden: int) -> dict[str, Any]:
     random = np.random.default_rng(SEED)
     widths = [FEATURES, hidden, hidden, CLASSES]
     state: dict[str, Any] = {"step": np.int64(0)}
-    for layer, (rows, columns) in enumerate(zip(widths, widths[1:], strict=False)):
+    for layer, (rows, columns) in enumerate(itertools.pairwise(widths)):
         weights = random.standard_normal((rows, columns), dtype=np.float32)
         state[f"weights_{layer}"] = weights * np.float32((2 / rows) ** 0.5)
         state[f"moment_{layer}"] = random.standard_normal((rows, columns), dtype=np.float32) * 1e-4

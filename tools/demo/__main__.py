@@ -1,0 +1,147 @@
+"""Start a real training job plainly and through bootseer, several times each, and compare.
+
+    python -m tools.demo
+
+Sides take turns, and each start has a node made fresh, with an empty page cache where that is
+allowed. Success (exit code 0) means that every start did the right thing: the environments are
+the same to the byte, the job computed the same, nothing fell back, and the speedup on a fresh
+node reaches its floor.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+
+from bootseer.errors import BootseerError, NotSupportedError
+from tools.demo import machine, options, outcome, stages, starts
+from tools.demo.lab import Lab
+from tools.demo.starts import Kind, Start
+
+FLOOR_MISSED = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line."""
+    console = Console(stderr=True, highlight=False)
+    try:
+        return run(options.parse(arguments), console)
+    except BootseerError as error:
+        console.print(f"demo: {error}", soft_wrap=True, markup=False)
+        return error.exit_code
+
+
+def run(chosen: options.Options, console: Console) -> int:
+    """Run a demonstration; reports go to `chosen.out`, the printed one to standard output."""
+    begun = time.monotonic()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    chosen.kept.mkdir(parents=True, exist_ok=True)
+    chosen.scratch.parent.mkdir(parents=True, exist_ok=True)
+    if chosen.floor is not None:
+        machine.require_space(chosen.scratch.parent)
+    cold = chosen.cold and machine.drop_page_cache()
+    parts = stages.all_stages()
+    with Lab(chosen) as lab:
+        _set_up(lab, console)
+        ready = time.monotonic()
+        done, faults = _all_starts(lab, parts, console)
+        result = outcome.evaluate(done, parts, faults, _emulated(chosen, cold))
+        page, data = outcome.write(result, chosen.out)
+    outcome.show(result, Console(highlight=False))
+    finished = time.monotonic()
+    console.print(f"set up in {ready - begun:.0f} s, measured in {finished - ready:.0f} s")
+    console.print(f"written: {page} and {data}", soft_wrap=True)
+    return _verdict(result, chosen, console)
+
+
+def _set_up(lab: Lab, console: Console) -> None:
+    """Everything that is there before a start: packages, Python, the checkpoint."""
+    if lab.fetch_wheels():
+        console.print(f"downloaded the example's packages to {lab.wheels}", soft_wrap=True)
+    lab.make_base()
+    lab.fresh_node()
+    lab.call(lab.install, "install the example's packages")
+    script = str(lab.options.job / "train.py")
+    make = [lab.python, script, "--checkpoint", str(lab.checkpoint), "--make"]
+    lab.call([*make, *lab.options.checkpoint_arguments], "make the checkpoint")
+    size = lab.checkpoint.stat().st_size
+    console.print(f"checkpoint made: {size / 1e9:.2f} GB")
+    settings = [stage.settings(lab) for stage in stages.all_stages()]
+    (lab.options.scratch / "bootseer.toml").write_text("\n".join(settings), encoding="utf-8")
+
+
+def _all_starts(
+    lab: Lab, parts: tuple[stages.Stage, ...], console: Console
+) -> tuple[list[Start], list[str]]:
+    """The recording start, then rounds in which the three kinds take turns at being first."""
+    done: list[Start] = []
+    faults: list[str] = []
+    kinds: list[Kind] = ["plain", "fresh", "second"]
+    plan: list[tuple[Kind, int]] = [("record", 1)]
+    for number in range(lab.options.rounds):
+        turn = number % len(kinds)
+        # The node's cache for a second start comes from the fresh one, so plain goes first.
+        order = kinds if number == 0 else kinds[turn:] + kinds[:turn]
+        plan += [(kind, number + 1) for kind in order]
+    for kind, number in plan:
+        if kind in ("fresh", "record"):
+            lab.fresh_node()
+        else:
+            lab.second_start()
+        start = starts.launch(lab, kind, number, lab.options.scratch / "bootseer.toml")
+        found = _faults(lab, parts, start, done)
+        faults += found
+        done.append(start)
+        seconds = "no first step" if start.wall_s is None else f"{start.wall_s:.2f} s"
+        console.print(f"{starts.LABELS[kind]}: {seconds}")
+        for fault in found:
+            console.print(f"  wrong: {fault}", soft_wrap=True, markup=False)
+        if start.exit_code != 0:
+            raise NotSupportedError(f"the job failed ({start.exit_code}): {start.output.strip()}")
+    return done, faults
+
+
+def _faults(
+    lab: Lab, parts: tuple[stages.Stage, ...], start: Start, before: list[Start]
+) -> list[str]:
+    """Why a start was not right; empty when it was."""
+    out = []
+    if start.kind == "record" and not starts.settle(start):
+        out.append("the snapshot was not published")
+    if start.exit_code != 0 or start.wall_s is None:
+        out.append(f"exit code {start.exit_code}, first step at {start.wall_s}")
+    if before and start.output != before[0].output:
+        out.append(f"the job printed {start.output!r}, not {before[0].output!r}")
+    out += [f"fell back: {reason}" for reason in start.fallbacks()]
+    for part in parts:
+        out += part.faults(lab, start)
+    return [f"{start.kind}: {text}" for text in out]
+
+
+def _emulated(chosen: options.Options, cold: bool) -> list[str]:
+    if cold:
+        page_cache = "the page cache is emptied before each start"
+    elif chosen.cold:
+        page_cache = "the page cache stays warm, because emptying it needs root"
+    else:
+        page_cache = "the page cache stays warm, as asked"
+    return [f"fresh node: this machine with its environment put back; {page_cache}"]
+
+
+def _verdict(result: outcome.Result, chosen: options.Options, console: Console) -> int:
+    for fault in result.faults:
+        console.print(f"wrong: {fault}", style="red", soft_wrap=True, markup=False)
+    comparison = result.report.comparison
+    speedup = comparison.speedup if comparison is not None else None
+    if result.faults or speedup is None:
+        return FLOOR_MISSED
+    if chosen.floor is not None and speedup < chosen.floor:
+        console.print(f"the speedup {speedup:.2f} misses its floor of {chosen.floor}")
+        return FLOOR_MISSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The stand-in for a cluster: a package index, a shared store, and one node, made anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bootseer.depsnap import tree
+from bootseer.errors import NotSupportedError
+from tools.demo.options import ROOT, Options
+
+
+class Lab:
+    """All places of one demonstration; a context manager that leaves only what `kept` holds.
+
+    The job's virtual environment stands at the same path for every start, since its scripts have
+    that path in their first lines; before each start it is put back to how it was made.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        scratch = options.scratch
+        self.wheels = options.kept / "wheels"
+        self.base = scratch / "base"
+        self.node = scratch / "node"
+        self.venv = self.node / "venv"
+        self.cache = self.node / "cache"
+        self.store = scratch / "store"
+        self.modules = scratch / "modules"
+        self.checkpoint = scratch / "model.npz"
+        self.events = scratch / "events"
+        self.logs = scratch / "logs"
+
+    def __enter__(self) -> Lab:
+        shutil.rmtree(self.options.scratch, ignore_errors=True)
+        for path in (self.node, self.store, self.modules, self.logs):
+            path.mkdir(parents=True)
+        # The job can import bootseer from here, and nothing else that lies beside it.
+        (self.modules / "bootseer").symlink_to(ROOT / "bootseer")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.take_down()
+        shutil.rmtree(self.options.scratch, ignore_errors=True)
+
+    @property
+    def python(self) -> str:
+        """The job's interpreter."""
+        return str(self.venv / "bin" / "python")
+
+    @property
+    def requirements(self) -> Path:
+        """What the job needs."""
+        return self.options.job / "requirements.txt"
+
+    @property
+    def install(self) -> list[str]:
+        """The job's own install command."""
+        pip = [self.python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        index = ["--no-index", "--find-links", str(self.wheels)]
+        return [*pip, *index, "-r", str(self.requirements)]
+
+    @property
+    def train(self) -> list[str]:
+        """The job."""
+        script = str(self.options.job / "train.py")
+        return [
+            self.python,
+            script,
+            "--checkpoint",
+            str(self.checkpoint),
+            *self.options.job_arguments,
+        ]
+
+    def fetch_wheels(self) -> bool:
+        """Download what the job needs, once; True when that was necessary."""
+        wanted = self.requirements.read_text(encoding="utf-8") + sys.version
+        note = self.wheels / "complete.txt"
+        if note.is_file() and note.read_text(encoding="utf-8") == wanted:
+            return False
+        shutil.rmtree(self.wheels, ignore_errors=True)
+        self.wheels.mkdir(parents=True)
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
+        only = ["--only-binary", ":all:", "-d", str(self.wheels), "-r", str(self.requirements)]
+        self.call([*pip, *only], "download the example's packages")
+        note.write_text(wanted, encoding="utf-8")
+        return True
+
+    def make_base(self) -> None:
+        """Make the node's virtual environment as an image would hold it: Python and pip."""
+        self.call([sys.executable, "-m", "venv", str(self.venv)], "make a virtual environment")
+        self.venv.rename(self.base)
+
+    def fresh_node(self) -> None:
+        """A node that has never seen the job."""
+        self.take_down()
+        shutil.rmtree(self.cache, ignore_errors=True)
+        self._base_again()
+
+    def second_start(self) -> None:
+        """The same node later: its cache is there, the container's file system is new."""
+        self.take_down()
+        self._base_again()
+
+    def take_down(self) -> None:
+        """Undo mounts and links by which the environment may have been placed."""
+        if os.path.lexists(self.venv):
+            tree.unplace(str(self.venv), str(self.cache / "trees"))
+
+    def _base_again(self) -> None:
+        if self.venv.is_symlink():
+            self.venv.unlink()
+        shutil.rmtree(self.venv, ignore_errors=True)
+        self.call(["cp", "-a", str(self.base), str(self.venv)], "put the environment back")
+
+    def call(self, command: Sequence[str], action: str) -> None:
+        """Run a set-up command; raises NotSupportedError with the end of what it said."""
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode:
+            last = " / ".join(done.stdout.strip().splitlines()[-3:])
+            raise NotSupportedError(f"cannot {action}: {last}")

@@ -1,0 +1,82 @@
+"""What the demonstration does to, and asks of, the machine it runs on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import xxhash
+
+from bootseer.errors import NoSpaceError
+
+NEEDED_BYTES = 3 << 30
+_DROP_CACHES = "/proc/sys/vm/drop_caches"
+
+
+def drop_page_cache() -> bool:
+    """Empty the page cache as a fresh node's is; False when we may not."""
+    try:
+        os.sync()
+        with open(_DROP_CACHES, "w", encoding="ascii") as file:
+            file.write("3\n")
+    except OSError:
+        return False
+    return True
+
+
+def require_space(path: Path) -> None:
+    """Raise NoSpaceError when the demonstration would fill the disk."""
+    free = shutil.disk_usage(path).free
+    if free < NEEDED_BYTES:
+        raise NoSpaceError(
+            f"{path} has {free >> 20} MiB free, the demo needs {NEEDED_BYTES >> 20}; "
+            "free space or name another place with --scratch"
+        )
+
+
+def fingerprint(root: Path) -> dict[str, tuple[object, ...]]:
+    """Every entry below `root`: kind, mode, and symlink text, or size, mtime and digest.
+
+    Directories carry no mtime: Python writing a cache beside them would change it.
+    """
+    out: dict[str, tuple[object, ...]] = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            relative = os.path.relpath(path, root)
+            if os.path.islink(path):
+                out[relative] = ("link", os.readlink(path))
+            elif os.path.isdir(path):
+                out[relative] = ("directory", status.st_mode)
+            else:
+                digest = _digest(path)
+                out[relative] = ("file", status.st_mode, status.st_size, status.st_mtime_ns, digest)
+    return out
+
+
+def contents(entries: dict[str, tuple[object, ...]]) -> dict[str, tuple[object, ...]]:
+    """What two separate installs must agree on: all but times, and bytecode that embeds them."""
+    return {
+        path: (*entry[:3], *entry[4:]) if entry[0] == "file" else entry
+        for path, entry in entries.items()
+        if not path.endswith(".pyc")
+    }
+
+
+def differences(
+    first: dict[str, tuple[object, ...]], second: dict[str, tuple[object, ...]]
+) -> list[str]:
+    """Paths that are not the same on both sides."""
+    return sorted(
+        path for path in first.keys() | second.keys() if first.get(path) != second.get(path)
+    )
+
+
+def _digest(path: str) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

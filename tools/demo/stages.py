@@ -1,0 +1,119 @@
+"""The inputs of the job that bootseer may make ready; each adds itself to the demonstration.
+
+A stage prepares its side once, contributes settings to the candidate's `bootseer.toml`, and says
+for the report whether it was used, and what about it is emulated. A new part of bootseer becomes
+one more class here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+from bootseer.profiler.report_model import PartUse
+from tools.demo.lab import Lab
+from tools.demo.machine import contents, differences, fingerprint
+from tools.demo.starts import Start
+
+
+class Stage(Protocol):
+    """One input: image, deps or checkpoint."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the report's parts."""
+
+    def settings(self, lab: Lab) -> str:
+        """Its section of `bootseer.toml`, or nothing."""
+
+    def faults(self, lab: Lab, start: Start) -> list[str]:
+        """Why this start, still in place, was not what it should be."""
+
+    def use(self, starts: Sequence[Start]) -> PartUse:
+        """What the candidate's starts made of it."""
+
+    def emulated(self) -> list[str]:
+        """What about it is emulated, for the report."""
+
+
+class Deps:
+    """Dependencies: installed plainly by the baseline, restored by the candidate."""
+
+    name = "deps"
+
+    def __init__(self) -> None:
+        self._plain: dict[str, tuple[object, ...]] | None = None
+        self._recorded: dict[str, tuple[object, ...]] | None = None
+
+    def settings(self, lab: Lab) -> str:
+        values = {
+            "install": lab.install,
+            "key_files": [str(lab.requirements)],
+            "store": str(lab.store),
+            "cache": str(lab.cache),
+        }
+        return "[deps]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
+
+    def faults(self, lab: Lab, start: Start) -> list[str]:
+        found = fingerprint(lab.venv)
+        if self._plain is None and start.kind == "plain":
+            self._plain = found
+        if start.kind == "record":
+            self._recorded = found
+        out = []
+        if self._plain is not None:
+            out += _differ(contents(self._plain), contents(found), "a plain install")
+        if start.restores and self._recorded is not None:
+            out += _differ(self._recorded, found, "the install that was recorded")
+        results = [end.get("bootseer.deps.result") for end in start.ends("deps.install")]
+        if start.restores and results != ["restored"]:
+            out.append(f"dependencies were not restored but {results}")
+        return out
+
+    def use(self, starts: Sequence[Start]) -> PartUse:
+        forms = {str(e.get("bootseer.deps.form")) for s in starts for e in s.ends("deps.install")}
+        return PartUse(True, f"restored from a snapshot ({', '.join(sorted(forms))})")
+
+    def emulated(self) -> list[str]:
+        return [
+            "package index: a local directory of wheels, without a network",
+            "shared store: a local directory",
+        ]
+
+
+class Unavailable:
+    """A part that this version does not have; both sides do it plainly."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self._reason = reason
+
+    def settings(self, lab: Lab) -> str:
+        return ""
+
+    def faults(self, lab: Lab, start: Start) -> list[str]:
+        return []
+
+    def use(self, starts: Sequence[Start]) -> PartUse:
+        return PartUse(False, self._reason)
+
+    def emulated(self) -> list[str]:
+        return []
+
+
+def all_stages() -> tuple[Stage, ...]:
+    """Every stage, in the report's order."""
+    return (
+        Unavailable("image", "not part of this version; both sides use this machine's files"),
+        Deps(),
+        Unavailable("checkpoint", "not part of this version; both sides read one local file"),
+    )
+
+
+def _differ(
+    wanted: dict[str, tuple[object, ...]], found: dict[str, tuple[object, ...]], what: str
+) -> list[str]:
+    paths = differences(wanted, found)
+    shown = ", ".join(paths[:3])
+    return [f"{len(paths)} entries differ from {what}: {shown}"] if paths else []
