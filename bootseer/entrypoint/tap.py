@@ -1,0 +1,351 @@
+"""Copy a command's output through, byte for byte, and show it to the log rules on the way.
+
+Only `run --log-rules` pays for this. Standard output and error that lead to one place share one
+pipe, so their order is kept; a terminal is replaced by a pseudo terminal in raw mode, so the
+command still sees one and the real one does all processing. Standard input stays what it is: the
+real terminal, with its job control. The rules are matched in a process of their own, fed without
+ever blocking: what it cannot take is dropped and counted.
+
+When the command ends while others still hold its output, a forked copy of this process goes on
+copying for them, and the exit code is not kept waiting. A reader that leaves us makes the command
+feel it at its next write, as without us.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+
+from bootseer.entrypoint import process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Mapping, Sequence
+
+    from bootseer.profiler.events import AnyWriter
+else:
+    import _signal
+
+READ_BYTES = 65536  # = FRAME_MAX_BYTES of the matcher's frames
+LAST_BYTES = 1 << 17  # copied after the command's end at most: more than its pipe can hold
+MATCHER_END_S = 2.0  # how long the matcher may work on after the last byte
+FEED_PIPE_BYTES = 1 << 20
+_MATCHER_HELD = (
+    _signal.SIGINT,
+    _signal.SIGTERM,
+    _signal.SIGHUP,
+    _signal.SIGQUIT,
+    _signal.SIGTSTP,
+)
+
+
+class Feed:
+    """The matcher process and the pipe to it. No method raises; `close` is bounded in time."""
+
+    def __init__(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.fault = ""
+        self.dropped_bytes = 0
+        self._lock = threading.Lock()
+        self._pending = b""  # the rest of a frame that did not fit: it must be finished first
+        self._missed = {1: 0, 2: 0}
+        self._ended: int | None = None
+        self._fd = -1
+        self.pid = 0
+        try:
+            self._start(rules, environ)
+        except Exception as error:  # without a matcher the job runs on and the report says why
+            self.fault = f"the log rules' matcher did not start: {error}"
+
+    def _start(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
+        import fcntl
+
+        from bootseer.profiler import matcher
+
+        self._matcher = matcher
+        command = matcher.command(rules)
+        if not command[0]:
+            raise OSError("this Python does not know its own path")
+        read_end, self._fd = os.pipe()
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            # Above 2, or one of the copies below would overwrite the other's source.
+            source = fcntl.fcntl(read_end, fcntl.F_DUPFD_CLOEXEC, 3)
+            sink = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 3)
+            actions = [(os.POSIX_SPAWN_DUP2, source, 0)]
+            actions += [(os.POSIX_SPAWN_DUP2, sink, 1), (os.POSIX_SPAWN_DUP2, sink, 2)]
+            self.pid = os.posix_spawn(
+                command[0], command, environ, file_actions=actions, setsigmask=_MATCHER_HELD
+            )
+            os.close(source)
+            os.close(sink)
+        finally:
+            os.close(read_end)
+            os.close(null)
+        os.set_blocking(self._fd, False)
+        try:
+            fcntl.fcntl(self._fd, 1031, FEED_PIPE_BYTES)  # F_SETPIPE_SZ, named from 3.10 on
+        except OSError:
+            pass  # over the user's limit: the usual 64 KiB then
+
+    def reaped(self, pid: int, status: int) -> None:
+        """Hear of a child that ended."""
+        if pid == self.pid:
+            self._ended = status
+
+    def show(self, stream: int, data: bytes) -> None:
+        """Offer output to the matcher, or drop it when the matcher is behind."""
+        now, mono = time.time_ns(), time.monotonic_ns()
+        with self._lock:
+            if self._fd < 0:
+                return
+            if self._flush():
+                frames = self._matcher.encode_frame(stream, now, mono, data)
+                for missed, count in self._missed.items():
+                    if count:
+                        frames = self._matcher.encode_dropped(missed, count) + frames
+                        self._missed[missed] = 0
+                self._pending = frames
+                self._flush()
+            else:
+                self._missed[stream] += len(data)
+                self.dropped_bytes += len(data)
+
+    def _flush(self) -> bool:
+        """Write what is pending; return True when nothing is left."""
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self._fd, self._pending) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._close_pipe()  # the matcher is gone
+            return True
+        return True
+
+    def _close_pipe(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        self._pending = b""
+
+    def close(self) -> None:
+        """Let the matcher finish, for MATCHER_END_S at most, then kill it."""
+        if not self.pid:
+            return
+        deadline = time.monotonic() + MATCHER_END_S
+        with self._lock:
+            while self._fd >= 0 and not self._flush() and time.monotonic() < deadline:
+                select.select([], [self._fd], [], 0.05)
+            self._close_pipe()
+        while self._ended is None and time.monotonic() < deadline:
+            self._poll(os.WNOHANG)
+            if self._ended is None:
+                time.sleep(0.002)
+        if self._ended is None:
+            self.fault = f"the log rules' matcher was still busy after {MATCHER_END_S:.0f} s"
+            os.kill(self.pid, _signal.SIGKILL)
+            self._poll(0)
+        elif self._ended not in (0, 1 << 8):  # after exit code 1 it has told its fault itself
+            self.fault = f"the log rules' matcher died, wait status {self._ended}"
+
+    def _poll(self, options: int) -> None:
+        try:
+            pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:
+            pid, status = self.pid, 0
+        self.reaped(pid, status)
+
+
+class Channel:
+    """One way from the command's output to ours, carried by a thread."""
+
+    def __init__(self, streams: Sequence[int]) -> None:
+        self.streams = streams
+        self.out = streams[0]
+        self.terminal = os.isatty(self.out)
+        if self.terminal:
+            self._source, self.inner = _raw_terminal(self.out)
+        else:
+            self._source, self.inner = os.pipe()
+        self._wake = os.pipe()
+        self._thread: threading.Thread | None = None
+
+    def actions(self) -> list[tuple[int, int, int]]:
+        """Return what puts the command's streams onto this channel."""
+        return [(os.POSIX_SPAWN_DUP2, self.inner, stream) for stream in self.streams]
+
+    def close_inner(self) -> None:
+        """Close our copy of the end that the command writes to."""
+        os.close(self.inner)
+
+    def close(self) -> None:
+        """Close the end that we read; for a channel that never ran."""
+        for fd in (self._source, *self._wake):
+            os.close(fd)
+
+    def start(self, feed: Feed | None) -> None:
+        """Begin to copy, in a thread."""
+        self._thread = threading.Thread(target=self._copy, args=(feed,), daemon=True)
+        self._thread.start()
+
+    def _copy(self, feed: Feed | None) -> None:
+        poll = select.poll()
+        poll.register(self._source, select.POLLIN)
+        poll.register(self._wake[0], select.POLLIN)
+        after_end_bytes = 0
+        while after_end_bytes < LAST_BYTES:
+            ready = [fd for fd, _ in poll.poll()]
+            if self._source not in ready:
+                return  # the command ended and nothing is left in the pipe
+            try:
+                data = os.read(self._source, READ_BYTES)
+            except OSError:  # EIO: the last holder of the pseudo terminal has closed it
+                data = b""
+            if not data or not self._write(data):
+                break
+            if feed is not None:
+                feed.show(self.out, data)
+            if self._wake[0] in ready:
+                after_end_bytes += len(data)
+        else:
+            return
+        # With this end closed, who still writes gets SIGPIPE, as when our reader had left it.
+        os.close(self._source)
+        self._source = -1
+
+    def _write(self, data: bytes) -> bool:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self.out, view) :]
+            except BlockingIOError:  # somebody made our output non-blocking
+                select.select([], [self.out], [])
+            except OSError:
+                return False
+        return True
+
+    def finish(self) -> bool:
+        """After the command's end: pass on what it wrote; return True when nobody else writes."""
+        assert self._thread is not None
+        os.write(self._wake[1], b"1")
+        self._thread.join()
+        for fd in self._wake:
+            os.close(fd)
+        return self._source < 0
+
+    def restart(self) -> None:
+        """Go on copying in a forked process, where no thread is left."""
+        self._wake = os.pipe()
+        self.start(None)
+
+    def drain(self) -> None:
+        """Wait until nobody writes any more."""
+        assert self._thread is not None
+        self._thread.join()
+
+    def resize(self) -> None:
+        """Give the pseudo terminal the size of the real one."""
+        if self.terminal and self._source >= 0:
+            _copy_size(self.out, self._source)
+
+
+def _raw_terminal(real: int) -> tuple[int, int]:
+    import termios
+
+    outer, inner = os.openpty()
+    modes = termios.tcgetattr(real)
+    modes[1] &= ~termios.OPOST  # the real terminal does this once
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(inner, termios.TCSANOW, modes)
+    _copy_size(real, outer)
+    return outer, inner
+
+
+def _copy_size(real: int, to: int) -> None:
+    import fcntl
+    import termios
+
+    try:
+        size = fcntl.ioctl(real, termios.TIOCGWINSZ, b"\0" * 8)
+        fcntl.ioctl(to, termios.TIOCSWINSZ, size)
+    except OSError:
+        pass  # a terminal without a size
+
+
+def _channels() -> list[Channel]:
+    """Make a channel for each place that our standard output and error lead to."""
+    places: dict[tuple[int, int, int], list[int]] = {}
+    for stream in (1, 2):
+        try:
+            status = os.fstat(stream)
+        except OSError:
+            continue  # closed, and the command shall find it so
+        places.setdefault((status.st_dev, status.st_ino, status.st_rdev), []).append(stream)
+    return [Channel(streams) for streams in places.values()]
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    added: Mapping[str, str],
+    rules: Sequence[str],
+    writer: AnyWriter,
+) -> process.Result:
+    """Run a command with its output tapped; raises OSError when it cannot be executed."""
+    channels = _channels()
+
+    def on_signal(number: int) -> bool:
+        if number == _signal.SIGWINCH:
+            for channel in channels:
+                channel.resize()
+        return False
+
+    actions = [action for channel in channels for action in channel.actions()]
+    try:
+        child = process.start(command, environ, added, actions, on_signal)
+    except OSError:
+        for channel in channels:
+            channel.close()
+        raise
+    finally:
+        for channel in channels:
+            channel.close_inner()
+    feed = Feed(rules, {**environ, **added})
+    for channel in channels:
+        channel.start(feed)
+    result = child.wait(feed.reaped)
+    open_channels = [channel for channel in channels if not channel.finish()]
+    feed.close()
+    _tell(feed, writer)
+    if open_channels:
+        _linger(open_channels, child)
+    return result
+
+
+def _tell(feed: Feed, writer: AnyWriter) -> None:
+    if feed.fault:
+        attributes = {
+            "bootseer.source": "log",
+            "bootseer.reason": feed.fault,
+            "bootseer.bytes": feed.dropped_bytes,
+        }
+        writer.point("log_rules", "fallback", attributes)
+
+
+def _linger(channels: Sequence[Channel], child: process.Child) -> None:
+    """Leave a process behind that copies for those who still hold the command's output."""
+    sys.stdout.flush()
+    if os.fork():
+        return
+    try:
+        child.release()
+        for channel in channels:
+            channel.restart()
+        for channel in channels:
+            channel.drain()
+    finally:
+        os._exit(0)
