@@ -7,7 +7,9 @@ forwards, or backwards, after a kill at any point.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -77,7 +79,7 @@ class Below:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            if error.errno == 40:  # ELOOP: a link stands where a directory should
+            if error.errno == errno.ELOOP:  # a link stands where a directory should
                 return None
             raise
         return Status(now.st_mode, now.st_uid, now.st_gid, now.st_mtime_ns, now.st_dev)
@@ -86,15 +88,22 @@ class Below:
 @dataclass(slots=True)
 class Switch:
     """One root's actions between its staging and its target. `kept` names directories that
-    could not go because something else lies in them."""
+    could not go because something else lies in them; `mtime_ns` is what an existing target's own
+    mtime shall be at the end (the staging inside it changes that)."""
 
     target: str
     stage: str
     actions: Sequence[Action]
+    absent: bool = False
+    mtime_ns: int = 0
     kept: list[str] = field(default_factory=list)
 
     def forward(self, step: Step) -> None:
         """Do all that is not done. Raises OSError, with part of it done."""
+        if self.absent:
+            step(f"appear {self.target}")
+            self._appear(os.path.join(self.stage, TREE), self.target)
+            return
         with Below(self.target) as target, Below(os.path.join(self.stage, TREE)) as staged:
             for number, action in enumerate(self.actions):
                 step(f"{action.what} {action.path}")
@@ -102,9 +111,32 @@ class Switch:
 
     def backward(self) -> None:
         """Undo all that is done, last first. Raises OSError."""
+        if self.absent:
+            tree = os.path.join(self.stage, TREE)
+            if not os.path.lexists(tree):
+                self._appear(self.target, tree)
+            return
         with Below(self.target) as target, Below(os.path.join(self.stage, TREE)) as staged:
             for number in range(len(self.actions) - 1, -1, -1):
                 self._undo(self.actions[number], number, target, staged)
+
+    @staticmethod
+    def _appear(source: str, target: str) -> None:
+        """Rename a whole tree unless that is done; a target that came meanwhile is not replaced."""
+        if not os.path.lexists(source):
+            return
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, "appeared meanwhile", target)
+        source_fd = os.open(os.path.dirname(source), _FOLDER)
+        try:
+            target_fd = os.open(os.path.dirname(target), _FOLDER)
+            try:
+                names = (os.path.basename(source), os.path.basename(target))
+                move(source_fd, names[0], target_fd, names[1])
+            finally:
+                os.close(target_fd)
+        finally:
+            os.close(source_fd)
 
     def _old(self, number: int) -> str:
         return os.path.join(self.stage, OLD, str(number))
@@ -124,7 +156,7 @@ class Switch:
             into, _ = target.parent(action.path)
             if action.what == SWAP:
                 _back_up(into, name, old)
-            os.rename(name, name, src_dir_fd=source, dst_dir_fd=into)
+            move(source, name, into, name)
 
     def _undo(self, action: Action, number: int, target: Below, staged: Below) -> None:
         old = self._old(number)
@@ -137,7 +169,7 @@ class Switch:
             if staged.status(action.path) is None and target.status(action.path) is not None:
                 back, name = staged.parent(action.path)
                 source, _ = target.parent(action.path)
-                os.rename(name, name, src_dir_fd=source, dst_dir_fd=back)
+                move(source, name, back, name)
         elif action.what == REMOVE_DIRECTORY:
             assert action.old is not None
             if target.status(action.path) is None:
@@ -163,9 +195,26 @@ class Switch:
         except (FileNotFoundError, NotADirectoryError):
             pass  # done before, and perhaps replaced since
         except OSError as error:
-            if error.errno not in (39, 17):  # ENOTEMPTY, EEXIST
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self.kept.append(path)
+
+
+def move(source: int, name: str, into: int, new_name: str) -> None:
+    """Rename; a directory that its owner may not write in must be made so to change its parent."""
+    try:
+        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=into)
+    except PermissionError:
+        mode = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
+        if not stat.S_ISDIR(mode) or mode & 0o200:
+            raise
+        os.chmod(name, stat.S_IMODE(mode) | 0o200, dir_fd=source)
+        try:
+            os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=into)
+        except BaseException:
+            os.chmod(name, stat.S_IMODE(mode), dir_fd=source)
+            raise
+        os.chmod(new_name, stat.S_IMODE(mode), dir_fd=into)
 
 
 def _back_up(folder: int, name: str, old: str) -> None:

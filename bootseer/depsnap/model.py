@@ -155,14 +155,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What a restore did. `dropped_privileges` counts setuid/setgid bits and capabilities left
-    out; `kept` names directories that should have been deleted but hold something else."""
+    """What a restore did.
+
+    `dropped_privileges` counts setuid/setgid bits and capabilities left out, `lost_xattrs` other
+    attributes that this file system or privilege refuses; `kept` names directories that should
+    have been deleted but hold something else.
+    """
 
     targets: tuple[str, ...]
     entries: int
     raw_bytes: int
     deleted: int
     dropped_privileges: int
+    lost_xattrs: int
     kept: tuple[str, ...]
     jobs: int
 

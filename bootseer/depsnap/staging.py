@@ -1,9 +1,9 @@
 """The private place beside or inside a target where a restore unpacks before it switches in.
 
-An absent (or empty) target is staged beside itself, as `.bootseer-<name>.stage`, and appears by
-one rename. An existing one is staged inside itself, as `.bootseer-stage`, so that the staging is
-on the same file system even where the target is a mount point. The directory is locked by flock
-while anyone works in it: a forked worker that outlives its parent holds the lock too.
+An absent target is staged beside itself, as `.bootseer-<name>.stage`, and appears by one rename. An
+existing one is staged inside itself, as `.bootseer-stage`, so that the staging is on the same file
+system even where the target is a mount point. The directory is locked by flock while anyone works
+in it: a forked worker that outlives its parent holds the lock too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import stat
 from dataclasses import dataclass
 
 from bootseer.depsnap.model import WORK_PREFIX
-from bootseer.errors import BusyError, UsageError, from_os_error
+from bootseer.errors import AccessDeniedError, BusyError, UsageError, from_os_error
 
-JOURNAL = "journal.json"
-GROUP = "group.json"
 TREE = "tree"
 OLD = "old"
+_TIME = "mtime_ns"
 _INSIDE = f"{WORK_PREFIX}stage"
 
 
@@ -75,6 +74,8 @@ def make(target: str) -> Stage:
         try:
             remove_contents(path)
             _make_private(path)
+            with open(os.path.join(path, _TIME), "w", encoding="ascii") as file:
+                file.write(str(mtime_ns))
             os.mkdir(os.path.join(path, TREE), 0o700)
         except BaseException:
             os.close(descriptor)
@@ -84,8 +85,18 @@ def make(target: str) -> Stage:
     return Stage(target, path, absent, mtime_ns, descriptor)
 
 
+def left_by_kill(target: str, path: str) -> Stage:
+    """The staging of a restore that was killed before its commit, to be removed."""
+    try:
+        with open(os.path.join(path, _TIME), encoding="ascii") as file:
+            mtime_ns = int(file.read())
+    except (FileNotFoundError, ValueError):
+        mtime_ns = os.stat(os.path.dirname(path)).st_mtime_ns
+    return Stage(target, path, path == beside(target), mtime_ns, os.open(path, os.O_RDONLY))
+
+
 def _look(target: str) -> tuple[bool, int]:
-    """(whether one rename can put the target in place, its mtime)."""
+    """(whether the target is absent, its mtime)."""
     try:
         status = os.lstat(target)
     except FileNotFoundError:
@@ -94,8 +105,7 @@ def _look(target: str) -> tuple[bool, int]:
         raise UsageError(f"the target {target} is a symlink; name the directory it points to")
     if not stat.S_ISDIR(status.st_mode):
         raise UsageError(f"the target {target} is no directory; choose another")
-    empty = not any(os.scandir(target))
-    return empty and not os.path.ismount(target), status.st_mtime_ns
+    return False, status.st_mtime_ns
 
 
 def _lock_new(path: str) -> int:
@@ -110,6 +120,7 @@ def _lock_new(path: str) -> int:
         except FileNotFoundError:
             continue  # its owner ended between our two calls
         try:
+            check_own(descriptor, path)
             lock(descriptor, path)
             if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
                 return descriptor
@@ -119,6 +130,15 @@ def _lock_new(path: str) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def check_own(descriptor: int, path: str) -> None:
+    """Nobody else may have made or be able to write what we act on. Raises AccessDeniedError."""
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise AccessDeniedError(
+            f"{path} belongs to user {status.st_uid} or others may write there; have it removed"
+        )
 
 
 def lock(descriptor: int, path: str) -> None:
