@@ -165,7 +165,7 @@ class CriticalStep:
     """One piece of the critical path, from the first event to the last first step, in order and
     without holes. `phase` is None for time nobody described (an unobserved gap). `median_s` is
     the phase's median own work over all processes, `barrier` the barrier that this stretch of
-    the path leads to (None: the end of the start)."""
+    the path leads to (None: the end of the start). Pieces under 10 ms are joined to a neighbour."""
 
     begin_s: float
     end_s: float

@@ -1,0 +1,129 @@
+"""`bootseer report`: where a start's time went."""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+from bootseer.errors import from_os_error
+from bootseer.profiler import analysis, events, render_json
+from bootseer.profiler.load import load
+from bootseer.profiler.report_model import Report
+
+_FILE = click.Path(dir_okay=False)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="[PATH]...", type=click.Path())
+@click.option(
+    "--events",
+    "events_path",
+    envvar="BOOTSEER_EVENTS",
+    type=click.Path(),
+    help="Where to look when no PATH is given (default: the directory that `run` writes to).",
+)
+@click.option("--trace", metavar="ID", help="The start to report, by (the beginning of) its id.")
+@click.option(
+    "--baseline",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(),
+    help="Events of starts to compare with, repeatable; three starts a side are needed.",
+)
+@click.option("--html", metavar="FILE", type=_FILE, help="Also write a self-contained page.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead.")
+@click.option("--chrome-trace", metavar="FILE", type=_FILE, help="Also write a Chrome trace.")
+@click.option("--prometheus", metavar="FILE", type=_FILE, help="Also write Prometheus metrics.")
+@click.option("--otlp", metavar="FILE", type=_FILE, help="Also write OTLP/JSON traces.")
+def command(
+    paths: Sequence[str],
+    events_path: str | None,
+    trace: str | None,
+    baseline: Sequence[str],
+    html: str | None,
+    as_json: bool,
+    chrome_trace: str | None,
+    prometheus: str | None,
+    otlp: str | None,
+) -> None:
+    """Report where the time of a start went.
+
+    PATH is an event file, or a directory of them. Of several starts the newest is reported (or
+    --trace), and the others are listed; with --baseline all of them are compared.
+    """
+    with _without_gc():
+        loaded = load(paths or [events_path or events.default_directory()])
+        before = load(baseline) if baseline else None
+        report = analysis.analyse(loaded, trace_id=trace, baseline=before)
+        if html:
+            from bootseer.profiler import render_html
+
+            write_atomic(html, render_html.render(report))
+        if prometheus:
+            from bootseer.profiler import render_prometheus
+
+            write_atomic(prometheus, render_prometheus.render(report))
+        if chrome_trace or otlp:
+            from bootseer.profiler import render_otlp, render_trace
+
+            prepared = analysis.prepare(analysis.choose(loaded, trace))
+            if chrome_trace:
+                write_atomic(chrome_trace, render_trace.render(prepared))
+            if otlp:
+                write_atomic(otlp, render_otlp.render(prepared))
+        _show(report, as_json)
+
+
+def _show(report: Report, as_json: bool) -> None:
+    if as_json:
+        click.echo(render_json.render(report), nl=False)
+        return
+    from rich.console import Console
+
+    from bootseer.profiler import render_terminal
+
+    render_terminal.render(report, Console())
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """A large report holds a million objects without cycles; looking for some costs a second."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def write_atomic(path: str, text: str) -> None:
+    """Write a file under a temporary name, sync it, then give it its name.
+
+    Characters that UTF-8 cannot hold (lone surrogates from foreign names) become `?`. Raises
+    BootseerError for what the operating system refuses.
+    """
+    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with open(fd, "wb") as file:
+                file.write(text.encode("utf-8", "replace"))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from error

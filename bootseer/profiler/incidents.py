@@ -1,0 +1,122 @@
+"""What went wrong inside a start: killed phases, errors, fall-backs; and the phases' extents."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from bootseer.profiler.lanes import WHOLE, Lanes
+from bootseer.profiler.records import Identity, Span, Start
+from bootseer.profiler.report_model import Incident, Killed
+from bootseer.profiler.totals import Extras
+
+_NAMED_NODES = 10
+
+
+def killed_phases(lanes: Lanes) -> tuple[Killed, ...]:
+    """Every begin without an end, shared ones once; the command around a job that reached its
+    first step is still running and no loss."""
+    out = []
+    for lane in lanes.lanes:
+        for name, begin_s, file, shared in lane.open:
+            if (shared and not lane.first) or (name == WHOLE and lanes.complete):
+                continue
+            if lane.reached and begin_s >= lane.end_s:
+                continue
+            rank = None if shared else lane.rank
+            out.append(Killed(lane.node, rank, name, begin_s, file))
+    return tuple(sorted(out, key=lambda k: (k.began_s, k.node, k.rank or 0)))
+
+
+def _reason(span: Span) -> str:
+    attributes = span.attributes or {}
+    keys = ("bootseer.reason", "error.type", "process.exit.code")
+    if span.status == "error":
+        keys = ("error.type", "process.exit.code", "bootseer.reason")
+    for key in keys:
+        value = attributes.get(key)
+        if value is not None and value != "":
+            return f"exit code {value}" if key == "process.exit.code" else str(value)
+    return "no reason given"
+
+
+def incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Incident, ...]:
+    """Errors and fall-backs, equal ones joined, in order of their first occurrence."""
+    found: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)
+    for source, shift in zip(start.sources, shifts, strict=True):
+        for span in source.spans:
+            if span.status in ("ok", "unknown"):
+                continue
+            moment = span.end_ns if span.end_ns is not None else span.begin_ns
+            at_s = ((moment or 0) + shift - zero_ns) / 1e9
+            status = "fallback" if span.status == "fallback" else "error"
+            found[status, span.name, _reason(span)].append((at_s, source.identity.node))
+    out = []
+    for (status, phase, reason), seen in found.items():
+        kind: Literal["error", "fallback"] = "fallback" if status == "fallback" else "error"
+        nodes = tuple(sorted({node for _, node in seen})[:_NAMED_NODES])
+        out.append(Incident(kind, phase, reason, len(seen), nodes, min(seen)[0]))
+    return tuple(sorted(out, key=lambda i: (i.first_s, i.phase, i.reason)))
+
+
+def extras(
+    start: Start,
+    shifts: Sequence[int],
+    lanes: Lanes,
+    killed: Sequence[Killed],
+) -> Mapping[str, Extras]:
+    """Extent, faults and bytes of every phase with at least one span up to the start's end."""
+    low: dict[str, int] = {}
+    high: dict[str, int] = {}
+    errors: Counter[str] = Counter()
+    fallbacks: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    end_ns = lanes.zero_ns + round(lanes.end_s * 1e9)
+    for source, shift in zip(start.sources, shifts, strict=True):
+        for span in source.spans:
+            name, began, ended, _, status, point, *_, attributes = span
+            if point and name != "first_step" and status == "ok":
+                continue
+            first = began if began is not None else ended
+            assert first is not None
+            if first + shift > end_ns:
+                continue
+            last = min((first if ended is None else ended) + shift, end_ns)
+            if name not in low or first + shift < low[name]:
+                low[name] = first + shift
+            if name not in high or last > high[name]:
+                high[name] = last
+            if status != "ok":
+                errors[name] += status == "error"
+                fallbacks[name] += status == "fallback"
+            if attributes is not None:
+                size = attributes.get("bootseer.bytes")
+                sizes[name] += size if type(size) is int and size > 0 else 0
+    dead = Counter(k.phase for k in killed)
+    zero = lanes.zero_ns
+    for name in list(low):  # a phase seen only by its parts
+        for above in lanes.chains[name][1:]:
+            low[above] = min(low.get(above, low[name]), low[name])
+            high[above] = max(high.get(above, high[name]), high[name])
+    return {
+        name: Extras(
+            (low[name] - zero) / 1e9,
+            (high[name] - zero) / 1e9,
+            dead[name],
+            errors[name],
+            fallbacks[name],
+            sizes[name] or None,
+        )
+        for name in low
+    }
+
+
+def kind_of(identities: Sequence[Identity]) -> tuple[str, int | None, str | None]:
+    """A start's kind, attempt and job uid: what most of its writers say."""
+    kinds = Counter(i.kind for i in identities if i.kind)
+    attempts = Counter(i.attempt for i in identities if i.attempt is not None)
+    uids = Counter(i.job_uid for i in identities if i.job_uid)
+    attempt = attempts.most_common(1)[0][0] if attempts else None
+    kind = kinds.most_common(1)[0][0] if kinds else "unknown"
+    return kind, attempt, uids.most_common(1)[0][0] if uids else None
