@@ -128,11 +128,12 @@ def parse_log(lines: Iterable[str]) -> List[SubPhase]:
         if step.phase is None or (step.phase == current and current != "download"):
             _merge(attributes, step.attributes)
         else:
-            if "error.type" in step.attributes:  # a failed task: said of what ends here
-                _merge(attributes, step.attributes)
-                step = _Step(step.phase, {})
+            following = dict(step.attributes)
+            if "error.type" in following:  # a failed task: said of what ends here
+                _merge(attributes, following)
+                following = {}
             _close(out, current, begin, stamp, attributes)
-            current, begin, attributes = step.phase, stamp, dict(step.attributes)
+            current, begin, attributes = step.phase, stamp, following
         last = stamp
     _close(out, current, begin, last, attributes)
     return out
