@@ -3,26 +3,41 @@
 Must never fail, print, or leave a trace in the job's `sys.path`.
 """
 
+from __future__ import annotations
+
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _start() -> None:
-    """Install the hook, with bootseer importable for as long as its few modules load."""
+    """Install the hook; the event writer is loaded when there is something to write."""
     import os
 
     if os.environ.get("BOOTSEER_IMPORTS") != "1" or not os.environ.get("BOOTSEER_EVENTS"):
         return
-    here = os.path.dirname(os.path.abspath(__file__))
-    parent = os.path.dirname(os.path.dirname(os.path.dirname(here)))
-    sys.path.append(parent)  # at the end: no module of the job may be hidden by what lies there
-    try:
-        from bootseer.profiler import events, importhook
+    parent = os.path.abspath(__file__)
+    for _ in range(4):
+        parent = os.path.dirname(parent)
 
-        importhook.install(events.open_writer)
-    finally:
-        sys.path.reverse()
-        sys.path.remove(parent)  # the last one, which is ours
-        sys.path.reverse()
+    def load(name: str) -> Any:
+        sys.path.append(parent)  # at the end: nothing that lies there may hide the job's modules
+        try:
+            module = __import__(name)
+        finally:
+            sys.path.reverse()
+            sys.path.remove(parent)  # the last one, which is ours
+            sys.path.reverse()
+        for part in name.split(".")[1:]:
+            module = getattr(module, part)
+        return module
+
+    def open_writer() -> Any:
+        return load("bootseer.profiler.events").open_writer()
+
+    load("bootseer.profiler.importhook").install(open_writer)
 
 
 def _give_way() -> None:
@@ -33,7 +48,7 @@ def _give_way() -> None:
     sys.path[:] = [path for path in sys.path if path != here]
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
