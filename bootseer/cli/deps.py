@@ -49,18 +49,6 @@ def command() -> None:
     """Snapshot and restore installed dependencies."""
 
 
-def default_store() -> str:
-    """The store of a user who names none."""
-    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return os.path.join(base, "bootseer", "store")
-
-
-def default_cache() -> str:
-    """The cache of a user who names none; it is not taken to outlive a container."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(base, "bootseer")
-
-
 def store_option(function: F) -> F:
     return click.option(
         "--store",
@@ -137,6 +125,7 @@ def key_options(function: F) -> F:
 
 def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettings:
     """Settings from options, with the defaults of a user who gave none."""
+    from bootseer.config import default_cache, default_store
     from bootseer.depsnap.settings import DepsSettings
 
     return DepsSettings(

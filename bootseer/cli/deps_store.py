@@ -14,7 +14,6 @@ import click
 
 from bootseer.cli.deps import (
     cache_option,
-    default_store,
     json_option,
     settings_of,
     sign_option,
@@ -31,6 +30,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _open(store: str | None) -> Store:
+    from bootseer.config import default_store
     from bootseer.storage.base import open_store
 
     return open_store(store or default_store())

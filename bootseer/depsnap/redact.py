@@ -17,7 +17,7 @@ SECRET_NAME = (
 
 _URL_USER = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"@]*(?:@[^/\s'\"@]*)*@")
 _NAMED = re.compile(
-    rf"(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key(?==)))(?P<mark>=)[^\s&'\"]+",
+    rf"(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key(?==)))(?P<mark>=)(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 _SECRET_OPTION = re.compile(rf"--{SECRET_NAME}", re.IGNORECASE)

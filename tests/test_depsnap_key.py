@@ -1,0 +1,332 @@
+"""What an install command writes to, and the key that stands for its result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wheelhouse import make_wheel
+
+from bootseer.depsnap import key, redact, roots
+from bootseer.depsnap.command import plan
+from bootseer.errors import NotFoundError
+
+# --- the command's words ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "tool", "attributes"),
+    [
+        (["pip", "install", "six"], "pip", {"requirements": ("six",)}),
+        (
+            ["pip3.11", "--quiet", "install", "-rreq.txt"],
+            "pip",
+            {"requirement_files": ("req.txt",)},
+        ),
+        (
+            ["/opt/v/bin/python", "-m", "pip", "install", "x"],
+            "pip",
+            {"python": "/opt/v/bin/python"},
+        ),
+        (["python3", "-I", "-m", "pip", "install", "x"], "pip", {"python": "python3"}),
+        (["pip", "install", "--target=/t", "x"], "pip", {"target": "/t"}),
+        (["pip", "install", "-t", "/t", "x"], "pip", {"target": "/t", "requirements": ("x",)}),
+        (["pip", "install", "--prefix", "/p", "x"], "pip", {"prefix": "/p"}),
+        (["pip", "install", "--root", "/p", "x"], "pip", {"root": "/p"}),
+        (["pip", "install", "--user", "x"], "pip", {"user": True}),
+        (["pip", "install", "-i", "https://h/s", "x"], "pip", {"requirements": ("x",)}),
+        (["uv", "pip", "install", "--python", "/v", "x"], "uv", {"python": "/v"}),
+        (["uv", "pip", "install", "--system", "-r", "a"], "uv", {"system": True}),
+        (["uv", "pip", "sync", "lock.txt"], "uv", {"requirement_files": ("lock.txt",)}),
+        (["uv", "sync", "--frozen"], "uv-sync", {}),
+        (["uv", "venv", "/v"], "venv", {"target": "/v"}),
+        (["uv", "venv"], "venv", {"target": ".venv"}),
+        (["python3", "-m", "venv", "--copies", "/v"], "venv", {"target": "/v"}),
+        (["env", "A=b", "pip", "install", "x"], "pip", {"requirements": ("x",)}),
+        (["A=b", "make", "deps"], "other", {"program": "make"}),
+        (["python", "setup.py", "install"], "other", {"program": "python"}),
+    ],
+)
+def test_plan_of_one_command(command: list[str], tool: str, attributes: dict[str, object]) -> None:
+    (found,) = plan(command)
+    assert found.tool == tool
+    assert {name: getattr(found, name) for name in attributes} == attributes
+
+
+def test_plan_of_a_script() -> None:
+    script = "set -e\npython3 -m venv /v && X=1 /v/bin/pip install -q 'six>1'; (uv pip install y)"
+    found = plan(["bash", "-ec", script])
+    assert [f.tool for f in found] == ["other", "venv", "pip", "uv"]
+    assert found[2].program == "/v/bin/pip"
+    assert found[2].requirements == ("six>1",)
+
+
+@pytest.mark.parametrize("command", [["pip", "list"], ["uv", "lock"], [], ["pip"], ["env"]])
+def test_commands_that_install_nothing(command: list[str]) -> None:
+    assert plan(command) == []
+
+
+@given(st.lists(st.text(max_size=12), max_size=6))
+def test_plan_never_raises(words: list[str]) -> None:
+    plan(words)
+    plan(["sh", "-c", *words])
+
+
+# --- roots ---------------------------------------------------------------------------------------
+
+
+def found(command: list[str], cwd: Path, *also: str, **variables: str) -> roots.Target:
+    environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
+    return roots.find(command, environ, str(cwd), also)
+
+
+def test_venv_of_the_pip_that_is_called(tmp_path: Path, venv: Path) -> None:
+    target = found([f"{venv}/bin/pip", "install", "six"], tmp_path)
+    assert target.paths == [str(venv)]
+    assert target.python is not None
+    assert target.python.prefix == str(venv)
+    assert target.python.tag == sys.implementation.cache_tag
+
+
+def test_venv_first_on_the_path(tmp_path: Path, venv: Path) -> None:
+    path = f"{venv}/bin:{os.environ['PATH']}"
+    assert found(["pip", "install", "six"], tmp_path, PATH=path).paths == [str(venv)]
+
+
+def test_uv_searches_as_its_documents_say(tmp_path: Path, venv: Path) -> None:
+    uv = ["uv", "pip", "install", "six"]
+    assert found(uv, tmp_path, VIRTUAL_ENV=str(venv)).paths == [str(venv)]
+    assert found([*uv, "--python", str(venv)], tmp_path).paths == [str(venv)]
+    project = tmp_path / "project"
+    (project / "deep").mkdir(parents=True)
+    (project / ".venv").symlink_to(venv)
+    assert found(uv, project / "deep").python.prefix in (  # type: ignore[union-attr]
+        str(project / ".venv"),
+        str(venv),
+    )
+    system = found([*uv, "--system"], project, VIRTUAL_ENV=str(venv))
+    assert system.python is not None
+    assert system.python.prefix != str(venv)
+
+
+def test_environment_that_the_command_makes(tmp_path: Path) -> None:
+    place = tmp_path / "new"
+    script = f"python3 -m venv {place} && {place}/bin/pip install six"
+    target = found(["sh", "-c", script], tmp_path)
+    assert target.paths == [str(place)]
+    assert target.python is not None
+
+
+def test_target_directory_and_also(tmp_path: Path) -> None:
+    target = found(
+        ["pip", "install", "--target", "lib", "six"], tmp_path, "cache", str(tmp_path / "lib/in")
+    )
+    assert target.paths == [str(tmp_path / "lib"), str(tmp_path / "cache")]
+
+
+def test_whole_root_swallows_the_rest(tmp_path: Path) -> None:
+    assert found(["pip", "install", "--target", "lib", "six"], tmp_path, "/").paths == ["/"]
+
+
+def test_variable_of_pip_names_the_target(tmp_path: Path) -> None:
+    assert found(["pip", "install", "six"], tmp_path, PIP_TARGET="/t").paths == ["/t"]
+
+
+def test_system_prefix(tmp_path: Path) -> None:
+    python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+    target = found([python, "-m", "pip", "install", "six"], tmp_path)
+    assert target.python is not None
+    purelib = target.python.paths["purelib"]
+    assert any(purelib.startswith(path + "/") for path in target.paths) or target.paths
+    assert "/usr" not in target.paths
+    assert "/" not in target.paths
+
+
+def test_missing_interpreter_is_no_error(tmp_path: Path) -> None:
+    target = found(["/nowhere/bin/pip", "install", "six"], tmp_path)
+    assert target.paths == ["/nowhere"]
+    assert target.python is None
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+SECRET = "s3cr3tv4lue"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        f"https://user:{SECRET}@host/simple",
+        f"https://{SECRET}@host/simple",
+        f"git+https://oauth2:{SECRET}@host/r.git@v1#egg=x",
+        f"https://user:{SECRET}@more@host/simple",
+        f"https://host/x.whl?token={SECRET}&b=1",
+        f"https://host/x.whl?X-Amz-Signature={SECRET}",
+        f"https://host/x.whl?sv=1&sig={SECRET}",
+        f"--password={SECRET}",
+        f"--api-key={SECRET}",
+        f"HF_TOKEN={SECRET} pip install x",
+        f"export MY_SECRET='{SECRET}'",
+    ],
+)
+def test_secrets_leave_words_and_texts(word: str) -> None:
+    assert SECRET not in redact.text(word)
+    assert redact.text(redact.text(word)) == redact.text(word)
+
+
+def test_secret_after_its_option() -> None:
+    assert redact.words(["x", "--token", SECRET, "y"]) == ["x", "--token", "***", "y"]
+
+
+def test_ordinary_words_stay() -> None:
+    for word in ("six==1.16", "git+https://host/r.git@v1", "torch @ https://h/t.whl#sha256=ab"):
+        assert redact.text(word) == word
+
+
+# --- the key -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    place = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    (place / "bin/pip").write_text(f"#!{place}/bin/python\n")
+    (place / "bin/pip").chmod(0o755)
+    return place
+
+
+class Project:
+    """A working directory with requirements whose lock is closed, and a way to ask for the key."""
+
+    def __init__(self, home: Path, venv: Path) -> None:
+        self.home = home
+        self.command = [f"{venv}/bin/pip", "install", "--no-deps", "-r", "requirements.txt"]
+        self.environ = {"PATH": os.environ["PATH"], "HOME": str(home)}
+        (home / "requirements.txt").write_text("six==1.16\n")
+
+    def key(self, command: list[str] | None = None, **more: object) -> key.Key:
+        words = command or self.command
+        target = roots.find(words, self.environ, str(self.home))
+        state = more.pop("state", key.base_state(target))
+        settings = {"key_files": (), "environ": self.environ, "cwd": str(self.home), **more}
+        return key.make(
+            key.Question(command=words, target=target, state=state, **settings)  # type: ignore[arg-type]
+        )
+
+
+@pytest.fixture
+def project(tmp_path: Path, venv: Path) -> Project:
+    home = tmp_path / "project"
+    home.mkdir()
+    return Project(home, venv)
+
+
+def test_same_inputs_same_key(project: Project) -> None:
+    assert project.key() == project.key()
+    assert project.key().resolved
+
+
+def test_each_input_changes_the_key(project: Project, tmp_path: Path) -> None:
+    seen = {"plain": project.key().digest}
+    seen["words"] = project.key([*project.command, "-q"]).digest
+    seen["image"] = project.key(image_digest="sha256:1").digest
+    seen["signer"] = project.key(signer="abc").digest
+    seen["state"] = project.key(state="other").digest
+    project.environ["PIP_INDEX_URL"] = "https://h/one"
+    seen["index"] = project.key().digest
+    del project.environ["PIP_INDEX_URL"]
+    project.environ["MINE"] = "1"
+    assert project.key().digest == seen["plain"]
+    seen["key-env"] = project.key(key_env=("MINE",)).digest
+    (project.home / "requirements.txt").write_text("six==1.17\n")
+    seen["requirements"] = project.key().digest
+    (project.home / "requirements.txt").write_text("-r other.txt\n")
+    (project.home / "other.txt").write_text("six==1\n")
+    seen["include"] = project.key().digest
+    (project.home / "other.txt").write_text("six==2\n")
+    seen["included"] = project.key().digest
+    (project.home / "extra").write_text("1")
+    seen["key-file"] = project.key(key_files=("extra",)).digest
+    (project.home / ".config/pip").mkdir(parents=True)
+    (project.home / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://h/two\n")
+    seen["settings"] = project.key().digest
+    assert len(set(seen.values())) == len(seen), seen
+
+
+def test_neutral_variables_do_not_change_the_key(project: Project) -> None:
+    plain = project.key().digest
+    project.environ |= {"PIP_CACHE_DIR": "/x", "UV_LINK_MODE": "copy", "LANG": "C", "PIP_LOG": "/l"}
+    assert project.key().digest == plain
+
+
+def test_no_secret_reaches_the_ingredients_and_rotation_keeps_the_key(project: Project) -> None:
+    def with_secret(secret: str) -> key.Key:
+        project.environ["PIP_INDEX_URL"] = f"https://u:{secret}@h/simple"
+        project.environ["UV_INDEX_MINE_PASSWORD"] = secret
+        text = f"--extra-index-url https://u:{secret}@h/simple\nsix==1.16\n"
+        (project.home / "requirements.txt").write_text(text)
+        command = [*project.command, "--trusted-host", "h", f"--index-url=https://{secret}@h/s"]
+        return project.key(command)
+
+    first, second = with_secret(SECRET), with_secret("another-one")
+    assert SECRET not in json.dumps(first.explain())
+    assert first == second
+
+
+def test_local_package_counts_with_its_content(project: Project) -> None:
+    package = project.home / "pkg"
+    (package / "src").mkdir(parents=True)
+    (package / "pyproject.toml").write_text("[project]\nname='x'\n")
+    (package / "src/x.py").write_text("A = 1\n")
+    command = [project.command[0], "install", "--no-deps", "-e", "./pkg", "./pkg"]
+    first = project.key(command)
+    (package / "src/__pycache__").mkdir()
+    (package / "src/__pycache__/x.pyc").write_text("ignored")
+    assert project.key(command) == first
+    (package / "src/x.py").write_text("A = 2\n")
+    assert project.key(command).digest != first.digest
+
+
+def test_missing_key_file(project: Project) -> None:
+    with pytest.raises(NotFoundError, match=r"nothing\.txt"):
+        project.key(key_files=("nothing.txt",))
+    (project.home / "requirements.txt").unlink()
+    with pytest.raises(NotFoundError, match=r"requirements\.txt"):
+        project.key()
+
+
+def test_unpinned_requirements_resolve_to_a_lock(project: Project, wheels: Path) -> None:
+    (project.home / "requirements.txt").write_text("bootseer-alpha\n")
+    command = [project.command[0], "install", "--no-index", f"--find-links={wheels}"]
+    command += ["-r", "requirements.txt"]
+    first = project.key(command)
+    assert first.resolved
+    assert project.key(command) == first
+    make_wheel(wheels, "bootseer_alpha", "2.0")
+    second = project.key(command)
+    assert second.resolved
+    assert second.digest != first.digest
+    assert second.base == first.base
+
+
+def test_what_cannot_be_resolved_is_said_so(project: Project, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    command = [project.command[0], "install", "--no-index", f"--find-links={empty}", "none-such"]
+    made = project.key(command)
+    assert not made.resolved
+    assert made.explain()[-1] == {"name": "lock", "value": "unresolved"}
+    assert not project.key(command, resolve_timeout_s=0).resolved
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheels"
+    make_wheel(folder, "bootseer_alpha", "1.0")
+    return folder
