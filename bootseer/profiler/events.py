@@ -225,13 +225,22 @@ class NullWriter:
     def __init__(self, trace_id: str | None = None, parent_span_id: str | None = None) -> None:
         self.trace_id = trace_id or os.urandom(16).hex()
         self.parent_span_id = parent_span_id
+        self._forks = _forks[0]
         self._ids()
 
     def _ids(self) -> None:
         self._prefix = os.urandom(5).hex()
         self._count = iter(range(1, 1 << 62))
 
+    def _after_fork(self) -> None:
+        """In a forked child: the same span ids must not be made twice."""
+        self.parent_span_id = self._parent()
+        self._forks = _forks[0]
+        self._ids()
+
     def _next(self) -> str:
+        if self._forks != _forks[0]:
+            self._after_fork()
         # `next` of a C iterator is atomic, so threads need no lock.
         return f"{self._prefix}{next(self._count) & 0xFFFFFF:06x}"
 
@@ -341,7 +350,6 @@ class Writer(NullWriter):
         self._open()
 
     def _open(self) -> None:
-        self._forks = _forks[0]
         self._resource["process.pid"] = pid = os.getpid()
         self._fd = -1
         now, mono = _time_ns(), _monotonic_ns()
@@ -377,23 +385,31 @@ class Writer(NullWriter):
         """
         if self._closed:
             return False
-        if self._forks == _forks[0]:
-            try:
-                status = _fstat(self._fd)
-                if (status.st_ino, status.st_dev) == self._identity:
-                    return True
-            except OSError:
-                pass
-            if self._fd < 0:
-                return False
-        else:
-            self._ids()  # a forked child: the same span ids must not be made twice
-            self.parent_span_id = self._parent()
+        if self._forks != _forks[0]:
+            self._after_fork()
+            return self._fd >= 0
+        try:
+            status = _fstat(self._fd)
+            if (status.st_ino, status.st_dev) == self._identity:
+                return True
+        except OSError:
+            pass
+        if self._fd >= 0:
+            self._reopen()
+        return self._fd >= 0
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        if self._fd >= 0 and not self._closed:
+            self._reopen()
+
+    def _reopen(self) -> None:
+        # The old number is not closed: it may be the job's by now. In a forked child it is ours,
+        # one descriptor that an exec closes.
         try:
             self._open()
         except OSError:
             self._fd = -1
-        return self._fd >= 0
 
     def _emit(
         self,

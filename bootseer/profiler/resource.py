@@ -154,8 +154,11 @@ def _kubernetes(environ: Environ) -> dict[str, str]:
     namespace = _read("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
     if namespace:
         out["k8s.namespace.name"] = namespace
-    out.update({key: _first(environ, names) for key, names in _K8S.items()})
-    return {key: value for key, value in out.items() if value}
+    for key, names in _K8S.items():
+        value = _first(environ, names)
+        if value:
+            out[key] = value
+    return out
 
 
 def describe(env: Environ) -> dict[str, Any]:
