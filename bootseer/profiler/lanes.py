@@ -252,7 +252,7 @@ def _first_step(members: Sequence[_Timed]) -> float | None:
         for span in source.spans
         if span[0] == FIRST_STEP and span[2] is not None and span[4] != "error"
     ]
-    return min(ends, default=None)
+    return min(ends) if ends else None
 
 
 def _pieces(items: list[Piece], begin_s: float, end_s: float) -> list[Piece]:

@@ -154,7 +154,8 @@ def _parse(block: bytes, path: str, collector: Collector, counts: Counter[tuple[
             events = []
         # Equal counts rule out that a torn line and its successor made one value together.
         if len(events) == block.count(b"\n"):
-            collector.add(events)
+            if not collector.add_whole(events):
+                collector.add(events)
             return
     collector.add(list(_lines(block, path, counts)))
 

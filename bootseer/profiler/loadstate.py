@@ -12,6 +12,8 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from operator import itemgetter, sub
+from typing import Any
 
 from bootseer.profiler.identity import identity_of, true_nodes
 from bootseer.profiler.records import Identity, Source, Span, Start
@@ -25,6 +27,21 @@ _UNKNOWN_TRACE = "unknown"
 # name, time on the writer's clock, status, parent id, attributes or None
 _Begin = tuple[str, int, str, str | None, dict[str, object] | None]
 Event = dict[str, object]
+
+_FIELDS = itemgetter(
+    "event",
+    "trace_id",
+    "span_id",
+    "parent_span_id",
+    "name",
+    "time_unix_nano",
+    "mono_nano",
+    "status",
+    "attributes",
+    "v",
+)
+_KINDS = {"begin", "end", "point"}
+_TEXT_OR_NONE = {str, type(None)}
 
 
 class Writer:
@@ -71,7 +88,7 @@ class Writer:
         self.offset_ns = self.base_ns or 0
         if not self.clock or not self.base_ns:
             return 0
-        offsets = sorted([offset for _, offset in self.clock])
+        offsets = sorted([pair[1] for pair in self.clock])
         self.offset_ns = offsets[len(offsets) // 2]
         if offsets[-1] - offsets[0] <= _JUMP_NS:
             return 0
@@ -117,6 +134,52 @@ class Collector:
                     self._event(event)
             except (KeyError, TypeError, ValueError):
                 self._count("bad-event")
+
+    def add_whole(self, events: Sequence[object]) -> bool:
+        """Take a whole file at once if it is the usual one: one resource line, then one writer's
+        events in one trace, every field of its proper type. Returns False, having taken nothing,
+        when it is not; `add` then goes event by event. Checks run over columns, at C speed."""
+        if self._writers or self._identities:
+            return False
+        rows = _usual(events)
+        if rows is None:
+            return False
+        kinds, traces, ids, _, _, walls, monos, _, more, _ = zip(*rows, strict=True)
+        begun, ended = self._seen.setdefault(traces[0], (set(), set()))
+        ends = [i for i, kind in zip(ids, kinds, strict=True) if kind == "end"]
+        rest = [i for i, kind in zip(ids[1:], kinds[1:], strict=True) if kind != "end"]
+        new_begun, new_ended = set(rest), set(ends)
+        doubles = len(new_begun) < len(rest) or len(new_ended) < len(ends)
+        if doubles or not begun.isdisjoint(new_begun) or not ended.isdisjoint(new_ended):
+            return False
+        begun |= new_begun
+        ended |= new_ended
+        writer = Writer(self._path, sys.intern(traces[0]), begun, ended)
+        identity = identity_of(more[0], self._path)
+        writer.identity, writer.known, writer.base_ns = identity, True, walls[1] - monos[1]
+        writer.clock = list(zip(monos[1:], map(sub, walls[1:], monos[1:]), strict=True))
+        self._take(writer, rows)
+        self._writers[writer.trace, ""] = writer
+        self._last, self._last_trace, self._total = identity, writer.trace, len(rows) - 1
+        self._identities[ids[0][:_PREFIX_CHARS]] = identity
+        return True
+
+    def _take(self, writer: Writer, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Pair the checked rows of one writer."""
+        begun, spans, intern = writer.open, writer.spans, sys.intern
+        for kind, _, key, parent, name, _, moment, status, more, _ in rows:
+            if kind == "begin":
+                begun[key] = (intern(name), moment, status, parent, more or None)
+            elif kind == "end":
+                half = (name, moment, status, parent, more or None)
+                begin = begun.pop(key, None)
+                if begin is None:
+                    writer.orphans.append((key, half))
+                else:
+                    spans.append(self._span(key, begin, half))
+            elif kind == "point":
+                about = (False, status, True, key, parent, more or None)
+                spans.append(Span(intern(name), moment, moment, *about))
 
     def _count(self, kind: str) -> None:
         self._counts[self._path, kind] += 1
@@ -192,6 +255,7 @@ class Collector:
             wait = attributes.get("bootseer.wait") is True
             if wait and len(attributes) == 1:
                 attributes = None
+        status = sys.intern(status)
         if ended < began:
             self._count("negative-duration")
             return Span(name, began, None, wait, "unknown", False, key, parent, attributes)
@@ -253,6 +317,37 @@ class Collector:
                 wait = more is not None and more.get("bootseer.wait") is True
                 span = Span(name, moment, None, wait, status, False, key, parent, more)
                 writer.spans.append(span)
+
+
+def _usual(events: Sequence[object]) -> list[tuple[Any, ...]] | None:
+    """The fields of a file's events if it is as the writer leaves it, else None: a resource
+    line, then events of one trace, all of this version, every field of its proper type."""
+    try:
+        rows = list(map(_FIELDS, events))  # type: ignore[arg-type]
+    except (KeyError, TypeError):
+        return None
+    if len(rows) < 2:
+        return None
+    kinds, traces, ids, parents, names, walls, monos, states, more, versions = zip(
+        *rows, strict=True
+    )
+    texts = (*traces, *ids, *names, *states)
+    if set(map(type, texts)) != {str} or set(map(type, (*walls, *monos, *versions))) != {int}:
+        return None
+    usual = (
+        kinds[0] == "resource"
+        and set(map(type, kinds)) == {str}
+        and set(kinds[1:]) <= _KINDS
+        and set(map(type, more)) == {dict}
+        and set(map(type, parents)) <= _TEXT_OR_NONE
+        and set(versions) == {VERSION}
+        and len(set(traces)) == 1
+        and all(names)
+        and 0 <= min(walls) <= max(*walls, *monos) < _MAX_TIME_NS
+        and min(monos) > -_MAX_TIME_NS
+        and walls[1] != monos[1]  # an offset of 0 means that there is no monotonic clock
+    )
+    return rows if usual else None
 
 
 def _half(event: Event, writer: Writer) -> _Begin:

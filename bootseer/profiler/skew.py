@@ -10,6 +10,7 @@ waiters left one by one) and is left out.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,13 +40,18 @@ class Skew:
 
 def is_barrier(span: Span) -> bool:
     """Whether a span is a wait that may end for all at the same moment."""
-    name = span.name
-    return span.wait and not any(name == n or name.startswith(n + ".") for n in NO_BARRIERS)
+    return span.wait and _for_all(span.name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _for_all(name: str) -> bool:
+    return not any(name == n or name.startswith(n + ".") for n in NO_BARRIERS)
 
 
 def barrier_spans(spans: Sequence[Span]) -> list[tuple[_Key, Span]]:
     """A process's barrier spans in time order, keyed by name and how often it came before."""
-    waits = sorted((s for s in spans if s.wait and is_barrier(s)), key=_order)
+    waits = [s for s in spans if s[3] and is_barrier(s)]
+    waits.sort(key=_order)
     count: Counter[str] = Counter()
     out = []
     for span in waits:
