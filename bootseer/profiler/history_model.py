@@ -165,7 +165,7 @@ class ClassPhase:
 class SlowNode:
     """A node among the slowest of its starts more often than chance explains.
 
-    `slow` of `starts` starts had it among the slowest twentieth (at least one node);
+    `slow` of `starts` starts had it among the slowest sixteenth (at least one node);
     `expected` is the mean of that count under chance; `p` is corrected for all nodes tested;
     `excess_s` and `ratio` compare it with the median node (medians over its starts); `phase`
     is where most of the excess arose.

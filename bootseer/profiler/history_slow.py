@@ -1,6 +1,6 @@
 """Which nodes are slow again and again, and not by chance (pure).
 
-The test. In a start with n nodes, k = max(1, n // 20) places are "slow". A node is slow in that
+The test. In a start with n nodes, k = max(1, n // 16) places are "slow". A node is slow in that
 start when at most k nodes, itself included, needed as long as it or longer. If nodes were alike
 (exchangeable), that happens with probability at most k / n, whatever the distribution of times.
 Over a node's starts the count of slow ones is then at most Poisson-binomial with these
@@ -21,7 +21,7 @@ from bootseer.profiler.history_model import SlowNode, StartRecord
 
 MIN_STARTS = 5
 ALPHA = 0.01
-SLOW_SHARE = 20
+SLOW_SHARE = 16
 
 
 def slow_places(nodes: int) -> int:

@@ -199,7 +199,10 @@ def _decode(path: str) -> StartRecord:
     with open(path, "rb") as file:
         data = file.read()
     try:
-        rows = pa.parquet.read_table(pa.BufferReader(data)).to_pylist()
+        # No threads: one row needs none, and a pool still busy when the interpreter ends has
+        # been seen to abort the process.
+        reader = pa.parquet.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+        rows = reader.read(use_threads=False).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise CorruptDataError(f"not a readable Parquet file: {first_line}") from error
