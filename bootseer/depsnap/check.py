@@ -28,7 +28,9 @@ from bootseer.depsnap.model import (
 from bootseer.depsnap.toc import BadIndexError, Frame, Index, IndexRoot
 
 
-def check(document: dict[str, Any], digest: Digest, end: int, limits: Limits) -> Index:
+def check(document: dict[str, Any], digest: Digest, end: int | None, limits: Limits) -> Index:
+    """Raises BadIndexError, or what malformed JSON leads to. `end` is where the frames must end
+    (None: not known)."""
     path = _strings(document["path"])
     count = len(path)
     if count > limits.entries:
@@ -64,7 +66,7 @@ def check(document: dict[str, Any], digest: Digest, end: int, limits: Limits) ->
         frames=_frames(document["frames"], end, limits),
         parent=parent,
         name=name,
-        stored_bytes=end,
+        stored_bytes=sum(frame[0] for frame in document["frames"]),
         raw_bytes=0,
         logical_bytes=sum(columns["size"]),
         skipped=tuple(_strings(document["skipped"])),
@@ -225,7 +227,7 @@ def _segments(value: Any, kind: str, size: Sequence[int]) -> dict[int, tuple[Seg
     return out
 
 
-def _frames(value: Any, end: int, limits: Limits) -> list[Frame]:
+def _frames(value: Any, end: int | None, limits: Limits) -> list[Frame]:
     """Frames stand back to back from the first byte to the index: no byte is unaccounted for."""
     out = []
     at = 0
@@ -237,6 +239,6 @@ def _frames(value: Any, end: int, limits: Limits) -> list[Frame]:
             raise BadIndexError("a frame without digest")
         out.append(Frame(at, stored, raw, digest, upto, _numbers(flat)))
         at += stored
-    if at != end:
+    if end is not None and at != end:
         raise BadIndexError("its frames do not fill it")
     return out

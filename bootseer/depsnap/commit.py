@@ -127,8 +127,8 @@ def _recover_stage(target: str, path: str, step: Step) -> Recovery:
         if group is None:
             return _recover_group(target, path, path, step)
         first = _first_of(group, path)
-        with _locked(first) as present:
-            return _recover_group(target, path, first if present else path, step)
+        with _locked(first) as has_first:
+            return _recover_group(target, path, first if has_first else path, step)
 
 
 def _recover_group(target: str, path: str, first: str, step: Step) -> Recovery:

@@ -42,6 +42,17 @@ def read(path: str, *, expected_digest: Digest | None, limits: Limits) -> Index:
 
     Raises NotFoundError, CorruptDataError (truncated, altered, hostile or beyond `limits`).
     """
+    return _read_index(path, expected_digest, limits, detached=False)
+
+
+def read_detached(path: str, *, expected_digest: Digest, limits: Limits) -> Index:
+    """`read` for a file that holds the index alone, its frames kept elsewhere or not at all."""
+    return _read_index(path, expected_digest, limits, detached=True)
+
+
+def _read_index(
+    path: str, expected_digest: Digest | None, limits: Limits, *, detached: bool
+) -> Index:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -63,7 +74,7 @@ def read(path: str, *, expected_digest: Digest | None, limits: Limits) -> Index:
             "fetch or make it again"
         )
     try:
-        return check(_parse(stored, limits), digest, frames_end, limits)
+        return check(_parse(stored, limits), digest, None if detached else frames_end, limits)
     except BadIndexError as error:
         raise CorruptDataError(f"archive {path}: {error}; do not use it") from error
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:

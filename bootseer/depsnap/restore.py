@@ -61,13 +61,13 @@ def restore(
             step("staging made")
             counts = _unpack(path, index, stages, policy, bounds)
             step("staged")
-            switches = _switches(index, stages)
-            commit.commit(stages, switches, step)
+            planned = switches(index, stages)
+            commit.commit(stages, planned, step)
         except OSError as error:
             raise from_os_error(error, f"restore into {places[0]}") from error
         finally:
-            _tidy(stages)
-    kept = [os.path.join(s.target, p) for s in switches for p in s.kept]
+            tidy(stages)
+    kept = [os.path.join(s.target, p) for s in planned for p in s.kept]
     return RestoreResult(
         targets=tuple(places),
         entries=index.entries,
@@ -123,7 +123,8 @@ def _unpack(
     )
 
 
-def _switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
+def switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
+    """What each staged root needs to come in; raises NotSupportedError (see `merge.plan`)."""
     out = []
     for stage, root in zip(stages, index.roots, strict=True):
         if stage.absent:
@@ -149,7 +150,7 @@ def _listing(target: str) -> Callable[[str], Iterator[str]]:
     return below
 
 
-def _tidy(stages: Sequence[Stage]) -> None:
+def tidy(stages: Sequence[Stage]) -> None:
     """Remove stagings that no journal needs any more."""
     if stages and commit.needs_recovery(stages[0].path):
         for stage in stages:
