@@ -62,9 +62,9 @@ def test_plan_of_one_command(command: list[str], tool: str, attributes: dict[str
 def test_plan_of_a_script() -> None:
     script = "set -e\npython3 -m venv /v && X=1 /v/bin/pip install -q 'six>1'; (uv pip install y)"
     found = plan(["bash", "-ec", script])
-    assert [f.tool for f in found] == ["other", "venv", "pip", "uv"]
-    assert found[2].program == "/v/bin/pip"
-    assert found[2].requirements == ("six>1",)
+    assert [f.tool for f in found] == ["venv", "pip", "uv"]
+    assert found[1].program == "/v/bin/pip"
+    assert found[1].requirements == ("six>1",)
 
 
 @pytest.mark.parametrize("command", [["pip", "list"], ["uv", "lock"], [], ["pip"], ["env"]])

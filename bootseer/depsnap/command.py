@@ -18,6 +18,8 @@ _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PIP = re.compile(r"pip[0-9.]*")
 _PYTHON = re.compile(r"python[0-9.]*")
+# Words of a script that install nothing.
+_HARMLESS = frozenset({"echo", "printf", "set", "cd", "export", "true", ":", "sleep", "umask", "["})
 # Options that take a value as a word of its own, after the documents of pip and uv.
 _VALUED_TEXT = """
     -r --requirement --requirements -c --constraint --constraints -t --target --prefix --root -p
@@ -48,6 +50,7 @@ class Install:
     system: bool = False
     requirement_files: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 def simple_commands(command: Sequence[str]) -> list[list[str]]:
@@ -98,12 +101,18 @@ def _split_script(script: str) -> list[list[str]]:
 
 def plan(command: Sequence[str]) -> list[Install]:
     """Every install that a command line visibly makes, in order; never raises."""
-    return [found for words in simple_commands(command) if (found := _plan_one(words))]
+    return [
+        dataclasses.replace(found, words=tuple(words))
+        for words in simple_commands(command)
+        if (found := _plan_one(words))
+    ]
 
 
 def _plan_one(words: Sequence[str]) -> Install | None:
     program, name = words[0], os.path.basename(words[0])
     rest = list(words[1:])
+    if name in _HARMLESS:
+        return None
     if _PYTHON.fullmatch(name):
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
             rest.pop(0)
@@ -162,7 +171,7 @@ def _install(
     return Install(
         tool,
         program,
-        python=python or _last(options, "--python", "-p"),
+        python=_last(options, "--python", "-p") or python,
         target=_last(options, "-t", "--target"),
         prefix=_last(options, "--prefix"),
         root=_last(options, "--root"),

@@ -96,7 +96,7 @@ def make(question: Question) -> Key:
     Raises NotFoundError for a missing key file and UsageError for one that is too large.
     """
     q = question
-    files = requirements.inputs(q.target.installs, q.command, q.cwd)
+    files = requirements.inputs(q.target.installs, q.cwd)
     named = {
         f"file {p}": requirements.digest_text(requirements.read_text(os.path.join(q.cwd, p)))
         for p in q.key_files
@@ -126,7 +126,6 @@ def _lock(q: Question) -> str:
         return UNRESOLVED
     text = requirements.resolve(
         q.target.installs,
-        q.command,
         q.target.python.executable,
         q.environ,
         q.cwd,

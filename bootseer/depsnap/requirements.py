@@ -73,7 +73,7 @@ def closure(paths: Iterable[str], cwd: str) -> dict[str, str]:
     return texts
 
 
-def inputs(installs: Sequence[Install], command: Sequence[str], cwd: str) -> Inputs:
+def inputs(installs: Sequence[Install], cwd: str) -> Inputs:
     """Read what the installs of a command name. Raises NotFoundError for a missing file."""
     found: dict[str, str] = {}
     open_ended = False
@@ -90,7 +90,7 @@ def inputs(installs: Sequence[Install], command: Sequence[str], cwd: str) -> Inp
         plain = [_COMMENT.sub("", text) for text in texts.values()]
         for word in _local(install.requirements, plain, cwd):
             found[f"source {_short(word, cwd)}"] = source_digest(word)
-        closed = any(option in command for option in _CLOSED) or (
+        closed = any(option in install.words for option in _CLOSED) or (
             bool(plain) and not install.requirements and all("--hash=" in t for t in plain)
         )
         open_ended |= not closed
@@ -152,7 +152,6 @@ def _short(path: str, cwd: str) -> str:
 
 def resolve(
     installs: Sequence[Install],
-    command: Sequence[str],
     python: str,
     environ: Mapping[str, str],
     cwd: str,
@@ -167,7 +166,7 @@ def resolve(
         return None
     files = list(asked[0].requirement_files)
     words = [program, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
-    words += ["--python", python, *_index_words(command), *files]
+    words += ["--python", python, *_index_words(asked[0].words), *files]
     names = "".join(name + "\n" for name in asked[0].requirements)
     if names:
         words.append("-")

@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap.command import Install, plan
+from bootseer.errors import UsageError
 
 PROBE_TIMEOUT_S = 10.0
 PROBE = """
@@ -76,18 +77,24 @@ def find(
 ) -> Target:
     """The roots of a command and the Python it installs for.
 
-    Runs that Python once (some 20 ms). Never raises for a strange command: what cannot be told
-    falls back to `VIRTUAL_ENV`, then to the prefix of the `python3` on the PATH.
+    Runs that Python once (some 20 ms). Raises UsageError for a command that runs a program whose
+    writes nobody can tell, unless `also` says where it writes.
     """
     installs = plan(command)
     roots: list[Root] = []
     python: Python | None = None
-    for install in installs or [Install("other", command[0] if command else "")]:
-        if install.tool == "other" and any(i.tool != "other" for i in installs):
+    for install in installs:
+        if install.tool == "other":
+            if not also:
+                raise UsageError(
+                    f"cannot tell where {install.program} writes; name its directories with --also"
+                )
             continue
         found, asked = _destinations(install, environ, cwd, roots)
         roots += found
         python = asked or python
+    if all(install.tool == "other" for install in installs):
+        python = ask(_interpreter(Install("other", ""), environ, cwd), environ)
     roots += [Root(_absolute(path, cwd), "--also") for path in also]
     return Target(tuple(installs), tuple(_outermost(roots)), python)
 
@@ -173,7 +180,7 @@ def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
 
 
 def _named_python(name: str, search: str, cwd: str) -> str:
-    if "/" in name:
+    if "/" in name or os.path.isdir(os.path.join(cwd, name)):
         path = _absolute(name, cwd)
         return os.path.join(path, "bin", "python") if os.path.isdir(path) else path
     if name[:1].isdigit():

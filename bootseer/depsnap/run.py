@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from bootseer.depsnap import (
@@ -29,7 +29,7 @@ from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.waiting import keep_waiting, poll_s
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.profiler.events import NullWriter
-from bootseer.storage.base import Store
+from bootseer.storage.base import Store, open_store
 from bootseer.storage.lease import Lease, Watch, try_acquire
 
 PHASE = "deps.install"
@@ -160,7 +160,7 @@ class _Run:
         )
         for root in found.paths:
             restore.recover(root)
-        with self.writer.phase(f"{PHASE}.key"):
+        with self._part(f"{PHASE}.key"):
             prepared = prepare.prepare(settings, self.command, found)
         self.outcome.key = prepared.key.digest
         self.outcome.details["bootseer.deps.key"] = prepared.key.digest
@@ -213,12 +213,14 @@ class _Run:
                         )
                     return False
                 if not span:
-                    span = self.writer.begin(f"{PHASE}.wait", {"bootseer.wait": True})
+                    span = self.writer.begin(f"{PHASE}.wait", {"bootseer.wait": True}, self.span)
                     settings.on_step("wait")
                 time.sleep(poll_s(waited_s))
         finally:
             if span:
-                self.writer.end(span, f"{PHASE}.wait", "ok", {"bootseer.wait": True})
+                self.writer.end(
+                    span, f"{PHASE}.wait", "ok", {"bootseer.wait": True}, parent=self.span
+                )
 
     def _try_restore(self, store: Store, prepared: prepare.Prepared) -> tuple[bool, int | None]:
         """Whether a known snapshot now stands in place, and a generation found too old."""
@@ -237,7 +239,7 @@ class _Run:
         prepare.check_belongs(found.record, prepared.target.paths)
         self.settings.on_step("restore")
         try:
-            with self.writer.phase(f"{PHASE}.restore"):
+            with self._part(f"{PHASE}.restore"):
                 done = prepare.place(store, self.settings, found.record)
         except (CorruptDataError, NotFoundError) as error:
             if not prepare.corrupt_in_store(store, found.record):
@@ -263,7 +265,7 @@ class _Run:
         if plan.lease is not None and plan.prepared is not None:
             try:
                 exclude = self._excludes(plan.prepared)
-                with self.writer.phase(f"{PHASE}.scan"):
+                with self._part(f"{PHASE}.scan"):
                     trees = capture.before(plan.prepared.target.paths, exclude)
                 settings.on_step("scanned before")
             except Exception as error:
@@ -278,7 +280,7 @@ class _Run:
         if trees is None or plan.lease is None:
             return
         try:
-            with self.writer.phase(f"{PHASE}.scan"):
+            with self._part(f"{PHASE}.scan"):
                 captured = capture.after(trees, exclude)
             settings.on_step("scanned after")
             if not captured.empty:
@@ -288,9 +290,8 @@ class _Run:
             self._fault(error)
 
     def _excludes(self, prepared: prepare.Prepared) -> list[str]:
-        ours = [self.settings.cache]
-        if self.settings.store.startswith(("/", "file://", ".")):
-            ours.append(self.settings.store.removeprefix("file://"))
+        url = open_store(self.settings.store).url
+        ours = [self.settings.cache, url.removeprefix("file://")]
         return capture.excludes(prepared.target.paths, ours, self.settings.exclude)
 
     def _command(self) -> tuple[int, float]:
@@ -341,6 +342,17 @@ class _Run:
             raise
         finally:
             self.writer.end(span, "deps.publish", status, attributes)
+
+    @contextlib.contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """A span below the whole one."""
+        span = self.writer.begin(name, None, self.span)
+        status = "error"
+        try:
+            yield
+            status = "ok"
+        finally:
+            self.writer.end(span, name, status, None, parent=self.span)
 
     def _fault(self, error: BaseException) -> None:
         known = isinstance(error, BootseerError)

@@ -1,0 +1,350 @@
+"""`deps run` with real pip and uv: install once, restore everywhere, fall back on any fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from depsnode import Node
+from wheelhouse import make_wheel
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    make_wheel(folder, "bootseer_alpha", "1.0")
+    return folder
+
+
+@pytest.fixture
+def node(tmp_path: Path, wheelhouse: Path) -> Node:
+    return Node(tmp_path, wheelhouse)
+
+
+def published(node: Node) -> None:
+    done = node.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "published")
+    assert node.installs == 1
+
+
+# --- the way it should go ------------------------------------------------------------------------
+
+
+def test_first_installs_second_machine_restores(node: Node) -> None:
+    published(node)
+    before = tree_of(node.place)
+    node.fresh()
+    done = node.run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert node.last() == ("ok", "restored")
+    assert node.installs == 1
+    assert node.works()
+    assert tree_of(node.place) == before
+    assert byte_code_is_valid(node)
+    assert not node.leftovers()
+
+
+def tree_of(place: Path) -> dict[str, tuple[int, int]]:
+    """Mode and mtime of everything that the install made below site-packages."""
+    return {
+        str(path.relative_to(place)): (path.lstat().st_mode, path.lstat().st_mtime_ns)
+        for path in place.rglob("*bootseer_alpha*/**/*")
+    }
+
+
+def byte_code_is_valid(node: Node) -> bool:
+    """Python uses the restored .pyc, which it does only for the source's mtime and size."""
+    done = subprocess.run(
+        [node.place / "bin/python", "-v", "-c", "import bootseer_alpha"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = [ln for ln in done.stderr.splitlines() if "bootseer_alpha" in ln and "matches" in ln]
+    return "__pycache__" in line
+
+
+def test_restart_in_place_does_nothing(node: Node) -> None:
+    published(node)
+    node.run()
+    assert node.last() == ("ok", "in place")
+    node.fresh()
+    node.run()
+    node.run()
+    assert node.last() == ("ok", "in place")
+    assert node.installs == 1
+
+
+def test_removed_package_is_restored_in_place(node: Node) -> None:
+    published(node)
+    for path in node.place.glob("lib/python3*/site-packages/bootseer_alpha*"):
+        shutil.rmtree(path)
+    node.run()
+    assert node.last()[1] in ("restored", "published")
+    assert node.works()
+
+
+def test_new_version_in_the_index_is_installed(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels)
+    published(node)
+    make_wheel(wheels, "bootseer_alpha", "1.1")
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "published")
+    assert node.installs == 2
+    script = node.place / "bin/bootseer_alpha-run"
+    assert subprocess.check_output([script], text=True) == "bootseer_alpha 1.1\n"
+
+
+def test_uv_into_a_venv(node: Node) -> None:
+    uv = shutil.which("uv", path=node.environ()["PATH"])
+    assert uv is not None
+    command = [uv, "pip", "install", "-q", "--no-index", "--python", str(node.place)]
+    command += ["--find-links", str(node.wheels), "-r", "requirements.txt"]
+    assert node.run(command=node.counted(command)).returncode == 0
+    assert node.last() == ("ok", "published")
+    node.fresh()
+    assert node.run(command=node.counted(command)).returncode == 0
+    assert node.last() == ("ok", "restored")
+    assert node.installs == 1
+    assert node.works()
+
+
+def test_venv_that_the_command_makes(node: Node) -> None:
+    shutil.rmtree(node.place)
+    script = f"{sys.executable} -m venv {node.place} && {node.place}/bin/pip install -q --no-index"
+    script += f" --find-links {node.wheels} bootseer-alpha"
+    command = ["sh", "-c", f"echo x >> {node.count}; {script}"]
+    assert node.run(command=command).returncode == 0
+    assert node.last() == ("ok", "published")
+    shutil.rmtree(node.place)
+    node.cache = node.cache.with_name("cache9")
+    assert node.run(command=command).returncode == 0
+    assert node.last() == ("ok", "restored")
+    assert node.installs == 1
+    assert node.works()
+    pip = subprocess.run([node.place / "bin/pip", "--version"], capture_output=True, check=True)
+    assert str(node.place).encode() in pip.stdout
+
+
+def test_target_directory(node: Node) -> None:
+    lib = node.home / "lib"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index"]
+    command += ["--find-links", str(node.wheels), "--target", "lib", "bootseer-alpha"]
+    assert node.run(command=node.counted(command)).returncode == 0
+    shutil.rmtree(lib)
+    node.cache = node.cache.with_name("cache9")
+    assert node.run(command=node.counted(command)).returncode == 0
+    assert node.last() == ("ok", "restored")
+    code = "import bootseer_alpha; print(bootseer_alpha.VERSION)"
+    shown = subprocess.check_output([sys.executable, "-c", code], env={"PYTHONPATH": str(lib)})
+    assert shown == b"1.0\n"
+
+
+def test_prefix_like_a_system(node: Node) -> None:
+    """A prefix that already holds much: only what changed travels."""
+    prefix = node.home / "prefix"
+    (prefix / "share").mkdir(parents=True)
+    (prefix / "share/there").write_text("from the image")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index"]
+    command += ["--find-links", str(node.wheels), "--prefix", str(prefix), "bootseer-alpha"]
+    assert node.run(command=node.counted(command)).returncode == 0
+    shutil.rmtree(prefix)
+    (prefix / "share").mkdir(parents=True)
+    (prefix / "share/there").write_text("from the image")
+    node.cache = node.cache.with_name("cache9")
+    assert node.run(command=node.counted(command)).returncode == 0
+    assert node.last() == ("ok", "restored")
+    assert (prefix / "share/there").read_text() == "from the image"
+    assert list(prefix.glob("lib/python3*/site-packages/bootseer_alpha/__init__.py"))
+    (key,) = [json.loads(p.read_text())["key"] for p in node.store.glob("deps/*/record-*.json")]
+    shown = json.loads(node.cli("inspect", "--store", node.store, "--json", "--files", key).stdout)
+    assert not [row for row in shown["files"] if row[0].endswith("there")]
+
+
+def test_other_directory_and_deletions(node: Node) -> None:
+    """What a command changes and deletes counts too, for any directory named by --also."""
+    place = node.home / "compiled"
+
+    def image() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        (place / "old").write_text("old")
+        (place / "edited").write_text("before")
+
+    image()
+    script = "rm compiled/old; echo after > compiled/edited; echo new > compiled/new"
+    command = ["sh", "-c", f"echo x >> {node.count}; {script}"]
+    options = ["--also", place, "--resolve-timeout", 0]
+    assert node.run(*options, command=command).returncode == 0
+    image()
+    node.fresh()
+    assert node.run(*options, command=command).returncode == 0
+    assert node.last() == ("ok", "restored")
+    assert node.installs == 1
+    assert sorted(os.listdir(place)) == ["edited", "new"]
+    assert (place / "edited").read_text() == "after\n"
+
+
+def test_unresolved_requirements_age(node: Node) -> None:
+    options = ["--resolve-timeout", 0, "--max-age", 1]
+    node.run(*options)
+    node.fresh()
+    node.run(*options)
+    assert node.last() == ("ok", "restored")
+    node.fresh()
+    node.run("--resolve-timeout", 0, "--max-age", 0)
+    assert node.last() == ("ok", "published")
+    assert node.installs == 2
+    node.fresh()
+    node.run(*options)
+    assert node.last() == ("ok", "restored")
+
+
+def test_index_that_is_down_still_finds_the_newest_snapshot(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels)
+    published(node)
+    node.fresh()
+    for wheel in wheels.iterdir():
+        wheel.unlink()
+    done = node.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+
+
+# --- transparency --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [1, 3, 77])
+def test_failing_install_passes_its_code_and_output_and_publishes_nothing(
+    node: Node, code: int
+) -> None:
+    script = f"touch {node.place}/half; echo out; echo err >&2; exit {code}"
+    done = node.run("--also", node.place, command=["sh", "-c", script])
+    assert (done.returncode, done.stdout, done.stderr) == (code, "out\n", "err\n")
+    assert not node.archives()
+    assert not node.leftovers()
+    end = node.ends()[-1]
+    assert (end["status"], end["attributes"]["process.exit.code"]) == ("error", code)
+
+
+def test_commands_that_cannot_run(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "plain"
+    script.write_text("no program")
+    assert node.run("--also", node.place, command=["/no/such/program"]).returncode == 127
+    assert node.run("--also", node.place, command=[str(script)]).returncode == 126
+    done = node.run("--also", node.place, command=["sh", "-c", "kill -9 $$"])
+    assert done.returncode == 137
+
+
+def test_program_whose_writes_nobody_knows_needs_also(node: Node) -> None:
+    script = f"ls; {sys.executable} -m pip --python {node.place} install --no-index -q pip || true"
+    done = node.run(command=["sh", "-c", script])
+    assert done.returncode == 0
+    assert "name its directories with --also" in done.stderr
+    assert node.last() == ("fallback", "installed")
+    assert not node.archives()
+
+
+def test_standard_streams_and_descriptors_pass_through(node: Node) -> None:
+    read, write = os.pipe()
+    words = ["run", "--store", str(node.store), "--cache", str(node.cache), "--also", "x", "--"]
+    code = f"import os, sys; os.write(1, sys.stdin.buffer.read()); os.write({write}, b'three')"
+    words += [sys.executable, "-c", code]
+    done = subprocess.run(
+        [sys.executable, "-m", "bootseer", "deps", *words],
+        cwd=node.home,
+        env=node.environ(),
+        input=b"\x00\xff bytes",
+        stdout=subprocess.PIPE,
+        pass_fds=(write,),
+        check=True,
+    )
+    os.close(write)
+    assert done.stdout == b"\x00\xff bytes"
+    with open(read, "rb") as pipe:
+        assert pipe.read() == b"three"
+
+
+def test_signal_reaches_the_install(node: Node) -> None:
+    trap = "trap 'echo got; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+    child = node.start(command=["sh", "-c", trap], also=[str(node.place)])
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    assert child.stdout.readline() == "got\n"
+    assert node.finish(child)[0] == 9
+    assert not node.archives()
+    assert not node.leftovers()
+
+
+def test_install_within_an_install_is_plain(node: Node) -> None:
+    inner = [sys.executable, "-m", "bootseer", "deps", "run", "--store", str(node.store), "--"]
+    done = node.run("--also", node.place, command=[*inner, *node.pip])
+    assert done.returncode == 0
+    assert node.works()
+    assert len(node.archives()) == 1
+
+
+def test_events_have_sub_phases_of_pip(node: Node) -> None:
+    published(node)
+    for name in ("deps.install.key", "deps.install.scan", "deps.install.install", "deps.publish"):
+        assert node.spans(name), name
+    assert all(len(node.spans(n)) == 1 for n in ("deps.install", "deps.publish"))
+
+
+# --- publishing in the background ----------------------------------------------------------------
+
+
+def test_background_publication_outlives_the_start(node: Node) -> None:
+    done = node.run("--publish", "background")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "publishing")
+    # The job starts and writes beside the packages while they are packed.
+    site = next(node.place.glob("lib/python3*/site-packages"))
+    (site / "bootseer_alpha/written_by_the_job").write_text("x")
+    wait_for(lambda: node.spans("deps.publish"))
+    assert node.spans("deps.publish")[0]["status"] == "ok"
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+    assert not list(node.place.rglob("written_by_the_job"))
+
+
+def test_file_that_changes_while_it_is_packed_is_not_published(node: Node) -> None:
+    """The scan saw one content; what a running job makes of it later is nobody's snapshot."""
+    child = node.start("scanned after", "print")
+    assert child.stdout is not None
+    assert child.stdout.readline() == "scanned after\n"
+    module = next(node.place.glob("lib/python3*/site-packages/bootseer_alpha/__init__.py"))
+    module.write_text("VERSION = 'edited by the job'\n")
+    code, errors = node.finish(child)
+    assert code == 0
+    assert "changed" in errors
+    assert node.last() == ("fallback", "installed")
+    assert not node.archives()
+    assert not node.leftovers()
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "published")
+
+
+def wait_for(condition: object, limit_s: float = 60.0) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < until
+        time.sleep(0.05)
