@@ -77,7 +77,8 @@ def choose(loaded: Loaded, trace_id: str | None) -> Start:
     """
     if trace_id is None:
         return loaded.starts[0]
-    found = [s for s in loaded.starts if s.trace_id.startswith(trace_id.lower())]
+    exact = [s for s in loaded.starts if s.trace_id == trace_id]
+    found = exact or [s for s in loaded.starts if s.trace_id.startswith(trace_id.lower())]
     if len(found) == 1:
         return found[0]
     known = ", ".join(s.trace_id[:12] for s in loaded.starts[:5])

@@ -96,7 +96,7 @@ def _joined(steps: Sequence[CriticalStep], least_s: float) -> list[CriticalStep]
     out: list[CriticalStep] = []
     begin_s: float | None = None
     for step in steps:
-        if step.duration_s < least_s:
+        if step.duration_s < least_s or step.duration_s <= 0:
             if out:
                 out[-1] = dataclasses.replace(out[-1], end_s=step.end_s)
             elif begin_s is None:

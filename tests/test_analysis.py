@@ -1,0 +1,280 @@
+"""The report's figures, on starts small enough to know the answers by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from event_files import TRACE, EventFile, two_nodes
+
+from bootseer.errors import NotFoundError
+from bootseer.profiler import analysis
+from bootseer.profiler.load import load
+from bootseer.profiler.report_model import PhaseStats, Report
+
+
+def report_of(folder: Path) -> Report:
+    return analysis.analyse(load([str(folder)]))
+
+
+def phase(report: Report, name: str) -> PhaseStats:
+    return next(p for p in report.phases if p.name == name)
+
+
+def path_of(report: Report) -> list[tuple[str, str | None, float, float]]:
+    return [(s.node, s.phase, round(s.begin_s, 6), round(s.end_s, 6)) for s in report.critical_path]
+
+
+def test_two_nodes_and_a_barrier(tmp_path: Path) -> None:
+    two_nodes(tmp_path)
+    report = report_of(tmp_path)
+    assert report.start.duration_s == pytest.approx(50)
+    assert (report.start.nodes, report.start.ranks, report.start.gpus) == (2, 2, 2)
+    assert report.start.complete
+    assert path_of(report) == [
+        ("b", "imports", 0, 30),
+        ("a", "model.init", 30, 35),
+        ("a", "compile", 35, 50),
+    ]
+    assert [s.barrier for s in report.critical_path] == ["rendezvous", None, None]
+    (barrier,) = report.barriers
+    assert (barrier.last_node, barrier.held_by_phase) == ("b", "imports")
+    assert barrier.exit_s == pytest.approx(30)
+    assert barrier.held_s == pytest.approx(10)  # last arrival 30, median of 10 and 30 is 20
+    assert barrier.waited_s == pytest.approx(20)
+    imports = phase(report, "imports")
+    assert (imports.p50_s, imports.max_s) == (pytest.approx(20), pytest.approx(30))
+    assert imports.max_over_median == pytest.approx(1.5)
+    assert imports.p90_s == pytest.approx(28)
+    waited = phase(report, "rendezvous")
+    assert waited.p50_s is None
+    assert waited.wait_max_s == pytest.approx(20)
+
+
+def test_gpu_hours(tmp_path: Path) -> None:
+    two_nodes(tmp_path)
+    hours = report_of(tmp_path).gpu_hours
+    # a: own 10 + 5 + 15, waiting 20; b: own 30 + 10, unobserved 40..42
+    assert hours.own * 3600 == pytest.approx(30 + 40)
+    assert hours.waiting * 3600 == pytest.approx(20)
+    assert hours.unobserved * 3600 == pytest.approx(2)
+    assert hours.total == pytest.approx(hours.own + hours.waiting + hours.unobserved)
+    assert not hours.gpus_assumed
+    parts = {p.phase: (p.own * 3600, p.waiting * 3600) for p in hours.phases}
+    assert parts["imports"] == (pytest.approx(40), 0)
+    assert parts[None] == (pytest.approx(2), 0)
+
+
+def test_gpu_count_is_the_nodes_or_the_ranks(tmp_path: Path) -> None:
+    """All ranks of a node see its 4 GPUs; on the other each rank sees its own one."""
+    for rank in range(4):
+        EventFile("a", rank, bootseer__gpu__count=4).span("imports", 0, 3600).write(tmp_path)
+        EventFile("b", 4 + rank, bootseer__gpu__count=1).span("imports", 0, 3600).write(tmp_path)
+    hours = report_of(tmp_path).gpu_hours
+    assert hours.gpus == 8
+    assert hours.own == pytest.approx(8)
+
+
+def test_queueing_holds_no_gpus(tmp_path: Path) -> None:
+    EventFile("a", 0).span("queue", 0, 1000).span("imports", 1000, 1036).write(tmp_path)
+    hours = report_of(tmp_path).gpu_hours
+    assert hours.total * 3600 == pytest.approx(36)
+    assert hours.gpus_assumed
+
+
+def test_what_if_goes_through_the_barrier(tmp_path: Path) -> None:
+    two_nodes(tmp_path)
+    found = {(w.kind, w.name, w.change): w.start_s for w in report_of(tmp_path).what_if}
+    # Without imports both arrive at 0, a needs 20 more.
+    assert found["phase", "imports", "removed"] == pytest.approx(20)
+    # At the median of 20 for b (a has 10): the barrier opens at 20.
+    assert found["phase", "imports", "median"] == pytest.approx(40)
+    assert found["phase", "compile", "removed"] == pytest.approx(42)  # now b is last
+    assert found["node", "b", "removed"] == pytest.approx(30)
+    # Median of model.init is 7.5: b, at 10, was not on the path behind the barrier.
+    assert found["phase", "model.init", "median"] == pytest.approx(50)
+    assert found["node", "b", "median"] == pytest.approx(40)
+
+
+@pytest.mark.parametrize("ahead_s", [-7.0, 0.0, 3.5])
+def test_skew_is_found_and_corrected(tmp_path: Path, ahead_s: float) -> None:
+    two_nodes(tmp_path, ahead_s=ahead_s)
+    report = report_of(tmp_path)
+    skew = {n.name: n.skew_s for n in report.nodes}
+    assert skew["a"] is not None
+    assert skew["b"] is not None
+    assert skew["b"] - skew["a"] == pytest.approx(ahead_s, abs=1e-6)
+    assert report.skew.barriers == 1
+    assert report.start.duration_s == pytest.approx(50)
+    assert report.critical_path[0].node == "b"
+
+
+def test_skew_is_unknown_without_barriers(tmp_path: Path) -> None:
+    EventFile("a", 0).span("imports", 0, 1).write(tmp_path)
+    EventFile("b", 1).span("imports", 0, 1).write(tmp_path)
+    skew = report_of(tmp_path).skew
+    assert (skew.reference, skew.unknown_nodes) == (None, 2)
+
+
+def test_waiting_for_a_lease_is_no_barrier(tmp_path: Path) -> None:
+    """Nodes that wait for one holder leave when each sees it: that tells nothing of clocks."""
+    for rank, end_s in enumerate((10, 11, 12)):
+        file = EventFile(f"n{rank}", rank)
+        file.span("deps.install", 0, end_s, wait=True).point("first_step", 20).write(tmp_path)
+    report = report_of(tmp_path)
+    assert report.skew.reference is None
+    assert report.barriers == ()
+    assert phase(report, "deps.install").wait_max_s == pytest.approx(12)
+
+
+def test_one_name_with_separate_groups_makes_separate_barriers(tmp_path: Path) -> None:
+    for rank, end_s in enumerate((10, 10, 30, 30)):
+        file = EventFile("n", rank).span("imports", 0, 5 if rank % 2 else end_s)
+        file.span("group", 5 if rank % 2 else end_s, end_s, wait=True)
+        file.point("first_step", end_s + 1).write(tmp_path)
+    report = report_of(tmp_path)
+    assert [(b.exit_s, b.processes) for b in report.barriers] == [
+        (pytest.approx(10), 2),
+        (pytest.approx(30), 2),
+    ]
+
+
+def test_single_process_start(tmp_path: Path) -> None:
+    """The wrapper's `job` span around everything, sub-phases, a gap; nothing counted twice."""
+    wrapper = EventFile("laptop").span("deps.install", 0, 10)
+    wrapper.span("deps.install.download", 1, 4).span("job", 11, 100).write(tmp_path)
+    job = EventFile("laptop").span("imports", 13, 17).span("imports.torch", 14, 16)
+    job.span("model.init", 18, 22).span("checkpoint.load", 19, 21)
+    job.point("first_step", 25).write(tmp_path)
+    report = report_of(tmp_path)
+    assert report.start.duration_s == pytest.approx(25)
+    assert path_of(report) == [
+        ("laptop", "deps.install", 0, 10),
+        ("laptop", None, 10, 11),
+        ("laptop", "job", 11, 13),
+        ("laptop", "imports", 13, 17),
+        ("laptop", "job", 17, 18),
+        ("laptop", "model.init", 18, 19),
+        ("laptop", "checkpoint.load", 19, 21),
+        ("laptop", "model.init", 21, 22),
+        ("laptop", "job", 22, 25),
+    ]
+    hours = report.gpu_hours
+    assert sum(p.own + p.waiting for p in hours.phases) == pytest.approx(hours.total)
+    assert phase(report, "deps.install.download").parent == "deps.install"
+    assert phase(report, "deps.install.download").p50_s == pytest.approx(3)
+    assert phase(report, "deps.install").p50_s == pytest.approx(10)
+    assert phase(report, "imports.torch").parent == "imports"
+    assert phase(report, "model.init").p50_s == pytest.approx(2)
+    assert "image.pull" in report.not_observed
+    assert "imports" not in report.not_observed
+    assert "deps.install.download" not in report.heat_map.phases
+    assert report.killed == ()
+    found = {(w.name, w.change): w.start_s for w in report.what_if if w.kind == "phase"}
+    assert found["deps.install", "removed"] == pytest.approx(15)
+
+
+def test_only_sub_phases_were_seen(tmp_path: Path) -> None:
+    EventFile("a").span("imports.torch", 0, 2).span("imports.numpy", 2, 3).write(tmp_path)
+    report = report_of(tmp_path)
+    assert phase(report, "imports").p50_s == pytest.approx(3)
+    assert "imports" not in report.not_observed
+
+
+def test_what_a_node_does_once_belongs_to_all_its_ranks(tmp_path: Path) -> None:
+    """The install ran once on the node (no rank); the two ranks followed it."""
+    EventFile("a").span("deps.install", 0, 20).write(tmp_path)
+    for rank in (0, 1):
+        file = EventFile("a", rank, bootseer__gpu__count=2)
+        file.span("imports", 20, 30).point("first_step", 30).write(tmp_path)
+    report = report_of(tmp_path)
+    assert phase(report, "deps.install").processes == 1
+    assert phase(report, "imports").processes == 2
+    assert report.gpu_hours.own * 3600 == pytest.approx(60)
+    assert report.gpu_hours.unobserved == pytest.approx(0)
+    assert path_of(report) == [("a", "deps.install", 0, 20), ("a", "imports", 20, 30)]
+
+
+def test_pod_rank_is_not_a_training_rank(tmp_path: Path) -> None:
+    """Operators set RANK for the pod's wrapper; its workers have local ranks of their own."""
+    EventFile("a", 1).span("deps.install", 0, 20).write(tmp_path)
+    for rank in (2, 3):
+        file = EventFile("a", rank, bootseer__local_rank=rank - 2)
+        file.span("imports", 20, 30).point("first_step", 30).write(tmp_path)
+    report = report_of(tmp_path)
+    assert report.start.ranks == 2
+    assert report.gpu_hours.unobserved == pytest.approx(0)
+
+
+def test_work_after_the_first_step_does_not_count(tmp_path: Path) -> None:
+    file = EventFile("a", 0).span("imports", 0, 10).point("first_step", 10)
+    file.span("checkpoint.load", 10.5, 500).point("first_step", 600).write(tmp_path)
+    report = report_of(tmp_path)
+    assert report.start.duration_s == pytest.approx(10)
+    assert "checkpoint.load" in report.not_observed
+
+
+def test_killed_node_is_named_and_others_go_on(tmp_path: Path) -> None:
+    two_nodes(tmp_path)
+    EventFile("c", 2).span("imports", 0, 12).span("model.init", 12, None).write(tmp_path)
+    report = report_of(tmp_path)
+    assert [(k.node, k.rank, k.phase) for k in report.killed] == [("c", 2, "model.init")]
+    assert report.killed[0].began_s == pytest.approx(12)
+    assert report.start.duration_s == pytest.approx(50)
+    assert phase(report, "model.init").killed == 1
+    node = next(n for n in report.nodes if n.name == "c")
+    assert (node.killed, node.first_step_s) == (1, None)
+
+
+def test_no_first_step_anywhere(tmp_path: Path) -> None:
+    EventFile("a", 0).span("imports", 0, 10).span("compile", 10, 14, status="error").write(tmp_path)
+    report = report_of(tmp_path)
+    assert not report.start.complete
+    assert report.start.duration_s == pytest.approx(14)
+    assert [s.phase for s in report.critical_path] == ["imports", "compile"]
+
+
+def test_incidents_are_joined_by_reason(tmp_path: Path) -> None:
+    for rank in range(3):
+        file = EventFile(f"n{rank}", rank)
+        file.span("deps.install", 0, 5, status="fallback", bootseer__reason="store is gone")
+        file.span("imports", 5, 6, status="error", error__type="ImportError")
+        file.span("compile", 6, 7, status="error", process__exit__code=137).write(tmp_path)
+    report = report_of(tmp_path)
+    assert [(i.status, i.phase, i.reason, i.count) for i in report.incidents] == [
+        ("fallback", "deps.install", "store is gone", 3),
+        ("error", "imports", "ImportError", 3),
+        ("error", "compile", "exit code 137", 3),
+    ]
+    assert report.incidents[0].nodes == ("n0", "n1", "n2")
+    assert phase(report, "deps.install").fallbacks == 3
+
+
+def test_bytes_add_up(tmp_path: Path) -> None:
+    for rank in range(2):
+        file = EventFile("a", rank).span("checkpoint.load", 0, 5, bootseer__bytes=1000)
+        file.write(tmp_path)
+    assert phase(report_of(tmp_path), "checkpoint.load").bytes == 2000
+
+
+def test_several_starts(tmp_path: Path) -> None:
+    two_nodes(tmp_path / "1")
+    later = EventFile("a", 0, trace="b" * 32, bootseer__start__kind="restart", mono_zero_s=1.0)
+    later.ahead_s = 1000.0
+    later.span("imports", 0, 5).point("first_step", 6).write(tmp_path / "2")
+    loaded = load([str(tmp_path)])
+    report = analysis.analyse(loaded)
+    assert [(s.trace_id[0], s.kind) for s in report.starts] == [("b", "restart"), ("a", "unknown")]
+    assert report.start.trace_id == "b" * 32
+    assert analysis.analyse(loaded, trace_id="aaa").start.trace_id == TRACE
+    with pytest.raises(NotFoundError, match="no start has trace id c"):
+        analysis.analyse(loaded, trace_id="c")
+
+
+def test_a_start_of_points_only(tmp_path: Path) -> None:
+    EventFile("a").point("hello", 1).write(tmp_path)
+    report = report_of(tmp_path)
+    assert report.start.duration_s == 0
+    assert report.critical_path == ()
+    json.dumps(report.to_json(), allow_nan=False)

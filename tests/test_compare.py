@@ -1,0 +1,84 @@
+"""Before against after: what is claimed, and when nothing is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bootseer.profiler import quantiles
+from bootseer.profiler.compare import StartFigures, compare
+
+
+def starts(*durations_s: float, **phases_s: float) -> list[StartFigures]:
+    return [
+        StartFigures(d, {k.replace("_", "."): v for k, v in phases_s.items()}) for d in durations_s
+    ]
+
+
+def test_three_starts_a_side() -> None:
+    found = compare(starts(20, 30, 40, deps_install=12), starts(10, 11, 12, deps_install=4))
+    assert (found.baseline.starts, found.candidate.starts) == (3, 3)
+    assert (found.baseline.median, found.baseline.min, found.baseline.max) == (30, 20, 40)
+    assert found.claim
+    assert found.speedup == pytest.approx(30 / 11)
+    # Three against three: the interval is the whole range of the ratios, at 90 %.
+    assert (found.low, found.high) == (pytest.approx(20 / 12), pytest.approx(40 / 10))
+    assert found.confidence == pytest.approx(0.9)
+    assert found.p_value == pytest.approx(0.1)
+    assert found.phase_speedups[0].speedup == pytest.approx(3.0)
+    assert found.statement.startswith("2.73 times faster (90% interval 1.67 to 4.00")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((20, 21), (1, 2, 3)), ((20, 21, 22), (1, 2)), ((), ())]
+)
+def test_fewer_than_three_claim_nothing(
+    before: tuple[float, ...], after: tuple[float, ...]
+) -> None:
+    found = compare(starts(*before), starts(*after), incomplete=1)
+    assert not found.claim
+    assert found.speedup is found.low is found.high is found.p_value is None
+    assert "at least 3 complete starts" in found.statement
+    assert "1 without a first step left out" in found.statement
+
+
+def test_overlapping_sides_show_no_difference() -> None:
+    found = compare(starts(10, 11, 12, 13, 14), starts(10.5, 11.5, 12.5, 13.5, 9.5))
+    assert found.claim
+    assert found.statement.startswith("no difference shown")
+
+
+def test_slower_is_said() -> None:
+    found = compare(starts(10, 11, 12), starts(20, 22, 24))
+    assert found.statement.startswith("2.00 times slower")
+
+
+def test_phases_of_one_side_only() -> None:
+    found = compare(starts(5, 6, 7, compile=3), starts(3, 4, 5, deps_install=1))
+    speedups = {p.phase: p.speedup for p in found.phase_speedups}
+    assert speedups == {"compile": None, "deps.install": None}
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 3), (2, 5), (4, 3), (1, 1)])
+def test_rank_sums_are_those_of_all_orders(first: int, second: int) -> None:
+    size = first + second
+    expected = [0] * (first * second + 1)
+    for places in itertools.combinations(range(size), first):
+        others = [place for place in range(size) if place not in places]
+        expected[sum(a > b for a in places for b in others)] += 1
+    assert quantiles.rank_sum_counts(first, second) == expected
+
+
+def test_rank_test() -> None:
+    assert quantiles.rank_test([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
+    assert quantiles.rank_test([1, 2, 3], [1, 2, 3]) == 1.0
+
+
+def test_interval_of_five_against_five() -> None:
+    first, second = [10.0, 11, 12, 13, 14], [5.0, 5.1, 5.2, 5.3, 5.4]
+    low, high, confidence = quantiles.ratio_interval(first, second, 0.95)
+    ratios = sorted(a / b for a in first for b in second)
+    # Tables give 2 as the critical U of 5 against 5 at 5 % two-sided: the third value each way.
+    assert (low, high) == (ratios[2], ratios[-3])
+    assert confidence == pytest.approx(1 - 2 * 4 / 252)
