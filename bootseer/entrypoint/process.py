@@ -241,10 +241,19 @@ class Child:
         if not self._asked_to_stop and not _has_terminal():
             return
         self._asked_to_stop = False
-        own = {number} if number in _STOPS else set()
-        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, own)
-        os.kill(os.getpid(), number if own else _signal.SIGSTOP)
-        _signal.pthread_sigmask(_signal.SIG_BLOCK, own)
+        if _signal.SIGCONT in _signal.sigpending():
+            return  # already continued
+        if number not in _STOPS:
+            os.kill(os.getpid(), _signal.SIGSTOP)
+            return
+        # One signal, not two: the terminal may have sent us the same, which is still held back.
+        # A SIGCONT that comes from here on takes it away again.
+        os.kill(os.getpid(), number)
+        if not self._is_stopped():
+            _signal.sigtimedwait({number}, 0)
+            return
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {number})
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, {number})
 
 
 def _has_terminal() -> bool:
