@@ -214,8 +214,13 @@ def _truth(
         "clock_jumps": {_node_name(n): s for n, s in plan.jumps.items()},
         "skew_s": {_node_name(n): s for n, s in enumerate(plan.skew_s)},
         "duration_s": max(r.ends[-1] for r in whole) - min(r.begins[0] for r in ranks),
+        "first_event_s": min(r.begins[0] for r in ranks),
         "barriers": {
-            name: max(rank.begins[i] for rank in whole)
+            name: max(
+                rank.begins[i]
+                for rank in ranks
+                if i < len(rank.begins) and rank.begins[i] < died.get(rank.node, math.inf)
+            )
             for i, (name, base_s) in enumerate(PHASES)
             if not base_s
         },
