@@ -14,7 +14,7 @@ from bootseer.entrypoint.plan import PartPlan
 from bootseer.profiler import events
 from bootseer.profiler.resource import redact
 
-REPAIR_DEADLINE_S = 120.0
+REPAIR_DEADLINE_S = 30.0
 LEAVE_S = 5.0
 """How long a part's process may take to end after its last word."""
 
@@ -36,7 +36,7 @@ class Task:
         self._stage: Stage = "part"
         self._span = ""
         self._buffer = b""
-        self._left_s = plan.deadline_s
+        self._allowed_s = self._left_s = plan.deadline_s
         self._result: int | None = None
         self._fault = ""
         self._command_exit: int | None = None
@@ -103,10 +103,12 @@ class Task:
     def _begin_part(self, action: Literal["run", "repair"]) -> None:
         self._stage = "part" if action == "run" else "repair"
         message = {"part": self.plan.name, "action": action, "request": self.plan.request}
-        allowed_s = self.plan.deadline_s if action == "run" else REPAIR_DEADLINE_S
+        # What hangs may well hang again: a repair never gets longer than the work itself.
+        longest_s = self.plan.deadline_s if action == "run" else REPAIR_DEADLINE_S
+        self._allowed_s = min(self.plan.deadline_s, longest_s)
         try:
             self.child = children.spawn_part(message, self._environ)
-            self.deadline = time.monotonic() + allowed_s
+            self.deadline = time.monotonic() + self._allowed_s
         except OSError as error:
             self._cannot_spawn(f"bootseer's own process cannot be started: {error}")
 
@@ -177,8 +179,7 @@ class Task:
         if self._stage == "plain":
             return Outcome(result=fallback.exit_code_of(status))
         if expired:
-            limit_s = self.plan.deadline_s if self._stage == "part" else REPAIR_DEADLINE_S
-            fault = f"not done after its deadline of {limit_s:g} s"
+            fault = f"not done after its deadline of {self._allowed_s:g} s"
             return Outcome(None, fault, self._command_exit)
         fault = self._fault
         if not fault and self._result is None:

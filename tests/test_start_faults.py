@@ -1,0 +1,337 @@
+"""Every fault of ours: the job starts plainly, its exit code is its own, the report says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starting import JOB_EXIT, Place, kill, part_process, processes_of_parts, until
+
+from bootseer.config import Problem
+from bootseer.entrypoint import fallback, plan
+from bootseer.entrypoint.fallback import Decision, Outcome
+from bootseer.entrypoint.plan import PartPlan
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    place.settings()
+    yield place
+    until(lambda: not list(processes_of_parts(place)))
+
+
+def started_plainly(place: Place, phase: str, reason: str, installs: int = 1) -> None:
+    """Start; check the job, the plain install, the one line, and the report's reason."""
+    place.forget_events()
+    before = place.installs
+    done = place.start()
+    assert done.returncode == JOB_EXIT, done.stderr
+    assert place.installs - before == installs
+    assert done.stdout == b"installed\n" * installs
+    assert done.stderr.count(b"\n") == 1
+    assert reason in done.stderr.decode()
+    assert reason in place.fallbacks()[phase]
+
+
+# --- the store and what is in it -----------------------------------------------------------------
+
+
+def test_a_store_that_cannot_be(place: Place) -> None:
+    place.store = Path("/dev/null/store")
+    place.settings()
+    started_plainly(place, "deps.install", "/dev/null/store")
+
+
+def test_a_store_that_is_gone_on_the_second_start(place: Place) -> None:
+    assert place.start().returncode == JOB_EXIT
+    place.remove_installed()
+    place.store.rename(place.path / "moved")
+    place.store.write_text("not a directory")
+    started_plainly(place, "deps.install", "store")
+
+
+def archives(place: Place) -> list[Path]:
+    files = [path for path in place.store.rglob("*") if path.is_file()]
+    return [path for path in files if path.read_bytes()[:4] == b"\x28\xb5\x2f\xfd"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing"])
+def test_a_corrupt_snapshot_is_never_restored(place: Place, damage: str) -> None:
+    assert place.start().returncode == JOB_EXIT
+    place.remove_installed()
+    (archive,) = archives(place)
+    data = bytearray(archive.read_bytes())
+    archive.chmod(0o644)
+    if damage == "flip":
+        data[len(data) // 3] ^= 1
+        archive.write_bytes(data)
+    elif damage == "truncate":
+        archive.write_bytes(data[:-20])
+    else:
+        archive.unlink()
+    started_plainly(place, "deps.install", "")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b'{"version": 999}'])
+def test_a_damaged_record(place: Place, content: bytes) -> None:
+    assert place.start().returncode == JOB_EXIT
+    place.remove_installed()
+    records = [p for p in place.store.rglob("*.json") if b"index_digest" in p.read_bytes()]
+    assert records
+    for record in records:
+        record.chmod(0o644)
+        record.write_bytes(content)
+    started_plainly(place, "deps.install", "")
+
+
+@pytest.mark.root
+def test_a_full_disk_under_the_store(place: Place) -> None:
+    place.store.mkdir()
+    (place.path / "payload").write_bytes(os.urandom(1 << 20))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place.store)]
+    subprocess.run(mount, check=True)
+    try:
+        started_plainly(place, "deps.install", "space")
+        assert archives(place) == []
+    finally:
+        subprocess.run(["umount", str(place.store)], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk_under_the_target_of_a_restore(place: Place) -> None:
+    """The restore fails for want of space; the plain install then needs less and succeeds."""
+    (place.path / "payload").write_bytes(os.urandom(1 << 20))
+    assert place.start().returncode == JOB_EXIT
+    place.remove_installed()
+    site = place.path / "site"
+    site.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(site)], check=True)
+    try:
+        place.extra("echo small > site/module; echo installed; exit 0\n")
+        done = place.start(("sh", "-c", "cat site/module; exit 7"))
+        assert (done.returncode, done.stdout) == (JOB_EXIT, b"installed\nsmall\n")
+    finally:
+        subprocess.run(["umount", str(site)], check=True)
+
+
+def test_a_dead_lease_holder_holds_nobody_up(place: Place) -> None:
+    place.settings(more="wait = 'always'")
+    place.extra("touch began; sleep 600\n")
+    holder = place.begin()
+    until((place.path / "began").exists)
+    os.killpg(holder.pid, 9)
+    for pid in list(processes_of_parts(place)):
+        kill(pid)
+    holder.communicate()
+    place.extra("")
+    done = place.start()
+    assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"installed\n", 2)
+    assert not (place.path / "job-began").exists()
+
+
+# --- the part's process --------------------------------------------------------------------------
+
+
+def test_the_part_is_killed_while_it_installs(place: Place) -> None:
+    place.extra("[ -e began ] || { touch began; sleep 600; }\n")
+    process = place.begin()
+    until((place.path / "began").exists)
+    kill(part_process(place))
+    _, errors = process.communicate()
+    assert process.returncode == 0
+    assert place.installs == 2
+    assert (place.path / "job-began").exists()
+    assert b"killed by SIGKILL" in errors
+    assert "killed by SIGKILL" in place.fallbacks()["deps.install"]
+
+
+def test_the_part_hangs(place: Place) -> None:
+    place.settings(more="deadline_s = 1.5")
+    place.module("zstandard", "import time; time.sleep(600)")
+    started_plainly(place, "deps.install", "not done after its deadline of 1.5 s")
+
+
+def test_the_part_hangs_and_hears_no_sigterm(place: Place) -> None:
+    place.settings(more="deadline_s = 1.5")
+    deaf = "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    # A process in a session of its own, which a signal to the group does not reach.
+    deaf += "subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
+    place.module("zstandard", deaf)
+    started_plainly(place, "deps.install", "not done after its deadline")
+    assert list(processes_of_parts(place)) == []
+
+
+def test_the_part_crashes(place: Place) -> None:
+    place.module("zstandard", "import os; os.kill(os.getpid(), 11)")
+    started_plainly(place, "deps.install", "killed by SIGSEGV")
+
+
+def test_the_part_leaves_without_a_word(place: Place) -> None:
+    place.module("zstandard", "import os; os._exit(3)")
+    started_plainly(place, "deps.install", "ended with exit code 3")
+
+
+def test_a_library_of_ours_is_broken(place: Place) -> None:
+    place.module("zstandard", "raise ImportError('no such thing')")
+    started_plainly(place, "deps.install", "ImportError: no such thing")
+
+
+def test_our_interpreter_is_gone(place: Place) -> None:
+    script = "import sys; sys.executable = '/no/python'; sys.argv[0] = 'bootseer'\n"
+    script += "from bootseer.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "start", "--", "sh", "-c", "exit 7"],
+        cwd=place.path,
+        env=place.full_environ,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, place.installs) == (JOB_EXIT, 1)
+    assert "cannot be started" in place.fallbacks()["deps.install"]
+
+
+def test_start_itself_is_broken(place: Place) -> None:
+    script = "import sys; from bootseer.entrypoint import start\n"
+    script += "def broken(self): raise RuntimeError('a defect')\n"
+    script += "start.Runner.run = broken; sys.argv[0] = 'bootseer'\n"
+    script += "from bootseer.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "start", "--", "sh", "-c", "exit 7"],
+        cwd=place.path,
+        env=place.full_environ,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, place.installs) == (JOB_EXIT, 1)
+    assert b"RuntimeError: a defect" in done.stderr
+
+
+def test_a_module_of_the_job_cannot_shadow_ours(place: Place) -> None:
+    for name in ("json", "zstandard", "bootseer"):
+        (place.path / f"{name}.py").write_text("raise RuntimeError('not for you')")
+    script = "import sys; sys.path.remove('') if '' in sys.path else None\n"
+    script += "from bootseer.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, "start", "--", "sh", "-c", "exit 7"],
+        cwd=place.path,
+        env=place.full_environ,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, place.installs) == (JOB_EXIT, b"", 1)
+    assert place.fallbacks() == {}
+
+
+# --- the configuration ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [("stor = 1", "unknown key 'deps.stor'"), ("wait = 3", "deps.wait is a whole number")],
+)
+def test_an_unreadable_part_of_the_settings_installs_plainly(
+    place: Place, line: str, reason: str
+) -> None:
+    place.settings(more=line)
+    started_plainly(place, "deps.install", reason)
+    assert not place.store.exists()
+    assert reason in place.fallbacks()["config"]
+
+
+def test_an_unreadable_job_setting_leaves_the_other_parts_alone(place: Place) -> None:
+    place.settings(job="attempt = 'x'")
+    started_plainly(place, "config", "job.attempt is a text")
+    assert place.store.exists()
+
+
+def test_a_bad_variable(place: Place) -> None:
+    place.environ["BOOTSEER_DEPS_WAIT"] = "maybe"
+    started_plainly(place, "deps.install", "the environment variable BOOTSEER_DEPS_WAIT")
+
+
+def test_a_file_that_is_not_toml_still_installs(place: Place) -> None:
+    path = place.settings()
+    path.write_text(path.read_text().replace("[job]", "[job"))
+    started_plainly(place, "deps.install", "not valid TOML")
+
+
+@pytest.mark.parametrize("content", [b"[deps", b"\xff\xfe", b"install = ["])
+def test_a_file_of_which_nothing_can_be_read(place: Place, content: bytes) -> None:
+    (place.path / "bootseer.toml").write_bytes(content)
+    done = place.start(("sh", "-c", "exit 7"))
+    assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"", 0)
+    assert done.stderr.count(b"\n") == 1
+    assert "config" in place.fallbacks()
+
+
+def test_a_file_that_is_missing(place: Place) -> None:
+    place.flags = ["-c", "no.toml"]
+    done = place.start(("sh", "-c", "exit 7"))
+    assert done.returncode == JOB_EXIT
+    assert "no.toml" in place.fallbacks()["config"]
+
+
+def test_log_rules_that_are_not_there(place: Place) -> None:
+    place.settings(job="log_rules = ['/no/rules.ini']")
+    done = place.start(("sh", "-c", "echo job; exit 7"))
+    assert (done.returncode, done.stdout) == (JOB_EXIT, b"installed\njob\n")
+
+
+# --- decisions -----------------------------------------------------------------------------------
+
+PLAN = PartPlan("deps", "deps.install", {}, plain=("install",))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "decision"),
+    [
+        (Outcome(result=0), Decision("done")),
+        (Outcome(result=3), Decision("stop", exit_code=3)),
+        (Outcome(fault="why"), Decision("plain", "why")),
+        # The command had done its work before we fell over: once is enough.
+        (Outcome(fault="why", command_exit=0), Decision("done", "why")),
+        (Outcome(fault="why", command_exit=3), Decision("stop", "why", 3)),
+        (Outcome(), Decision("plain", "the part ended without a result")),
+    ],
+)
+def test_decisions_after_a_part(outcome: Outcome, decision: Decision) -> None:
+    assert fallback.after_part(PLAN, outcome) == decision
+
+
+def test_a_part_without_a_plain_way_is_left_out_after_a_fault() -> None:
+    without = PartPlan("image", "image.pull", {})
+    assert fallback.after_part(without, Outcome(fault="why")) == Decision("done", "why")
+
+
+def test_parts_come_after_those_they_wait_for() -> None:
+    class Part:
+        def __init__(self, name: str, after: tuple[str, ...]) -> None:
+            self.name, self.after = name, after
+
+        def plan(self, config: object, problem: str) -> PartPlan:
+            return PartPlan(self.name, self.name, {}, reason=problem, after=self.after)
+
+    from bootseer.config import Config, Loaded
+
+    loaded = Loaded(Config(), (Problem("b", "b.x", "wrong"),), None)
+    parts = [Part("a", ("b", "unknown")), Part("b", ()), Part("c", ("a",))]
+    planned = plan.plan(loaded, ["job"], parts)
+    assert [(p.name, p.reason) for p in planned.parts] == [("b", "wrong"), ("a", ""), ("c", "")]
+    with pytest.raises(ValueError, match="wait for each other: a, b"):
+        plan.plan(loaded, ["job"], [Part("a", ("b",)), Part("b", ("a",))])
+
+
+def test_plans_survive_their_way_to_the_part() -> None:
+    from bootseer import config
+    from bootseer.entrypoint import parts
+
+    deps = config.DepsSettings(install=("a", "b"), also=("/x",), max_age_days=1.5)
+    request = parts.DepsPart().plan(config.Config(deps=deps), "")
+    assert request is not None
+    assert parts._deps_settings(json.loads(json.dumps(request.request))) == deps
