@@ -11,7 +11,7 @@ from html import escape
 
 from bootseer.profiler.render_common import printable
 
-MAX_ROWS = 50
+MAX_ROWS = 25
 """Longest list shown; what is left out is counted and stands in the JSON report."""
 
 SHORT_NAME, LONG_NAME = 24, 40
@@ -97,7 +97,7 @@ def bar(begin: float, end: float, kind: str, *, y: int = 3, height: int = 16) ->
     """A rectangle from `begin` to `end` (shares of the width) in the look of `kind`: own work,
     waiting (hatched), gap (outlined), span, before or after. Never thinner than can be seen."""
     width = max(end - begin, 0.0025)
-    fill = "url(#hatch)" if kind == "wait" else None
+    fill = "url(#hatch)" if kind.startswith("wait") else None
     return tag(
         "rect",
         x=pct(min(begin, 1 - width)),

@@ -164,7 +164,7 @@ def incidents(report: Report) -> Markup:
             ("Phase", ""), ("What", ""), ("Reason", "w"), ("Times", "n"), ("First at", "n"),
             ("On", "w"),
         )  # fmt: skip
-        out += [table("Fallbacks and errors", columns, rows), rest(len(ordered))]
+        out += [table("What fell back or failed, and why", columns, rows), rest(len(ordered))]
     if report.killed:
         rows_killed = [
             (k.node, "-" if k.rank is None else str(k.rank), k.phase, words.seconds(k.began_s),

@@ -122,13 +122,15 @@ def _overview(report: Report) -> Markup | None:
 
 
 def _table(report: Report) -> Markup:
+    """The first page of rows, from the same rounded figures as the script's."""
     heat = report.heat_map
-    medians = words.column_medians(heat.own_s, len(heat.phases))
+    own = [[_round(v) for v in row] for row in heat.own_s]
+    medians = [_round(v) for v in words.column_medians(heat.own_s, len(heat.phases))]
     whole_s = report.start.duration_s
     slow = {(s.node, s.phase) for s in report.stragglers}
 
     def excess(i: int) -> float:
-        row = zip(heat.own_s[i], medians, strict=True)
+        row = zip(own[i], medians, strict=True)
         return sum(max(0.0, v - (m or 0.0)) for v, m in row if v is not None)
 
     order = sorted(range(len(heat.nodes)), key=lambda i: -excess(i))[:PAGE_ROWS]
@@ -137,12 +139,12 @@ def _table(report: Report) -> Markup:
         cells: list[Child] = [tag("th", name(heat.nodes[i]), scope="row")]
         cells.append(tag("td", words.seconds(excess(i)), class_="n"))
         for j, phase in enumerate(heat.phases):
-            value = heat.own_s[i][j]
-            mark = (
-                join((" \u25b2", hidden(" straggler"))) if (heat.nodes[i], phase) in slow else None
-            )
-            shade = words.shade(value, medians[j], whole_s)
-            cells.append(tag("td", words.seconds(value), mark, class_=f"n h{shade}"))
+            mark = None
+            if (heat.nodes[i], phase) in slow:
+                mark = join((" \u25b2", hidden(" straggler")))
+            css = f"n h{words.shade(own[i][j], medians[j], whole_s)}"
+            shown = words.seconds(own[i][j])
+            cells.append(tag("td", shown, mark, class_=css, hidden=medians[j] is None))
         rows.append(tag("tr", cells))
     heads: list[Child] = [tag("th", "Node", scope="col", data_sort="name")]
     heads.append(
@@ -150,11 +152,18 @@ def _table(report: Report) -> Markup:
             aria_sort="descending")
     )  # fmt: skip
     heads += [
-        tag("th", name(phase, keep=0), scope="col", class_="n", data_sort=str(j))
+        tag(
+            "th",
+            name(phase, keep=0),
+            scope="col",
+            class_="n",
+            data_sort=str(j),
+            hidden=medians[j] is None,
+        )
         for j, phase in enumerate(heat.phases)
     ]
     foot: list[Child] = [tag("th", "Median", scope="row"), tag("td", "", class_="n")]
-    foot += [tag("td", words.seconds(m), class_="n") for m in medians]
+    foot += [tag("td", words.seconds(m), class_="n", hidden=m is None) for m in medians]
     return tag(
         "div",
         tag(

@@ -162,8 +162,8 @@ def timeline(report: Report) -> Markup:
         (
             tag(
                 "p",
-                "Pale: from the first node's begin to the last node's end. Strong: the critical "
-                "path; its own work and waiting are in the columns. ",
+                "Pale: from the first node's begin to the last node's end (hatched: waiting only). "
+                "Strong: the critical path; its own work and waiting are in the columns. ",
                 "Dashed lines: barriers." if report.barriers else "",
                 class_="hint",
             ),
@@ -194,7 +194,9 @@ def _timeline_row(
     mine = [p for p in pieces if p.phase == name]
     drawn: list[Child] = []
     if extent is not None:
-        drawn.append(bar(extent.first_begin_s / whole_s, extent.last_end_s / whole_s, "span", y=5))
+        waiting = extent.p50_s is None and extent.wait_p50_s is not None
+        kind = "wait-span" if waiting else "span"
+        drawn.append(bar(extent.first_begin_s / whole_s, extent.last_end_s / whole_s, kind, y=5))
     for p in mine:
         kind = "gap" if p.gap else "wait" if p.wait else "own"
         drawn.append(bar(p.begin_s / whole_s, p.end_s / whole_s, kind, y=5))
@@ -271,7 +273,6 @@ def _phase_row(phase: PhaseStats, longest_s: float) -> tuple[Child, ...]:
             (phase.killed, "killed", "killed"),
             (phase.errors, "error", None),
             (phase.fallbacks, "fallback", None),
-            (phase.within_noise, "slow within noise", "slow within noise"),
         )
         if number
     ]
@@ -303,8 +304,17 @@ def stragglers(report: Report) -> Markup:
         "at least 2 s above it.",
         class_="hint",
     )
+    within = sum(phase.within_noise for phase in report.phases)
+    noise = None
+    if within:
+        noise = tag(
+            "p",
+            f"{words.count(within, 'time')} a process passed this mark by no more than its phase's "
+            "own spread explains; these are not named.",
+            class_="hint",
+        )
     if not report.stragglers:
-        return join((tag("p", "None."), rule))
+        return join((tag("p", "None."), rule, noise))
     ordered = sorted(report.stragglers, key=lambda s: -s.excess_s)
     longest_s = ordered[0].own_s
     longest_s = max(longest_s, *(s.own_s for s in ordered))
@@ -329,7 +339,9 @@ def stragglers(report: Report) -> Markup:
         ("Node", ""), ("Ranks", ""), ("Phase", ""), ("Own work, line = median", "g"),
         ("Own", "n"), ("Median", "n"), ("Factor", "n"), ("Above", "n"),
     )  # fmt: skip
-    return join((rule, table("Stragglers, the costliest first", columns, rows), rest(len(ordered))))
+    return join(
+        (rule, noise, table("Stragglers, the costliest first", columns, rows), rest(len(ordered)))
+    )
 
 
 def gpu_hours(report: Report) -> Markup:

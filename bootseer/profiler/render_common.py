@@ -37,6 +37,7 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     sign, value = ("-", -value) if value < 0 else ("", value)
+    value += 1e-9  # ties go up, as in the page's script
     if value < 0.0005:
         return "0s"
     if value < 0.0995:
@@ -49,7 +50,7 @@ def seconds(value: float | None) -> str:
     if minutes < 60:
         return f"{sign}{minutes}m{rest:02d}s"
     hours, minutes = divmod(round(value / 60), 60)
-    return f"{sign}{hours}h{minutes:02d}m"
+    return f"{sign}{hours}h{minutes:02d}m" if hours < 100 else f"{sign}{hours:,}h"
 
 
 def long_seconds(value: float) -> str:
@@ -76,6 +77,8 @@ def percent(value: float | None) -> str:
     """A share in percent; None reads as a dash."""
     if value is None:
         return "-"
+    if 0 < value < 0.0005:
+        return "<0.1%"
     return f"{value * 100:.1f}%" if 0 < value < 0.0995 else f"{value * 100:.0f}%"
 
 
@@ -234,24 +237,43 @@ def _path_sentence(report: Report) -> str:
 
 
 def _advice(report: Report) -> list[str]:
+    """The best removal and the best evening-out, the more telling one first.
+
+    Where most of what removing a phase would save is already saved by bringing its slowest to
+    the median, the slow one is the finding and not the phase.
+    """
     worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
-    ordered = sorted(report.what_if, key=lambda w: -w.saved_s)
-    lines = []
-    for change in ("removed", "median"):
-        wanted = [w for w in ordered if w.change == change and w.saved_s >= worth_s]
-        if change == "removed":
-            wanted = [w for w in wanted if w.kind == "phase"]
-        if wanted:
-            lines.append(_advice_line(wanted[0]))
-    return lines
+    removal = _best(report, "removed", "phase")
+    phase, node = _best(report, "median", "phase"), _best(report, "median", "node")
+    even = phase
+    if node and (not phase or node.saved_s >= 0.8 * phase.saved_s):
+        even = node
+    both = [removal, even]
+    if removal and even and even.saved_s >= 0.5 * removal.saved_s:
+        both.reverse()
+    return [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
 
 
-def _advice_line(item: WhatIf) -> str:
+def _best(report: Report, change: str, kind: str) -> WhatIf | None:
+    fitting = [w for w in report.what_if if w.change == change and w.kind == kind]
+    return max(fitting, key=lambda w: w.saved_s, default=None)
+
+
+def _advice_line(item: WhatIf, report: Report) -> str:
     how = "At its median on every node" if item.kind == "phase" else "At the median's pace"
     if item.change == "removed":
         how = "Without it"
+    why = ""
+    slow = [s for s in report.stragglers if item.kind == "node" and s.node == item.name]
+    if slow:
+        worst = max(slow, key=lambda s: s.excess_s)
+        rank = f" on rank {worst.ranks[0]}" if len(worst.ranks) == 1 else ""
+        why = (
+            f" Its {worst.phase} took {long_seconds(worst.own_s)}{rank}, "
+            f"{long_seconds(worst.median_s)} at the median."
+        )
     return (
-        f"{item.name}. {how} the start would take {long_seconds(item.start_s)}, "
+        f"{item.name}.{why} {how} the start would take {long_seconds(item.start_s)}, "
         f"{long_seconds(item.saved_s)} less."
     )
 

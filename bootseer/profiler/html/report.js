@@ -14,8 +14,10 @@
   const state = { metric: "own", sort: "excess", down: true, page: 0, order: [], active: 0 };
 
   // The same words as in the rest of the page.
-  const seconds = (value) => {
+  const seconds = (exact) => {
+    let value = exact;
     if (value === null) return "-";
+    value += 1e-9;
     if (value < 0.0005) return "0s";
     if (value < 0.0995) return `${(value * 1000).toFixed(0)}ms`;
     if (value < 9.95) return `${value.toFixed(2)}s`;
@@ -23,7 +25,9 @@
     const whole = Math.round(value);
     if (whole < 3600) return `${Math.floor(whole / 60)}m${String(whole % 60).padStart(2, "0")}s`;
     const minutes = Math.round(value / 60);
-    return `${Math.floor(minutes / 60)}h${String(minutes % 60).padStart(2, "0")}m`;
+    const hours = Math.floor(minutes / 60);
+    if (hours >= 100) return `${hours.toLocaleString("en")}h`;
+    return `${hours}h${String(minutes % 60).padStart(2, "0")}m`;
   };
 
   const shade = (value, median) => {
@@ -83,6 +87,7 @@
     row.append(head, cell("td", seconds(excess(i)), "n"));
     rows()[i].forEach((value, j) => {
       const td = cell("td", seconds(value), `n h${shade(value, medians()[j])}`);
+      td.hidden = medians()[j] === null;
       if (isSlow(i, j)) {
         td.append(" \u25b2", cell("span", " straggler", "sr"));
       }
@@ -98,7 +103,11 @@
     const shown = state.order.slice(first, first + data.page);
     state.active = Math.min(state.active, Math.max(0, shown.length - 1));
     body.replaceChildren(...shown.map(rowOf));
-    medians().forEach((median, j) => { footCells[j + 2].textContent = seconds(median); });
+    medians().forEach((median, j) => {
+      footCells[j + 2].textContent = seconds(median);
+      // A phase that nobody spent this kind of time in only costs room.
+      footCells[j + 2].hidden = table.tHead.rows[0].cells[j + 2].hidden = median === null;
+    });
     const last = first + shown.length;
     const total = data.nodes.length.toLocaleString("en");
     byId("heat-status").textContent = `${state.order.length.toLocaleString("en")} of ${total} nodes`;
