@@ -51,7 +51,7 @@ def member(
     body = b""
     stored = size if kind == FILE else 0
     if segments is not None:
-        body = _sparse_map(segments)
+        body = _sparse_map(segments, size)
         stored = len(body) + sum(length for _, length in segments)
         records += [
             (b"GNU.sparse.major", b"1"),
@@ -127,7 +127,11 @@ def _xattr_key(name: str) -> bytes:
     return os.fsencode(name).replace(b"%", b"%25").replace(b"=", b"%3D")
 
 
-def _sparse_map(segments: Sequence[Segment]) -> bytes:
-    numbers = [len(segments)] + [number for segment in segments for number in segment]
+def _sparse_map(segments: Sequence[Segment], size: int) -> bytes:
+    """The map before a sparse member's data; a hole at the end is a segment of no bytes there."""
+    mapped = list(segments)
+    if not mapped or sum(mapped[-1]) < size:
+        mapped.append((size, 0))
+    numbers = [len(mapped)] + [number for segment in mapped for number in segment]
     text = b"".join([b"%d\n" % number for number in numbers])
     return text + padding(len(text))
