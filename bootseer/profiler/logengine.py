@@ -5,8 +5,9 @@ Python 3.9, standard library only. The format of rules: `logrules`.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Match, Optional, Pattern, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Match, Optional, Pattern, Sequence, Set, Tuple
 
 from bootseer.profiler import loglines
 from bootseer.profiler.logrules import Rule
@@ -14,6 +15,8 @@ from bootseer.profiler.logrules import Rule
 FOUND_MAX = 1000
 """Events of one rule in one lane; a rule that matches more often is silenced, and that is said."""
 LANES_MAX = 16384
+STAMPS_MAX = 32
+"""Possible timestamps kept until one is needed; the newest that can be read counts."""
 TEXT_MAX = 200
 """Characters kept of a named group's text."""
 
@@ -89,7 +92,7 @@ class Engine:
         self._silenced: Dict[str, int] = {}
         self._clock_ns = near_ns
         self._dated = False
-        self._stamp: Optional[Tuple[Rule, Match[str]]] = None
+        self._stamps: Deque[Tuple[Rule, Match[str]]] = deque(maxlen=STAMPS_MAX)
         self._undated = 0
         clocks = {(r.time, r.time_format, r.utc_offset_s): r for r in self._rules if r.time}
         self._clocks = [] if live else list(clocks.values())
@@ -151,17 +154,15 @@ class Engine:
         """Keep the time of the last line that had one, for the lines that have none."""
         match = None if rule.time is None else self._search(rule.time, line.text)
         if match is not None:
-            self._stamp = (rule, match)
+            self._stamps.append((rule, match))
 
     def _settle(self) -> None:
-        """Read the last timestamp seen; put off until an event needs it, as reading is slow."""
-        if self._stamp is None:
-            return
-        rule, match = self._stamp
-        own = _stamp_ns(rule, match, self._clock_ns)
-        if own is not None:
-            self._clock_ns, self._dated = own, True
-        self._stamp = None
+        """Read the last good timestamp seen; put off until an event needs it, as that is slow."""
+        while self._stamps:
+            own = _stamp_ns(*self._stamps.pop(), self._clock_ns)
+            if own is not None:
+                self._clock_ns, self._dated = own, True
+                self._stamps.clear()
 
     def _apply(self, rule: Rule, line: _Line, found: List[Found]) -> None:
         for kind, patterns in (("end", rule.end), ("begin", rule.begin), ("point", rule.point)):

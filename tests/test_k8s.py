@@ -1,0 +1,261 @@
+"""kubectl's pods and events as phases.
+
+`data/k8s_pods_events.json` are 88 real objects of a one-node cluster (Kubernetes 1.20): pods that
+succeeded, crashed, ran out of memory, were refused, or had no image. The expected values below were
+worked out by hand from event names and messages.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer.errors import CorruptDataError
+from bootseer.profiler import k8s
+
+DATA = Path(__file__).parent / "data" / "k8s_pods_events.json"
+
+
+@pytest.fixture(scope="module")
+def pods() -> dict[str, k8s.Pod]:
+    items = k8s.parse(DATA.read_text(), "data")
+    return {pod.name: pod for pod in k8s.pods(items)}
+
+
+def span(pod: k8s.Pod, name: str) -> k8s.Span:
+    [found] = [one for one in pod.spans if one.name == name]
+    return found
+
+
+def test_a_jobs_pod(pods: dict[str, k8s.Pod]) -> None:
+    pod = pods["t/two-twjn7"]
+    pull = span(pod, "image.pull")
+    assert pull.end_ns == 0x18EA04CB2D74CD37  # Pulled
+    assert pull.end_ns - pull.begin_ns == 265_230_243
+    start = span(pod, "container.start")
+    assert (start.begin_ns, start.end_ns) == (pull.end_ns, 0x18EA04CB3B5B763B)  # Started
+    schedule = span(pod, "schedule")
+    assert schedule.begin_ns == 0x18EA04CAE5EAD8A7  # the controller's SuccessfulCreate
+    assert schedule.end_ns % 10**9 == 948_618_000  # the scheduler's eventTime
+    assert "bootseer.uncertainty_s" not in schedule.attributes
+    assert pod.job_uid == "ce84d9b3-7fec-4f81-ae63-de64889c28c0"
+    assert pods["t/two-5cxln"].job_uid == pod.job_uid
+    assert pod.resource["k8s.node.name"] == "lab-node"
+    assert pod.resource["k8s.job.name"] == "two"
+    assert pod.not_observed == ["queue"]
+
+
+def test_a_creation_in_whole_seconds_is_said_to_be_rough(pods: dict[str, k8s.Pod]) -> None:
+    schedule = span(pods["t/oom"], "schedule")
+    assert schedule.end_ns - schedule.begin_ns == 17_531_000
+    assert schedule.attributes["bootseer.uncertainty_s"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "error", "code"),
+    [
+        ("nosuchimage", "image.pull", "ErrImagePull", None),
+        ("nonroot-refused", "container.start", "CreateContainerConfigError", None),
+        ("badcmd", "container.start", "StartError", None),
+        ("badcmd", "container.exit", "StartError", 128),
+        ("oom", "container.exit", "OOMKilled", 137),
+        ("fails", "container.exit", "Error", 3),
+        ("crash", "container.exit", "Error", 1),
+        ("crash", "container.restart", "CrashLoopBackOff", None),
+    ],
+)
+def test_every_failure_has_its_type(
+    pods: dict[str, k8s.Pod], name: str, phase: str, error: str, code: int | None
+) -> None:
+    one = span(pods[f"t/{name}"], phase)
+    assert (one.status, one.attributes["error.type"]) == ("error", error)
+    assert one.attributes.get("process.exit.code") == code
+
+
+def test_a_failed_pull_lasts_from_pulling_to_failed(pods: dict[str, k8s.Pod]) -> None:
+    pod = pods["t/nosuchimage"]
+    pull = span(pod, "image.pull")
+    assert (pull.begin_ns, pull.end_ns) == (0x18EA04CB1EFFE56F, 0x18EA04CB2F0E33B1)
+    assert pod.not_observed == ["queue", "container.start"]
+
+
+def test_init_and_further_containers(pods: dict[str, k8s.Pod]) -> None:
+    pod = pods["t/staged"]
+    starts = [one for one in pod.spans if one.name == "container.start"]
+    assert [one.attributes["k8s.container.name"] for one in starts] == ["stage", "main", "side"]
+    assert [one.attributes.get("k8s.image.present") for one in starts] == [None, True, True]
+    assert [one.end_ns - one.begin_ns for one in starts] == [
+        0x18EA04CB466080C0 - 0x18EA04CB3BEE3F5C,
+        0x18EA04CB93B30B9D - 0x18EA04CB87B9F4B3,
+        0x18EA04CB97FEE6BF - 0x18EA04CB93B997BF,
+    ]
+    # an init container that ended within the second it began in: its length is not known
+    assert "container.init" not in {one.name for one in pod.spans}
+
+
+def test_a_restart_counts_once_and_the_first_start_is_the_start(
+    pods: dict[str, k8s.Pod],
+) -> None:
+    pod = pods["t/crash"]
+    assert span(pod, "container.start").end_ns == 0x18EA04CB4F4D90F7
+    assert span(pod, "container.restart").attributes["k8s.container.restart_count"] == 1
+    assert span(pod, "container.exit").begin_ns >= span(pod, "container.start").end_ns
+
+
+def test_no_span_is_ever_empty_or_backwards(pods: dict[str, k8s.Pod]) -> None:
+    assert len(pods) == 10
+    for pod in pods.values():
+        for one in pod.spans:
+            assert one.point or one.end_ns > one.begin_ns, (pod.name, one)
+
+
+def make_pod(**more: Any) -> dict[str, Any]:
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": "p",
+            "namespace": "n",
+            "uid": "pod-uid",
+            "creationTimestamp": "2026-11-21T10:00:00Z",
+            **more.pop("metadata", {}),
+        },
+        "spec": {"containers": [{"name": "a"}], **more.pop("spec", {})},
+        "status": {"containerStatuses": [{"name": "a", "image": "i", "state": {}}]},
+    }
+
+
+def make_event(reason: str, message: str, second: int, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "Event",
+        "metadata": {"name": "p.1"},
+        "involvedObject": {
+            "kind": "Pod",
+            "uid": "pod-uid",
+            "fieldPath": "spec.containers{a}",
+        },
+        "reason": reason,
+        "message": message,
+        "firstTimestamp": f"2026-11-21T10:00:{second:02d}Z",
+        **more,
+    }
+
+
+def test_newer_kubelets_tell_waiting_apart_and_give_the_size() -> None:
+    message = 'Successfully pulled image "i" in 1.5s (4s including waiting). Image size: 123 bytes.'
+    [pod] = k8s.pods([make_pod(), make_event("Pulled", message, 10)])
+    pull, wait = span(pod, "image.pull"), span(pod, "image.pull.wait")
+    assert pull.end_ns - pull.begin_ns == 1_500_000_000
+    assert wait.end_ns - wait.begin_ns == 2_500_000_000
+    assert wait.end_ns == pull.begin_ns
+    assert wait.attributes["bootseer.wait"] is True
+    assert pull.attributes["bootseer.bytes"] == 123
+    assert pull.attributes["k8s.image.wait_included"] is False
+
+
+def test_a_pod_that_found_no_room_was_queued() -> None:
+    items = [
+        make_pod(),
+        make_event("FailedScheduling", "0/4 nodes are available", 1),
+        make_event("FailedScheduling", "0/4 nodes are available: GPU", 30),
+        make_event("Scheduled", "assigned", 31),
+    ]
+    [pod] = k8s.pods(items)
+    assert [(one.name, (one.end_ns - one.begin_ns) / 1e9) for one in pod.spans] == [
+        ("queue", 30.0),
+        ("schedule", 1.0),
+    ]
+    assert "GPU" in span(pod, "queue").attributes["bootseer.reason"]
+
+
+def test_a_jobs_creation_begins_the_queue() -> None:
+    owner = {"kind": "Job", "name": "j", "uid": "job-uid", "controller": True}
+    job = {
+        "kind": "Job",
+        "metadata": {"uid": "job-uid", "creationTimestamp": "2026-11-21T09:59:00Z"},
+    }
+    [pod] = k8s.pods([make_pod(metadata={"ownerReferences": [owner]}), job])
+    queue = span(pod, "queue")
+    assert (queue.end_ns - queue.begin_ns) / 1e9 == 60
+    assert pod.job_uid == "job-uid"
+
+
+def test_a_pod_alone_shows_only_what_it_shows() -> None:
+    [pod] = k8s.pods([make_pod()])
+    assert pod.spans == []
+    assert pod.not_observed == list(k8s.OBSERVABLE)
+
+
+@pytest.mark.parametrize(
+    ("pod", "given", "uid"),
+    [
+        (make_pod(), "mine", "mine"),
+        (make_pod(), None, "pod-uid"),
+        (make_pod(metadata={"labels": {"bootseer.io/job-uid": "labelled"}}), None, "labelled"),
+        (
+            make_pod(
+                spec={
+                    "containers": [
+                        {"name": "a", "env": [{"name": "BOOTSEER_JOB_UID", "value": "env"}]}
+                    ]
+                }
+            ),
+            None,
+            "env",
+        ),
+    ],
+)
+def test_where_the_job_uid_comes_from(pod: dict[str, Any], given: str | None, uid: str) -> None:
+    assert k8s.pods([pod], given)[0].job_uid == uid
+
+
+def test_an_event_whose_name_disagrees_with_its_time_is_not_believed() -> None:
+    event = make_event("Scheduled", "", 5)
+    event["metadata"]["name"] = "p.18ea04cae5f6c0e9"
+    [pod] = k8s.pods([make_pod(), event])
+    schedule = span(pod, "schedule")
+    assert (schedule.end_ns - schedule.begin_ns) / 1e9 == 5
+
+
+def test_lists_single_objects_and_concatenations_are_read() -> None:
+    pod, event = make_pod(), make_event("Scheduled", "", 5)
+    together = k8s.parse(json.dumps({"kind": "List", "items": [pod, event]}), "f")
+    apart = k8s.parse(json.dumps(pod, indent=2) + "\n" + json.dumps(event), "f")
+    assert together == apart == [pod, event]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no"),
+        ('{"items": []}', "holds no"),
+        ("NAME READY\n", "f:1: is not JSON"),
+        ('{"a": 1,\n', "f:2: is not JSON"),
+        ("[1]", "no Kubernetes object"),
+        ('"x"', "no Kubernetes object"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_foreign_text_is_one_clear_error(text: str, words: str) -> None:
+    with pytest.raises(CorruptDataError, match=words) as caught:
+        k8s.parse(text, "f")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"kind": "Pod", "metadata": {}},
+        {"kind": "Pod", "metadata": 5},
+        {**make_pod(), "spec": None},
+        {**make_pod(), "status": {"containerStatuses": [{}]}},
+        {**make_pod(), "status": {"conditions": ["x"]}},
+        {"kind": "Event", "metadata": {"name": None}},
+        {"kind": "Job", "metadata": {}},
+    ],
+)
+def test_objects_of_another_shape_are_one_clear_error(item: dict[str, Any]) -> None:
+    with pytest.raises(CorruptDataError, match="not of the Kubernetes API's shape"):
+        k8s.pods([item])

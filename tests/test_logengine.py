@@ -1,0 +1,174 @@
+"""The rule engine: begins, ends and points in every order that logs bring them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from bootseer.profiler import logengine, logrules
+
+LOAD = "[load]\nphase = checkpoint.load\nbegin = loading\nend = loaded\n"
+SECOND = 10**9
+
+
+def run(
+    rules: str, lines: Sequence[str], *, live: bool = True, start: int = 1000
+) -> list[logengine.Found]:
+    """Feed lines one second apart."""
+    engine = logengine.Engine(logrules.parse(rules, "t.ini"), live=live)
+    found = []
+    for number, line in enumerate(lines):
+        at = (start + number) * SECOND
+        found += engine.line(line.encode(), at, at - 500 * SECOND)
+    return found + engine.close()
+
+
+def brief(found: Sequence[logengine.Found]) -> list[tuple[str, str, int]]:
+    return [(f.kind, f.name, f.time_unix_nano // SECOND) for f in found]
+
+
+def test_begin_and_end_by_arrival() -> None:
+    found = run(LOAD, ["x", "loading", "y", "loaded"])
+    assert brief(found) == [("begin", "checkpoint.load", 1001), ("end", "checkpoint.load", 1003)]
+    assert found[0].mono_nano == 501 * SECOND
+    assert found[0].attributes == {"bootseer.source": "log", "log.rule": "load"}
+
+
+def test_a_second_begin_is_ignored_and_counted() -> None:
+    found = run(LOAD, ["loading", "loading", "loading", "loaded"])
+    assert brief(found) == [("begin", "checkpoint.load", 1000), ("end", "checkpoint.load", 1003)]
+    assert found[1].attributes["log.begins_ignored"] == 2
+
+
+def test_a_second_begin_restarts_where_the_rule_says_so() -> None:
+    found = run(LOAD + "again = restart\n", ["loading", "loading", "loaded"])
+    kinds = [(f.kind, f.time_unix_nano // SECOND) for f in found]
+    assert kinds == [("begin", 1000), ("end", 1001), ("begin", 1001), ("end", 1002)]
+    assert found[1].attributes["log.closed_by"] == "load"
+
+
+def test_an_end_without_begin_is_a_point_that_says_so() -> None:
+    [found] = run(LOAD, ["loaded"])
+    assert found.kind == "point"
+    assert "no begin" in found.attributes["bootseer.reason"]
+    assert run(LOAD + "unopened = ignore\n", ["loaded"]) == []
+
+
+def test_a_begin_without_end_stays_open() -> None:
+    assert brief(run(LOAD, ["loading"])) == [("begin", "checkpoint.load", 1000)]
+
+
+def test_the_next_phase_closes_a_former_one_only_where_asked() -> None:
+    rules = "[a]\nphase = a\nbegin = A\n{}[b]\nphase = b\nbegin = B\n[c]\nphase = c\npoint = C\n"
+    assert ("end", "a", 1001) in brief(run(rules.format("until = next\n"), ["A", "B", "C"]))
+    assert ("end", "a", 1002) in brief(run(rules.format("until = c\n"), ["A", "B", "C"]))
+    assert [f for f in run(rules.format(""), ["A", "B", "C"]) if f.kind == "end"] == []
+
+
+def test_ranks_in_one_stream_have_their_own_phases() -> None:
+    found = run(LOAD, ["[rank0]: loading", "[rank1]: loading", "[rank1]: loaded", "loaded"])
+    assert [(f.kind, f.attributes.get("bootseer.rank")) for f in found] == [
+        ("begin", 0),
+        ("begin", 1),
+        ("end", 1),
+        ("point", None),
+    ]
+    [found] = run(LOAD, ["[default7]:loading"])
+    assert found.attributes["bootseer.local_rank"] == 7
+
+
+def test_once_is_once_a_lane() -> None:
+    rules = "[s]\nphase = first_step\npoint = step \\d+\nonce = true\n"
+    lines = ["[rank0]: step 5", "[rank0]: step 6", "[rank1]: step 5"]
+    assert [f.attributes["bootseer.rank"] for f in run(rules, lines)] == [0, 1]
+
+
+def test_a_rule_that_floods_is_silenced_and_named() -> None:
+    rules = "[flood]\nphase = x\npoint = y\n"
+    found = run(rules, ["y"] * (logengine.FOUND_MAX + 7))
+    assert len(found) == logengine.FOUND_MAX + 1
+    assert (found[-1].name, found[-1].status) == ("log_rules", "fallback")
+    assert "rule flood" in found[-1].attributes["bootseer.reason"]
+    assert "7 further" in found[-1].attributes["bootseer.reason"]
+
+
+def test_named_groups_become_attributes() -> None:
+    rules = "[g]\nphase = x\npoint = read (?P<bytes>\\d+) rank (?P<rank>\\d+) of (?P<what>\\S+)\n"
+    [found] = run(rules, ["read 123 rank 4 of " + "z" * 999])
+    assert found.attributes["bootseer.bytes"] == 123
+    assert found.attributes["bootseer.rank"] == 4
+    assert found.attributes["log.what"] == "z" * logengine.TEXT_MAX
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        ("(?P<duration>\\S+)", "1.5s"),
+        ("(?P<duration_s>\\S+)", "1.5"),
+        ("(?P<duration_ms>\\S+)", "1500.0"),
+    ],
+)
+def test_a_stated_duration_gives_a_whole_span(group: str, text: str) -> None:
+    found = run(f"[d]\nphase = x\nend = took {group}\n", ["took " + text])
+    assert [f.kind for f in found] == ["begin", "end"]
+    assert found[1].time_unix_nano - found[0].time_unix_nano == 1_500_000_000
+    assert found[1].mono_nano is not None
+    assert found[0].mono_nano == found[1].mono_nano - 1_500_000_000
+
+
+STAMPED = LOAD + "time = ^(\\S+)\ntime_format = unix\n"
+
+
+def test_an_own_time_beats_the_arrival_and_keeps_the_clocks_apart() -> None:
+    [found] = run(STAMPED, ["990.25 loading"])
+    assert found.time_unix_nano == 990_250_000_000
+    assert found.mono_nano == 490_250_000_000  # 9.75 s before an arrival at monotonic 500
+
+
+def test_live_a_whole_second_that_agrees_is_coarser_than_the_arrival() -> None:
+    [found] = run(STAMPED, ["999 loading"])
+    assert found.time_unix_nano == 1000 * SECOND
+    [found] = run(STAMPED, ["900 loading"])
+    assert found.time_unix_nano == 900 * SECOND
+
+
+def test_imported_lines_have_their_own_times_and_no_monotonic_one() -> None:
+    found = run(STAMPED, ["10.5 loading", "12 loaded"], live=False)
+    assert [f.time_unix_nano for f in found] == [10_500_000_000, 12 * SECOND]
+    assert [f.mono_nano for f in found] == [None, None]
+
+
+def test_an_imported_line_without_time_takes_the_last_one_and_says_so() -> None:
+    found = run(STAMPED, ["10 other", "loading", "20 other", "loaded"], live=False)
+    assert brief(found) == [("begin", "checkpoint.load", 10), ("end", "checkpoint.load", 20)]
+    assert all(f.attributes["log.time_of_earlier_line"] for f in found)
+
+
+def test_imported_lines_before_any_time_are_left_out_and_counted() -> None:
+    engine = logengine.Engine(logrules.parse(STAMPED, "t.ini"), live=False, near_ns=SECOND)
+    assert engine.line(b"loading", 0, None) == []
+    assert engine.undated == 1
+
+
+def test_an_end_never_comes_before_its_begin() -> None:
+    found = run(STAMPED, ["50 loading", "40 loaded"], live=False)
+    assert brief(found) == [("begin", "checkpoint.load", 50), ("end", "checkpoint.load", 50)]
+
+
+def test_a_slow_rule_is_dropped_and_named_while_others_work() -> None:
+    def search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        if pattern.pattern == "slow":
+            raise logengine.TooSlow
+        return pattern.search(text)
+
+    rules = logrules.parse("[bad]\nphase = x\npoint = slow\n" + LOAD, "t.ini")
+    engine = logengine.Engine(rules, search=search)
+    first = engine.line(b"loading", SECOND, SECOND)
+    assert [(f.name, f.status) for f in first] == [
+        ("log_rules", "fallback"),
+        ("checkpoint.load", "ok"),
+    ]
+    assert "rule bad" in first[0].attributes["bootseer.reason"]
+    assert [f.name for f in engine.line(b"loaded", SECOND, SECOND)] == ["checkpoint.load"]

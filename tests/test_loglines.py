@@ -1,0 +1,131 @@
+"""Lines, lanes and times: whatever way the bytes arrive."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.profiler import loglines
+
+NEAR_NS = 1_795_288_000 * 10**9  # 2026-11-21T19:06:40Z
+
+
+def whole(data: bytes, limit: int = loglines.LINE_MAX_BYTES) -> list[bytes]:
+    splitter = loglines.LineSplitter(limit)
+    return splitter.feed(data) + splitter.flush()
+
+
+@given(st.binary(max_size=60), st.integers(1, 9))
+def test_lines_do_not_depend_on_how_the_stream_is_cut(data: bytes, limit: int) -> None:
+    for step in range(1, max(2, len(data))):
+        splitter = loglines.LineSplitter(limit)
+        got = [
+            line for at in range(0, len(data), step) for line in splitter.feed(data[at : at + step])
+        ]
+        assert got + splitter.flush() == whole(data, limit)
+
+
+@given(st.binary(max_size=80))
+def test_no_byte_of_a_short_line_is_lost(data: bytes) -> None:
+    kept = [part for part in data.replace(b"\r", b"\n").split(b"\n") if part]
+    assert whole(data) == kept
+
+
+def test_a_long_line_is_cut_once_and_the_next_is_whole() -> None:
+    splitter = loglines.LineSplitter(8)
+    assert splitter.feed(b"a" * 9) == [b"a" * 8]
+    assert splitter.feed(b"a" * 10_000) == []
+    assert splitter.feed(b"\nnext\n") == [b"next"]
+
+
+def test_after_a_gap_the_torn_line_is_left_out() -> None:
+    splitter = loglines.LineSplitter()
+    splitter.feed(b"half a li")
+    splitter.gap()
+    assert splitter.feed(b"ne of another\nwhole\n") == [b"whole"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"\x1b[1;32mgreen\x1b[0m done", "green done"),
+        (b"\x1b]0;title\x07text", "text"),
+        (b"bad \xff\xfe utf-8 \x00\x07", "bad \ufffd\ufffd utf-8 "),
+        (b"\x1b", ""),
+    ],
+)
+def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
+    assert loglines.clean(raw) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "lane", "rest", "ranks"),
+    [
+        ("[rank3]: Traceback", "rank3", "Traceback", (3, None)),
+        ("[default1]:rank 1", "default1", "rank 1", (None, 1)),
+        ("[1,12]<stderr>:oops", "rank12", "oops", (12, None)),
+        ("[trainer0]: x", "trainer0", "x", (None, 0)),
+        ("[INFO]: x", "", "[INFO]: x", (None, None)),
+        ("plain", "", "plain", (None, None)),
+    ],
+)
+def test_prefixes_of_launchers(
+    text: str, lane: str, rest: str, ranks: tuple[int | None, int | None]
+) -> None:
+    assert loglines.split_prefix(text) == (lane, rest)
+    assert loglines.lane_rank(lane) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("123ms", 123_000_000),
+        ("1.08s", 1_080_000_000),
+        ("1m 02s", 62 * 10**9),
+        ("1h2m3.5s", 3723_500_000_000),
+        ("357.117972ms", 357_117_972),
+        ("4µs", 4000),
+        ("soon", None),
+    ],
+)
+def test_durations(text: str, ns: int | None) -> None:
+    assert loglines.parse_duration_ns(text) == ns
+
+
+@pytest.mark.parametrize(
+    ("text", "time_format", "iso"),
+    [
+        ("2026-11-21T19:10:17,108", "iso", "2026-11-21T19:10:17.108+00:00"),
+        ("2026-11-21T19:10:17.123456789Z", "iso", "2026-11-21T19:10:17.123456+00:00"),
+        ("2026-11-21T20:10:17+01:00", "iso", "2026-11-21T19:10:17+00:00"),
+        ("1795288217.25", "unix", "2026-11-21T19:10:17.25+00:00"),
+        ("1795288217250", "unix_ms", "2026-11-21T19:10:17.25+00:00"),
+        ("1121 18:58:49.667000", "%m%d %H:%M:%S.%f", "2026-11-21T18:58:49.667+00:00"),
+        ("1231 23:59:59.000000", "%m%d %H:%M:%S.%f", "2026-12-31T23:59:59+00:00"),
+        ("0101 00:00:01.000000", "%m%d %H:%M:%S.%f", "2027-01-01T00:00:01+00:00"),
+        ("23:59:59", "%H:%M:%S", "2026-11-21T23:59:59+00:00"),
+        ("01:00:00", "%H:%M:%S", "2026-11-22T01:00:00+00:00"),
+    ],
+)
+def test_timestamps_are_read_and_completed(text: str, time_format: str, iso: str) -> None:
+    expected = datetime.datetime.fromisoformat(iso)
+    got = loglines.parse_time_ns(text, time_format, 0, NEAR_NS)
+    assert got is not None
+    assert got / 1e9 == pytest.approx(expected.timestamp(), abs=1e-5)
+
+
+def test_zone_offset_applies_to_times_without_zone() -> None:
+    utc = loglines.parse_time_ns("2026-01-02 03:04:05", "%Y-%m-%d %H:%M:%S", 0, 0)
+    ahead = loglines.parse_time_ns("2026-01-02 03:04:05", "%Y-%m-%d %H:%M:%S", 3600, 0)
+    assert utc is not None
+    assert ahead == utc - 3600 * 10**9
+
+
+@pytest.mark.parametrize("time_format", ["iso", "unix", "%m%d", "%H:%M", "%Y-%m-%d"])
+@given(text=st.text(max_size=20))
+def test_a_foreign_timestamp_is_none_and_never_an_error(time_format: str, text: str) -> None:
+    got = loglines.parse_time_ns(text, time_format, None, NEAR_NS)
+    assert got is None or isinstance(got, int)
