@@ -145,3 +145,20 @@ def test_events_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert b"write events to" in done.stderr
     assert done.stderr.count(b"\n") == 1
+
+
+def test_a_full_disk_is_said_and_not_swallowed(tmp_path: Path) -> None:
+    (tmp_path / "r.ini").write_text(RULES)
+    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)); "
+    run = "from bootseer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    data = b"100.5 loading\n102.5 loaded\n" * 20
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", limit + run, "import", "log", "--rules"),
+            *(str(tmp_path / "r.ini"), "-", "--events", str(tmp_path / "ev")),
+        ],
+        input=data,
+        capture_output=True,
+    )
+    assert done.returncode == 8
+    assert b"of 41 lines fit into" in done.stderr

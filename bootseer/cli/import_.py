@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import click
 
-from bootseer.errors import NotFoundError, UsageError, from_os_error
+from bootseer.errors import NoSpaceError, NotFoundError, UsageError, from_os_error
 from bootseer.profiler import events, k8s, logengine, loglines, logrules, matcher
 
 READ_BYTES = 1 << 20
@@ -43,6 +43,26 @@ def _open(directory: str | None, resource: dict[str, Any], trace_id: str | None)
         return events.Writer(target, resource, trace_id)
     except OSError as error:
         raise from_os_error(error, f"write events to {target}") from error
+
+
+@contextlib.contextmanager
+def _writing(
+    directory: str | None, resource: dict[str, Any], trace_id: str | None
+) -> Iterator[tuple[events.Writer, Counter[str]]]:
+    """A writer and a count of what is written, checked against the file at the end.
+
+    The writer itself swallows every fault, for the sake of jobs; an import must not.
+    """
+    counts: Counter[str] = Counter()
+    with _open(directory, resource, trace_id) as writer:
+        yield writer, counts
+    with open(writer.path, "rb") as stream:
+        lines = sum(1 for _ in stream)
+    if lines < counts.total() + 1 and not writer.target.endswith(".jsonl"):
+        raise NoSpaceError(
+            f"only {lines} of {counts.total() + 1} lines fit into {writer.path}; "
+            "free space, delete that file and import again"
+        )
 
 
 def _trace(job_uid: str | None, attempt: int) -> str | None:
@@ -76,8 +96,11 @@ def k8s_command(
             f"{', '.join(files)}: no pod in it; use `kubectl get pods,events,jobs -o json`"
         )
     for pod in pods:
-        with _open(directory, pod.resource, _trace(pod.job_uid, pod.attempt)) as writer:
+        trace_id = _trace(pod.job_uid, pod.attempt)
+        with _writing(directory, pod.resource, trace_id) as (writer, counts):
             _write_pod(writer, pod)
+            counts["events"] = sum(1 if span.point else 2 for span in pod.spans)
+            counts["marker"] = 1 if pod.not_observed else 0
     summary = {
         "pods": [
             {
@@ -177,7 +200,7 @@ def log_command(
                 first = next(found, None)
                 counts: Counter[str] = Counter()
                 if first is not None:
-                    with _open(directory, resource, trace_id) as writer:
+                    with _writing(directory, resource, trace_id) as (writer, counts):
                         sink = matcher.Sink(writer)
                         for one in itertools.chain([first], found):
                             counts[f"{one.name} {one.kind}"] += 1
