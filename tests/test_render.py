@@ -194,6 +194,29 @@ def test_a_terminal_without_unicode_gets_ascii():
     assert "\\u30ce" in shown
 
 
+def test_faults_are_grouped():
+    problems = tuple(
+        m.Problem(f"e/{i}.jsonl", "torn-line" if i % 3 else "empty-file", 2, "cut")
+        for i in range(9)
+    )
+    killed = tuple(m.Killed(f"n{i // 8}", i, "imports", 9.0 - i / 10, "f") for i in range(16))
+    report = samples.sample(
+        2, problems=problems, killed=(*killed, m.Killed("n0", None, "x", 3, "f"))
+    )
+    groups = words.problem_groups(report)
+    assert [(g.kind, g.times, len(g.files)) for g in groups] == [
+        ("empty-file", 6, 3), ("torn-line", 12, 6),
+    ]  # fmt: skip
+    assert [(g.node, g.phase, g.ranks, g.began_s) for g in words.killed_groups(report)] == [
+        ("n0", "x", (), 3), ("n1", "imports", tuple(range(8, 16)), 7.5),
+        ("n0", "imports", tuple(range(8)), pytest.approx(8.3)),
+    ]  # fmt: skip
+    shown = terminal(report, 120)
+    assert "Problems in the input (9)" in shown
+    assert "torn-line: cut; in e/1.jsonl and 5 more" in shown
+    assert "imports on n1 ranks 8-15, from 7.50s on" in shown
+
+
 def test_long_lists_are_cut_and_counted():
     straggler = samples.sample(2).stragglers[0]
     shown = terminal(samples.sample(2, stragglers=(straggler,) * 37))

@@ -165,17 +165,23 @@ def incidents(report: Report) -> Markup:
             ("On", "w"),
         )  # fmt: skip
         out += [table("What fell back or failed, and why", columns, rows), rest(len(ordered))]
-    if report.killed:
+    killed = words.killed_groups(report)
+    if killed:
         rows_killed = [
-            (k.node, "-" if k.rank is None else str(k.rank), k.phase, words.seconds(k.began_s),
-             k.file)
-            for k in report.killed[:MAX_ROWS]
-        ]  # fmt: skip
+            (
+                k.node,
+                words.ranks(k.ranks) or words.count(k.processes, "process", "processes"),
+                k.phase,
+                words.seconds(k.began_s),
+                words.first_files((k.file,) * k.processes),
+            )
+            for k in killed[:MAX_ROWS]
+        ]
         columns_killed = (
-            ("Node", ""), ("Rank", "n"), ("Phase", ""), ("Began at", "n"), ("File", "w")
+            ("Node", ""), ("Ranks", ""), ("Phase", ""), ("Began at", "n"), ("File", "w")
         )  # fmt: skip
         out.append(table("Began and never ended", columns_killed, rows_killed))
-        out.append(rest(len(report.killed)))
+        out.append(rest(len(killed)))
     return join(out)
 
 
@@ -183,10 +189,20 @@ def problems(report: Report) -> Markup:
     """Faults of the input that were worked around."""
     if not report.problems:
         return tag("p", "None.")
-    rows = [(p.file, p.kind, f"{p.count:,}", p.detail) for p in report.problems[:MAX_ROWS]]
-    columns = (("File", "w"), ("Problem", ""), ("Times", "n"), ("Detail", "w"))
+    groups = words.problem_groups(report)
+    rows = [
+        (
+            g.kind,
+            f"{len(g.files):,}",
+            f"{g.times:,}",
+            g.detail,
+            words.first_files(g.files),
+        )
+        for g in groups[:MAX_ROWS]
+    ]
+    columns = (("Problem", ""), ("Files", "n"), ("Times", "n"), ("Meaning", "w"), ("In", "w"))
     listing = table("What was wrong with the event files", columns, rows)
-    return join((listing, rest(len(report.problems))))
+    return join((listing, rest(len(groups))))
 
 
 def starts(report: Report) -> Markup:

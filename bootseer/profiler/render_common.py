@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bootseer.profiler.report_model import CriticalStep, Report, StartSummary, WhatIf
+from bootseer.profiler.report_model import CriticalStep, Killed, Report, StartSummary, WhatIf
 
 GAP = "not described"
 """Name shown for time that no event describes."""
@@ -322,3 +322,60 @@ def column_medians(rows: Sequence[Sequence[float | None]], columns: int) -> list
         odd = len(values) % 2
         medians.append(values[middle] if odd else (values[middle - 1] + values[middle]) / 2)
     return medians
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemGroup:
+    """One kind of fault of the input over all files that had it; `times` over all of them."""
+
+    kind: str
+    detail: str
+    times: int
+    files: tuple[str, ...]
+
+
+def problem_groups(report: Report) -> tuple[ProblemGroup, ...]:
+    """Problems by kind, in the order in which kinds were met."""
+    files: dict[tuple[str, str], list[str]] = {}
+    times: dict[tuple[str, str], int] = {}
+    for problem in report.problems:
+        key = (problem.kind, problem.detail)
+        files.setdefault(key, []).append(problem.file)
+        times[key] = times.get(key, 0) + problem.count
+    return tuple(ProblemGroup(*key, times[key], tuple(files[key])) for key in files)
+
+
+@dataclass(frozen=True, slots=True)
+class KilledGroup:
+    """Ranks of one node that began a phase and never ended it; `began_s` is the first begin."""
+
+    node: str
+    phase: str
+    ranks: tuple[int, ...]
+    processes: int
+    began_s: float
+    file: str
+
+
+def killed_groups(report: Report) -> tuple[KilledGroup, ...]:
+    """What never ended, by node and phase, in the order of the first begin."""
+    members: dict[tuple[str, str], list[Killed]] = {}
+    for each in sorted(report.killed, key=lambda k: k.began_s):
+        members.setdefault((each.node, each.phase), []).append(each)
+    return tuple(
+        KilledGroup(
+            node=node,
+            phase=phase,
+            ranks=tuple(sorted(k.rank for k in group if k.rank is not None)),
+            processes=len(group),
+            began_s=group[0].began_s,
+            file=group[0].file,
+        )
+        for (node, phase), group in members.items()
+    )
+
+
+def first_files(files: Sequence[str], shown: int = 1) -> str:
+    """The first file, and how many more."""
+    more = len(files) - shown
+    return ", ".join(files[:shown]) + (f" and {more:,} more" if more > 0 else "")

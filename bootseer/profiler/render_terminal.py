@@ -313,12 +313,14 @@ def _incidents(report: Report, page: Page) -> None:
             for incident in incidents[:MAX_ROWS]:
                 page.note(_incident(incident))
             page.rest(MAX_ROWS, len(incidents), title.lower())
-    if report.killed:
+    killed = words.killed_groups(report)
+    if killed:
         page.heading(f"Began and never ended ({len(report.killed):,})")
-        for each in report.killed[:MAX_ROWS]:
-            rank = f" rank {each.rank}" if each.rank is not None else ""
-            page.note(f"{each.phase} on {each.node}{rank}, at {words.seconds(each.began_s)}")
-        page.rest(MAX_ROWS, len(report.killed), "")
+        for each in killed[:MAX_ROWS]:
+            number = "rank" if len(each.ranks) == 1 else "ranks"
+            ranks = f" {number} {words.ranks(each.ranks)}" if each.ranks else ""
+            page.note(f"{each.phase} on {each.node}{ranks}, from {words.seconds(each.began_s)} on")
+        page.rest(MAX_ROWS, len(killed), "nodes and phases")
     if report.parts:
         page.heading("Parts")
         for name, part in report.parts.items():
@@ -350,7 +352,7 @@ def _problems(report: Report, page: Page) -> None:
     if not report.problems:
         return
     page.heading(f"Problems in the input ({len(report.problems):,})")
-    for problem in report.problems[:MAX_ROWS]:
-        times = f" ({problem.count:,} times)" if problem.count > 1 else ""
-        page.note(f"{problem.file}: {problem.kind}: {problem.detail}{times}")
-    page.rest(MAX_ROWS, len(report.problems), "problems")
+    groups = words.problem_groups(report)
+    for group in groups[:MAX_ROWS]:
+        page.note(f"{group.kind}: {group.detail}; in {words.first_files(group.files)}")
+    page.rest(MAX_ROWS, len(groups), "kinds")
