@@ -18,6 +18,7 @@ from bootseer.profiler.loadstate import Collector
 from bootseer.profiler.records import Loaded
 from bootseer.profiler.report_model import Problem
 
+_FIRST_BYTES = 64 << 10  # holds a whole file of the usual size; asking for more costs its pages
 _BLOCK_BYTES = 8 << 20
 _MAX_LINE_BYTES = 1 << 20  # the writer's limit is 32 KiB; whatever is longer is not an event
 
@@ -132,7 +133,9 @@ def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]
 def _blocks(fd: int) -> Iterator[bytes]:
     """Blocks of whole lines, the last line possibly without its newline."""
     rest = b""
-    while data := os.read(fd, _BLOCK_BYTES):
+    ask_bytes = _FIRST_BYTES
+    while data := os.read(fd, ask_bytes):
+        ask_bytes = _BLOCK_BYTES if len(data) == ask_bytes else ask_bytes
         data = rest + data
         cut = data.rfind(b"\n") + 1
         if cut:

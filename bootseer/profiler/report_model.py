@@ -389,10 +389,11 @@ class Report:
         return {"schema_version": SCHEMA_VERSION, **plain}
 
 
-_DERIVED: Mapping[type, tuple[str, ...]] = {
+DERIVED: Mapping[type, tuple[str, ...]] = {
     CriticalStep: ("duration_s",),
     Straggler: ("ratio", "excess_s"),
 }
+"""Properties that the JSON holds beside the fields."""
 
 
 def _plain(value: object) -> object:
@@ -405,6 +406,6 @@ def _plain(value: object) -> object:
         return {str(key): _plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
-        names += _DERIVED.get(type(value), ())
+        names += DERIVED.get(type(value), ())
         return {name: _plain(getattr(value, name)) for name in names}
     return value
