@@ -299,10 +299,13 @@ def run(
     channels = _channels()
 
     def on_signal(number: int) -> bool:
-        if number == _signal.SIGWINCH:
-            for channel in channels:
-                channel.resize()
-        return False
+        if number != _signal.SIGWINCH or not any(channel.terminal for channel in channels):
+            return False
+        for channel in channels:
+            channel.resize()
+        # The real terminal has told the command already, but it may have looked too early.
+        os.kill(child.pid, number)
+        return True
 
     actions = [action for channel in channels for action in channel.actions()]
     try:
