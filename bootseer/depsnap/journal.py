@@ -119,6 +119,9 @@ class Switch:
         with Below(self.target) as target, Below(os.path.join(self.stage, TREE)) as staged:
             for number in range(len(self.actions) - 1, -1, -1):
                 self._undo(self.actions[number], number, target, staged)
+            for action in self.actions:  # what was moved back has changed its directories' times
+                if action.old is not None:
+                    _set_metadata(target, action.path, action.old)
 
     @staticmethod
     def _appear(source: str, target: str) -> None:

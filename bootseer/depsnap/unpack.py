@@ -118,6 +118,7 @@ class _Unpacking:
     def __init__(
         self, path: str, index: Index, destinations: Sequence[str], policy: Policy
     ) -> None:
+        self._path = path
         self._index = index
         self._jobs = max(1, min(policy.jobs, len(index.frames)))
         self._pids: list[int] = []
@@ -257,7 +258,7 @@ class _Unpacking:
             text += part
         reports = [json.loads(line) for line in text.splitlines()]
         for report in reports:
-            _raise_reported(report)
+            _raise_reported(self._path, report)
         if any(codes) or len(reports) != len(codes):
             raise BootseerError(f"a restoring process died (exit codes {codes}); try again")
         return sum(report["lost"] for report in reports)
@@ -313,9 +314,9 @@ class _Unpacking:
         return lost
 
 
-def _raise_reported(report: dict[str, Any]) -> None:
+def _raise_reported(path: str, report: dict[str, Any]) -> None:
     if "corrupt" in report:
-        raise CorruptDataError(f"{report['corrupt']}; fetch or make the archive again")
+        raise CorruptDataError(f"archive {path}: {report['corrupt']}; fetch or make it again")
     if "errno" in report and report["errno"] != 10:  # ECHILD: it only saw us stop
         raise OSError(report["errno"], report["text"], report["file"] or None)
     if "crash" in report:
