@@ -196,6 +196,32 @@ def test_what_a_node_does_once_belongs_to_all_its_ranks(tmp_path: Path) -> None:
     assert path_of(report) == [("a", "deps.install", 0, 20), ("a", "imports", 20, 30)]
 
 
+def test_cluster_records_belong_to_the_ranks_of_their_pod(tmp_path: Path) -> None:
+    """Two pods of a node: each rank follows its own pod's pull, and the node's own file."""
+    EventFile("n").span("image.verify", 0, 1).write(tmp_path)
+    for rank, pull_s in enumerate((10.0, 30.0)):
+        pod = {"k8s__node__name": "n", "k8s__pod__name": f"pod-{rank}"}
+        EventFile("api", **pod).span("image.pull", 1, pull_s).write(tmp_path)
+        file = EventFile("n", rank, **pod).span("imports", pull_s, pull_s + 5)
+        file.point("first_step", pull_s + 5).write(tmp_path)
+    report = report_of(tmp_path)
+    assert phase(report, "image.pull").processes == 2
+    assert path_of(report) == [
+        ("n", "image.verify", 0, 1),
+        ("n", "image.pull", 1, 30),
+        ("n", "imports", 30, 35),
+    ]
+    assert report.gpu_hours.unobserved == pytest.approx(0)
+
+
+def test_ranks_that_do_not_know_their_pod(tmp_path: Path) -> None:
+    known = {"k8s__node__name": "n", "k8s__pod__name": "pod-1"}
+    EventFile("api", **known).span("image.pull", 0, 10).write(tmp_path)
+    file = EventFile("n", 0).span("imports", 10, 15).point("first_step", 15)
+    file.write(tmp_path)
+    assert path_of(report_of(tmp_path)) == [("n", "image.pull", 0, 10), ("n", "imports", 10, 15)]
+
+
 def test_pod_rank_is_not_a_training_rank(tmp_path: Path) -> None:
     """Operators set RANK for the pod's wrapper; its workers have local ranks of their own."""
     EventFile("a", 1).span("deps.install", 0, 20).write(tmp_path)

@@ -160,14 +160,17 @@ def _groups(timed: Sequence[_Timed]) -> list[tuple[str, list[_Timed]]]:
         identity = item.source.identity
         pods[identity.node][identity.pod or ""].append(item)
     out = []
-    for node, by_pod in pods.items():
+    for node, found_pods in pods.items():
+        by_pod = dict(found_pods)
         common: list[_Timed] = []
-        if len(by_pod) > 1 and "" in by_pod:
+        if len(by_pod) == 2 and "" in by_pod:  # one pod, some of whose writers do not know it
+            by_pod = {"": [t for found in by_pod.values() for t in found]}
+        elif len(by_pod) > 1 and "" in by_pod:
             common = [t for t in by_pod[""] if t.source.identity.rank is None]
             ranked = [t for t in by_pod.pop("") if t.source.identity.rank is not None]
             if ranked:
                 by_pod[""] = ranked
-        out += [(node, members + common) for members in by_pod.values()]
+        out += [(node, found + common) for found in by_pod.values()]
     return out
 
 
