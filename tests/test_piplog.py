@@ -105,6 +105,8 @@ def test_uv_phases_are_laid_end_to_end_before_the_end() -> None:
     assert phases[-1][2] == 10 * 10**9
     assert phases[0][2] == phases[1][1]
     assert piplog.uv_sub_phases("error: nothing\n", 1) == []
+    replaced = piplog.uv_sub_phases("Uninstalled 1 package in 5ms\nInstalled 1 package in 1ms", 9)
+    assert [name[13:] for name, _, _, _ in replaced] == ["install", "install"]
 
 
 def make_project(root: Path) -> Path:

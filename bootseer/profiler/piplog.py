@@ -31,12 +31,14 @@ _ERROR = re.compile(r"ERROR: (.*)")
 # Decimal units: pip/_internal/utils/misc.py, format_size.
 _UNITS = {"bytes": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UV_LINE = re.compile(
-    r"(Resolved|Prepared|Downloaded|Installed|Audited|Checked) (\d+) packages? in ([\dhmsnuµ. ]+)"
+    r"(Resolved|Prepared|Downloaded|Uninstalled|Installed|Audited|Checked) "
+    r"(\d+) packages? in ([\dhmsnuµ. ]+)"
 )
 _UV_PHASES = {
     "Resolved": "resolve",
     "Prepared": "download",
     "Downloaded": "download",
+    "Uninstalled": "install",
     "Installed": "install",
     "Audited": "resolve",
     "Checked": "resolve",
