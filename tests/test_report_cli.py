@@ -202,6 +202,11 @@ def test_faults_end_with_their_codes(tmp_path: Path) -> None:
     assert ended("--no-such-option")[0] == 2
 
 
+def test_nothing_was_ever_run(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no events yet at .*bootseer run"):
+        report(environ={"XDG_STATE_HOME": str(tmp_path)})
+
+
 def test_unknown_trace(events: Path) -> None:
     with pytest.raises(NotFoundError, match="known are aaaaaaaaaaaa"):
         report(str(events), "--trace", "77")

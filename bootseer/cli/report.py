@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from bootseer.errors import from_os_error
+from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler import analysis, events, render_json
 from bootseer.profiler.load import load
 from bootseer.profiler.report_model import Report
@@ -57,7 +57,7 @@ def command(
     --trace), and the others are listed; with --baseline all of them are compared.
     """
     with _without_gc():
-        loaded = load(paths or [events_path or events.default_directory()])
+        loaded = load(paths or [_usual_place(events_path)])
         before = load(baseline) if baseline else None
         report = analysis.analyse(loaded, trace_id=trace, baseline=before)
         if html:
@@ -77,6 +77,16 @@ def command(
             if otlp:
                 write_atomic(otlp, render_otlp.render(prepared))
         _show(report, as_json)
+
+
+def _usual_place(events_path: str | None) -> str:
+    """Where to look when nothing was named. Raises NotFoundError when nothing was ever run."""
+    place = events_path or events.default_directory()
+    if not os.path.exists(place):
+        raise NotFoundError(
+            f"no events yet at {place}; measure a job with `bootseer run`, or name a PATH"
+        )
+    return place
 
 
 def _show(report: Report, as_json: bool) -> None:
