@@ -100,8 +100,19 @@ class Case:
         assert not leftovers(self.work), leftovers(self.work)
         if self._same(self.new):
             return "new"
-        assert self._same(self.old), "neither old nor new"
+        assert self._same(self.old), f"neither old nor new: {self._differences()}"
         return "old"
+
+    def _differences(self) -> dict[str, list[tuple]]:
+        now = describe(self.work)
+        return {
+            name: [
+                (path, now.get(path), state.get(path))
+                for path in now.keys() | state.keys()
+                if path != "." and now.get(path) != state.get(path)
+            ]
+            for name, state in (("old", self.old), ("new", self.new))
+        }
 
     def _same(self, wanted: dict[str, tuple]) -> bool:
         now = describe(self.work)

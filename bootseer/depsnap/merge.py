@@ -71,8 +71,9 @@ def plan(
         now = lookup(path)
         if now is not None and is_directory and now.is_directory:
             _same_device(path, now, device)
-            if number not in index.implied:
-                metadata.append(Action(METADATA, path, _four(now), _wanted(index, number)))
+            # A mere parent keeps what it has, its mtime too, whatever is swapped within it.
+            new = _four(now) if number in index.implied else _wanted(index, number)
+            metadata.append(Action(METADATA, path, _four(now), new))
             continue
         if now is not None and is_directory and number in index.implied:
             raise NotSupportedError(
