@@ -283,6 +283,14 @@ def test_log_rules_that_are_not_there(place: Place) -> None:
     assert (done.returncode, done.stdout) == (JOB_EXIT, b"installed\njob\n")
 
 
+def test_a_wrapper_that_cannot_be_had_is_left_out(place: Place) -> None:
+    place.settings(job="phase = 'training'")
+    place.environ["BOOTSEER_RUN_WAIT"] = "maybe"
+    done = place.start(("sh", "-c", "echo job; exit 7"))
+    assert (done.returncode, done.stdout) == (JOB_EXIT, b"installed\njob\n")
+    assert b"BOOTSEER_RUN_WAIT" in done.stderr
+
+
 # --- decisions -----------------------------------------------------------------------------------
 
 PLAN = PartPlan("deps", "deps.install", {}, plain=("install",))

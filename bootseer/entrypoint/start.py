@@ -21,8 +21,7 @@ from bootseer.config import Loaded
 from bootseer.entrypoint import children, fallback, parts, process
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task
-from bootseer.profiler import events, proc
-from bootseer.profiler.resource import redact
+from bootseer.profiler import events, proc, resource
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 POLL_S = 0.05  # only where the kernel has no process descriptors
@@ -60,10 +59,10 @@ def _run_parts(
     environ.update(start_plan.environment)
     default = events.default_directory(environ)
     with events.open_writer(events_target or None, environ, default) as writer:
-        if outermost and isinstance(writer, events.Writer):
+        if outermost and isinstance(writer, events.Writer) and resource.in_container():
             proc.write_container_start(writer)
         environ.update(events.child_environment(writer, None, environ))
-        writer.point("start", attributes={"bootseer.command": redact(start_plan.job)})
+        writer.point("start", attributes={"bootseer.command": events.redact(start_plan.job)})
         for problem in start_plan.problems:
             writer.point("config", "fallback", {"bootseer.reason": problem.message})
         with _Signals() as signals:
@@ -95,12 +94,12 @@ def become(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
     """Replace this process by the job, or run it under the wrapper and return its exit code."""
     if start_plan.wrapper is None:
         return execute(start_plan.job, environ)
-    from bootseer.entrypoint import run
-
     try:
+        from bootseer.entrypoint import run
+
         options = run.parse([*start_plan.wrapper, "--", *start_plan.job], environ)
-    except run.UsageFault as fault:
-        _warn(str(fault))
+    except Exception as error:  # a border: a wrapper that cannot be had is left out
+        _warn(str(error))
         return execute(start_plan.job, environ)
     return process.leave(run.execute(options, environ))
 

@@ -12,7 +12,6 @@ from bootseer.entrypoint import children, fallback, process
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
 from bootseer.profiler import events
-from bootseer.profiler.resource import redact
 
 REPAIR_DEADLINE_S = 30.0
 LEAVE_S = 5.0
@@ -117,7 +116,7 @@ class Task:
         self.deadline = None
         self._result, self._command_exit = None, None
         attributes = {
-            "bootseer.command": redact(self.plan.plain),
+            "bootseer.command": events.redact(self.plan.plain),
             "bootseer.source": "run",
         }
         self._span = self._writer.begin(self.plan.phase, attributes)

@@ -60,7 +60,7 @@ def launch(lab: Lab, kind: Kind, number: int, config: Path) -> Start:
         drop_page_cache()
     ours = [sys.executable, "-m", "bootseer"]
     with open(log, "wb") as errors:
-        _launched(environ)
+        environ |= _launched(environ)
         if kind == "plain":
             run = [*ours, "run", "--phase", "deps.install", "--", *lab.install]
             done = subprocess.run(run, env=environ, stdout=errors, stderr=errors, check=False)
@@ -94,10 +94,15 @@ def _environment(lab: Lab, kind: Kind, number: int, place: Path) -> dict[str, st
     return ours
 
 
-def _launched(environ: dict[str, str]) -> None:
-    """Mark the moment of launch, so that our own start-up is counted as part of the start."""
+def _launched(environ: dict[str, str]) -> dict[str, str]:
+    """Mark the moment of launch, so that our own start-up is counted as part of the start.
+
+    Returns what makes all that follows part of this trace. It also keeps a container's age out
+    of it: the demonstration may run in a container that has been there for hours.
+    """
     with events.open_writer(None, environ) as writer:
         writer.point("launch")
+        return events.child_environment(writer, None, environ)
 
 
 def _first_step_s(place: Path) -> float | None:

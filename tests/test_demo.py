@@ -1,0 +1,128 @@
+"""The demonstration in miniature: the same program, a tiny package and checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bootseer.profiler.report_model import PartUse
+from tools.demo import __main__ as demo
+from tools.demo import machine, options, stages
+
+TRAIN = """
+import argparse, os, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--checkpoint")
+parser.add_argument("--make", action="store_true")
+given = parser.parse_args()
+if given.make:
+    with open(given.checkpoint, "wb") as file:
+        file.write(bytes(1 << 16))
+    sys.exit()
+from bootseer import phase
+with phase("imports"):
+    import tinything
+with phase("checkpoint.load"):
+    size = os.path.getsize(given.checkpoint)
+with phase("first_step"):
+    print("loss", tinything.VALUE + size)
+"""
+
+
+def wheel(folder: Path) -> None:
+    """A package of one module, as small as a wheel can be."""
+    info = "tinything-1.0.dist-info"
+    files = {
+        "tinything/__init__.py": "VALUE = 42\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / "tinything-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> options.Options:
+    job, wheels = tmp_path / "job", tmp_path / "kept" / "wheels"
+    job.mkdir()
+    wheels.mkdir(parents=True)
+    (job / "train.py").write_text(TRAIN)
+    (job / "requirements.txt").write_text("tinything==1.0\n")
+    wheel(wheels)
+    # What marks a complete download: these requirements for this Python.
+    (wheels / "complete.txt").write_text("tinything==1.0\n" + sys.version)
+    return options.Options(
+        job=job,
+        out=tmp_path / "out",
+        kept=tmp_path / "kept",
+        scratch=tmp_path / "scratch",
+        cold=False,
+        floor=None,
+        job_arguments=(),
+    )
+
+
+def test_the_demonstration_in_miniature(
+    chosen: options.Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Console(stderr=True, width=200)
+    assert demo.run(chosen, said) == 0, capsys.readouterr().err
+    document = json.loads((chosen.out / "report.json").read_text())
+    assert document["comparison"]["baseline"]["starts"] == 3
+    assert document["comparison"]["candidate"]["starts"] == 3
+    assert document["comparison"]["speedup"] > 0
+    used = {name: part["used"] for name, part in document["parts"].items()}
+    assert used == {"image": False, "deps": True, "checkpoint": False}
+    assert all(part["reason"] for part in document["parts"].values())
+    assert any("page cache stays warm" in line for line in document["emulated"])
+    assert (chosen.out / "report.html").read_text().startswith("<!")
+    assert sorted(path.name for path in chosen.out.iterdir()) == ["report.html", "report.json"]
+    assert not chosen.scratch.exists()
+    shown = capsys.readouterr().out
+    for label in ("plain install", "snapshot not there yet", "fresh node", "second start"):
+        assert label in shown
+
+
+def test_a_job_that_fails_ends_it_and_leaves_nothing(chosen: options.Options) -> None:
+    (chosen.job / "train.py").write_text(TRAIN + "\nsys.exit('no luck')\n")
+    with pytest.raises(demo.NotSupportedError, match=r"the job failed \(1\).*no luck"):
+        demo.run(chosen, Console(stderr=True))
+    assert not chosen.scratch.exists()
+
+
+def test_too_few_rounds_are_refused() -> None:
+    with pytest.raises(SystemExit) as ended:
+        options.parse(["--rounds", "2"])
+    assert ended.value.code == 2
+
+
+def test_what_a_fingerprint_sees(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side / "d").mkdir(parents=True)
+        for name in ("same", "changed", "moved.pyc", "later"):
+            (tmp_path / side / "d" / name).write_text("x")
+            os.utime(tmp_path / side / "d" / name, (1, 1))
+        (tmp_path / side / "link").symlink_to("d")
+    (tmp_path / "b" / "d" / "changed").write_text("y")
+    os.utime(tmp_path / "b" / "d" / "changed", (1, 1))
+    (tmp_path / "b" / "d" / "moved.pyc").write_text("z")
+    os.utime(tmp_path / "b" / "d" / "later", (2, 2))
+    (tmp_path / "b" / "more").touch()
+    one, two = (machine.fingerprint(tmp_path / side) for side in "ab")
+    assert machine.differences(one, two) == ["d/changed", "d/later", "d/moved.pyc", "more"]
+    two_installs = machine.contents(one), machine.contents(two)
+    assert machine.differences(*two_installs) == ["d/changed", "more"]
+
+
+def test_every_part_of_the_report_has_a_stage() -> None:
+    assert [stage.name for stage in stages.all_stages()] == ["image", "deps", "checkpoint"]
+    image = stages.all_stages()[0].use([])
+    assert image == PartUse(False, image.reason)
