@@ -203,7 +203,7 @@ def test_faults_end_with_their_codes(tmp_path: Path) -> None:
 
 
 def test_nothing_was_ever_run(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no events yet at .*bootseer run"):
+    with pytest.raises(NotFoundError, match=r"no events yet at .*bootseer run"):
         report(environ={"XDG_STATE_HOME": str(tmp_path)})
 
 
