@@ -1,0 +1,90 @@
+"""`bootseer event`: single events from scripts."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
+
+EVENT = [*BOOTSEER, "event"]
+
+
+def test_begin_prints_the_span_that_end_takes(tmp_path):
+    begun = run([*EVENT, "begin", "deps.install", "--attr", "n=2", "--wait"], tmp_path)
+    span = begun.stdout.decode().strip()
+    assert (begun.returncode, begun.stderr, len(span)) == (0, b"", 16)
+    ended = run([*EVENT, "end", "deps.install", "--span", span, "--status=error"], tmp_path)
+    assert ended.stdout + ended.stderr == b""
+    begin, end = named(tmp_path, "deps.install")
+    assert begin["span_id"] == end["span_id"] == span
+    assert begin["attributes"] == {"bootseer.source": "phase", "n": 2, "bootseer.wait": True}
+    assert (begin["status"], end["status"]) == ("ok", "error")
+
+
+def test_end_by_name_finds_what_the_same_shell_began(tmp_path):
+    event = " ".join(EVENT)
+    script = f"{event} begin a >/dev/null; {event} end a; {event} point b --status fallback"
+    subprocess.run(
+        ["sh", "-c", script], env=clean_env(BOOTSEER_EVENTS=str(tmp_path)), check=True, timeout=60
+    )
+    begin, end = named(tmp_path, "a")
+    assert begin["span_id"] == end["span_id"]
+    assert named(tmp_path, "b")[0]["status"] == "fallback"
+    assert len({e["trace_id"] for e in lines(tmp_path)}) == 1, "one script, one start"
+
+
+def test_events_inside_a_run_belong_to_it(tmp_path):
+    run(wrapped(*EVENT, "point", "first_step", options=("--phase", "train")), tmp_path)
+    train, point = named(tmp_path, "train", "begin")[0], named(tmp_path, "first_step")[0]
+    assert point["parent_span_id"] == train["span_id"]
+    assert point["trace_id"] == train["trace_id"]
+
+
+def test_options_from_the_environment(tmp_path):
+    env = clean_env(
+        BOOTSEER_EVENT_ATTR="a=1", BOOTSEER_EVENT_STATUS="error", BOOTSEER_EVENT_WAIT="1"
+    )
+    run([*EVENT, "point", "x"], tmp_path, env=env)
+    point = named(tmp_path, "x")[0]
+    assert point["status"] == "error"
+    assert point["attributes"] == {"bootseer.source": "phase", "a": 1, "bootseer.wait": True}
+
+
+@pytest.mark.parametrize("place", [None, "file/below"])
+def test_without_a_place_it_is_silent(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    for words in (["begin", "a"], ["end", "a"], ["point", "a"]):
+        done = run([*EVENT, *words], None if place is None else tmp_path / place)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["start", "x"],
+        ["begin"],
+        ["point"],
+        ["end"],
+        ["begin", "a", "b"],
+        ["end", "--span", "xyz"],
+        ["point", "a", "--status", "good"],
+        ["point", "a", "--attr", "x"],
+        ["point", "a", "--nonsense"],
+        ["point", "a", "--attr"],
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(tmp_path, words):
+    done = run([*EVENT, *words], tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.startswith(b"bootseer: event: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_help_is_the_same_by_both_ways():
+    text = run([*EVENT, "--help"]).stdout
+    assert b"BOOTSEER_EVENT_SPAN" in text
+    code = "import bootseer.cli.event as e; print(e.command.get_help(None))"
+    assert run([BOOTSEER[0], "-c", code]).stdout == text
