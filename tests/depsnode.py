@@ -42,10 +42,16 @@ sys.exit(outcome.code)
 """
 
 
+def uv() -> str:
+    """The uv of this environment."""
+    return os.path.join(os.path.dirname(sys.executable), "uv")
+
+
 class Node:
     """`place` holds the environment, `home` everything else, `store` is shared by all nodes."""
 
-    def __init__(self, base: Path, wheels: Path) -> None:
+    def __init__(self, base: Path, wheels: Path, *, tool: str = "pip") -> None:
+        self.tool = tool
         self.home = base / "home"
         self.store = base / "store"
         self.events = base / "events"
@@ -59,7 +65,8 @@ class Node:
         self.make_venv()
 
     def make_venv(self) -> None:
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.place], check=True)
+        venv = [uv(), "venv", "-q", "--python", sys.executable, str(self.place)]
+        subprocess.run(venv, check=True)
 
     def fresh(self) -> None:
         """The next machine: nothing of the last one but the store."""
@@ -69,11 +76,18 @@ class Node:
         self.make_venv()
 
     @property
-    def pip(self) -> list[str]:
-        """pip into the venv, counted."""
-        where = ["--no-index", "--find-links", str(self.wheels)]
-        pip = [sys.executable, "-m", "pip", "--python", str(self.place), "install", "-q"]
-        return self.counted([*pip, *where, "-r", "requirements.txt"])
+    def install(self) -> list[str]:
+        """The install into the venv by this node's tool, counted."""
+        return self.counted(self.plain)
+
+    @property
+    def plain(self) -> list[str]:
+        """The same, uncounted."""
+        what = ["--no-index", "--find-links", str(self.wheels), "-r", "requirements.txt"]
+        where = ["--python", str(self.place)]
+        if self.tool == "uv":
+            return [uv(), "pip", "install", "-q", *where, *what]
+        return [sys.executable, "-m", "pip", *where, "install", "-q", *what]
 
     def counted(self, command: Sequence[str]) -> list[str]:
         """A script that notes each time it really runs."""
@@ -107,12 +121,12 @@ class Node:
             words += ["--cache", self.cache]
         else:
             words += ["--cache", self.cache, "--form", "archive"]
-        return self.cli(*words, "--", *(command or self.pip))
+        return self.cli(*words, "--", *(command or self.install))
 
     def ask(self, at: str, action: str, **more: Any) -> dict[str, Any]:
         settings = {"form": "archive", "publish": "inline", "lease_beat_s": 0.1}
         settings |= {"lease_ttl_s": 1.0, "store": str(self.store), "cache": str(self.cache)}
-        return {**settings, "command": self.pip, "at": at, "action": action, **more}
+        return {**settings, "command": self.install, "at": at, "action": action, **more}
 
     def start(self, at: str = "", action: str = "", **more: Any) -> subprocess.Popen[str]:
         """A start with a fault at a step, in the background."""
@@ -134,6 +148,8 @@ class Node:
     def works(self) -> bool:
         """The environment imports, byte code included, and its console script runs."""
         script = self.place / "bin/bootseer_alpha-run"
+        if not script.exists():
+            return False
         done = subprocess.run([script], capture_output=True, text=True, check=False)
         return done.returncode == 0 and done.stdout.startswith("bootseer_alpha")
 

@@ -107,14 +107,11 @@ def test_new_version_in_the_index_is_installed(tmp_path: Path) -> None:
 
 
 def test_uv_into_a_venv(node: Node) -> None:
-    uv = shutil.which("uv", path=node.environ()["PATH"])
-    assert uv is not None
-    command = [uv, "pip", "install", "-q", "--no-index", "--python", str(node.place)]
-    command += ["--find-links", str(node.wheels), "-r", "requirements.txt"]
-    assert node.run(command=node.counted(command)).returncode == 0
+    node.tool = "uv"
+    assert node.run().returncode == 0
     assert node.last() == ("ok", "published")
     node.fresh()
-    assert node.run(command=node.counted(command)).returncode == 0
+    assert node.run().returncode == 0
     assert node.last() == ("ok", "restored")
     assert node.installs == 1
     assert node.works()
@@ -293,7 +290,7 @@ def test_signal_reaches_the_install(node: Node) -> None:
 
 def test_install_within_an_install_is_plain(node: Node) -> None:
     inner = [sys.executable, "-m", "bootseer", "deps", "run", "--store", str(node.store), "--"]
-    done = node.run("--also", node.place, command=[*inner, *node.pip])
+    done = node.run("--also", node.place, command=[*inner, *node.install])
     assert done.returncode == 0
     assert node.works()
     assert len(node.archives()) == 1

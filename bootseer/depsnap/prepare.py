@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from bootseer.depsnap import archive, key, records, restore, roots, target, tree
-from bootseer.depsnap.model import FormChoice
+from bootseer.depsnap import archive, key, placements, records, restore, roots, target, tree
+from bootseer.depsnap.model import FormChoice, absolute
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.errors import (
     BootseerError,
@@ -84,6 +84,20 @@ def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target)
         and (made.resolved or time.time() - note.created_s <= settings.max_age_s)
     )
     return Prepared(found, made, state, in_place)
+
+
+def make_way(settings: DepsSettings, found: roots.Target) -> bool:
+    """Take a read-only placement of another snapshot away, so that an install can write there.
+
+    True when there was one. Raises BusyError while a job uses it.
+    """
+    cache = target.trees_of(settings.cache)
+    gone = False
+    for root in found.paths:
+        record = placements.read(placements.folder_of(cache, absolute(root)))
+        if record is not None and record.form in ("bind", "symlink"):
+            gone |= tree.unplace(root, cache)
+    return gone
 
 
 def note_in_place(settings: DepsSettings, prepared: Prepared, created_s: float) -> None:

@@ -27,7 +27,7 @@ from bootseer.depsnap import (
 from bootseer.depsnap import target as targets
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.waiting import keep_waiting, poll_s
-from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
+from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, NotFoundError
 from bootseer.profiler.events import NullWriter
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.lease import Lease, Watch, try_acquire
@@ -162,6 +162,8 @@ class _Run:
             restore.recover(root)
         with self._part(f"{PHASE}.key"):
             prepared = prepare.prepare(settings, self.command, found)
+            if not prepared.in_place and prepare.make_way(settings, found):
+                prepared = prepare.prepare(settings, self.command, found)
         self.outcome.key = prepared.key.digest
         self.outcome.details["bootseer.deps.key"] = prepared.key.digest
         settings.on_step("key")
@@ -176,51 +178,52 @@ class _Run:
         return 0.0 if self.settings.wait == "never" else self.settings.wait_limit_s
 
     def _restore_or_lease(self, plan: _Plan, prepared: prepare.Prepared, store: Store) -> bool:
+        """Go round until restored (True), the lease is ours, or waiting is over (False)."""
         settings = self.settings
-        folder = f"{records.folder(prepared.key.digest)}/lease"
-        watch = Watch(store, folder, ttl_s=settings.lease_ttl_s)
+        watch = Watch(store, _lease_folder(prepared), ttl_s=settings.lease_ttl_s)
         past = records.times(store, prepared.key.workload)
-        begun = time.monotonic()
-        span = ""
-        try:
+        begun, waits = time.monotonic(), False
+        with contextlib.ExitStack() as waiting:
             while True:
                 restored, plan.supersedes = self._try_restore(store, prepared)
                 if restored:
                     return True
-                lease = try_acquire(
-                    store,
-                    folder,
-                    watch,
-                    beat_s=settings.lease_beat_s,
-                    ttl_s=settings.lease_ttl_s,
-                )
-                if lease is not None:
-                    plan.lease = lease
-                    # Another may have published and released between our look and our lease.
-                    if records.generations(store, prepared.key.digest) == self._seen:
-                        settings.on_step("lease")
-                        return False
-                    lease.close()
-                    plan.lease = None
-                    continue
-                holder, _ = watch.look()
+                if self._take_lease(plan, prepared, store, watch):
+                    return False
+                held_s = _held_s(watch)
                 waited_s = time.monotonic() - begun
-                held_s = holder.held_s if holder else 0.0
+                if held_s is None:
+                    continue  # it became free, or was published, while we looked
                 if not keep_waiting(settings.wait, past, held_s, waited_s, settings.wait_limit_s):
                     if settings.wait == "always":
-                        self.outcome.reasons.append(
-                            f"waited {waited_s:.0f} s for another node, the longest allowed"
-                        )
+                        raise DeadlineError(f"waited {waited_s:.0f} s for another node in vain")
                     return False
-                if not span:
-                    span = self.writer.begin(f"{PHASE}.wait", {"bootseer.wait": True}, self.span)
+                if not waits:
+                    waits = True
+                    waiting.enter_context(self._part(f"{PHASE}.wait", waits=True))
                     settings.on_step("wait")
                 time.sleep(poll_s(waited_s))
-        finally:
-            if span:
-                self.writer.end(
-                    span, f"{PHASE}.wait", "ok", {"bootseer.wait": True}, parent=self.span
-                )
+
+    def _take_lease(
+        self, plan: _Plan, prepared: prepare.Prepared, store: Store, watch: Watch
+    ) -> bool:
+        """Whether the lease is ours and still nobody has published since we looked."""
+        settings = self.settings
+        plan.lease = try_acquire(
+            store,
+            _lease_folder(prepared),
+            watch,
+            beat_s=settings.lease_beat_s,
+            ttl_s=settings.lease_ttl_s,
+        )
+        if plan.lease is None:
+            return False
+        if records.generations(store, prepared.key.digest) == self._seen:
+            settings.on_step("lease")
+            return True
+        plan.lease.close()
+        plan.lease = None
+        return False
 
     def _try_restore(self, store: Store, prepared: prepare.Prepared) -> tuple[bool, int | None]:
         """Whether a known snapshot now stands in place, and a generation found too old."""
@@ -344,20 +347,33 @@ class _Run:
             self.writer.end(span, "deps.publish", status, attributes)
 
     @contextlib.contextmanager
-    def _part(self, name: str) -> Iterator[None]:
-        """A span below the whole one."""
-        span = self.writer.begin(name, None, self.span)
+    def _part(self, name: str, *, waits: bool = False) -> Iterator[None]:
+        """A span below the whole one; `waits` marks one spent waiting for others."""
+        attributes = {"bootseer.wait": True} if waits else None
+        span = self.writer.begin(name, attributes, self.span)
         status = "error"
         try:
             yield
             status = "ok"
         finally:
-            self.writer.end(span, name, status, None, parent=self.span)
+            self.writer.end(span, name, status, attributes, parent=self.span)
 
     def _fault(self, error: BaseException) -> None:
         known = isinstance(error, BootseerError)
         text = str(error) if known else f"{type(error).__name__}: {error}"
         self.outcome.reasons.append(text)
+
+
+def _lease_folder(prepared: prepare.Prepared) -> str:
+    return f"{records.folder(prepared.key.digest)}/lease"
+
+
+def _held_s(watch: Watch) -> float | None:
+    """How long the lease has been held; None when it is free."""
+    held, free = watch.look()
+    if free:
+        return None
+    return held.held_s if held else 0.0
 
 
 def repair(settings: DepsSettings, command: Sequence[str]) -> None:

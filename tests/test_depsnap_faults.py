@@ -1,0 +1,507 @@
+"""`deps run` when things break: kills at every step, races, corruption, a store that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from depsnode import Node
+from wheelhouse import make_wheel
+
+from bootseer.depsnap import records
+from bootseer.storage.base import open_store
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    make_wheel(folder, "bootseer_alpha", "1.0")
+    return folder
+
+
+@pytest.fixture
+def node(tmp_path: Path, wheelhouse: Path) -> Node:
+    return Node(tmp_path, wheelhouse, tool="uv")
+
+
+def published(node: Node) -> dict[str, object]:
+    assert node.run().returncode == 0
+    assert node.last() == ("ok", "published")
+    (path,) = node.store.glob("deps/*/record-*.json")
+    body: dict[str, object] = json.loads(path.read_text())
+    return body
+
+
+def fell_back(node: Node, *options: object) -> str:
+    """A start that went the plain way, all the same with the install's code; its reason."""
+    done = node.run(*options)
+    assert done.returncode == 0
+    assert node.works()
+    assert node.last()[0] == "fallback"
+    assert node.reason() in done.stderr
+    assert done.stderr.count("\n") == 1
+    return node.reason()
+
+
+def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+# --- kills ---------------------------------------------------------------------------------------
+
+STEPS = (
+    *("key", "lease", "scanned before", "installed", "scanned after"),
+    *("packed", "verified", "stored", "recorded"),
+)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_kill_9_at_any_point_of_capture_and_publish(node: Node, step: str) -> None:
+    code, _ = node.finish(node.start(step, "SIGKILL"))
+    assert code == -signal.SIGKILL
+    node.fresh()
+    done = node.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "restored" if step == "recorded" else "published")
+    assert node.works()
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_sigterm_in_every_phase_leaves_nothing_behind(node: Node, step: str) -> None:
+    code, _ = node.finish(node.start(step, "SIGTERM"))
+    assert code == 128 + signal.SIGTERM
+    assert not node.leftovers()
+    assert len(node.archives()) == (1 if step == "recorded" else 0)
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored" if step == "recorded" else "published")
+
+
+@pytest.mark.parametrize("step", ["restore", "staging made", "staged"])
+@pytest.mark.parametrize("action", ["SIGKILL", "SIGTERM"])
+def test_end_while_restoring_never_leaves_half_an_environment(
+    node: Node, step: str, action: str
+) -> None:
+    published(node)
+    node.fresh()
+    code, _ = node.finish(node.start(step, action))
+    assert code in (-signal.SIGKILL, 128 + signal.SIGTERM)
+    if action == "SIGTERM":
+        assert not node.leftovers()
+    half = list(node.place.glob("lib/python3*/site-packages/*alpha*"))
+    assert node.works() or not half
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+    assert not node.leftovers()
+
+
+@pytest.mark.parametrize("step", STEPS[:3])
+def test_fault_before_the_install_falls_back(node: Node, step: str) -> None:
+    code, errors = node.finish(node.start(step, "raise"))
+    assert code == 0
+    assert "injected fault" in errors
+    assert node.works()
+    assert node.last()[0] == "fallback"
+
+
+@pytest.mark.parametrize("step", STEPS[4:8])
+def test_fault_after_the_install_costs_the_snapshot_only(node: Node, step: str) -> None:
+    code, errors = node.finish(node.start(step, "raise"))
+    assert code == 0
+    assert "injected fault" in errors
+    assert node.works()
+    assert not node.archives()
+    assert not node.leftovers()
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "published")
+
+
+@pytest.mark.parametrize("step", ["packed", "verified", "stored"])
+def test_killed_background_publisher_hands_over(node: Node, step: str) -> None:
+    node.finish(node.start(step, "SIGKILL", publish="background"))
+    assert node.last() == ("ok", "publishing")
+    wait_for(lambda: node.store.glob("deps/*/archive-*") or node.leftovers())
+    node.fresh()
+    done = node.run("--wait", "always", "--wait-limit", 60)
+    assert done.returncode == 0
+    assert node.works()
+    assert node.last()[1] in ("published", "restored")
+    assert len(node.archives()) >= 1
+
+
+# --- several nodes -------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_nodes_with_wait_always_install_once(node: Node) -> None:
+    """Real processes, each with its own environment at the same path, as in containers."""
+    homes = [node.home.parent / f"node{n}" for n in range(4)]
+    children = []
+    for home in homes:
+        shutil.copytree(node.home, home, symlinks=True)
+        words = ["run", "--store", str(node.store), "--cache", str(home / "cache")]
+        words += ["--wait", "always", "--publish", "inline", "--form", "archive", "--"]
+        start = [sys.executable, "-m", "bootseer", "deps", *words, *node.install]
+        script = f"mount --bind {home} {node.home} && cd {node.home} && exec {shlex.join(start)}"
+        children.append(
+            subprocess.Popen(
+                ["unshare", "-m", "sh", "-c", script],
+                env=node.environ(),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for child in children:
+        _, errors = child.communicate(timeout=120)
+        assert (child.returncode, errors) == (0, "")
+    assert node.installs == 1
+    results = sorted(end["attributes"]["bootseer.deps.result"] for end in node.ends())
+    assert results == ["published", "restored", "restored", "restored"]
+    for home in homes:
+        assert list(home.glob("venv/lib/python3*/site-packages/bootseer_alpha/__init__.py"))
+
+
+def test_two_processes_on_one_node_with_one_target(node: Node) -> None:
+    children = [node.start(wait="always") for _ in range(3)]
+    for child in children:
+        assert node.finish(child)[0] == 0
+    assert node.installs == 1
+    assert sorted(e["attributes"]["bootseer.deps.result"] for e in node.ends()) == [
+        *("in place", "in place", "published")
+    ]
+    assert node.works()
+
+
+def holder(node: Node, at: str = "scanned before") -> subprocess.Popen[str]:
+    """Another node that holds the lease and does not go on by itself."""
+    child = node.start(at, "print", cache=str(node.home.parent / "other"))
+    assert child.stdout is not None
+    assert child.stdout.readline() == at + "\n"
+    return child
+
+
+def test_wait_never_and_auto_without_past_install_at_once(node: Node) -> None:
+    other = holder(node)
+    for policy in ("never", "auto"):
+        assert node.run("--wait", policy).returncode == 0
+        assert node.last() == ("ok", "installed")
+        shutil.rmtree(node.place)
+        node.make_venv()
+        node.cache = node.cache.with_name(policy)
+    node.finish(other)
+
+
+def test_wait_always_is_bounded(node: Node) -> None:
+    other = holder(node)
+    done = node.run("--wait", "always", "--wait-limit", 0.5)
+    assert done.returncode == 0
+    assert "waited" in node.reason()
+    assert node.works()
+    assert node.spans("deps.install.wait")[-1]["attributes"]["bootseer.wait"] is True
+    node.finish(other)
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP])
+def test_dead_or_stopped_holder_does_not_stop_the_others(node: Node, signal_: int) -> None:
+    other = holder(node)
+    other.send_signal(signal_)
+    child = node.start(wait="always")
+    code, errors = node.finish(child)
+    assert (code, errors) == (0, "")
+    assert node.last() == ("ok", "published")
+    if signal_ == signal.SIGSTOP:
+        # It wakes up, finishes its own install, and finds that another was first.
+        other.send_signal(signal.SIGCONT)
+    node.finish(other)
+    assert len(node.archives()) == 1
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+
+
+def test_failing_holder_lets_the_next_one_install(node: Node) -> None:
+    """With `always` the followers try one after the other, never at the same time."""
+    flag = node.home.parent / "fail"
+    flag.write_text("")
+    command = ["sh", "-c", f"[ ! -e {flag} ] || exit 5; {shlex.join(node.plain)}"]
+    options = {"command": command, "also": [str(node.place)]}
+    first = node.start("installed", "print", cache=f"{node.cache}-first", **options)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "installed\n"
+    flag.unlink()
+    second = node.start("wait", "print", wait="always", **options)
+    assert second.stdout is not None
+    assert second.stdout.readline() == "wait\n"
+    assert node.finish(first)[0] == 5
+    assert node.finish(second) == (0, "")
+    assert node.last() == ("ok", "published")
+
+
+# --- the store -----------------------------------------------------------------------------------
+
+
+def test_store_that_is_a_file(node: Node) -> None:
+    node.store.write_text("no directory")
+    assert "store" in fell_back(node)
+
+
+def test_unknown_store(node: Node) -> None:
+    done = node.run("--store", "hdfs://namenode/x")
+    assert done.returncode == 0
+    assert "hdfs:// is not supported" in node.reason()
+    assert node.works()
+
+
+def test_store_that_goes_away_during_the_install(node: Node) -> None:
+    child = node.start("installed", "print")
+    assert child.stdout is not None
+    child.stdout.readline()
+    shutil.rmtree(node.store)
+    node.store.write_text("gone")
+    code, errors = node.finish(child)
+    assert code == 0
+    assert errors
+    assert node.last()[0] == "fallback"
+    assert node.works()
+
+
+def test_unwritable_cache(node: Node) -> None:
+    node.cache.write_text("no directory")
+    fell_back(node)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "store"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.root
+def test_full_store(node: Node, disk: Path) -> None:
+    (disk / "filler").write_bytes(bytes(40 << 10))
+    script = f"head -c 200000 /dev/urandom > {node.place}/big; {shlex.join(node.plain)}"
+    done = node.run("--also", node.place, command=["sh", "-c", script])
+    assert done.returncode == 0
+    assert node.last()[0] == "fallback"
+    assert "space" in node.reason().lower()
+    assert node.works()
+    assert not node.archives()
+    assert not node.leftovers()
+
+
+@pytest.mark.root
+def test_read_only_store_still_restores(node: Node, disk: Path) -> None:
+    published(node)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+    (node.home / "requirements.txt").write_text("bootseer-alpha==1.0\n")
+    node.fresh()
+    assert "read-only" in fell_back(node).lower()
+
+
+# --- corruption ----------------------------------------------------------------------------------
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_flipped_byte_falls_back_and_is_published_anew(node: Node, where: str) -> None:
+    published(node)
+    (archive,) = node.archives()
+    size = archive.stat().st_size
+    flip(archive, {"first": 20, "middle": size // 3, "last": size - 30}[where])
+    node.fresh()
+    reason = fell_back(node)
+    assert "archive" in reason
+    assert node.last()[1] == "published"
+    assert node.installs == 2
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+    assert list(node.store.glob("deps/*/record-000001.bad"))
+
+
+def test_truncated_and_missing_archives(node: Node) -> None:
+    published(node)
+    (archive,) = node.archives()
+    archive.write_bytes(archive.read_bytes()[:-100])
+    node.fresh()
+    fell_back(node)
+    (newer,) = [a for a in node.archives() if a != archive]
+    newer.unlink()
+    node.fresh()
+    fell_back(node)
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+
+
+HOSTILE = (
+    *(b"", b"{", b"null", b"[]", b"\xff\xfe\x00", b"[" * 100_000, b'{"version": 1}'),
+    *(b'{"version": "1"}', b'{"version": true}', b"x" * (2 << 20)),
+)
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_record_falls_back_and_is_published_anew(node: Node, content: bytes) -> None:
+    published(node)
+    (path,) = node.store.glob("deps/*/record-*.json")
+    path.write_bytes(content)
+    node.fresh()
+    assert "record" in fell_back(node)
+    assert node.last()[1] == "published"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("roots", "x"),
+        ("roots", [1]),
+        ("install_s", -1),
+        ("install_s", "1"),
+        ("install_s", 1e300),
+        ("created_unix_s", None),
+        ("key", "0" * 64),
+        ("host", {"a": 1}),
+        ("archive", []),
+        ("archive.name", "../../../etc/passwd"),
+        ("archive.name", "archive-x.tar.zst"),
+        ("archive.index_digest", "zz"),
+        ("archive.owners", [[0]]),
+        ("archive.size", True),
+    ],
+)
+def test_wrong_types_in_a_record(tmp_path: Path, field: str, value: object) -> None:
+    body = json.loads(records.encode(sample()))
+    outer, _, inner = field.partition(".")
+    if inner:
+        body[outer][inner] = value
+    else:
+        body[outer] = value
+    store = open_store(str(tmp_path))
+    store.create(f"deps/{KEY}/record-000001.json", json.dumps(body).encode())
+    with pytest.raises(records.BadRecordError) as caught:
+        records.current(store, KEY)
+    assert caught.value.generation == 1
+    assert "\n" not in str(caught.value)
+
+
+KEY = "ab" * 32
+
+
+def sample() -> records.Record:
+    archive = records.Archive(
+        f"archive-{'0' * 32}.tar.zst",
+        1,
+        1,
+        1,
+        records.Digest("1" * 64),
+        records.Digest("2" * 64),
+        (),
+    )
+    return records.Record(
+        KEY, KEY, KEY, 1.0, ("pip",), ("/x",), (), 1.0, 1.0, True, {"a": "b"}, archive
+    )
+
+
+def test_record_of_a_newer_version_is_left_alone(node: Node) -> None:
+    published(node)
+    (path,) = node.store.glob("deps/*/record-*.json")
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps(body | {"version": 2, "new": "field"}))
+    node.fresh()
+    assert "use a newer bootseer" in fell_back(node)
+    assert not list(node.store.glob("deps/*/*.bad"))
+
+
+def test_record_that_writes_elsewhere_is_refused(node: Node) -> None:
+    published(node)
+    (path,) = node.store.glob("deps/*/record-*.json")
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps(body | {"roots": ["/etc"]}))
+    node.fresh()
+    assert "/etc" in fell_back(node)
+
+
+def test_signed_records(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "key1").write_text("0123456789abcdef-one\n")
+    (tmp_path / "key2").write_text("0123456789abcdef-two\n")
+    signed = ["--sign-key", tmp_path / "key1"]
+    node.run(*signed)
+    assert node.last() == ("ok", "published")
+    node.fresh()
+    node.run(*signed)
+    assert node.last() == ("ok", "restored")
+    node.fresh()
+    node.run("--sign-key", tmp_path / "key2")
+    assert node.last() == ("ok", "published")
+    for path in node.store.glob("deps/*/record-*.json"):
+        body = json.loads(path.read_text())
+        path.write_text(json.dumps(body | {"install_s": 99.0}))
+    node.fresh()
+    assert "not signed" in fell_back(node, *signed)
+    node.fresh()
+    (tmp_path / "key1").write_text("short")
+    assert "shorter than 16" in fell_back(node, *signed)
+
+
+# --- the shared tree -----------------------------------------------------------------------------
+
+
+def test_second_start_on_a_node_uses_the_shared_tree(node: Node) -> None:
+    published(node)
+    node.fresh()
+    for _ in range(2):
+        done = node.run(cache_shared=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert node.last() == ("ok", "restored")
+        assert node.ends()[-1]["attributes"]["bootseer.deps.form"] != "archive"
+        assert node.works()
+        clear(node)
+    assert len(list((node.cache / "trees").rglob("bootseer_alpha/__init__.py"))) == 1
+
+
+def clear(node: Node) -> None:
+    """The container ends: its mounts go, and a new one has the image's files."""
+    while os.path.ismount(node.place):
+        subprocess.run(["umount", node.place], check=True)
+    shutil.rmtree(node.place)
+    node.make_venv()
+
+
+@pytest.fixture(autouse=True)
+def no_mounts(tmp_path: Path) -> Iterator[None]:
+    yield
+    text = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    left = [line.split()[1] for line in text.splitlines() if f"{tmp_path}/" in line]
+    for place in reversed(left):
+        subprocess.run(["umount", place], check=True)

@@ -1,0 +1,283 @@
+"""The commands that look at a store, what gc may remove, and when a follower waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from depsnode import Node
+from hypothesis import given
+from hypothesis import strategies as st
+from wheelhouse import make_wheel
+
+from bootseer.depsnap import gc
+from bootseer.depsnap.records import Times
+from bootseer.depsnap.waiting import keep_waiting, poll_s
+from bootseer.storage.base import Stat
+
+# --- waiting -------------------------------------------------------------------------------------
+
+PAST = Times(install_s=100.0, publish_s=10.0, restore_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "past", "held_s", "waited_s", "wait"),
+    [
+        ("never", PAST, 109, 0, False),
+        ("auto", None, 50, 0, False),
+        ("always", None, 50, 0, True),
+        ("always", PAST, 5000, 899, True),
+        ("always", PAST, 50, 900, False),
+        # Holder expected to finish in 110 - held; ours to restore 5; a plain install takes 100.
+        ("auto", PAST, 14, 0, False),
+        ("auto", PAST, 15, 0, True),
+        ("auto", PAST, 109, 90, True),
+        ("auto", PAST, 120, 94, True),
+        ("auto", PAST, 120, 96, False),
+        ("auto", PAST, 138, 20, False),
+    ],
+)
+def test_keep_waiting(
+    policy: str, past: Times | None, held_s: float, waited_s: float, wait: bool
+) -> None:
+    assert keep_waiting(policy, past, held_s, waited_s, 900) is wait  # type: ignore[arg-type]
+
+
+times = st.floats(min_value=0, max_value=1e5)
+
+
+@given(times, times, times, times, st.floats(min_value=0.1, max_value=3))
+def test_auto_never_costs_more_than_one_plain_install(
+    install_s: float, publish_s: float, restore_s: float, held_s: float, step_s: float
+) -> None:
+    """Whatever the holder does, the wait ends before a plain install of our own would have."""
+    past = Times(install_s, publish_s, restore_s)
+    if keep_waiting("auto", past, held_s, 0.0, 1e9):
+        assert max(0.0, install_s + publish_s - held_s) + restore_s <= install_s
+    waited_s = install_s + step_s
+    assert not keep_waiting("auto", past, held_s, waited_s, 1e9)
+
+
+def test_poll_slows_down_to_a_second() -> None:
+    assert poll_s(0) == 0.1
+    assert poll_s(1000) == 1.0
+
+
+# --- gc ------------------------------------------------------------------------------------------
+
+DAY = 86400.0
+NOW = 1000 * DAY
+
+
+def state(
+    key: str, *, age_days: float, size: int, extra: tuple[Stat, ...] = (), lease_days: float = 900
+) -> gc.KeyState:
+    born = NOW - age_days * DAY
+    archive = f"deps/{key}/archive-{key * 32}.tar.zst"
+    objects = (
+        Stat(f"deps/{key}/record-000001.json", 10, born, False),
+        Stat(archive, size, born, False),
+        *extra,
+    )
+    lease = Stat(f"deps/{key}/lease/00000001.json", 1, NOW - lease_days * DAY, False)
+    return gc.KeyState(key, objects, (), (lease,), archive, 1)
+
+
+def names(removals: list[gc.Removal]) -> list[str]:
+    return [removal.name for removal in removals]
+
+
+def test_nothing_goes_without_a_reason() -> None:
+    assert gc.plan([state("a", age_days=500, size=10)], NOW) == []
+
+
+def test_age_removes_records_before_archives_and_keeps_lease_numbers() -> None:
+    plan = gc.plan(
+        [state("a", age_days=8, size=5), state("b", age_days=6, size=5)], NOW, max_age_s=7 * DAY
+    )
+    assert names(plan) == ["deps/a/record-000001.json", f"deps/a/archive-{'a' * 32}.tar.zst"]
+
+
+def test_size_removes_the_oldest() -> None:
+    states = [state("a", age_days=1, size=50), state("b", age_days=3, size=50)]
+    states.append(state("c", age_days=2, size=50))
+    plan = gc.plan(states, NOW, max_size_bytes=100)
+    assert {name.split("/")[1] for name in names(plan)} == {"b"}
+    plan = gc.plan(states, NOW, max_size_bytes=60)
+    assert {name.split("/")[1] for name in names(plan)} == {"b", "c"}
+
+
+def test_held_or_fresh_lease_protects_its_key() -> None:
+    young = state("a", age_days=8, size=5, lease_days=0)
+    assert gc.plan([young], NOW, max_age_s=0, max_size_bytes=0) == []
+
+
+def test_leftovers_wait_for_a_day() -> None:
+    old = Stat(f"deps/a/archive-{'f' * 32}.tar.zst", 7, NOW - 2 * DAY, False)
+    new = Stat(f"deps/a/archive-{'e' * 32}.tar.zst", 7, NOW - DAY / 2, False)
+    found = state("a", age_days=8, size=5, extra=(old, new))
+    left = (
+        Stat("deps/a/.tmp-1", 9, NOW - 2 * DAY, False),
+        Stat("deps/a/.tmp-2", 9, NOW - DAY / 2, False),
+    )
+    found = gc.KeyState(found.key, found.objects, left, found.leases, found.archive, 1)
+    plan = gc.plan([found], NOW)
+    assert names(plan) == ["deps/a/.tmp-1", old.name]
+    assert [removal.why for removal in plan] == ["temporary", "unreferenced"]
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """A store with one snapshot, made by pip."""
+    base = tmp_path_factory.mktemp("node")
+    make_wheel(base / "wheels", "bootseer_alpha", "1.0")
+    node = Node(base, base / "wheels", tool="uv")
+    assert node.run().returncode == 0
+    return node
+
+
+def shown(node: Node, *words: object, code: int = 0) -> object:
+    done = node.cli(*words[:1], "--store", node.store, "--json", *words[1:])
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_ls(filled: Node) -> None:
+    (row,) = shown(filled, "ls")  # type: ignore[misc]
+    assert row["roots"] == [str(filled.place)]
+    assert row["install_s"] > 0
+    plain = filled.cli("ls", "--store", filled.store).stdout
+    assert plain.startswith(row["key"][:12])
+    assert plain.count("\n") == 1
+
+
+def test_inspect(filled: Node) -> None:
+    (row,) = shown(filled, "ls")  # type: ignore[misc]
+    body = shown(filled, "inspect", "--files", row["key"][:10])
+    assert isinstance(body, dict)
+    assert list(body["packages"])[0].startswith("bootseer_alpha")
+    assert any(path.endswith("bootseer_alpha/__init__.py") for path, _, _ in body["files"])
+    assert "bootseer_alpha" in filled.cli("inspect", "--store", filled.store, row["key"]).stdout
+
+
+def test_key_is_the_one_that_run_uses(filled: Node) -> None:
+    (row,) = shown(filled, "ls")  # type: ignore[misc]
+    done = filled.cli("key", "--cache", filled.cache, "--json", "--", *filled.install)
+    body = json.loads(done.stdout)
+    assert body["key"] == row["key"]
+    assert body["resolved"] is True
+    assert [i["name"] for i in body["ingredients"]][:3] == ["format", "python", "python prefix"]
+    explained = filled.cli("key", "--cache", filled.cache, "--explain", "--", *filled.install)
+    assert explained.stdout.startswith(row["key"] + "\n")
+    assert "lock" in explained.stdout
+
+
+def test_verify_good_and_bad(tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", "bootseer_alpha", "1.0")
+    node = Node(tmp_path, tmp_path / "wheels", tool="uv")
+    node.run()
+    (row,) = shown(node, "verify")  # type: ignore[misc]
+    assert row["problem"] == ""
+    (archive,) = node.archives()
+    data = bytearray(archive.read_bytes())
+    data[100] ^= 1
+    archive.write_bytes(data)
+    (row,) = shown(node, "verify", "--mark", row["key"], code=6)  # type: ignore[misc]
+    assert "archive" in row["problem"]
+    assert shown(node, "ls") == []
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "published")
+
+
+def test_restore_by_key_says_which_form_and_why(filled: Node, tmp_path: Path) -> None:
+    (row,) = shown(filled, "ls")  # type: ignore[misc]
+    place = tmp_path / "elsewhere"
+    words = ["restore", "--to", f"{filled.place}={place}", "--form", "archive", row["key"][:8]]
+    body = shown(filled, *words)
+    assert isinstance(body, dict)
+    assert (body["form"], body["why"]) == ("archive", "asked for")
+    assert list(place.glob("lib/python3*/site-packages/bootseer_alpha/__init__.py"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("inspect", "--store", "S", "ffff"), 3),
+        (("restore", "--store", "S", "ffff"), 3),
+        (("verify", "--store", "S", "ffff"), 3),
+        (("ls", "--store", "hdfs://x/y"), 7),
+        (("gc", "--store", "S", "--max-size", "many"), 2),
+        (("run", "--store", "S"), 2),
+        (("key", "--", "ls"), 2),
+        (("key", "--key-file", "none.txt", "--also", "/tmp", "--", "ls"), 3),
+    ],
+)
+def test_exit_codes_and_one_line(filled: Node, words: tuple[str, ...], code: int) -> None:
+    done = filled.cli(*(str(filled.store) if w == "S" else w for w in words))
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    if code != 2 or words[0] == "key":
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("bootseer: ")
+
+
+def test_gc_of_a_real_store(tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", "bootseer_alpha", "1.0")
+    node = Node(tmp_path, tmp_path / "wheels", tool="uv")
+    node.run()
+    (archive,) = node.archives()
+    long_ago = time.time() - 10 * DAY
+    for path in [*archive.parent.rglob("*"), archive.parent]:
+        os.utime(path, (long_ago, long_ago))
+    leftover = archive.parent / ".tmp-killed"
+    leftover.write_bytes(b"x" * 1000)
+    os.utime(leftover, (long_ago, long_ago))
+    body = shown(node, "gc", "--max-age", 7, "--dry-run")
+    assert isinstance(body, dict)
+    assert {row["why"] for row in body["removed"]} == {"temporary", "too old"}
+    assert archive.exists()
+    assert leftover.exists()
+    freed = shown(node, "gc", "--max-age", 7)
+    assert isinstance(freed, dict)
+    assert freed["bytes"] == body["bytes"] > 1000
+    assert not archive.exists()
+    assert not leftover.exists()
+    assert shown(node, "ls") == []
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "published")
+
+
+def test_gc_keeps_a_tree_in_use(tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", "bootseer_alpha", "1.0")
+    node = Node(tmp_path, tmp_path / "wheels", tool="uv")
+    node.run()
+    node.fresh()
+    node.run("--form", "copy")
+    tree = list((node.cache / "trees").rglob("bootseer_alpha/__init__.py"))
+    assert len(tree) == 1
+    shown(node, "gc", "--cache", node.cache, "--max-size", "1T")
+    assert tree[0].exists()
+    body = shown(node, "gc", "--cache", node.cache, "--max-age", 0, "--max-size", 0)
+    assert isinstance(body, dict)
+    assert node.works()
+
+
+def test_help_of_every_command(filled: Node) -> None:
+    for name in ("", "run", "key", "restore", "ls", "inspect", "verify", "gc"):
+        done = filled.cli(*filter(None, [name]), "--help")
+        assert done.returncode == 0
+        assert done.stdout.startswith("Usage: bootseer deps")
+
+
+def test_key_command_does_not_need_a_store(filled: Node) -> None:
+    words = ["key", "--resolve-timeout", "0", "--", *filled.plain]
+    done = filled.cli(*words)
+    assert len(done.stdout.strip()) == 64
