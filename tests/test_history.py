@@ -263,6 +263,13 @@ def test_effective_time_counts_gaps_and_starts_that_failed():
     assert history_analysis.effective([*records, record(2, job_s=None)]) == (None, None)
 
 
+def test_effective_time_without_gpu_counts_weighs_jobs_alike():
+    records = [record(0, gpu_count=None), record(1, job="b", gpu_count=None, start_s=500.0)]
+    gpu = history_analysis.analyse(records).gpu_time
+    assert gpu.share is None
+    assert gpu.effective_ratio == pytest.approx((900 + 500) / 2000)
+
+
 def test_kinds_as_declared_or_derived():
     records = [
         record(0, places=("pod-1", "pod-2")),

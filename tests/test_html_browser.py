@@ -288,8 +288,12 @@ def test_a_thousand_nodes_stay_small(shown):
 
 
 def test_print_leaves_out_what_paper_cannot_do(shown):
-    with shown(samples.sample(30)) as page:
-        page.emulate_media(media="print")
+    with shown(samples.sample(30), scheme="dark") as page:
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (
+            "rgb(255, 255, 255)"
+        )
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(28, 33, 38)"
         assert not page.locator("nav").is_visible()
         assert not page.locator("#heat-controls").is_visible()
         assert page.locator("#heat-table").is_visible()

@@ -97,21 +97,27 @@ def _gpu_time(ordered: Sequence[StartRecord], jobs: Mapping[str, Sequence[StartR
         counted += 1
         starting += record.gpu_count * record.held_start_s
         total += record.gpu_count * held
-    training_gpu_s = wall_gpu_s = 0.0
-    for records in jobs.values():
-        ratio, wall_s = effective(records)
-        gpus = _gpus(records)
-        if ratio is not None and wall_s is not None and gpus:
-            training_gpu_s += gpus * ratio * wall_s
-            wall_gpu_s += gpus * wall_s
     return GpuTime(
         starts=counted,
         left_out=len(ordered) - counted,
         starting_gpu_s=starting if counted else None,
         total_gpu_s=total if counted else None,
         share=starting / total if total > 0 else None,
-        effective_ratio=training_gpu_s / wall_gpu_s if wall_gpu_s > 0 else None,
+        effective_ratio=_overall_effective(jobs),
     )
+
+
+def _overall_effective(jobs: Mapping[str, Sequence[StartRecord]]) -> float | None:
+    """Over all jobs, weighted by GPUs; by wall time alone where no job names its GPUs."""
+    named = any(_gpus(records) for records in jobs.values())
+    training_s = wall_s = 0.0
+    for records in jobs.values():
+        ratio, job_wall_s = effective(records)
+        weight = (_gpus(records) or 0) if named else 1
+        if ratio is not None and job_wall_s is not None:
+            training_s += weight * ratio * job_wall_s
+            wall_s += weight * job_wall_s
+    return training_s / wall_s if wall_s > 0 else None
 
 
 def held_job_s(record: StartRecord) -> float | None:

@@ -93,7 +93,8 @@ class GpuTime:
     """GPU-seconds over all starts whose end and GPU count were observed.
 
     `share` = starting / total. `effective_ratio` = training / wall, where wall also counts
-    queueing and the gaps between the starts of a job; progress lost in a crash is not visible
+    queueing and the gaps between the starts of a job, weighted by GPUs (jobs alike where no
+    job names its GPUs); progress lost in a crash is not visible
     in events, so the true ratio may be lower.
     """
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from bootseer.profiler.render_common import printable
+from bootseer.profiler.render_common import GAP, printable
 
 MAX_ROWS = 25
 """Longest list shown; what is left out is counted and stands in the JSON report."""
@@ -174,3 +174,22 @@ def rest(total: int, what: str = "rows") -> Markup | None:
     if total <= MAX_ROWS:
         return None
     return tag("p", f"{total - MAX_ROWS:,} more {what} are in the JSON report.", class_="hint")
+
+
+def legend() -> Markup:
+    """What the three looks of a bar mean."""
+
+    def key(kind: str, name: str) -> Markup:
+        swatch = tag(
+            "svg", bar(0, 1, kind, y=1, height=10),
+            width=16, height=12, aria_hidden="true", focusable="false",
+        )  # fmt: skip
+        return tag("li", swatch, name)
+
+    return tag(
+        "ul",
+        key("own", "own work"),
+        key("wait", "waiting for others"),
+        key("gap", GAP),
+        class_="legend",
+    )

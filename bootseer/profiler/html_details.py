@@ -69,7 +69,7 @@ def _comparison_table(both: Comparison) -> Markup:
         ("Factor", "n"),
     )  # fmt: skip
     caption = (
-        f"Medians (least to greatest) of {words.count(both.baseline.starts, 'start')} before and "
+        f"Medians, least to greatest, of {words.count(both.baseline.starts, 'start')} before and "
         f"{words.count(both.candidate.starts, 'start')} after"
     )
     return table(caption, columns, rows)
@@ -94,11 +94,11 @@ def _spread_bar(spread: Spread | None, longest_s: float, kind: str, y: int) -> M
     )
 
 
-def _spread_words(spread: Spread | None) -> str:
+def _spread_words(spread: Spread | None) -> Child:
     if spread is None:
         return "-"
     low, high = words.seconds(spread.min), words.seconds(spread.max)
-    return f"{words.seconds(spread.median)} ({low} to {high})"
+    return [words.seconds(spread.median), " ", tag("small", f"{low} to {high}")]
 
 
 def clocks(report: Report) -> Markup:

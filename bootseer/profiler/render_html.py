@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from bootseer.profiler import html_details, html_heat, html_sections
+from bootseer.profiler import html_costs, html_details, html_heat, html_sections
 from bootseer.profiler import render_common as words
 from bootseer.profiler.html_build import Child, Markup, join, script_json, source_hash, tag
 from bootseer.profiler.report_model import Report
@@ -18,9 +18,9 @@ SECTIONS = (
     ("timeline", "Timeline", html_sections.timeline),
     ("phases", "Phases", html_sections.phases),
     ("heat", "Nodes and phases", html_heat.section),
-    ("stragglers", "Stragglers", html_sections.stragglers),
-    ("gpu-hours", "GPU-hours", html_sections.gpu_hours),
-    ("what-if", "What if", html_sections.what_if),
+    ("stragglers", "Stragglers", html_costs.stragglers),
+    ("gpu-hours", "GPU-hours", html_costs.gpu_hours),
+    ("what-if", "What if", html_costs.what_if),
     ("comparison", "Before and after", html_details.comparison),
     ("clocks", "Clocks", html_details.clocks),
     ("not-observed", "Not observed", html_details.not_observed),
