@@ -71,7 +71,8 @@ def torn_lines(folder: str) -> float:
     path = os.path.join(folder, "shared.jsonl")
     command = [sys.executable, "-c", APPENDER, path, str(APPENDS)]
     running = [subprocess.Popen(command) for _ in range(PROCESSES)]
-    if any([process.wait() for process in running]):
+    codes = [process.wait() for process in running]
+    if any(codes):
         raise RuntimeError("an appender failed")
     whole = 0
     with open(path, "rb") as file:

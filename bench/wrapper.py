@@ -28,15 +28,23 @@ def install(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     source = folder / "source"
-    names = ("bootseer", "pyproject.toml", "README.md", "LICENSE")
-    for name in names:
+    for name in ("bootseer", "pyproject.toml", "README.md", "LICENSE"):
         origin = ROOT / name
         if origin.is_dir():
             shutil.copytree(origin, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif origin.exists():
             shutil.copy(origin, source / name)
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--no-index", "--disable-pip-version-check", source]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+    ]
+    command += ["--disable-pip-version-check", str(source)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return folder / "bin"
 

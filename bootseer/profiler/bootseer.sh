@@ -43,8 +43,12 @@ _bootseer_quote() {
 if [ -n "${BASH_VERSION-}" ]; then
     eval '
     _bootseer_quote() {
-        local LC_ALL=C
         _bootseer_text=${1:0:256}
+        case $_bootseer_text in
+            *[!ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:/@=,+\ -]*) : ;;
+            *) return 0 ;;
+        esac
+        local LC_ALL=C # slow, but only then is a range of characters one of bytes
         _bootseer_text=${_bootseer_text//[^ -~]/?}
         _bootseer_text=${_bootseer_text//\\/\\\\}
         _bootseer_text=${_bootseer_text//\"/\\\"}
