@@ -97,6 +97,11 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     )
 
 
+def test_the_examples_settings_are_valid() -> None:
+    example = Path(__file__).parent.parent / "examples" / "train" / "bootseer.toml"
+    assert config.load(str(example), {}).deps.key_files == ("requirements.txt",)
+
+
 def test_layers_in_order(tmp_path: Path) -> None:
     path = write(tmp_path, "[deps]\nstore = '/file'\ncache = '/file'\nwait = 'never'\n")
     environ = {"BOOTSEER_STORE": "/variable", "BOOTSEER_CACHE": "/variable"}

@@ -10,8 +10,10 @@ node reaches its floor.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
+from types import FrameType
 
 from rich.console import Console
 
@@ -26,11 +28,17 @@ FLOOR_MISSED = 1
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line."""
     console = Console(stderr=True, highlight=False)
+    signal.signal(signal.SIGTERM, _end)
     try:
         return run(options.parse(arguments), console)
     except BootseerError as error:
         console.print(f"demo: {error}", soft_wrap=True, markup=False)
         return error.exit_code
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """Leave through the context managers, which clean up."""
+    raise SystemExit(128 + number)
 
 
 def run(chosen: options.Options, console: Console) -> int:

@@ -36,6 +36,7 @@ class Lab:
         self.logs = scratch / "logs"
 
     def __enter__(self) -> Lab:
+        self.take_down()  # what a killed demonstration left
         shutil.rmtree(self.options.scratch, ignore_errors=True)
         for path in (self.node, self.store, self.modules, self.logs):
             path.mkdir(parents=True)
