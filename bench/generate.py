@@ -170,60 +170,64 @@ def _open_at_death(ranks: list[_Rank], node: int, died_s: float) -> dict[int, st
     }
 
 
+def _injected(
+    options: Options, plan: _Plan, index: int, by_node: dict[int, list[float]]
+) -> list[dict[str, object]]:
+    """What was injected into one phase, with the own work and median that it came to."""
+    nodes = {node: _node_own(values) for node, values in by_node.items()}
+    node_median_s = statistics.median(nodes.values())
+    rank_median_s = statistics.median(v for values in by_node.values() for v in values)
+    out: list[dict[str, object]] = []
+
+    def add(node: int, ranks: list[int], factor: float, own_s: float, median_s: float) -> None:
+        numbers = [node * options.ranks + local for local in ranks]
+        about = {"node": _node_name(node), "ranks": numbers, "phase": PHASES[index][0]}
+        out.append({**about, "factor": factor, "own_s": own_s, "median_s": median_s})
+
+    for (node, phase), factor in plan.slow_nodes.items():
+        if phase == index:
+            add(node, [], factor, nodes[node], node_median_s)
+    for (node, local, phase), factor in plan.slow_ranks.items():
+        if phase == index:
+            add(node, [local], factor, by_node[node][local], rank_median_s)
+    return out
+
+
+def _is_straggler(entry: dict[str, object]) -> bool:
+    """The definition, by what the work came to."""
+    own_s, median_s = entry["own_s"], entry["median_s"]
+    assert isinstance(own_s, float)
+    assert isinstance(median_s, float)
+    return own_s >= 1.5 * median_s and own_s >= median_s + 2.0
+
+
 def _truth(
     options: Options, plan: _Plan, ranks: list[_Rank], died: dict[int, float]
 ) -> dict[str, object]:
-    found: list[dict[str, object]] = []
-    below: list[dict[str, object]] = []
+    injected: list[dict[str, object]] = []
+    opens_s: dict[str, float] = {}
     for index, (phase, base_s) in enumerate(PHASES):
+        here = [rank for rank in ranks if index < len(rank.ends)]
         if not base_s:
+            arrivals = [(r.begins[index], died.get(r.node, math.inf)) for r in here]
+            opens_s[phase] = max(at_s for at_s, died_s in arrivals if at_s < died_s)
             continue
         by_node: dict[int, list[float]] = {}
-        for rank in ranks:
-            if index < len(rank.ends) and rank.ends[index] < died.get(rank.node, math.inf):
+        for rank in here:
+            if rank.ends[index] < died.get(rank.node, math.inf):
                 by_node.setdefault(rank.node, []).append(rank.own[index])
-        nodes = {node: _node_own(values) for node, values in by_node.items()}
-        node_median = statistics.median(nodes.values())
-        rank_median = statistics.median(v for values in by_node.values() for v in values)
-        injected: list[tuple[int, list[int], float, float, float]] = [
-            (node, [], factor, nodes[node], node_median)
-            for (node, p), factor in plan.slow_nodes.items()
-            if p == index
-        ] + [
-            (node, [local], factor, by_node[node][local], rank_median)
-            for (node, local, p), factor in plan.slow_ranks.items()
-            if p == index
-        ]
-        for node, local_ranks, factor, own_s, median_s in injected:
-            entry = {
-                "node": _node_name(node),
-                "ranks": [node * options.ranks + local for local in local_ranks],
-                "phase": phase,
-                "factor": factor,
-                "own_s": own_s,
-                "median_s": median_s,
-            }
-            real = own_s >= 1.5 * median_s and own_s >= median_s + 2.0
-            (found if real else below).append(entry)
-    whole = [rank for rank in ranks if rank.node not in died]
+        injected += _injected(options, plan, index, by_node)
+    first_s = min(rank.begins[0] for rank in ranks)
     return {
         **dataclasses.asdict(options),
-        "stragglers": found,
-        "below_definition": below,
+        "stragglers": [entry for entry in injected if _is_straggler(entry)],
+        "below_definition": [entry for entry in injected if not _is_straggler(entry)],
         "killed": {_node_name(node): _open_at_death(ranks, node, at) for node, at in died.items()},
         "clock_jumps": {_node_name(n): s for n, s in plan.jumps.items()},
         "skew_s": {_node_name(n): s for n, s in enumerate(plan.skew_s)},
-        "duration_s": max(r.ends[-1] for r in whole) - min(r.begins[0] for r in ranks),
-        "first_event_s": min(r.begins[0] for r in ranks),
-        "barriers": {
-            name: max(
-                rank.begins[i]
-                for rank in ranks
-                if i < len(rank.begins) and rank.begins[i] < died.get(rank.node, math.inf)
-            )
-            for i, (name, base_s) in enumerate(PHASES)
-            if not base_s
-        },
+        "duration_s": max(r.ends[-1] for r in ranks if r.node not in died) - first_s,
+        "first_event_s": first_s,
+        "barriers": opens_s,
     }
 
 
@@ -246,49 +250,48 @@ class _Files:
             wall_ns -= round(self._plan.jumps[node] * 1e9)
         return wall_ns, self._zero_ns[node] + passed_ns
 
-    def write(self, rank: _Rank) -> None:
-        node = rank.node
-        global_rank = node * self._options.ranks + rank.local
-        prefix = f"{self._rng.getrandbits(40):010x}"
-        wall_ns, mono_ns = self._times(node, rank.begins[0] - 0.0001)
-        pid = 100 + rank.local
-        path = self._out / f"{_node_name(node)}-{pid}-{wall_ns:x}.jsonl"
-        attributes = {
+    def _resource(self, rank: _Rank) -> dict[str, object]:
+        return {
             "service.name": "train",
-            "k8s.node.name": _node_name(node),
-            "host.name": _node_name(node),
-            "process.pid": pid,
-            "bootseer.rank": global_rank,
+            "k8s.node.name": _node_name(rank.node),
+            "host.name": _node_name(rank.node),
+            "process.pid": 100 + rank.local,
+            "bootseer.rank": rank.node * self._options.ranks + rank.local,
             "bootseer.local_rank": rank.local,
             "bootseer.world_size": self._options.nodes * self._options.ranks,
             "bootseer.attempt": 0,
             "bootseer.start.kind": "first",
             "bootseer.job_uid": f"job-{self._options.seed}",
-            "bootseer.boot_id": self._boots[node],
+            "bootseer.boot_id": self._boots[rank.node],
             "bootseer.gpu.count": self._options.ranks,
         }
 
-        def line(kind: str, span: int, name: str, at: tuple[int, int], text: str) -> str:
+    def write(self, rank: _Rank) -> None:
+        """Write one rank's file, cut off where its node died."""
+        node = rank.node
+        prefix = f"{self._rng.getrandbits(40):010x}"
+
+        def line(kind: str, span: int, name: str, at_s: float, text: str) -> str:
+            wall_ns, mono_ns = self._times(node, at_s)
             return (
                 f'{{"v":1,"event":"{kind}","trace_id":"{self._trace}","span_id":"{prefix}'
-                f'{span:06x}","parent_span_id":null,"name":"{name}","time_unix_nano":{at[0]},'
-                f'"mono_nano":{at[1]},"status":"ok","attributes":{text}}}\n'
+                f'{span:06x}","parent_span_id":null,"name":"{name}","time_unix_nano":{wall_ns},'
+                f'"mono_nano":{mono_ns},"status":"ok","attributes":{text}}}\n'
             )
 
-        lines = [line("resource", 0, "resource", (wall_ns, mono_ns), json.dumps(attributes))]
+        opened_s = rank.begins[0] - 0.0001
+        lines = [line("resource", 0, "resource", opened_s, json.dumps(self._resource(rank)))]
         died_s = self._died.get(node, math.inf)
         for index, (begin_s, end_s) in enumerate(zip(rank.begins, rank.ends, strict=True)):
             name, base_s = PHASES[index]
-            if begin_s >= died_s:
-                break
-            text = "{}" if base_s else '{"bootseer.wait":true}'
-            lines.append(line("begin", index + 1, name, self._times(node, begin_s), text))
-            if end_s >= died_s:
-                break
-            lines.append(line("end", index + 1, name, self._times(node, end_s), "{}"))
+            if begin_s < died_s:
+                text = "{}" if base_s else '{"bootseer.wait":true}'
+                lines.append(line("begin", index + 1, name, begin_s, text))
+            if end_s < died_s:
+                lines.append(line("end", index + 1, name, end_s, "{}"))
+        path = self._out / f"{_node_name(node)}-{100 + rank.local}-{prefix}.jsonl"
         if self._options.faults and self._rng.random() < (0.5 if died_s < math.inf else 0.002):
-            last_s = min(died_s, rank.ends[-1])
-            half = line("point", 99, "step", self._times(node, last_s), "{}")
+            half = line("point", 99, "step", min(died_s, rank.ends[-1]), "{}")
             lines.append(half[: self._rng.randrange(5, len(half) - 2)])
             self.torn.append(path.name)
         path.write_text("".join(lines), encoding="ascii")

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from bootseer.profiler.lanes import WHOLE, Lanes
+from bootseer.profiler.lanes import FIRST_STEP, WHOLE, Lanes
 from bootseer.profiler.records import Identity, Span, Start
 from bootseer.profiler.report_model import Incident, Killed
 from bootseer.profiler.totals import Extras
@@ -60,6 +60,12 @@ def incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Incide
     return tuple(sorted(out, key=lambda i: (i.first_s, i.phase, i.reason)))
 
 
+def _widen(extents: dict[str, tuple[int, int]], name: str, low: int, high: int) -> None:
+    seen = extents.get(name)
+    if seen is None or low < seen[0] or high > seen[1]:
+        extents[name] = (min(low, seen[0]), max(high, seen[1])) if seen else (low, high)
+
+
 def extras(
     start: Start,
     shifts: Sequence[int],
@@ -67,48 +73,38 @@ def extras(
     killed: Sequence[Killed],
 ) -> Mapping[str, Extras]:
     """Extent, faults and bytes of every phase with at least one span up to the start's end."""
-    low: dict[str, int] = {}
-    high: dict[str, int] = {}
-    errors: Counter[str] = Counter()
-    fallbacks: Counter[str] = Counter()
+    zero_ns, end_ns = lanes.zero_ns, lanes.zero_ns + round(lanes.end_s * 1e9)
+    extents: dict[str, tuple[int, int]] = {}
+    states: Counter[tuple[str, str]] = Counter()
     sizes: Counter[str] = Counter()
-    end_ns = lanes.zero_ns + round(lanes.end_s * 1e9)
     for source, shift in zip(start.sources, shifts, strict=True):
-        for span in source.spans:
-            name, began, ended, _, status, point, *_, attributes = span
-            if point and name != "first_step" and status == "ok":
+        for name, began, ended, _, status, point, _, _, attributes in source.spans:
+            if point and name != FIRST_STEP and status == "ok":
                 continue
-            first = began if began is not None else ended
-            assert first is not None
-            if first + shift > end_ns:
+            low = (ended if began is None else began) or 0
+            high = low if ended is None else ended
+            if low + shift > end_ns:
                 continue
-            last = min((first if ended is None else ended) + shift, end_ns)
-            if name not in low or first + shift < low[name]:
-                low[name] = first + shift
-            if name not in high or last > high[name]:
-                high[name] = last
+            _widen(extents, name, low + shift, min(high + shift, end_ns))
             if status != "ok":
-                errors[name] += status == "error"
-                fallbacks[name] += status == "fallback"
+                states[name, status] += 1
             if attributes is not None:
                 size = attributes.get("bootseer.bytes")
                 sizes[name] += size if type(size) is int and size > 0 else 0
-    dead = Counter(k.phase for k in killed)
-    zero = lanes.zero_ns
-    for name in list(low):  # a phase seen only by its parts
+    for name, (low, high) in list(extents.items()):  # a phase may be seen only by its parts
         for above in lanes.chains[name][1:]:
-            low[above] = min(low.get(above, low[name]), low[name])
-            high[above] = max(high.get(above, high[name]), high[name])
+            _widen(extents, above, low, high)
+    dead = Counter(k.phase for k in killed)
     return {
         name: Extras(
-            (low[name] - zero) / 1e9,
-            (high[name] - zero) / 1e9,
-            dead[name],
-            errors[name],
-            fallbacks[name],
-            sizes[name] or None,
+            first_begin_s=(low - zero_ns) / 1e9,
+            last_end_s=(high - zero_ns) / 1e9,
+            killed=dead[name],
+            errors=states[name, "error"],
+            fallbacks=states[name, "fallback"],
+            bytes=sizes[name] or None,
         )
-        for name in low
+        for name, (low, high) in extents.items()
     }
 
 
