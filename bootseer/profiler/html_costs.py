@@ -5,6 +5,7 @@ from __future__ import annotations
 from bootseer.profiler import render_common as words
 from bootseer.profiler.html_build import (
     MAX_ROWS,
+    Child,
     Markup,
     bar,
     drawing,
@@ -15,7 +16,7 @@ from bootseer.profiler.html_build import (
     table,
     tag,
 )
-from bootseer.profiler.report_model import Report
+from bootseer.profiler.report_model import Report, Straggler
 
 
 def stragglers(report: Report) -> Markup:
@@ -38,31 +39,31 @@ def stragglers(report: Report) -> Markup:
     if not report.stragglers:
         return join((tag("p", "None."), rule, noise))
     ordered = sorted(report.stragglers, key=lambda s: -s.excess_s)
-    longest_s = ordered[0].own_s
-    longest_s = max(longest_s, *(s.own_s for s in ordered))
-    rows = [
-        (
-            s.node,
-            words.ranks(s.ranks) or "all",
-            s.phase,
-            drawing(
-                bar(0, s.own_s / longest_s, "own", y=5, height=12),
-                tag("line", x1=pct(s.median_s / longest_s), x2=pct(s.median_s / longest_s), y1=1,
-                    y2=21, class_="median"),
-            ),
-            words.seconds(s.own_s),
-            words.seconds(s.median_s),
-            words.ratio(s.ratio),
-            words.seconds(s.excess_s),
-        )
-        for s in ordered[:MAX_ROWS]
-    ]  # fmt: skip
+    longest_s = max(s.own_s for s in ordered)
+    rows = [_straggler_row(s, longest_s) for s in ordered[:MAX_ROWS]]
     columns = (
         ("Node", ""), ("Ranks", ""), ("Phase", ""), ("Own work, line = median", "g"),
         ("Own", "n"), ("Median", "n"), ("Factor", "n"), ("Above", "n"),
     )  # fmt: skip
     return join(
         (rule, noise, table("Stragglers, the costliest first", columns, rows), rest(len(ordered)))
+    )
+
+
+def _straggler_row(s: Straggler, longest_s: float) -> tuple[Child, ...]:
+    median = pct(s.median_s / longest_s)
+    return (
+        s.node,
+        words.ranks(s.ranks) or "all",
+        s.phase,
+        drawing(
+            bar(0, s.own_s / longest_s, "own", y=5, height=12),
+            tag("line", x1=median, x2=median, y1=1, y2=21, class_="median"),
+        ),
+        words.seconds(s.own_s),
+        words.seconds(s.median_s),
+        words.ratio(s.ratio),
+        words.seconds(s.excess_s),
     )
 
 

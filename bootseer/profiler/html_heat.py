@@ -6,6 +6,8 @@ block; the rows made here are what a reader without scripts sees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bootseer.profiler import render_common as words
 from bootseer.profiler.html_build import Child, Markup, hidden, join, name, tag
 from bootseer.profiler.report_model import Report
@@ -124,8 +126,32 @@ def _overview(report: Report) -> Markup | None:
 def _table(report: Report) -> Markup:
     """The first page of rows, from the same rounded figures as the script's."""
     heat = report.heat_map
-    own = [[_round(v) for v in row] for row in heat.own_s]
     medians = [_round(v) for v in words.column_medians(heat.own_s, len(heat.phases))]
+    rows = _rows(report, medians)
+    heads, foot = _head_and_foot(report, medians)
+    return tag(
+        "div",
+        tag(
+            "table",
+            tag(
+                "caption", "Own work by node and phase, the slowest nodes first", id="heat-caption"
+            ),
+            tag("thead", tag("tr", heads)),
+            tag("tbody", rows),
+            tag("tfoot", tag("tr", foot)),
+            class_="heat",
+            id="heat-table",
+        ),
+        class_="scroll",
+        role="region",
+        tabindex=0,
+        aria_label="Nodes by phase",
+    )
+
+
+def _rows(report: Report, medians: Sequence[float | int | None]) -> list[Markup]:
+    heat = report.heat_map
+    own = [[_round(v) for v in row] for row in heat.own_s]
     whole_s = report.start.duration_s
     slow = {(s.node, s.phase) for s in report.stragglers}
 
@@ -146,6 +172,14 @@ def _table(report: Report) -> Markup:
             shown = words.seconds(own[i][j])
             cells.append(tag("td", shown, mark, class_=css, hidden=medians[j] is None))
         rows.append(tag("tr", cells))
+    return rows
+
+
+def _head_and_foot(
+    report: Report, medians: Sequence[float | int | None]
+) -> tuple[list[Child], list[Child]]:
+    """The headers that the script makes sortable, and the medians below."""
+    heat = report.heat_map
     heads: list[Child] = [tag("th", "Node", scope="col", data_sort="name")]
     heads.append(
         tag("th", "Above medians", scope="col", class_="n", data_sort="excess",
@@ -164,24 +198,7 @@ def _table(report: Report) -> Markup:
     ]
     foot: list[Child] = [tag("th", "Median", scope="row"), tag("td", "", class_="n")]
     foot += [tag("td", words.seconds(m), class_="n", hidden=m is None) for m in medians]
-    return tag(
-        "div",
-        tag(
-            "table",
-            tag(
-                "caption", "Own work by node and phase, the slowest nodes first", id="heat-caption"
-            ),
-            tag("thead", tag("tr", heads)),
-            tag("tbody", rows),
-            tag("tfoot", tag("tr", foot)),
-            class_="heat",
-            id="heat-table",
-        ),
-        class_="scroll",
-        role="region",
-        tabindex=0,
-        aria_label="Nodes by phase",
-    )
+    return heads, foot
 
 
 def _pager() -> Markup:
