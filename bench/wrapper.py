@@ -45,7 +45,7 @@ def install(folder: Path) -> Path:
         "--no-deps",
     ]
     command += ["--disable-pip-version-check", str(source)]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     return folder / "bin"
 
 

@@ -5,6 +5,9 @@ control and a `kill` of the whole group treat it as they would without us. What 
 is passed on: every signal that can be caught, except those that the terminal sends to the whole
 foreground group. When the child stops for job control, so do we.
 
+What cannot be told apart: a signal that a process sends to the whole group (`kill -TERM -GROUP`)
+looks to us like one sent to us alone, so the child gets it twice, directly and from us.
+
 Exit codes: the child's own; 128+N when signal N ended it; 126 when it cannot be executed, 127
 when it is not found. Where the terminal's Ctrl-C ended the child, we die of SIGINT too, because a
 shell tells by this that its loop is to end; the code it sees is the same 130.

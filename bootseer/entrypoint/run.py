@@ -153,15 +153,15 @@ class PipLog:
         self.path = os.path.join(folder, f"bootseer-pip-{os.getpid()}-{os.urandom(6).hex()}.log")
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
-    def finish(self, writer: AnyWriter, name: str, parent: str) -> None:
+    def finish(self, writer: AnyWriter, parent: str) -> None:
         """Write the sub-phases below the span `parent`, and remove the log."""
         try:
             from bootseer.profiler import piplog
 
-            for part, begin_ns, end_ns, attributes in piplog.sub_phases(self.path):
-                full = part if part.startswith(name + ".") else f"{name}.{part}"
-                span = writer.begin(full, attributes, parent, begin_ns)
-                writer.end(span, full, "ok", None, end_ns, parent=parent)
+            for name, begin_ns, end_ns, attributes in piplog.sub_phases(self.path):
+                status = "error" if "error.type" in attributes else "ok"
+                span = writer.begin(name, {"bootseer.source": "pip"}, parent, begin_ns)
+                writer.end(span, name, status, attributes, end_ns, parent=parent)
         except Exception:  # the phases inside pip are an extra; whatever its log holds, go on
             pass
         finally:
@@ -219,7 +219,7 @@ class _Measured:
     def end(self, result: process.Result) -> None:
         try:
             if self.pip:
-                self.pip.finish(self.writer, self.name, self.span)
+                self.pip.finish(self.writer, self.span)
             status = "error" if result.code else "ok"
             self.writer.end(self.span, self.name, status, _end_attributes(result))
         except Exception:  # the job is over and its exit code counts, not our events
