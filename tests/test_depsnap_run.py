@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from depsnode import Node
+from depsnode import Node, uv
 from wheelhouse import make_wheel
+
+import bootseer
 
 
 @pytest.fixture(scope="session")
@@ -167,6 +170,83 @@ def test_prefix_like_a_system(node: Node) -> None:
     (key,) = [json.loads(p.read_text())["key"] for p in node.store.glob("deps/*/record-*.json")]
     shown = json.loads(node.cli("inspect", "--store", node.store, "--json", "--files", key).stdout)
     assert not [row for row in shown["files"] if row[0].endswith("there")]
+
+
+@pytest.mark.root
+@pytest.mark.debian("python3")
+def test_system_python(node: Node) -> None:
+    """Two machines whose /usr/local is as the image has it: private mounts, nothing of ours."""
+    install = [uv(), "pip", "install", "-q", "--python", "/usr/bin/python3", "--no-index"]
+    install += ["--system", "--break-system-packages", "--find-links", str(node.wheels)]
+    install = node.counted([*install, "bootseer-alpha"])
+    for number, result in enumerate(("published", "restored")):
+        words = ["run", "--store", node.store, "--publish", "inline", "--form", "archive"]
+        words += ["--cache", node.home / f"cache{number}", "--", *install]
+        start = shlex.join([sys.executable, "-m", "bootseer", "deps", *map(str, words)])
+        shown = in_private_root(
+            node, f"mount -t tmpfs none /usr/local && {start} && bootseer_alpha-run"
+        )
+        assert shown == "bootseer_alpha 1.0\n"
+        assert node.last() == ("ok", result)
+    assert node.installs == 1
+    (record,) = node.store.glob("deps/*/record-*.json")
+    assert json.loads(record.read_text())["roots"] == ["/usr/local"]
+
+
+def in_private_root(node: Node, script: str) -> str:
+    environ = node.environ()
+    environ["PATH"] = f"/usr/local/bin:{environ['PATH']}"
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-ec", script],
+        cwd=node.home,
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+
+
+@pytest.mark.root
+def test_whole_root_less_mounts_and_temporary_files(node: Node, tmp_path: Path) -> None:
+    """`--also /` in a small root of its own, whose programs are mounted from this machine."""
+    commands = "mkdir -p /etc/app /tmp; echo on > /etc/app/conf; rm /etc/old; echo x > /tmp/t;"
+    commands += " echo x > /proc/none 2>/dev/null; echo x > /data/huge; chmod 600 /etc/app/conf"
+    for number, result in enumerate(("published", "restored")):
+        root = tmp_path / f"root{number}"
+        (root / "etc").mkdir(parents=True)
+        (root / "etc/old").write_text("from the image")
+        script = prepared_root(root, node, ["sh", "-c", commands])
+        in_private_root(node, script)
+        assert node.last() == ("ok", result)
+        assert (root / "etc/app/conf").read_text() == "on\n"
+        assert (root / "etc/app/conf").stat().st_mode & 0o777 == 0o600
+        assert not (root / "etc/old").exists()
+    (record,) = node.store.glob("deps/*/record-*.json")
+    shown = json.loads(
+        node.cli("inspect", "--json", "--files", "--store", node.store, record.parent.name).stdout
+    )
+    paths = [path for path, kind, _ in shown["files"] if kind == "f"]
+    assert paths == ["/etc/app/conf"]
+    assert shown["deleted"] == {"/": ["etc/old"]}
+
+
+def prepared_root(root: Path, node: Node, command: list[str]) -> str:
+    """A script that makes a root with this machine's programs and starts `deps run` in it."""
+    programs = {os.path.dirname(sys.executable), os.path.realpath(sys.base_prefix)}
+    programs |= {os.path.dirname(os.path.dirname(bootseer.__file__)), "/usr", "/dev"}
+    node.store.mkdir(exist_ok=True)
+    shared = {str(node.store), str(node.events.parent)}
+    lines = [f"mkdir -p {root}/data {root}/proc", f"mount -t tmpfs none {root}/data"]
+    lines += [
+        f"mkdir -p {root}{place}; mount --bind {place} {root}{place}"
+        for place in sorted(programs | shared)
+    ]
+    lines += [f"ln -s usr/{name} {root}/{name}" for name in ("bin", "lib", "lib64", "sbin")]
+    lines.append(f"mount -t proc none {root}/proc")
+    words = ["run", "--store", node.store, "--publish", "inline", "--form", "archive"]
+    words += ["--cache", "/data/cache", "--also", "/", "--resolve-timeout", "0", "--", *command]
+    start = shlex.join([sys.executable, "-m", "bootseer", "deps", *map(str, words)])
+    return "; ".join([*lines, f"cd {root}; exec chroot . {start}"])
 
 
 def test_other_directory_and_deletions(node: Node) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ _PSEUDO_NAMES = (
 )
 PSEUDO = frozenset(_PSEUDO_NAMES.split())
 TEMPORARY = ("/tmp", "/var/tmp", "/var/cache", "/var/log", "/run", "/proc", "/sys", "/dev")
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 CACHES = (".cache", ".npm/_cacache")
 
 
@@ -37,28 +39,31 @@ def excludes(roots: Sequence[str], ours: Sequence[str], given: Sequence[str]) ->
     """Absolute paths and name patterns to leave out.
 
     Temporary and cache directories and mounted pseudo or network file systems go, unless a root
-    itself lies in one; our store and cache go always.
+    itself lies in one; our store and cache go always. Where the whole root is captured, everything
+    mounted goes: volumes of data are none of an install's business.
     """
     home = os.path.expanduser("~")
     hidden = [*TEMPORARY, tempfile.gettempdir(), *(os.path.join(home, c) for c in CACHES)]
     out = [os.path.abspath(p) for p in ours if p]
-    hidden += _foreign_mounts()
+    hidden += _mounts(every="/" in roots)
     out += [path for path in hidden if not any(_inside(root, path) for root in roots)]
     return [*out, *given]
 
 
-def _foreign_mounts() -> list[str]:
+def _mounts(*, every: bool) -> list[str]:
+    """Mount points of pseudo and network file systems; with `every`, all but the root's own."""
     found = []
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 left, _, right = line.partition(" - ")
-                if right.split(" ", 1)[0] in PSEUDO:
-                    path = left.split(" ")[4]
-                    found.append(path.encode("utf-8", "surrogateescape").decode("unicode_escape"))
+                path = left.split(" ")[4].encode("utf-8", "surrogateescape")
+                if every or right.split(" ", 1)[0] in PSEUDO:
+                    # Spaces and such stand as octal escapes there.
+                    found.append(os.fsdecode(_OCTAL.sub(lambda m: bytes([int(m[1], 8)]), path)))
     except (OSError, ValueError, IndexError):
         return []
-    return found
+    return [path for path in found if path != "/"]
 
 
 def before(roots: Sequence[str], exclude: Sequence[str]) -> list[Tree]:
