@@ -1,0 +1,281 @@
+"""The node-shared tree: unpacked once, placed in every form; writes to it are found out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from snaptrees import describe, leftovers, pack, rich, write
+
+from bootseer.depsnap import archive, mounts, placements, scan, tree, treecache
+from bootseer.depsnap.model import ArchiveInfo, RootDelta, SharedTree
+from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
+
+FARMS = ["hardlink", "copy"]
+MOUNTS = [pytest.param(f, marks=pytest.mark.root) for f in ("overlay", "bind")]
+
+
+class Shared:
+    """A captured tree with its archive and a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = rich(folder / "r")
+        self.archive = folder / "a"
+        self.info: ArchiveInfo = pack(self.root, self.archive)
+        self.cache = str(folder / "cache")
+        self.target = folder / "in/t"
+        (folder / "in").mkdir()
+
+    def ensure(self) -> SharedTree:
+        return tree.ensure(self.cache, str(self.archive), self.info.index_digest)
+
+    def find(self) -> SharedTree | None:
+        return tree.find(self.cache, self.info.index_digest)
+
+    @property
+    def targets(self) -> dict[str, str]:
+        return {str(self.root): str(self.target)}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Shared]:
+    made = Shared(tmp_path)
+    yield made
+    tree.unplace(str(made.target), made.cache)
+    assert not mounts.mounted(str(made.target))
+
+
+def test_unpacked_once_then_found(shared: Shared) -> None:
+    assert shared.find() is None
+    first = shared.ensure()
+    assert first.fresh
+    assert describe(first.roots[str(shared.root)]) == describe(shared.root)
+    shared.archive.unlink()
+    again = shared.ensure()
+    assert not again.fresh
+    assert again.path == first.path
+    assert leftovers(shared.folder) == []
+
+
+def test_a_corrupt_archive_leaves_no_tree(shared: Shared) -> None:
+    data = bytearray(shared.archive.read_bytes())
+    data[5000] ^= 1
+    shared.archive.write_bytes(data)
+    with pytest.raises(CorruptDataError):
+        shared.ensure()
+    assert shared.find() is None
+    assert [n for n in os.listdir(Path(shared.cache) / "trees") if not n.endswith(".lock")] == []
+
+
+def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
+    code = (
+        "import os, signal, sys; from bootseer.depsnap import tree\n"
+        "def step(name):\n    if name == sys.argv[4]: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "tree.ensure(*sys.argv[1:4], on_step=step)"
+    )
+    for moment in ("made", "unpacked", "sealed"):
+        arguments = [shared.cache, shared.archive, shared.info.index_digest, moment]
+        done = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
+        assert done.returncode == -9
+        assert shared.find() is None
+    assert shared.ensure().fresh
+    assert describe(shared.ensure().roots[str(shared.root)]) == describe(shared.root)
+
+
+def test_two_processes_unpack_it_once(shared: Shared) -> None:
+    code = "import sys; from bootseer.depsnap import tree; print(tree.ensure(*sys.argv[1:4]).fresh)"
+    words = [sys.executable, "-c", code, shared.cache, shared.archive, shared.info.index_digest]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert sorted(p.communicate()[0] for p in both) == ["False\n", "False\n", "True\n"]
+
+
+def _append(path: Path) -> None:
+    before = os.stat(path)
+    with path.open("ab") as file:
+        file.write(b"x")
+    os.truncate(path, before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", ["write", "add", "remove", "mode", "link"])
+def test_any_change_of_the_tree_is_found(shared: Shared, how: str) -> None:
+    place = Path(shared.ensure().roots[str(shared.root)])
+    if os.geteuid() != 0:
+        for folder in (place, place / "lib", place / "bin"):
+            folder.chmod(0o755)
+        (place / "lib/a.py").chmod(0o644)
+    {
+        "write": lambda: _append(place / "lib/a.py"),
+        "add": lambda: (place / "lib/new").mkdir(),
+        "remove": lambda: (place / "bin/empty").unlink(),
+        "mode": lambda: (place / "lib/a.py").chmod(0o777),
+        "link": lambda: os.replace(place / "bin/python", place / "dangling"),
+    }[how]()
+    assert shared.find() is None
+    assert shared.ensure().fresh
+    assert describe(shared.ensure().roots[str(shared.root)]) == describe(shared.root)
+
+
+def test_a_tree_of_another_boot_is_not_trusted(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.ensure()
+    monkeypatch.setattr(treecache, "boot_id", lambda: "another")
+    assert shared.find() is None
+
+
+@pytest.mark.parametrize("form", [*MOUNTS, "symlink", *FARMS])
+def test_each_form_shows_the_tree_and_goes_again(shared: Shared, form: str) -> None:
+    made = shared.ensure()
+    (placed,) = tree.place(made, shared.targets, form=form)  # type: ignore[arg-type]
+    assert (placed.form, placed.why) == (form, "asked for")
+    inside = describe(os.path.realpath(shared.target))
+    wanted = describe(shared.root)
+    if form == "overlay":  # overlayfs cannot show that lower files are links of each other
+        inside = {k: v[:5] for k, v in inside.items()}
+        wanted = {k: v[:5] for k, v in wanted.items()}
+    assert inside == wanted
+    assert shared.find() is not None
+    assert tree.in_use(shared.cache, made.digest) == (form not in FARMS)
+    assert tree.unplace(str(shared.target), shared.cache) == (form not in FARMS)
+    assert shared.target.exists() == (form in FARMS)
+    assert leftovers(shared.folder) == []
+
+
+@pytest.mark.root
+def test_writes_to_an_overlay_stay_private(shared: Shared) -> None:
+    made = shared.ensure()
+    tree.place(made, shared.targets, form="overlay")
+    write(shared.target / "lib/a.py", "x = 'mine'\n")
+    (shared.target / "bin/empty").unlink()
+    write(shared.target / "lib/new/file", "new")
+    assert describe(made.roots[str(shared.root)]) == describe(shared.root)
+    assert shared.find() is not None
+    with pytest.raises(BusyError):
+        tree.discard(shared.cache, made.digest)
+    tree.unplace(str(shared.target), shared.cache)
+    assert os.listdir(Path(shared.cache) / "placements") == []
+    tree.discard(shared.cache, made.digest)
+    assert tree.trees(shared.cache) == ()
+    with pytest.raises(NotFoundError):
+        tree.discard(shared.cache, made.digest)
+
+
+@pytest.mark.root
+def test_a_read_only_bind_refuses_writes(shared: Shared) -> None:
+    tree.place(shared.ensure(), shared.targets, form="bind")
+    with pytest.raises(OSError, match="Read-only"):
+        write(shared.target / "new")
+
+
+@pytest.mark.parametrize("form", FARMS)
+def test_files_of_their_own_can_be_replaced(shared: Shared, form: str) -> None:
+    made = shared.ensure()
+    tree.place(made, shared.targets, form=form)  # type: ignore[arg-type]
+    (shared.target / "lib/a.py").unlink()
+    write(shared.target / "lib/a.py", "mine")
+    write(shared.target / "lib/new", "mine")
+    assert shared.find() is not None
+    assert describe(made.roots[str(shared.root)], times=False) != describe(shared.target)
+
+
+@pytest.mark.root
+def test_a_write_into_a_hard_linked_file_is_found(shared: Shared) -> None:
+    tree.place(shared.ensure(), shared.targets, form="hardlink")
+    with (shared.target / "lib/a.py").open("a") as file:
+        file.write("x")
+    assert shared.find() is None
+
+
+@contextmanager
+def _overlaid(shared: SharedTree, target: Path, root: Path, cache: str) -> Iterator[None]:
+    tree.place(shared, {str(root): str(target)}, form="overlay")
+    try:
+        yield
+    finally:
+        tree.unplace(str(target), cache)
+
+
+@pytest.mark.root
+def test_an_overlay_over_a_base_adds_changes_and_deletes(tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    for path in ("keep", "lib/change", "gone", "old/gone", "old/deep/gone"):
+        write(root / path, path)
+    subprocess.run(["cp", "-a", root, tmp_path / "base"], check=True)
+    before = scan.scan(str(root))
+    write(root / "lib/change", "changed")
+    write(root / "lib/new/file", "new")
+    (root / "gone").unlink()
+    subprocess.run(["rm", "-r", root / "old"], check=True)
+    delta = RootDelta.of_delta(scan.diff(before, scan.scan(str(root))))
+    info = archive.create(str(tmp_path / "a"), [delta])
+    base, cache = tmp_path / "base", str(tmp_path / "cache")
+    old = describe(base)
+    shared = tree.ensure(cache, str(tmp_path / "a"), info.index_digest)
+    with _overlaid(shared, base, root, cache):
+        assert describe(base) == describe(root)
+    assert describe(base) == old
+
+
+@pytest.mark.root
+def test_auto_takes_an_overlay_and_says_why(shared: Shared) -> None:
+    made = shared.ensure()
+    (placed,) = tree.place(made, shared.targets)
+    assert (placed.form, placed.tried) == ("overlay", ())
+    assert "mounts are allowed" in placed.why
+    (again,) = tree.place(made, shared.targets)
+    assert again.why == "it stands there already"
+
+
+@pytest.mark.root
+def test_auto_read_only_takes_a_bind(shared: Shared) -> None:
+    (placed,) = tree.place(shared.ensure(), shared.targets, writable=False)
+    assert placed.form == "bind"
+
+
+def test_auto_without_mounts_falls_through_with_reasons(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(mounts, "mount", refuse)
+    made = shared.ensure()
+    (placed,) = tree.place(made, shared.targets)
+    assert placed.form in ("reflink", "hardlink")
+    assert placed.tried[0] == ("overlay", "Operation not permitted")
+    assert describe(shared.target) == describe(shared.root)
+
+
+def test_a_form_that_cannot_be_is_named_and_leaves_nothing(shared: Shared) -> None:
+    made = shared.ensure()
+    write(shared.target / "mine", "old")
+    for form in ("bind", "symlink"):
+        with pytest.raises(NotSupportedError, match="would hide"):
+            tree.place(made, shared.targets, form=form)  # type: ignore[arg-type]
+    assert os.listdir(shared.target) == ["mine"]
+    assert not tree.in_use(shared.cache, made.digest)
+
+
+def test_records_of_placements_that_are_gone_are_swept(shared: Shared) -> None:
+    made = shared.ensure()
+    tree.place(made, shared.targets, form="symlink")
+    assert tree.in_use(shared.cache, made.digest)
+    shared.target.unlink()
+    assert not tree.in_use(shared.cache, made.digest)
+    assert tree.sweep(shared.cache) == 1
+    assert list(placements.all_records(shared.cache)) == []
+
+
+def test_trees_are_listed_with_size_and_use(shared: Shared) -> None:
+    made = shared.ensure()
+    (status,) = tree.trees(shared.cache)
+    assert (status.digest, status.size, status.in_use) == (made.digest, made.size, False)
+    assert tree.recently_used(status, status.last_used_ns + 1)
+    assert not tree.recently_used(status, status.last_used_ns + 10**12)
