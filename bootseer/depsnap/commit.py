@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from bootseer.depsnap import merge, staging
 from bootseer.depsnap.journal import Switch
+from bootseer.depsnap.machine import boot_id
 from bootseer.depsnap.model import Recovery, absolute
 from bootseer.depsnap.staging import Stage
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
@@ -237,12 +238,6 @@ def _signals_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def boot_id() -> str:
-    """This boot's id; also the same in every container of the node."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def _rename(folder: str, old: str, new: str) -> None:

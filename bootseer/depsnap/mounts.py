@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 
@@ -12,6 +11,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 0x1, 0x2, 0x4, 0x20, 0x100
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
     """Raises OSError with errno, the target as its file name."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     code = libc.mount(
         os.fsencode(source),
@@ -27,6 +28,8 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
 
 def unmount(target: str) -> None:
     """Raises OSError (EBUSY while in use)."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(target), 0):
         number = ctypes.get_errno()

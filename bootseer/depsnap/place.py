@@ -18,12 +18,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from bootseer.depsnap import commit, farm, mounts, placements, restore, staging, treecache
-from bootseer.depsnap.journal import Below
+from bootseer.depsnap import mounts, placements, staging, treecache
 from bootseer.depsnap.model import Digest, Form, FormChoice, Placement, SharedTree, absolute
-from bootseer.depsnap.staging import Stage
 from bootseer.errors import BootseerError, BusyError, NotSupportedError, UsageError, from_os_error
+
+if TYPE_CHECKING:
+    from bootseer.depsnap.journal import Below
 
 _WRITABLE: tuple[Form, ...] = ("overlay", "reflink", "hardlink", "copy")
 _READ_ONLY: tuple[Form, ...] = ("bind", "symlink", "overlay", "reflink", "hardlink", "copy")
@@ -61,7 +63,8 @@ def place(
         return standing
     for target in places.values():
         unplace(target, cache_dir)
-        commit.recover(target)
+        if any(map(os.path.lexists, (staging.beside(target), staging.inside(target)))):
+            _recover(target)
     forms = (_WRITABLE if writable else _READ_ONLY) if form == "auto" else (form,)
     tried: list[tuple[str, str]] = []
     for candidate in forms:
@@ -77,6 +80,12 @@ def place(
         )
     reasons = "; ".join(f"{name}: {reason}" for name, reason in tried)
     raise NotSupportedError(f"cannot place the tree at {', '.join(places.values())}: {reasons}")
+
+
+def _recover(target: str) -> None:
+    from bootseer.depsnap import commit  # seldom needed, and a placement counts milliseconds
+
+    commit.recover(target)
 
 
 def _reason(error: Exception) -> str:
@@ -117,11 +126,13 @@ def _place_all(cache_dir: str, shared: SharedTree, places: Mapping[str, str], fo
 
 def _place_files(shared: SharedTree, places: Mapping[str, str], form: Form) -> None:
     """Stage links or copies of the tree and switch them in like a restore."""
+    from bootseer.depsnap import commit, farm, restore
+
     assert form in ("reflink", "hardlink", "copy")
     index = treecache.index_of(shared)
     if form == "hardlink":
         treecache.mark_hardlinked(shared)
-    stages: list[Stage] = []
+    stages: list[staging.Stage] = []
     try:
         for root in index.roots:
             stages.append(staging.make(places[root.root]))  # noqa: PERF401 - each needs tidying
@@ -226,6 +237,8 @@ def _mount_overlay(layers: Sequence[str], target: str, folder: str) -> None:
 
 def _whiteouts(deleted: Sequence[str], target: str, folder: str) -> str:
     """A layer that hides `deleted`: devices 0/0, as overlayfs defines whiteouts."""
+    from bootseer.depsnap.journal import Below
+
     os.mkdir(folder, 0o755)
     with Below(target) as below:
         for path in sorted(deleted):

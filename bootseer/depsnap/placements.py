@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bootseer.depsnap import mounts, staging
-from bootseer.depsnap.commit import boot_id
+from bootseer.depsnap.machine import boot_id
 from bootseer.depsnap.model import Digest, Form
 
 PRIVATE = "private"

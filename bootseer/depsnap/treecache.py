@@ -24,18 +24,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from bootseer.depsnap import index as index_format
 from bootseer.depsnap import staging
-from bootseer.depsnap.commit import boot_id
+from bootseer.depsnap.machine import boot_id
 from bootseer.depsnap.model import DIRECTORY, FILE, Digest, Limits, SharedTree
 from bootseer.depsnap.placements import in_use
-from bootseer.depsnap.toc import Index
-from bootseer.depsnap.unpack import Policy, default_jobs, unpack
 from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os_error
+
+if TYPE_CHECKING:
+    from bootseer.depsnap.toc import Index
+    from bootseer.depsnap.unpack import Policy
 
 _VERSION = 1
 _RECORD = "tree.json"
@@ -98,6 +99,10 @@ def ensure(
     found = find(cache_dir, digest)
     if found is not None:
         return found
+    # A start that finds its tree never pays for these.
+    from bootseer.depsnap import index as index_format
+    from bootseer.depsnap.unpack import Policy, default_jobs
+
     step = on_step or _no_step
     bounds = limits or Limits()
     folder = os.path.join(cache_dir, "trees")
@@ -139,6 +144,8 @@ def _unpack(
     lock: int,
     step: Callable[[str], None],
 ) -> None:
+    from bootseer.depsnap.unpack import unpack
+
     folder, name = os.path.split(path)
     new = os.path.join(folder, f".{name}.new")
     staging.remove_tree(new)
@@ -178,6 +185,8 @@ def _copy_index(archive: str, index: Index, path: str) -> None:
 
 def index_of(tree: SharedTree) -> Index:
     """The index that a tree was unpacked from; without frames, no length is checked."""
+    from bootseer.depsnap import index as index_format
+
     return index_format.read_detached(
         os.path.join(tree.path, _INDEX), expected_digest=tree.digest, limits=Limits()
     )

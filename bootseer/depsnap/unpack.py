@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bootseer import errors
-from bootseer.depsnap import archive as archive_format
+from bootseer.depsnap import index as index_format
 from bootseer.depsnap import worker
 from bootseer.depsnap.layout import BLOCK
 from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, Limits
@@ -340,6 +339,8 @@ def _in_fresh_process(
         "owners": None if policy.owners is None else sorted(policy.owners),
         "limits": dataclasses.asdict(limits),
     }
+    import subprocess  # costs 20 ms, and few come here
+
     child = subprocess.Popen(
         [sys.executable, "-m", "bootseer.depsnap.unpack", str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -376,9 +377,7 @@ def _serve(parent: int) -> None:
     )
     limits = Limits(**order["limits"])
     try:
-        index = archive_format.read_index(
-            order["path"], expected_digest=order["digest"], limits=limits
-        )
+        index = index_format.read(order["path"], expected_digest=order["digest"], limits=limits)
         counts = unpack(order["path"], index, order["destinations"], policy, limits=limits)
         reply: dict[str, object] = dataclasses.asdict(counts)
     except BootseerError as error:

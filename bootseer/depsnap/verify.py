@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections import deque
@@ -12,29 +11,12 @@ import zstandard
 
 from bootseer.depsnap import tarformat
 from bootseer.depsnap.digest import TreeHasher
-from bootseer.depsnap.index import decompress
+from bootseer.depsnap.frames import read_frame
 from bootseer.depsnap.layout import Unit, block_digest, content_digest
 from bootseer.depsnap.model import FILE, Digest
 from bootseer.depsnap.pack import Member, data_size, header, is_first, is_last
-from bootseer.depsnap.toc import Frame, Index
+from bootseer.depsnap.toc import Index
 from bootseer.errors import CorruptDataError, from_os_error
-
-
-def read_frame(descriptor: int, frame: Frame, decoder: zstandard.ZstdDecompressor) -> bytes:
-    """One frame's raw bytes, its digest checked before the decoder sees it.
-
-    Raises CorruptDataError (without the archive's path), OSError.
-    """
-    stored = os.pread(descriptor, frame.stored, frame.offset)
-    if len(stored) != frame.stored:
-        raise CorruptDataError(f"truncated at byte {frame.offset + len(stored)}")
-    if hashlib.sha256(stored).hexdigest() != frame.digest:
-        end = frame.offset + frame.stored
-        raise CorruptDataError(f"bytes {frame.offset} to {end} do not match their digest")
-    try:
-        return decompress(decoder, stored, frame.raw)
-    except ValueError as error:
-        raise CorruptDataError(f"the frame at byte {frame.offset}: {error}") from error
 
 
 def verify(path: str, index: Index, *, threads: int | None = None) -> Digest:

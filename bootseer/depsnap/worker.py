@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import zstandard
 
+from bootseer.depsnap.frames import read_frame
 from bootseer.depsnap.model import XAttrs
 from bootseer.depsnap.toc import Index
-from bootseer.depsnap.verify import read_frame
 from bootseer.errors import BootseerError
 
 TICKET = struct.Struct("<I")
