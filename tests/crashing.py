@@ -32,6 +32,10 @@ Step = Callable[[str], None]
 class Case:
     """One archive, the targets' old state as a directory to copy, and both states described."""
 
+    # Making or removing the staging and putting the target's mtime back are two steps: a kill
+    # between them, which no fault point hits, leaves that one time at the moment of the kill.
+    loose_root_times = False
+
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.work = folder / "work"
@@ -117,6 +121,8 @@ class Case:
     def _same(self, wanted: dict[str, tuple]) -> bool:
         now = describe(self.work)
         now["."] = wanted["."]  # the parent's time is not the restore's to keep
+        if self.loose_root_times and "t" in now and "t" in wanted:
+            now["t"] = (*now["t"][:3], wanted["t"][3])
         return now == wanted
 
 
@@ -171,6 +177,7 @@ def every_step(case: Case, *, nested: int) -> Counter[str]:
 def at_random(case: Case, count: int, seed: int) -> Counter[str]:
     """Kill from outside at random moments."""
     chance = random.Random(seed)
+    case.loose_root_times = True
     found: Counter[str] = Counter()
     for _ in range(count):
         case.reset()

@@ -8,7 +8,9 @@ The first staging holds one file whose name is the state of the whole group, cha
 - `undo.json`: going back; recovery goes on going back;
 - `done.json`, `undone.json`: all targets are whole, new or old; recovery removes the stagings.
 
-The other stagings hold `group.json`, which names the first.
+The other stagings hold `group.json`, which names the first. A kill in the instant between making
+(or removing) a staging inside a target and putting the target's own mtime back leaves that one
+mtime as the staging made it; nothing else is ever off.
 """
 
 from __future__ import annotations
