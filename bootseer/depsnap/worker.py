@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import zstandard
 
 from bootseer.depsnap.frames import read_frame
+from bootseer.depsnap.layout import Unit
 from bootseer.depsnap.model import XAttrs
 from bootseer.depsnap.toc import Index
 from bootseer.errors import BootseerError
@@ -111,6 +112,8 @@ class _Worker:
         self._job = job
         self._folder = -1
         self._folder_fd = -1
+        self._large = -1
+        self._large_units: dict[int, Unit] = {}
 
     def run(self, tickets: int, failed: mmap.mmap) -> int:
         """Restore frame after frame; attributes lost. An end of the pipe without STOP means that
@@ -161,11 +164,13 @@ class _Worker:
     def _part(self, entry: int, block: int, data: memoryview) -> None:
         """Fill one block of a file that the parent has made."""
         job = self._job
-        unit = next(u for u in job.index.units_of(entry) if u.block == block)
+        if entry != self._large:
+            self._large_units = {u.block: u for u in job.index.units_of(entry)}
+            self._large = entry
         root = job.roots[job.root_of[entry]]
         descriptor = os.open(job.index.path[entry], _OLD, dir_fd=root)
         try:
-            self._segments(descriptor, unit.segments, data)
+            self._segments(descriptor, self._large_units[block].segments, data)
         finally:
             os.close(descriptor)
 
