@@ -13,13 +13,14 @@ from wrapping import clean_env, lines, named, wrapped
 
 # Prints the number of each signal that arrives; ends on SIGWINCH.
 LISTENER = """
-import os, signal, sys
-def heard(number, frame):
+import os, signal
+numbers = signal.valid_signals() - {9, 19, 17}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+os.write(1, b"ready %d\\n" % os.getpid())
+while True:
+    number = signal.sigwait(numbers)
     os.write(1, b"%d\\n" % number)
     if number == signal.SIGWINCH: os._exit(42)
-for number in signal.valid_signals() - {9, 19, 17}: signal.signal(number, heard)
-os.write(1, b"ready %d\\n" % os.getpid())
-while True: signal.pause()
 """
 FORWARDED = sorted(
     set(range(1, 32)) - {4, 5, 7, 8, 9, 11, 17, 19, 31} - {signal.SIGWINCH} | {34, 40, 64}
@@ -120,8 +121,10 @@ def test_a_killed_group_takes_both(tmp_path):
 
 
 def test_stop_and_continue_through_us(tmp_path):
-    script = "import os, signal\nprint('ready', os.getpid(), flush=True)\n"
-    script += "signal.signal(signal.SIGTERM, lambda *_: os._exit(3))\nwhile True: signal.pause()"
+    script = "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    script += (
+        "print('ready', os.getpid(), flush=True)\nsignal.sigwait([signal.SIGTERM])\nos._exit(3)"
+    )
     with Job(tmp_path, sys.executable, "-c", script) as job:
         # SIGTSTP stops nobody in an orphaned group, so this stop is sent to the child itself.
         os.kill(job.child, signal.SIGSTOP)

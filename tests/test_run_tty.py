@@ -18,13 +18,22 @@ print([os.isatty(n) for n in range(3)], tuple(os.get_terminal_size(1)),
       os.tcgetpgrp(0) == os.getpgrp(), os.ttyname(0) != "", flush=True)
 """
 COUNT = """
-import os, signal, sys
-signal.signal(signal.SIGINT, lambda *_: os.write(1, b"heard\\n"))
-signal.signal(signal.SIGWINCH, lambda *_: print("size", tuple(os.get_terminal_size(1)), flush=True))
+import os, select, signal, sys
+# Through a pipe: a handler that runs just before read() begins would be heard only after it.
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+signal.set_wakeup_fd(writer)
+for number in (signal.SIGINT, signal.SIGWINCH): signal.signal(number, lambda *_: None)
 print("ready", flush=True)
-for line in sys.stdin:
-    print("line", line.strip(), flush=True)
-    if line.strip() == "end": sys.exit(9)
+while True:
+    ready = select.select([0, reader], [], [])[0]
+    for number in os.read(reader, 100) if reader in ready else b"":
+        heard = number == signal.SIGINT
+        print("heard" if heard else f"size {tuple(os.get_terminal_size(1))}", flush=True)
+    if 0 in ready:
+        line = os.read(0, 1000).decode().strip()
+        print("line", line, flush=True)
+        if line == "end": sys.exit(9)
 """
 
 
@@ -79,7 +88,8 @@ def test_control_c_kills_and_the_shell_learns_of_it(wrap, env):
 
 
 def test_control_c_ends_a_shells_loop(wrap, env):
-    loop = f"for i in 1 2 3; do {shlex.join(wrap('sh', '-c', 'echo ready; exec sleep 60'))}; done; echo on"
+    job = shlex.join(wrap("sh", "-c", "echo ready; exec sleep 60"))
+    loop = f"for i in 1 2 3; do {job}; done; echo on"
     with Terminal(["bash", "-c", loop], env) as terminal:
         terminal.expect(b"ready\r\n")
         terminal.send(b"\x03")
@@ -98,6 +108,10 @@ def test_control_z_fg_and_bg(wrap, env):
         terminal.expect(b"$ ")
         terminal.send(b"bg\n")  # it reads the terminal, so the kernel stops it again
         terminal.expect(b"$ ")
+        shown = b""
+        while b"Stopped" not in shown:  # until the shell knows, its `fg` continues nobody
+            terminal.send(b"jobs\n")
+            shown = terminal.expect(b"$ ")
         terminal.send(b"fg\n")
         terminal.expect(b"exit 4")
         terminal.send(b"word\n")

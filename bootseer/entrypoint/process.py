@@ -192,9 +192,14 @@ class Child:
                 self._pass_on(info.si_signo, info.si_code)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            interrupted = number == _signal.SIGINT and self._terminal_interrupt
+            interrupted = number == _signal.SIGINT and self._was_terminal()
             return Result(128 + number, number, interrupted=interrupted)
         return Result(os.WEXITSTATUS(status))
+
+    def _was_terminal(self) -> bool:
+        """Tell whether a SIGINT came from the terminal; ours may still wait to be looked at."""
+        info = _signal.sigtimedwait({_signal.SIGINT}, 0)
+        return self._terminal_interrupt or (info is not None and info.si_code == _SI_KERNEL)
 
     def _reap(self, on_other: Callable[[int, int], None] | None) -> int | None:
         """Collect every child that changed; return the command's wait status once it ended."""
@@ -257,6 +262,8 @@ class Child:
             return
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {number})
         _signal.pthread_sigmask(_signal.SIG_BLOCK, {number})
+        # We run again, so this was for the stop that is over; kept, it would hide the next one.
+        _signal.sigtimedwait({_signal.SIGCONT}, 0)
 
 
 def _has_terminal() -> bool:
