@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from depsnode import Node
@@ -147,15 +148,55 @@ def test_killed_background_publisher_hands_over(node: Node, step: str) -> None:
     assert len(node.archives()) >= 1
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("publish", ["inline", "background"])
+def test_kills_at_random_moments(node: Node, publish: str) -> None:
+    """250 starts, each killed some time after its begin; what the next one finds is whole."""
+    random = Random(20240817)
+    for turn in range(250):
+        if turn % 5 == 0:
+            shutil.rmtree(node.store, ignore_errors=True)
+        node.fresh()
+        child = node.start(publish=publish)
+        time.sleep(random.uniform(0.0, 1.2))
+        child.kill()
+        node.finish(child)
+        node.cache = node.cache.with_name(f"after{turn}")
+        done = node.run("--wait", "always", "--wait-limit", 120)
+        assert (done.returncode, done.stderr) == (0, ""), turn
+        assert node.works(), turn
+        for record in node.store.glob("deps/*/record-*.json"):
+            body = json.loads(record.read_text())
+            assert (record.parent / body["archive"]["name"]).exists()
+        shutil.rmtree(node.cache)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.root
+def test_many_nodes_many_times(node: Node) -> None:
+    for _ in range(30):
+        shutil.rmtree(node.store, ignore_errors=True)
+        node.count.unlink(missing_ok=True)
+        shutil.rmtree(node.events, ignore_errors=True)
+        race(node, 8)
+
+
 # --- several nodes -------------------------------------------------------------------------------
 
 
 @pytest.mark.root
 def test_nodes_with_wait_always_install_once(node: Node) -> None:
+    race(node, 4)
+
+
+def race(node: Node, count: int) -> None:
     """Real processes, each with its own environment at the same path, as in containers."""
-    homes = [node.home.parent / f"node{n}" for n in range(4)]
+    homes = [node.home.parent / f"node{n}" for n in range(count)]
     children = []
     for home in homes:
+        shutil.rmtree(home, ignore_errors=True)
         shutil.copytree(node.home, home, symlinks=True)
         words = ["run", "--store", str(node.store), "--cache", str(home / "cache")]
         words += ["--wait", "always", "--publish", "inline", "--form", "archive", "--"]
@@ -174,7 +215,7 @@ def test_nodes_with_wait_always_install_once(node: Node) -> None:
         assert (child.returncode, errors) == (0, "")
     assert node.installs == 1
     results = sorted(end["attributes"]["bootseer.deps.result"] for end in node.ends())
-    assert results == ["published", "restored", "restored", "restored"]
+    assert results == ["published", *["restored"] * (count - 1)]
     for home in homes:
         assert list(home.glob("venv/lib/python3*/site-packages/bootseer_alpha/__init__.py"))
 

@@ -273,6 +273,28 @@ def test_other_directory_and_deletions(node: Node) -> None:
     assert (place / "edited").read_text() == "after\n"
 
 
+def test_fresh_machine_is_never_taken_for_one_that_has_it(node: Node) -> None:
+    """Machines of one cache (a mounted directory of the host) whose files differ below --also."""
+    place = node.home / "data"
+    script = f"echo x >> {node.count}; mkdir -p data/deep/er; echo made > data/deep/er/file"
+    for number in range(3):
+        shutil.rmtree(place, ignore_errors=True)
+        (place / "deep").mkdir(parents=True)
+        (place / "deep/image").write_text("i")
+        assert node.run("--also", place, command=["sh", "-c", script]).returncode == 0
+        assert (place / "deep/er/file").read_text() == "made\n"
+        assert node.last()[1] == ("restored" if number else "published")
+        node.run("--also", place, command=["sh", "-c", script])
+        assert node.last()[1] == "in place"
+    (place / "deep/er/file").unlink()
+    node.run("--also", place, command=["sh", "-c", script])
+    assert (place / "deep/er/file").exists()
+    (place / "deep/image").write_text("another image")
+    shutil.rmtree(place / "deep/er")
+    node.run("--also", place, command=["sh", "-c", script])
+    assert node.last() == ("ok", "published")
+
+
 def test_unresolved_requirements_age(node: Node) -> None:
     options = ["--resolve-timeout", 0, "--max-age", 1]
     node.run(*options)

@@ -161,7 +161,7 @@ def test_inspect(filled: Node) -> None:
     (row,) = shown(filled, "ls")  # type: ignore[misc]
     body = shown(filled, "inspect", "--files", row["key"][:10])
     assert isinstance(body, dict)
-    assert list(body["packages"])[0].startswith("bootseer_alpha")
+    assert next(iter(body["packages"])).startswith("bootseer_alpha")
     assert any(path.endswith("bootseer_alpha/__init__.py") for path, _, _ in body["files"])
     assert "bootseer_alpha" in filled.cli("inspect", "--store", filled.store, row["key"]).stdout
 
@@ -216,7 +216,7 @@ def test_restore_by_key_says_which_form_and_why(filled: Node, tmp_path: Path) ->
         (("gc", "--store", "S", "--max-size", "many"), 2),
         (("run", "--store", "S"), 2),
         (("key", "--", "ls"), 2),
-        (("key", "--key-file", "none.txt", "--also", "/tmp", "--", "ls"), 3),
+        (("key", "--key-file", "none.txt", "--also", "venv", "--", "ls"), 3),
     ],
 )
 def test_exit_codes_and_one_line(filled: Node, words: tuple[str, ...], code: int) -> None:
@@ -260,13 +260,18 @@ def test_gc_keeps_a_tree_in_use(tmp_path: Path) -> None:
     node = Node(tmp_path, tmp_path / "wheels", tool="uv")
     node.run()
     node.fresh()
-    node.run("--form", "copy")
-    tree = list((node.cache / "trees").rglob("bootseer_alpha/__init__.py"))
-    assert len(tree) == 1
-    shown(node, "gc", "--cache", node.cache, "--max-size", "1T")
-    assert tree[0].exists()
-    body = shown(node, "gc", "--cache", node.cache, "--max-age", 0, "--max-size", 0)
-    assert isinstance(body, dict)
+    node.run("--form", "copy", cache_shared=True)
+    trees = node.cache / "trees"
+    assert len(list(trees.rglob("bootseer_alpha/__init__.py"))) == 1
+    cache = str(node.cache)
+    shown(node, "gc", "--cache", cache, "--max-age", 0, "--max-size", 0)
+    assert list(trees.rglob("bootseer_alpha/__init__.py")), "used a moment ago"
+    later = time.time() + DAY
+    assert gc.plan_trees(cache, later, max_age_s=2 * DAY, max_size_bytes=1 << 40) == []
+    plan = gc.plan_trees(cache, later, max_age_s=DAY / 2)
+    assert [removal.why for removal in plan] == ["too old"]
+    assert gc.carry_out_trees(cache, plan) > 0
+    assert not list(trees.rglob("bootseer_alpha/__init__.py"))
     assert node.works()
 
 

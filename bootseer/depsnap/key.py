@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap import redact, requirements
 from bootseer.depsnap.model import WORK_PREFIX
-from bootseer.depsnap.roots import Target
+from bootseer.depsnap.roots import ALSO, Target
+from bootseer.depsnap.scan import scan
 from bootseer.errors import NotFoundError
 
 FORMAT_VERSION = 1
@@ -195,23 +196,42 @@ def _settings_file(path: str) -> list[Ingredient]:
     return [Ingredient(f"settings {path}", requirements.digest_text(text))]
 
 
-def base_state(target: Target) -> str:
-    """What the roots hold before the install, as far as an installer looks: names of
-    distributions, or whether anything is there at all."""
-    parts = []
-    for root in target.roots:
-        names = [os.path.basename(p) for p in distributions(root.path)]
-        parts.append([root.path, sorted(names) or ("something" if _filled(root.path) else "")])
-    return hashlib.sha256(_json(parts).encode("utf-8", "surrogateescape")).hexdigest()
+def base_state(target: Target, exclude: Sequence[str] = ()) -> str:
+    """What the roots hold before the install, as far as an installer looks.
 
-
-def fingerprint(target: Target) -> str:
-    """A cheap check that roots still hold what an install or restore left there.
-
-    Covers each distribution's RECORD by size and mtime, which a restore keeps to the nanosecond.
+    Names of distributions; for a directory named by `--also`, every path with its size; for the
+    whole root, the package databases of the system too. Times do not count: nodes differ there.
     """
     parts: list[object] = []
     for root in target.roots:
+        names = sorted(os.path.basename(p) for p in distributions(root.path))
+        held: object = names or ("something" if _top_level(root.path) else "")
+        if root.path == "/":
+            held = [names, [_content(path) for path in _PACKAGE_DATABASES]]
+        elif root.why == ALSO:
+            held = [
+                [e.path, e.kind, e.size]
+                for e in scan(root.path, exclude=exclude).entries.values()
+                if e.path
+            ]
+        parts.append([root.path, held])
+    return _sha256(parts)
+
+
+def fingerprint(target: Target, exclude: Sequence[str] = ()) -> str | None:
+    """A check that roots still hold what an install or restore left there; None: not checkable.
+
+    Covers each distribution's RECORD by size and mtime, which a restore keeps to the nanosecond,
+    and the metadata of every entry below a directory named by `--also`. The whole root is too
+    much to look at in each start.
+    """
+    parts: list[object] = []
+    for root in target.roots:
+        if root.path == "/":
+            return None
+        if root.why == ALSO:
+            entries = scan(root.path, exclude=exclude).entries.values()
+            parts.append([[e.path, e.kind, e.mode, e.size, e.mtime_ns, e.target] for e in entries])
         for path in sorted(distributions(root.path)):
             try:
                 found = os.stat(os.path.join(path, "RECORD"))
@@ -219,9 +239,22 @@ def fingerprint(target: Target) -> str:
             except OSError:
                 parts.append([path])
         parts.append([root.path, _top_level(root.path)])
-    return hashlib.sha256(_json(parts).encode("utf-8", "surrogateescape")).hexdigest()
+    return _sha256(parts)
 
 
+def _content(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(_json(value).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+_PACKAGE_DATABASES = ("/var/lib/dpkg/status", "/lib/apk/db/installed", "/var/lib/rpm/rpmdb.sqlite")
 _PLACES = (
     ".",
     *(f"{lib}/python3*/{kind}" for lib in ("lib", "lib64") for kind in ("site-packages",)),
@@ -240,10 +273,6 @@ def distributions(root: str) -> list[str]:
         for path in glob.glob(os.path.normpath(f"{pattern}/{place}") + "/" + kind)
         if not os.path.islink(os.path.dirname(path)) or place == "."
     ]
-
-
-def _filled(path: str) -> bool:
-    return bool(_top_level(path))
 
 
 def _top_level(path: str) -> list[str]:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from bootseer.depsnap import archive, key, placements, records, restore, roots, target, tree
+from bootseer.depsnap import (
+    archive,
+    capture,
+    key,
+    placements,
+    records,
+    restore,
+    roots,
+    target,
+    tree,
+)
 from bootseer.depsnap.model import FormChoice, absolute
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.errors import (
@@ -60,9 +71,10 @@ def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target)
 
     Raises NotFoundError for a missing key file and UsageError for one that is too large.
     """
+    exclude = excludes(settings, found)
     note = target.read(settings.cache, found.paths)
-    stands = note is not None and note.fingerprint == key.fingerprint(found)
-    state = note.state if note is not None and stands else key.base_state(found)
+    stands = note is not None and note.fingerprint == key.fingerprint(found, exclude)
+    state = note.state if note is not None and stands else key.base_state(found, exclude)
     made = key.make(
         key.Question(
             command=command,
@@ -86,6 +98,14 @@ def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target)
     return Prepared(found, made, state, in_place)
 
 
+def excludes(settings: DepsSettings, found: roots.Target) -> list[str]:
+    """What no scan of this target looks at."""
+    ours = [settings.cache]
+    with contextlib.suppress(BootseerError):  # a store that cannot be opened lies in no root
+        ours.append(open_store(settings.store).url.removeprefix("file://"))
+    return capture.excludes(found.paths, ours, settings.exclude)
+
+
 def make_way(settings: DepsSettings, found: roots.Target) -> bool:
     """Take a read-only placement of another snapshot away, so that an install can write there.
 
@@ -102,7 +122,10 @@ def make_way(settings: DepsSettings, found: roots.Target) -> bool:
 
 def note_in_place(settings: DepsSettings, prepared: Prepared, created_s: float) -> None:
     """Remember what stands at the target now; a cache that cannot be written is no fault."""
-    fingerprint = key.fingerprint(prepared.target)
+    exclude = excludes(settings, prepared.target)
+    fingerprint = key.fingerprint(prepared.target, exclude)
+    if fingerprint is None:
+        return
     note = target.Note(prepared.key.digest, prepared.state, fingerprint, created_s)
     try:
         target.write(settings.cache, prepared.target.paths, note)

@@ -19,6 +19,8 @@ from bootseer.depsnap.command import Install, plan
 from bootseer.errors import UsageError
 
 PROBE_TIMEOUT_S = 10.0
+ALSO = "--also"
+"""Why of a root that the user named."""
 PROBE = """
 import json, os, platform, site, sys, sysconfig
 try:
@@ -95,7 +97,7 @@ def find(
         python = asked or python
     if all(install.tool == "other" for install in installs):
         python = ask(_interpreter(Install("other", ""), environ, cwd), environ)
-    roots += [Root(_absolute(path, cwd), "--also") for path in also]
+    roots += [Root(_absolute(path, cwd), ALSO) for path in also]
     return Target(tuple(installs), tuple(_outermost(roots)), python)
 
 
@@ -247,11 +249,10 @@ def _inside(path: str, root: str) -> bool:
 
 
 def _outermost(roots: Sequence[Root]) -> list[Root]:
-    """Drop doubles and roots that lie in another one; keep the order."""
-    kept: list[Root] = []
-    for index, root in enumerate(roots):
-        others = [r for n, r in enumerate(roots) if n != index]
-        covered = any(_inside(root.path, r.path) and r.path != root.path for r in others)
-        if not covered and all(root.path != k.path for k in kept):
-            kept.append(root)
-    return kept
+    """Drop doubles and roots that lie in another one; keep the order, and what the user named."""
+    kept: dict[str, Root] = {}
+    for root in roots:
+        covered = any(_inside(root.path, r.path) and r.path != root.path for r in roots)
+        if not covered and (root.path not in kept or root.why == ALSO):
+            kept[root.path] = root
+    return list(kept.values())

@@ -29,7 +29,7 @@ from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.waiting import keep_waiting, poll_s
 from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, NotFoundError
 from bootseer.profiler.events import NullWriter
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease, Watch, try_acquire
 
 PHASE = "deps.install"
@@ -267,7 +267,7 @@ class _Run:
         trees, exclude = None, []
         if plan.lease is not None and plan.prepared is not None:
             try:
-                exclude = self._excludes(plan.prepared)
+                exclude = prepare.excludes(settings, plan.prepared.target)
                 with self._part(f"{PHASE}.scan"):
                     trees = capture.before(plan.prepared.target.paths, exclude)
                 settings.on_step("scanned before")
@@ -291,11 +291,6 @@ class _Run:
         except Exception as error:
             # The border: the install was good; a fault in keeping it must not fail the job.
             self._fault(error)
-
-    def _excludes(self, prepared: prepare.Prepared) -> list[str]:
-        url = open_store(self.settings.store).url
-        ours = [self.settings.cache, url.removeprefix("file://")]
-        return capture.excludes(prepared.target.paths, ours, self.settings.exclude)
 
     def _command(self) -> tuple[int, float]:
         environ = {**self.settings.environ, INSIDE: "1"}
