@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from bootseer.depsnap import tree
 from bootseer.errors import NotSupportedError
+from tools.demo.machine import remove
 from tools.demo.options import ROOT, Options
 
 
@@ -37,7 +37,7 @@ class Lab:
 
     def __enter__(self) -> Lab:
         self.take_down()  # what a killed demonstration left
-        shutil.rmtree(self.options.scratch, ignore_errors=True)
+        remove(self.options.scratch)
         for path in (self.node, self.store, self.modules, self.logs):
             path.mkdir(parents=True)
         # The job can import bootseer from here, and nothing else that lies beside it.
@@ -46,7 +46,7 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self.take_down()
-        shutil.rmtree(self.options.scratch, ignore_errors=True)
+        remove(self.options.scratch)
 
     @property
     def python(self) -> str:
@@ -83,7 +83,7 @@ class Lab:
         note = self.wheels / "complete.txt"
         if note.is_file() and note.read_text(encoding="utf-8") == wanted:
             return False
-        shutil.rmtree(self.wheels, ignore_errors=True)
+        remove(self.wheels)
         self.wheels.mkdir(parents=True)
         pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
         only = ["--only-binary", ":all:", "-d", str(self.wheels), "-r", str(self.requirements)]
@@ -99,7 +99,7 @@ class Lab:
     def fresh_node(self) -> None:
         """A node that has never seen the job."""
         self.take_down()
-        shutil.rmtree(self.cache, ignore_errors=True)
+        remove(self.cache)
         self._base_again()
 
     def second_start(self) -> None:
@@ -115,7 +115,7 @@ class Lab:
     def _base_again(self) -> None:
         if self.venv.is_symlink():
             self.venv.unlink()
-        shutil.rmtree(self.venv, ignore_errors=True)
+        remove(self.venv)
         self.call(["cp", "-a", str(self.base), str(self.venv)], "put the environment back")
 
     def call(self, command: Sequence[str], action: str) -> None:

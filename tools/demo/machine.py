@@ -35,6 +35,16 @@ def require_space(path: Path) -> None:
         )
 
 
+def remove(path: Path) -> None:
+    """Remove a tree, read-only directories (an unprivileged user's shared tree) included."""
+    for folder, folders, _ in os.walk(path):
+        for name in folders:
+            below = os.path.join(folder, name)
+            if not os.path.islink(below):
+                os.chmod(below, os.lstat(below).st_mode | 0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def fingerprint(root: Path) -> dict[str, tuple[object, ...]]:
     """Every entry below `root`: kind, mode, and symlink text, or size, mtime and digest.
 
@@ -62,6 +72,14 @@ def contents(entries: dict[str, tuple[object, ...]]) -> dict[str, tuple[object, 
         path: (*entry[:3], *entry[4:]) if entry[0] == "file" else entry
         for path, entry in entries.items()
         if not path.endswith(".pyc")
+    }
+
+
+def without_write_bits(entries: dict[str, tuple[object, ...]]) -> dict[str, tuple[object, ...]]:
+    """The same with every mode's write permission taken away."""
+    return {
+        path: (entry[0], entry[1] & ~0o222, *entry[2:]) if isinstance(entry[1], int) else entry
+        for path, entry in entries.items()
     }
 
 

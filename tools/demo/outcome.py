@@ -70,10 +70,6 @@ def show(result: Result, console: Console) -> None:
             each = "  ".join(f"{value:.2f}" for value in seconds)
             table.add_row(label, str(len(seconds)), f"{statistics.median(seconds):.2f}", each)
     console.print(table)
-    for name, part in result.report.parts.items():
-        console.print(
-            f"{name}: {'used' if part.used else 'unavailable'}: {part.reason}", style="dim"
-        )
     for line in result.report.emulated:
         console.print(f"emulated: {line}", style="dim")
     for label, comparison in (("fresh node", result.report.comparison), ("second", result.second)):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from bootseer.profiler.report_model import PartUse
 from tools.demo.lab import Lab
-from tools.demo.machine import contents, differences, fingerprint
+from tools.demo.machine import contents, differences, fingerprint, without_write_bits
 from tools.demo.starts import Start
 
 
@@ -61,12 +61,17 @@ class Deps:
             self._plain = found
         if start.kind == "record":
             self._recorded = found
+        ends = start.ends("deps.install")
+        # An unprivileged user's shared files are read-only, and a hard link shares its mode.
+        linked = any("hardlink" in str(end.get("bootseer.deps.form")) for end in ends)
+        alike = without_write_bits if linked else _as_it_is
         out = []
         if self._plain is not None:
-            out += _differ(contents(self._plain), contents(found), "a plain install")
+            plain = contents(self._plain)
+            out += _differ(alike(plain), alike(contents(found)), "a plain install")
         if start.restores and self._recorded is not None:
-            out += _differ(self._recorded, found, "the install that was recorded")
-        results = [end.get("bootseer.deps.result") for end in start.ends("deps.install")]
+            out += _differ(alike(self._recorded), alike(found), "the install that was recorded")
+        results = [end.get("bootseer.deps.result") for end in ends]
         if start.restores and results != ["restored"]:
             out.append(f"dependencies were not restored but {results}")
         return out
@@ -109,6 +114,10 @@ def all_stages() -> tuple[Stage, ...]:
         Deps(),
         Unavailable("checkpoint", "not part of this version; both sides read one local file"),
     )
+
+
+def _as_it_is(entries: dict[str, tuple[object, ...]]) -> dict[str, tuple[object, ...]]:
+    return entries
 
 
 def _differ(
