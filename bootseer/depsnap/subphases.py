@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 
 from bootseer.depsnap.command import plan
+from bootseer.profiler import piplog
 from bootseer.profiler.events import NullWriter, Writer
 
 VARIABLE = "PIP_LOG"
@@ -49,7 +49,6 @@ def _log(command: Sequence[str], environ: dict[str, str]) -> str | None:
 
 def _write(path: str, writer: NullWriter, span: str) -> None:
     try:
-        piplog = importlib.import_module("bootseer.profiler.piplog")
         for name, begin_ns, end_ns, attributes in piplog.sub_phases(path):
             child = writer.begin(name, attributes, span, begin_ns)
             writer.end(child, name, "ok", attributes, end_ns)
