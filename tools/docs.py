@@ -9,6 +9,7 @@ import click
 
 from bootseer import config
 from bootseer.cli import root
+from tools import report_schema
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -26,7 +27,8 @@ def sections(
         auto_envvar_prefix=None if parent else "BOOTSEER",
         help_option_names=["-h", "--help"],
     )
-    yield f"{'#' * min(len(path) + 1, 6)} {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```\n"
+    heading = f"{'#' * min(len(path) + 1, 6)} {' '.join(path)}"
+    yield f"{heading}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             child = command.get_command(context, name)
@@ -52,7 +54,7 @@ def pages() -> dict[str, str]:
 def main() -> int:
     for name, text in pages().items():
         (DOCS / name).write_text(text.rstrip() + "\n", encoding="utf-8")
-    return 0
+    return report_schema.main()
 
 
 if __name__ == "__main__":
