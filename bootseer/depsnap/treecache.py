@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import fcntl
 import json
-import marshal
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
-
-import xxhash
 
 from bootseer.depsnap import staging
 from bootseer.depsnap.machine import boot_id
 from bootseer.depsnap.model import DIRECTORY, FILE, Digest, Limits, SharedTree
 from bootseer.depsnap.placements import in_use
+from bootseer.depsnap.seal import seal
 from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os_error
 
 if TYPE_CHECKING:
@@ -206,34 +203,7 @@ def _write_record(path: str, index: Index) -> None:
 
 
 def _seal(path: str, record: dict[str, Any]) -> list[str]:
-    """Two digests over every entry's metadata: with and without the files' ctimes."""
-    strict, loose = xxhash.xxh3_128(), xxhash.xxh3_128()
-    for _, name, _ in record["roots"]:
-        pending = [os.path.join(path, name)]
-        while pending:
-            folder = pending.pop()
-            with os.scandir(folder) as listing:
-                found = sorted(listing, key=_name)
-            rows: list[tuple[str | int, ...]] = []
-            ctimes: list[int] = []
-            for entry in found:
-                is_directory = entry.is_dir(follow_symlinks=False)
-                s = entry.stat(follow_symlinks=False)
-                row = (entry.name, s.st_mode, s.st_mtime_ns, s.st_ino, s.st_uid)
-                if is_directory:
-                    rows.append((*row, s.st_ctime_ns))
-                    pending.append(entry.path)
-                else:
-                    rows.append((*row, s.st_size))
-                    ctimes.append(s.st_ctime_ns)
-            data = marshal.dumps(rows, 2)  # version 2 depends on the values alone
-            loose.update(data)
-            strict.update(data)
-            strict.update(marshal.dumps(ctimes, 2))
-    return [strict.hexdigest(), loose.hexdigest()]
-
-
-_name = attrgetter("name")
+    return seal([os.path.join(path, name) for _, name, _ in record["roots"]])
 
 
 def _path(cache_dir: str, digest: Digest) -> str:
