@@ -1,4 +1,4 @@
-"""Write the generated documents (`make docs`); `tests/test_docs.py` checks that they are current."""
+"""Write the generated documents (`make docs`); a test checks that they are current."""
 
 from __future__ import annotations
 
