@@ -153,7 +153,12 @@ def plan_trees(
     max_size_bytes: int | None = None,
 ) -> list[Removal]:
     """Shared trees of this node that may go: unused for too long, or least recently used."""
-    idle = [t for t in tree.trees(target.trees_of(cache)) if not t.in_use]
+    # A tree that was just unpacked or placed may be about to be used: it stays.
+    idle = [
+        t
+        for t in tree.trees(target.trees_of(cache))
+        if not t.in_use and not tree.recently_used(t, int(now * 1e9))
+    ]
     total = sum(t.size for t in idle)
     out = []
     for found in sorted(idle, key=lambda t: t.last_used_ns):
