@@ -5,6 +5,11 @@ installed), `small` (`--quick`) numpy and pandas. The wheels are downloaded once
 `$BOOTSEER_BENCH_CACHE` (default `~/.cache/bootseer-bench`), torch first, so that nothing pulls
 its CUDA packages. Every side installs into a fresh venv made by `python -m venv`.
 
+As root each side finds a newly made file system, as a new node does (ext4 on a loop device, or
+tmpfs): on one that has just been emptied ext4 passes over every inode deleted in the last minute,
+which slowed whoever came next by half. What a side needs beside its target (uv's cache to link
+from, the node's tree) is put there first. A plain user's sides share a directory.
+
 Before each side everything is synced and, as root, the page cache dropped (`drop_caches` = 1);
 otherwise the wheels and archives are dropped by `posix_fadvise`. *Ready* is the wall time of the
 whole command, interpreter start included (`limit` counts only the writing). *First work* is ready
@@ -31,6 +36,7 @@ from bootseer.depsnap.model import ArchiveInfo, RootDelta
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("BOOTSEER_BENCH_CACHE", "~/.cache/bootseer-bench")).expanduser()
 TREE = "ours (tree)"
+IMAGE_BYTES = 16 << 30  # sparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ SMALL = WorkSet("small", ("numpy==2.4.6", "pandas==3.1.1"), "import numpy, panda
 def large() -> WorkSet:
     lines = (HERE / "depsnap-requirements.txt").read_text(encoding="utf-8").splitlines()
     wanted = tuple(line for line in lines if line and not line.startswith("#"))
-    imports = "import torch, transformers, datasets, accelerate, pandas, pyarrow, peft, scipy"
+    imports = "import torch, transformers, datasets, accelerate, pandas, pyarrow"
     return WorkSet("large", wanted, imports)
 
 
@@ -68,13 +74,21 @@ def wheelhouse(work_set: WorkSet) -> Path:
 
 @dataclass(slots=True)
 class Place:
-    """One file system's working directory, its venv's path, and what the sides share."""
+    """The inputs' folder on the disk, and the file system that the sides fill.
 
-    folder: Path
+    `kind` is ext4 or tmpfs, made anew for each side, or empty: a directory beside the inputs.
+    """
+
+    inputs: Path
+    kind: str
     work_set: WorkSet
     wheels: Path
     info: ArchiveInfo | None = None
     work: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.inputs / "fresh"
 
     @property
     def venv(self) -> Path:
@@ -82,25 +96,56 @@ class Place:
 
     @property
     def archive(self) -> Path:
-        return self.folder / "snapshot.tar.zst"
+        return self.inputs / "snapshot.tar.zst"
 
     @property
     def cache(self) -> str:
         return str(self.folder / "cache")
 
-    def reset(self) -> None:
-        """A venv as `python -m venv` makes it, nothing installed; cold caches."""
+    @property
+    def linked_cache(self) -> Path:
+        return self.folder / "uv"
+
+    def empty(self) -> None:
+        """Leave nothing of the side before."""
         tree.unplace(str(self.venv), self.cache)
-        if self.venv.exists():
-            shutil.rmtree(self.venv)
-        shutil.copytree(self.folder / "base", self.venv, symlinks=True)
-        cold([self.wheels, self.folder])
+        if self.kind and os.path.ismount(self.folder):
+            subprocess.run(["umount", str(self.folder)], check=True)
+        elif self.folder.exists():
+            shutil.rmtree(self.folder)
+
+    def reset(self, side: str = "") -> None:
+        """A venv as `python -m venv` makes it, nothing installed; cold caches."""
+        self.empty()
+        self.folder.mkdir(exist_ok=True)
+        if self.kind == "ext4":
+            image = self.inputs / "image"
+            with image.open("wb") as file:
+                file.truncate(IMAGE_BYTES)
+            made = ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,nodiscard", str(image)]
+            subprocess.run(made, check=True)
+            # The kernel's own filling-in of inode tables would run beside the first sides.
+            options = ["-o", "loop,noinit_itable"]
+            subprocess.run(["mount", *options, str(image), str(self.folder)], check=True)
+        elif self.kind:
+            subprocess.run(["mount", "-t", "tmpfs", "bench", str(self.folder)], check=True)
+        copy(self.inputs / "base", self.venv)
+        if side == TREE:
+            assert self.info is not None
+            tree.ensure(self.cache, str(self.archive), self.info.index_digest)
+        elif side == "uv hard link warm":
+            copy(self.inputs / "uv-warm", self.linked_cache)
+        cold([self.wheels, self.inputs])
 
     def first_work(self) -> float:
         start = time.perf_counter()
         python = str(self.venv / "bin/python")
         subprocess.run([python, "-c", self.work_set.imports], check=True, env=environment())
         return time.perf_counter() - start
+
+
+def copy(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
 
 
 def environment() -> dict[str, str]:
@@ -128,16 +173,18 @@ def timed(command: list[str]) -> float:
 
 
 def prepare(place: Place) -> None:
-    """Make the base venv, capture what pip's install changes in it, unpack the tree once."""
+    """Make the base venv, capture what pip's install changes in it, warm uv's cache."""
+    place.folder.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place.venv)], check=True)
-    shutil.copytree(place.venv, place.folder / "base", symlinks=True)
+    copy(place.venv, place.inputs / "base")
     before = scan.scan(str(place.venv))
     timed(pip_command(place))
     delta = scan.diff(before, scan.scan(str(place.venv)))
     place.info = archive.create(str(place.archive), [RootDelta.of_delta(delta)])
-    shutil.move(place.venv, place.folder / "installed")
-    tree.ensure(place.cache, str(place.archive), place.info.index_digest)
-    timed(uv_command(place, "copy", place.folder / "uv-warm"))
+    shutil.move(place.venv, place.inputs / "installed")
+    copy(place.inputs / "base", place.venv)
+    timed(uv_command(place, "copy", place.inputs / "uv-warm"))
+    shutil.rmtree(place.folder)
 
 
 def pip_command(place: Place) -> list[str]:
@@ -147,8 +194,6 @@ def pip_command(place: Place) -> list[str]:
 
 
 def uv_command(place: Place, link_mode: str, cache: Path) -> list[str]:
-    if not place.venv.exists():
-        shutil.copytree(place.folder / "base", place.venv, symlinks=True)
     uv = [shutil.which("uv") or str(Path(sys.executable).with_name("uv")), "pip", "install", "-q"]
     uv += ["--python", str(place.venv / "bin/python"), "--offline", "--no-index"]
     uv += ["--find-links", str(place.wheels), "--link-mode", link_mode]
@@ -163,20 +208,18 @@ def sides(place: Place) -> dict[str, Callable[[], float]]:
     """Each side resets, runs, and notes its first work beside."""
     assert place.info is not None
     digest, venv = place.info.index_digest, str(place.venv)
-    cold_cache = place.folder / "uv-cold"
+    cold_cache, warm_cache = place.folder / "uv-cold", place.inputs / "uv-warm"
     commands: dict[str, Callable[[], list[str]]] = {
         harness.OURS: lambda: side("restore", str(place.archive), digest, venv, venv),
         TREE: lambda: side("tree", place.cache, digest, venv, venv),
         "pip warm": lambda: pip_command(place),
-        "uv copy warm": lambda: uv_command(place, "copy", place.folder / "uv-warm"),
+        "uv copy warm": lambda: uv_command(place, "copy", warm_cache),
         "uv copy cold": lambda: uv_command(place, "copy", cold_cache),
-        "uv hard link warm": lambda: uv_command(place, "hardlink", place.folder / "uv-warm"),
+        "uv hard link warm": lambda: uv_command(place, "hardlink", place.linked_cache),
     }
 
     def run(name: str) -> float:
-        if cold_cache.exists():
-            shutil.rmtree(cold_cache)
-        place.reset()
+        place.reset(name)
         ready = timed(commands[name]())
         place.work.setdefault(name, []).append(ready + place.first_work())
         print(f"  {name}: ready {ready:.2f} s, work {place.work[name][-1]:.2f} s", file=sys.stderr)
@@ -192,9 +235,8 @@ def sides(place: Place) -> dict[str, Callable[[], float]]:
 def limit(place: Place) -> float:
     place.reset()
     target = place.folder / "limit"
-    words = side("limit", str(place.folder / "installed"), str(target), str(os.cpu_count()))
+    words = side("limit", str(place.inputs / "installed"), str(target), str(os.cpu_count()))
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-    shutil.rmtree(target)
     return float(done.stdout)
 
 
@@ -213,34 +255,27 @@ def cases(
 
 
 @contextmanager
-def working(parent: str) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="bootseer-bench-", dir=parent))
+def working(kind: str, work_set: WorkSet, wheels: Path) -> Iterator[Place]:
+    """A place whose inputs lie on the disk, gone at the end."""
+    inputs = Path(tempfile.mkdtemp(prefix="bootseer-bench-", dir=CACHE))
+    place = Place(inputs, kind, work_set, wheels)
     try:
-        yield folder
+        yield place
     finally:
-        tree.unplace(str(folder / "venv"), str(folder / "cache"))
-        shutil.rmtree(folder)
-
-
-def file_systems() -> dict[str, str]:
-    """Name -> a directory on it: the disk's own name, and tmpfs."""
-    disk = os.environ.get("BOOTSEER_BENCH_DISK", str(CACHE))
-    kind = subprocess.run(
-        ["stat", "-f", "-c", "%T", disk], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    return {"ext4" if kind == "ext2/ext3" else kind: disk, "tmpfs": "/dev/shm"}
+        place.empty()
+        shutil.rmtree(inputs)
 
 
 def run(options: harness.Options) -> list[harness.Case]:
     work_set = SMALL if options.quick else large()
     wheels = wheelhouse(work_set)
     out: list[harness.Case] = []
-    for name, parent in file_systems().items():
-        with working(parent) as folder:
-            place = Place(folder, work_set, wheels)
+    for kind in ("ext4", "tmpfs") if os.geteuid() == 0 else ("",):
+        label = f"{kind or 'this disk'}, {work_set.name}"
+        with working(kind, work_set, wheels) as place:
             prepare(place)
-            print(f"{name}, {work_set.name}: {place.info}", file=sys.stderr)
-            warmup = 0 if options.quick else 1
-            ready = harness.interleave(sides(place), rounds=options.runs, warmup=warmup)
-            out += cases(place, ready, f"{name}, {work_set.name}", options.runs)
+            print(f"{label}: {place.info}", file=sys.stderr)
+            # No warm-up round: every side starts from a cold cache and a fresh file system.
+            ready = harness.interleave(sides(place), rounds=options.runs, warmup=0)
+            out += cases(place, ready, label, options.runs)
     return out
