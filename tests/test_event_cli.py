@@ -7,6 +7,8 @@ import subprocess
 import pytest
 from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
 
+from bootseer.profiler.load import load
+
 EVENT = [*BOOTSEER, "event"]
 
 
@@ -34,6 +36,33 @@ def test_end_by_name_finds_what_the_same_shell_began(tmp_path):
     assert len({e["trace_id"] for e in lines(tmp_path)}) == 1, "one script, one start"
 
 
+def test_a_name_that_comes_again_is_another_span(tmp_path):
+    """Each end by name closes what was begun last, as the help says."""
+    event = " ".join(EVENT)
+    once = f"{event} begin a >/dev/null; {event} end a\n"
+    nested = f"{event} begin a >/dev/null; {once} {event} end a\n"
+    env = clean_env(BOOTSEER_EVENTS=str(tmp_path))
+    subprocess.run(["sh", "-c", once + once + nested], env=env, check=True, timeout=60)
+    (start,) = load([str(tmp_path)]).starts
+    assert load([str(tmp_path)]).problems == ()
+    spans = sorted((s for source in start.sources for s in source.spans), key=lambda s: s.begin_ns)
+    assert len(spans) == 4
+    assert spans[2].begin_ns < spans[3].begin_ns < spans[3].end_ns < spans[2].end_ns
+    assert not list((tmp_path / ".open").iterdir()), "nothing is open any more"
+
+
+def test_an_end_by_span_alone_closes_it(tmp_path):
+    span = run([*EVENT, "begin", "a"], tmp_path).stdout.decode().strip()
+    run([*EVENT, "end", "--span", span], tmp_path)
+    assert named(tmp_path, "a", "end"), "its begin tells the name"
+    assert not list((tmp_path / ".open").iterdir())
+    loaded = load([str(tmp_path)])
+    assert loaded.problems == ()
+    ((found,),) = (source.spans for start in loaded.starts for source in start.sources)
+    assert found.name == "a"
+    assert found.end_ns > found.begin_ns
+
+
 def test_events_inside_a_run_belong_to_it(tmp_path):
     run(wrapped(*EVENT, "point", "first_step", options=("--phase", "train")), tmp_path)
     train, point = named(tmp_path, "train", "begin")[0], named(tmp_path, "first_step")[0]
@@ -57,6 +86,7 @@ def test_without_a_place_it_is_silent(tmp_path, place):
     for words in (["begin", "a"], ["end", "a"], ["point", "a"]):
         done = run([*EVENT, *words], None if place is None else tmp_path / place)
         assert (done.returncode, done.stderr) == (0, b"")
+        assert len(done.stdout.split()) == (words[0] == "begin"), "an id to give to `end --span`"
 
 
 @pytest.mark.parametrize(

@@ -112,35 +112,100 @@ def _check(options: Options, plain: list[str]) -> None:
 
 
 def _caller() -> str:
-    """Name the shell that called us, so that its calls find one another without a file.
-
-    The same as long as that process lives, and different from any other on this machine.
-    """
+    """Name the shell that called us, the same as long as that process lives, and different from
+    any other on this machine."""
     from bootseer.profiler import proc, resource
 
     return f"{os.getppid()}:{proc.start_ticks(os.getppid())}:{resource.boot_id()}"
 
 
+class _OpenSpans:
+    """The spans that one shell has open, in a small file beside the events.
+
+    The file is gone with the last of them. Where it cannot be kept, all spans of a name share one
+    id, which is right as long as the name comes once.
+    """
+
+    def __init__(self, target: str, caller: str, trace_id: str) -> None:
+        from bootseer.profiler import resource
+
+        folder = os.path.dirname(target) if target.endswith(".jsonl") else target
+        self._key = f"{trace_id}:{caller}"
+        self._path = os.path.join(folder, ".open", resource.digest(self._key)[:16])
+
+    def _shared(self, name: str) -> str:
+        from bootseer.profiler import resource
+
+        return resource.digest(f"{self._key}:{name}")[:16]
+
+    def begin(self, name: str) -> str:
+        """Return the id of a new span."""
+        span = os.urandom(8).hex()
+        line = f"{span} {_one_line(name)}\n".encode("utf-8", "replace")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            fd = os.open(self._path, flags, 0o666)
+            try:
+                return span if os.write(fd, line) == len(line) else self._shared(name)
+            finally:
+                os.close(fd)
+        except OSError:
+            return self._shared(name)
+
+    def end(self, span: str, name: str) -> tuple[str, str]:
+        """Forget a span, named by its id, else the last begun of its name; return id and name."""
+        try:
+            with open(self._path, "r+", encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+                for number in range(len(lines) - 1, -1, -1):
+                    known, _, shown = lines[number].partition(" ")
+                    if known == span if span else shown == _one_line(name):
+                        del lines[number]
+                        file.seek(0)
+                        file.write("".join(line + "\n" for line in lines))
+                        file.truncate()
+                        span, name = known, name or shown
+                        break
+            if not lines:
+                os.unlink(self._path)
+        except OSError:
+            pass  # nothing was begun here, or it could not be kept
+        return span or self._shared(name), name or "unnamed"
+
+
+def _one_line(name: str) -> str:
+    return " ".join(name.split())
+
+
 def write(options: Options, environ: dict[str, str]) -> str:
-    """Write the event; return the span id of a begin, else nothing."""
+    """Write the event; return the span id of a begin, else nothing.
+
+    A begin has an id even where events have no place: the script goes on to give it to `end`.
+    """
     from bootseer.profiler import resource
 
+    nothing = (options.span or os.urandom(8).hex()) if options.kind == "begin" else ""
     if not options.events and not environ.get("BOOTSEER_EVENTS"):
-        return ""
+        return nothing
     caller = _caller()
     if "BOOTSEER_TRACEPARENT" not in environ and not resource.job_uid(environ):
         parent = resource.digest(f"parent:{caller}")[:16]
         trace = f"00-{resource.digest(caller)}-{parent}-01"
         environ = {**environ, "BOOTSEER_TRACEPARENT": trace}
     with events.open_writer(options.events or None, environ) as writer:
-        span = options.span or resource.digest(f"{writer.trace_id}:{caller}:{options.name}")[:16]
+        if not isinstance(writer, events.Writer):
+            return nothing
         attributes = {"bootseer.source": "phase", **options.attributes}
-        if options.kind == "begin":
-            return writer.begin(options.name, attributes, span_id=span)
-        if options.kind == "end":
-            writer.end(span, options.name, options.status, attributes)
-        else:
+        if options.kind == "point":
             writer.point(options.name, options.status, attributes)
+            return ""
+        spans = _OpenSpans(writer.target, caller, writer.trace_id)
+        if options.kind == "begin":
+            span = options.span or spans.begin(options.name)
+            return writer.begin(options.name, attributes, span_id=span)
+        span, name = spans.end(options.span, options.name)
+        writer.end(span, name, options.status, attributes)
     return ""
 
 
