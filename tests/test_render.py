@@ -182,6 +182,22 @@ def test_an_empty_start_says_what_it_knows():
         assert part not in shown
 
 
+def test_writers_of_events_are_not_taken_for_the_job():
+    start = samples.sample(2).start
+    shown = words.scale(dataclasses.replace(start, ranks=0, gpus=None, processes=9))
+    assert shown == "2 nodes"
+
+
+def test_slow_processes_within_the_noise_are_counted():
+    phases = samples.sample(1).phases
+    noisy = (dataclasses.replace(phases[0], within_noise=5), *phases[1:])
+    for nodes in (1, 4):
+        shown = terminal(samples.sample(nodes, phases=noisy, stragglers=()), 120)
+        assert "Stragglers: none" in shown
+        assert "not named, as within its phase's own spread: 5 times a slow process" in shown
+    assert "own spread" not in terminal(samples.sample(4), 120)
+
+
 def test_a_refused_comparison_makes_no_claim():
     shown = terminal(samples.sample(8, comparison=samples.comparison(claim=False)))
     assert "No claim: the candidate side has 1 complete start" in shown

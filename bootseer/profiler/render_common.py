@@ -146,12 +146,13 @@ def kind_word(start: StartSummary) -> str:
 
 
 def scale(start: StartSummary) -> str:
-    """`128 nodes, 1,024 ranks, 1,024 GPUs` (what is not known is left out)."""
+    """`128 nodes, 1,024 ranks, 1,024 GPUs` (what is not known is left out).
+
+    Writers of events are no measure of a job: each `bootseer event` of a script is one.
+    """
     parts = [count(start.nodes, "node")]
     if start.ranks:
         parts.append(count(start.ranks, "rank"))
-    elif start.processes:
-        parts.append(count(start.processes, "process", "processes"))
     if start.gpus is not None:
         parts.append(count(start.gpus, "GPU"))
     return ", ".join(parts)

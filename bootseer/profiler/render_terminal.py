@@ -206,6 +206,7 @@ def _heat_map(report: Report, page: Page) -> None:
 
 def _stragglers(report: Report, page: Page) -> None:
     ordered = sorted(report.stragglers, key=lambda s: -s.excess_s)
+    within = sum(phase.within_noise for phase in report.phases)
     if ordered:
         page.heading(f"Stragglers ({len(ordered):,})")
         rows = []
@@ -215,8 +216,11 @@ def _stragglers(report: Report, page: Page) -> None:
             rows.append((each.node, ranks, each.phase, *figures, words.ratio(each.ratio)))
         page.table(("node", "ranks", "phase", "own", "median", "factor"), rows, left=3)
         page.rest(MAX_ROWS, len(ordered), "stragglers")
-    elif report.start.nodes > 1:
+    elif report.start.nodes > 1 or within:
         page.heading("Stragglers: none")
+    if within:
+        times = words.count(within, "time")
+        page.note(f"not named, as within its phase's own spread: {times} a slow process")
     skew = report.skew
     if skew.reference is not None:
         unknown = (
