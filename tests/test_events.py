@@ -142,6 +142,28 @@ def test_secrets_never_reach_an_event(tmp_path):
     assert "https://***@h/a?*** now" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            ["sh", "-c", "export HF_TOKEN=s3c\npip -i https://u:s3c@h/x a && python t.py --lr 3"],
+            "sh -c export HF_TOKEN=***\npip -i https://***@h/x a && python t.py --lr 3",
+        ),
+        (["sh", "-c", "a --token \\\n  s3c b"], "sh -c a --token \\\n  *** b"),
+        (["sh", "-c", "cd x; PASSWORD='my s3c pass' run it"], "sh -c cd x; PASSWORD=*** run it"),
+        (["sh", "-c", "A=1\tAPI_KEY=s3c run"], "sh -c A=1 API_KEY=*** run"),
+        (["curl", "-H", "Authorization: Bearer s3c", "x"], "curl -H Authorization: *** *** x"),
+        (["sh", "-c", "curl -H 'X-Auth-Token: s3c' x"], "sh -c curl -H 'X-Auth-Token: *** x"),
+        (["--password=two s3c words", "z"], "--password=*** z"),
+        (["--password", "two s3c words", "z"], "--password *** z"),
+        (["--access-key=s3c", "AWS_ACCESS_KEY_ID=s3c"], "--access-key=*** AWS_ACCESS_KEY_ID=***"),
+        (["sh", "-c", 'echo "$X"  y\n\nz', "--key-file", "f"], None),
+    ],
+)
+def test_secrets_in_scripts_and_headers(words, shown):
+    assert " ".join(events.redact(words)) == (" ".join(words) if shown is None else shown)
+
+
 def test_threads_do_not_take_each_others_spans_for_parents(tmp_path):
     writer = events.open_writer(str(tmp_path), {})
     ready = threading.Barrier(2)

@@ -17,29 +17,82 @@ if TYPE_CHECKING:
 
     Environ = Mapping[str, str]
 
-_SECRET_WORDS = ("token", "passw", "secret", "credential", "apikey", "api_key", "auth")
+_SECRET_WORDS = (
+    "token",
+    "passw",
+    "secret",
+    "credential",
+    "signature",
+    "apikey",
+    "api_key",
+    "access_key",
+    "private_key",
+    "auth",
+)
+_SCHEMES = ("bearer", "basic")  # of an HTTP Authorization header: the secret is the word after
+_QUOTES = "'\""
 
 
 def redact(words: Iterable[str]) -> list[str]:
     """Return a command's words without what looks like a secret.
 
     Hidden are the credentials and queries of URLs, the value in `NAME=VALUE` and the word after
-    `--NAME` where NAME speaks of a token, password, secret, key or credential.
+    `--NAME` or `NAME:` where NAME speaks of a token, password, secret, signature, credential,
+    authorization or a key to something; also inside a word that is itself a script or a header,
+    as in `sh -c SCRIPT`. By hand: `re` costs more than everything else that `run` does.
     """
     out: list[str] = []
-    hide_next = False
+    hide = False
     for word in words:
-        name, equals, _ = word.partition("=")
-        plain = name.lower().replace("-", "_")
-        secret = any(mark in plain for mark in _SECRET_WORDS) and " " not in name
-        if hide_next and not word.startswith("-"):
-            out.append("***")
-        elif secret and equals:
-            out.append(name + "=***")
-        else:
-            out.append(redact_url(word))
-        hide_next = secret and not equals and word.startswith("-")
+        name = word.partition("=")[0]
+        if not (hide or _is_secret(name)) and len(word.split(None, 1)) > 1:
+            out.append(_redact_script(word))
+            continue
+        shown, hide = _redact_word(word, hide)
+        out.append(shown)
     return out
+
+
+def _is_secret(name: str) -> bool:
+    plain = name.lower().replace("-", "_")
+    return any(mark in plain for mark in _SECRET_WORDS) and len(name.split(None, 1)) < 2
+
+
+def _redact_word(word: str, hide: bool) -> tuple[str, bool]:
+    """Return a word as it may be shown, and whether the next one is to be hidden."""
+    bare = word.strip(_QUOTES)
+    if hide and not word.startswith("-"):
+        return "***", bare.lower() in _SCHEMES
+    name, equals, _ = word.partition("=")
+    if _is_secret(name):
+        if equals:
+            return name + "=***", False
+        return word, word.startswith("-") or bare.endswith(":")
+    return redact_url(word), bare.lower() in _SCHEMES
+
+
+def _redact_script(text: str) -> str:
+    """Redact the words of a script; what stays keeps its place and its lines (tabs are blanks)."""
+    out: list[str] = []
+    hide = False
+    quote = ""  # open since a hidden value began
+    for word in text.replace("\t", " ").replace("\n", " \n ").split(" "):
+        if word in ("", "\\", "\n"):
+            out.append(word)  # a line that goes on does not separate an option from its value
+        elif quote:
+            quote = "" if quote in word else quote
+        else:
+            shown, hide = _redact_word(word, hide)
+            out.append(shown)
+            if shown == "***" or shown.endswith("=***"):
+                quote = _open_quote(word)
+    return " ".join(out).replace(" \n ", "\n")
+
+
+def _open_quote(word: str) -> str:
+    """Return the quote that a value (after `=`, or the whole word) opens and leaves open."""
+    value = word.partition("=")[2] or word
+    return value[0] if value[0] in _QUOTES and value.count(value[0]) == 1 else ""
 
 
 # --- what the environment tells -----------------------------------------------------------------
