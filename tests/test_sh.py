@@ -106,6 +106,43 @@ def test_trace_ids_are_pythons(shell, tmp_path):
     assert "bootseer.world_size" not in resource
 
 
+HANDED = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "88"},
+        {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "2", "BOOTSEER_ATTEMPT": "1"},
+        {"BOOTSEER_TRACEPARENT": HANDED, "TORCHELASTIC_RESTART_COUNT": "0"},
+        {"BOOTSEER_TRACEPARENT": HANDED, "TORCHELASTIC_RESTART_COUNT": "3"},
+    ],
+)
+def test_job_and_restart_are_read_as_python_does(shell, tmp_path, env):
+    """What a command below a phase of the shell writes joins the shell's trace again."""
+    (tmp_path / "sh").mkdir()
+    inner = " ".join([*BOOTSEER, "event", "point", "below"])
+    script(shell, f"bootseer_point a; bootseer_phase p {inner}", tmp_path / "sh", **env)
+    run([*BOOTSEER, "event", "point", "b"], tmp_path / "python", env=clean_env(**env))
+    found = [e for e in lines(tmp_path / "sh") if e["event"] != "resource"]
+    assert {e["trace_id"] for e in found} == {named(tmp_path / "python", "b")[0]["trace_id"]}
+    keys = ("bootseer.job_uid", "bootseer.attempt", "bootseer.start.kind")
+    said = {
+        tuple(e["attributes"].get(key) for key in keys)
+        for e in lines(tmp_path / "sh") + lines(tmp_path / "python")
+        if e["event"] == "resource"
+    }
+    assert len(said) == 1
+
+
+def test_torchruns_none_is_no_job(shell, tmp_path):
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        script(shell, "bootseer_point a", tmp_path / place, TORCHELASTIC_RUN_ID="none")
+    one, two = (named(tmp_path / place, "a")[0]["trace_id"] for place in ("one", "two"))
+    assert one != two
+
+
 @pytest.mark.parametrize("place", [None, "file/below"])
 def test_without_a_place_nothing_happens(shell, tmp_path, place):
     (tmp_path / "file").write_text("")

@@ -92,24 +92,31 @@ _bootseer_attribute() {
     esac
 }
 
+# Sets _bootseer_trace to the first 16 bytes of the hash of $1, or to less.
+_bootseer_hash() {
+    _bootseer_trace=$(printf '%s' "$1" | sha256sum) || _bootseer_trace=
+    _bootseer_trace=${_bootseer_trace%%[!0-9a-f]*}
+    _bootseer_trace=${_bootseer_trace%????????????????????????????????}
+}
+
 _bootseer_trace_id() {
-    _bootseer_trace=
+    _bootseer_trace='' _bootseer_base=''
     case ${BOOTSEER_TRACEPARENT-} in
         ??-????????????????????????????????-????????????????-??)
             _bootseer_trace=${BOOTSEER_TRACEPARENT#*-}
             _bootseer_base=${_bootseer_trace#*-}
             _bootseer_base=${_bootseer_base%-*}
             _bootseer_trace=${_bootseer_trace%%-*}
-            return 0
+            [ "${TORCHELASTIC_RESTART_COUNT:-0}" != "${BOOTSEER_TRACE_RESTART:-0}" ] || return 0
+            _bootseer_base=''
+            _bootseer_hash "$_bootseer_trace:${TORCHELASTIC_RESTART_COUNT:-0}" # restarted in place
+            ;;
+        *)
+            if [ -n "$_bootseer_uid" ]; then # the same on every node
+                _bootseer_hash "$_bootseer_uid:$_bootseer_attempt"
+            fi
             ;;
     esac
-    _bootseer_base=
-    if [ -n "$_bootseer_uid" ]; then # the same on every node
-        _bootseer_trace=$(printf '%s:%s' "$_bootseer_uid" "$_bootseer_attempt" | sha256sum) ||
-            _bootseer_trace=
-        _bootseer_trace=${_bootseer_trace%%[!0-9a-f]*}
-        _bootseer_trace=${_bootseer_trace%????????????????????????????????}
-    fi
     if [ ${#_bootseer_trace} -ne 32 ]; then
         _bootseer_random
         _bootseer_trace=$_bootseer_hex
@@ -118,13 +125,40 @@ _bootseer_trace_id() {
     fi
 }
 
+# Sets what the environment says of the job, as bootseer.profiler.resource reads it.
+_bootseer_job() {
+    _bootseer_uid=''
+    for _bootseer_text in "${BOOTSEER_JOB_UID-}" "${TORCHELASTIC_RUN_ID-}" "${SLURM_JOB_ID-}" \
+        "${PBS_JOBID-}" "${LSB_JOBID-}"; do
+        case $_bootseer_text in
+            '' | none) : ;; # torchrun says none where nobody chose an id
+            *)
+                _bootseer_uid=$_bootseer_text
+                break
+                ;;
+        esac
+    done
+    _bootseer_attempt=${BOOTSEER_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}
+    case $_bootseer_attempt in
+        *[!0-9]* | 0?* | ??????????*) _bootseer_attempt=0 ;;
+    esac
+    _bootseer_kind=first
+    [ "$_bootseer_attempt" -eq 0 ] || _bootseer_kind=restart
+    case ${TORCHELASTIC_RESTART_COUNT-} in
+        '' | *[!0-9]* | 0* | ??????????*) : ;;
+        *)
+            _bootseer_kind=restart_in_place
+            _bootseer_attempt=$((_bootseer_attempt + TORCHELASTIC_RESTART_COUNT))
+            ;;
+    esac
+}
+
 _bootseer_describe() {
     _bootseer_host=${HOSTNAME-}
     if [ -z "$_bootseer_host" ]; then
         _bootseer_host=$(uname -n) || _bootseer_host=localhost
     fi
-    _bootseer_uid=${BOOTSEER_JOB_UID:-${TORCHELASTIC_RUN_ID:-${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID-}}}}}
-    _bootseer_attempt=${BOOTSEER_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}
+    _bootseer_job
     _bootseer_boot=
     read -r _bootseer_boot < /proc/sys/kernel/random/boot_id || _bootseer_boot=
     _bootseer_resource='"process.pid":'$_bootseer_pid
@@ -134,6 +168,7 @@ _bootseer_describe() {
     _bootseer_attribute bootseer.boot_id "$_bootseer_boot"
     _bootseer_attribute bootseer.job_uid "$_bootseer_uid"
     _bootseer_attribute bootseer.attempt "$_bootseer_attempt" number
+    _bootseer_attribute bootseer.start.kind "$_bootseer_kind"
     _bootseer_attribute bootseer.rank "${RANK:-${SLURM_PROCID-}}" number
     _bootseer_attribute bootseer.world_size "${WORLD_SIZE:-${SLURM_NTASKS-}}" number
     _bootseer_attribute bootseer.local_rank "${LOCAL_RANK:-${SLURM_LOCALID-}}" number
@@ -214,6 +249,9 @@ _bootseer_new_span() {
 
 _bootseer_export() {
     _bootseer_innermost
+    if [ -n "${TORCHELASTIC_RESTART_COUNT-}" ]; then
+        export BOOTSEER_TRACE_RESTART="$TORCHELASTIC_RESTART_COUNT"
+    fi
     if [ -n "$_bootseer_parent" ]; then
         export BOOTSEER_TRACEPARENT="00-$_bootseer_trace-$_bootseer_parent-01"
     else
