@@ -304,3 +304,41 @@ def test_a_start_of_points_only(tmp_path: Path) -> None:
     assert report.start.duration_s == 0
     assert report.critical_path == ()
     json.dumps(report.to_json(), allow_nan=False)
+
+
+def repeated(folder: Path) -> list[str]:
+    return [p.file for p in report_of(folder).problems if p.kind == "repeated-start"]
+
+
+def test_a_job_that_ran_again_under_one_uid_and_attempt_is_named(tmp_path: Path) -> None:
+    EventFile("a").span("job", 0, 20, status="error").write(tmp_path)
+    second = EventFile("a").span("job", 30, None)
+    second.span("imports", 31, 35).point("first_step", 40)
+    assert repeated(tmp_path) == []
+    path = second.write(tmp_path)
+    assert repeated(tmp_path) == [str(path)]
+    # As long as the first one's end is unknown, both may run side by side ...
+    EventFile("b").span("job", 0, None).write(tmp_path / "killed")
+    EventFile("b").span("job", 30, None).write(tmp_path / "killed")
+    assert repeated(tmp_path / "killed") == []
+    # ... but not with one process id, as a restarted container's first process has.
+    for entry in ("job", "start"):
+        folder = tmp_path / entry
+        for at_s in (0, 30):
+            file = EventFile("c", process__pid=7)
+            file.span("job", at_s, None) if entry == "job" else file.point("start", at_s)
+            file.write(folder)
+        assert len(repeated(folder)) == 1
+
+
+def test_what_runs_side_by_side_or_inside_is_no_second_start(tmp_path: Path) -> None:
+    EventFile("a").span("job", 0, 20).write(tmp_path)
+    EventFile("a").span("job", 19, 30).write(tmp_path)  # beside it
+    EventFile("b").span("job", 40, 50).write(tmp_path)  # another node
+    inner = EventFile("a")
+    inner.line("begin", 1, "job", 31, parent_span_id="c" * 16)
+    inner.line("end", 1, "job", 32, parent_span_id="c" * 16)
+    inner.write(tmp_path)
+    for rank in (0, 1):
+        EventFile("a", rank).span("job", 60 + 10 * rank, 65 + 10 * rank).write(tmp_path)
+    assert repeated(tmp_path) == []

@@ -93,7 +93,7 @@ def analyse(
     chosen = prepare(choose(loaded, trace_id))
     others = [prepare(s) for s in loaded.starts if s is not chosen.start]
     every = sorted([chosen, *others], key=lambda p: p.summary.began_unix_s, reverse=True)
-    problems = loaded.problems
+    problems = (*loaded.problems, *incidents.repeated(chosen.start))
     comparison = None
     if baseline is not None:
         comparison = compare_starts([prepare(s) for s in baseline.starts], every)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from bootseer.profiler.lanes import FIRST_STEP, WHOLE, Lanes
 from bootseer.profiler.records import Identity, Span, Start
-from bootseer.profiler.report_model import Incident, Killed
+from bootseer.profiler.report_model import Incident, Killed, Problem
 from bootseer.profiler.totals import Extras
 
 _NAMED_NODES = 10
@@ -58,6 +59,43 @@ def incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Incide
         nodes = tuple(sorted({node for _, node in seen})[:_NAMED_NODES])
         out.append(Incident(kind, phase, reason, len(seen), nodes, min(seen)[0]))
     return tuple(sorted(out, key=lambda i: (i.first_s, i.phase, i.reason)))
+
+
+_ENTRIES = (WHOLE, "start")  # what `run` and `start` write first
+_REPEATED = (
+    "ran again under the same job uid and attempt, so several starts are taken for one; "
+    "count them in BOOTSEER_ATTEMPT"
+)
+
+
+def repeated(start: Start) -> tuple[Problem, ...]:
+    """Entry commands that ran again: one job uid and attempt, but more than one start.
+
+    A restarted container cannot know its attempt, so its events join those of the run before.
+    Told by the outermost `run` or `start` of one rank, else of one pod or node, that began after
+    another had ended, or had its process id, which two processes never have at a time.
+    """
+    entries: dict[tuple[object, ...], list[tuple[int, int | None, int | None, str]]] = defaultdict(
+        list
+    )
+    for source in start.sources:
+        who = source.identity
+        place = (who.node, who.pod) if who.rank is None else (who.rank,)
+        for span in source.spans:
+            if span.name not in _ENTRIES or span.parent_id is not None or span.begin_ns is None:
+                continue
+            ended = None if span.point or span.end_ns is None else span.end_ns + source.offset_ns
+            begun = span.begin_ns + source.offset_ns
+            entries[span.name, *place].append((begun, ended, who.process_id, source.file))
+    again: Counter[str] = Counter()
+    for found in entries.values():
+        for before, after in pairwise(sorted(found, key=lambda entry: entry[0])):
+            over = before[1] is not None and before[1] <= after[0]
+            same = before[2] is not None and before[2] == after[2] and before[3] != after[3]
+            again[after[3]] += over or same
+    return tuple(
+        Problem(file, "repeated-start", count, _REPEATED) for file, count in again.items() if count
+    )
 
 
 def _widen(extents: dict[str, tuple[int, int]], name: str, low: int, high: int) -> None:
