@@ -9,10 +9,11 @@ must be beyond what the phase's own spread explains,
 
 with sigma the standard deviation of log(own) over the bulk of the phase (values within 3.5
 robust deviations of the median), and t the Student quantile at 0.001 divided by the number of
-values tested in the whole start (Bonferroni), so that a start of pure noise names anybody at
-most once in a thousand starts. Few values know their own spread badly: sigma is therefore pooled
-with a prior of 0.1 worth 8 values. With fewer than about 30 values in a phase this favours the
-definition: of small starts of pure noise with sigma 0.2 in single values, up to 3 % name somebody.
+values tested in the whole start (Bonferroni), so that pure noise names a node in at most one of
+a thousand starts, and a single process likewise. Few values know their own spread badly: sigma is
+therefore pooled with a prior of 0.1 worth 8 values. With fewer than about 30 values in a phase
+this favours the definition: of small starts of pure noise with sigma 0.2 in single values, up to
+3 % name somebody.
 
 It is applied twice. To nodes first: a node's own work is the mean over its processes without the
 highest and the lowest (all of them below four), if at least three quarters of them finished the
