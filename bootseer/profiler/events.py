@@ -1,8 +1,8 @@
 """The event writer: one JSON object a line, each line one `os.write` to a file opened O_APPEND.
 
 Standard library only, Python 3.9, and importable without anything else of bootseer, so that one
-copied file is enough in a foreign image. Nothing here ever raises into a job: when events cannot
-be written, they are lost and the job goes on.
+copied file is enough in a foreign image (hence its length). Nothing here ever raises into a job:
+when events cannot be written, they are lost and the job goes on.
 
 Span ids: the first 10 hex digits are random and the same for all spans that one writer makes,
 the last 6 count up. The `resource` line of a writer has the count 000000, so a file to which
