@@ -182,6 +182,17 @@ def test_an_empty_start_says_what_it_knows():
         assert part not in shown
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_one_process_has_one_figure_a_phase(width):
+    phases = tuple(dataclasses.replace(p, nodes=1, processes=1) for p in samples.sample(1).phases)
+    shown = terminal(samples.sample(1, phases=phases), width)
+    assert "p99" not in shown
+    row = next(line for line in shown.splitlines() if line.startswith("  deps.install "))
+    deps = next(phase for phase in phases if phase.name == "deps.install")
+    assert row.split()[1:3] == [words.seconds(deps.p50_s), words.seconds(deps.wait_p50_s)]
+    assert ("1.4 GB" in row) == (width == 120)
+
+
 def test_writers_of_events_are_not_taken_for_the_job():
     start = samples.sample(2).start
     shown = words.scale(dataclasses.replace(start, ranks=0, gpus=None, processes=9))

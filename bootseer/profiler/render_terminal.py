@@ -14,6 +14,7 @@ from bootseer.profiler import render_common as words
 from bootseer.profiler.report_model import (
     Comparison,
     Incident,
+    PhaseStats,
     Report,
     Side,
     StartSummary,
@@ -117,24 +118,30 @@ def _verdict(report: Report, page: Page) -> None:
 
 
 def _phases(report: Report, page: Page) -> None:
+    alone = all(phase.processes <= 1 for phase in report.phases)
     if report.phases:
-        page.heading("Phases: own work over processes, waiting beside it")
-        columns = ["phase", "p50", "p90", "p99", "max", "max/med", "wait p50"]
+        title = "own work" if alone else "own work over processes"
+        page.heading(f"Phases: {title}, waiting beside it")
+        spread = ["own work"] if alone else ["p50", "p90", "p99", "max", "max/med"]
+        columns = ["phase", *spread, "waiting" if alone else "wait p50"]
         if page.wide:
-            columns += ["nodes", "processes", "bytes"]
-        rows = []
-        for phase in report.phases:
-            name = _short(phase.name, MAX_NAME - 2) if phase.parent else _short(phase.name)
-            row = ["  " + name if phase.parent else name]
-            figures = (phase.p50_s, phase.p90_s, phase.p99_s, phase.max_s)
-            row += [words.seconds(figure) for figure in figures]
-            row += [words.ratio(phase.max_over_median), words.seconds(phase.wait_p50_s)]
-            if page.wide:
-                row += [f"{phase.nodes:,}", f"{phase.processes:,}", words.size(phase.bytes)]
-            rows.append(row)
-        page.table(columns, rows)
+            columns += ["bytes"] if alone else ["nodes", "processes", "bytes"]
+        page.table(columns, [_phase_row(phase, alone, page.wide) for phase in report.phases])
     if report.not_observed:
         page.note(f"not observed: {', '.join(report.not_observed)}")
+
+
+def _phase_row(phase: PhaseStats, alone: bool, wide: bool) -> list[str]:
+    """One phase's cells; where no phase has more than one process, quantiles would say nothing."""
+    row = ["  " + _short(phase.name, MAX_NAME - 2) if phase.parent else _short(phase.name)]
+    figures = (phase.p50_s, phase.p90_s, phase.p99_s, phase.max_s)
+    row += [words.seconds(figure) for figure in (figures[:1] if alone else figures)]
+    row += [] if alone else [words.ratio(phase.max_over_median)]
+    row += [words.seconds(phase.wait_p50_s)]
+    if wide:
+        row += [] if alone else [f"{phase.nodes:,}", f"{phase.processes:,}"]
+        row += [words.size(phase.bytes)]
+    return row
 
 
 def _critical_path(report: Report, page: Page) -> None:
