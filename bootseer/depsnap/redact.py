@@ -1,7 +1,8 @@
 """Credentials out of words, texts and URLs before they are hashed, stored or shown (pure).
 
-What is removed: user and password of a URL; the value of a query parameter, option or shell
-assignment whose name says that it is secret. The rest stays, so that two starts which differ in
+What is removed: user and password of a URL; the value of a query parameter, option, header or shell
+assignment whose name says that it is secret; the password of curl's `-u USER:PASSWORD`; words that
+have the form of a well-known service's token. The rest stays, so that two starts which differ in
 nothing but a token still have one key.
 """
 
@@ -13,31 +14,49 @@ from collections.abc import Iterable
 GONE = "***"
 SECRET_NAME = (
     r"[\w-]*(?:token|secret|passw(?:or)?d|credential|signature|api[_-]?key|access[_-]?key)[\w-]*"
+    r"|(?:[\w-]*[_-])?(?:auth|pat)"
 )
 
 _URL_USER = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"@]*(?:@[^/\s'\"@]*)*@")
+# `tokenizers==0.19` and `tiktoken = "^0.7"` are packages: what decides an install must stay.
+_NO_VERSION = r"(?!=|['\"]?[\^~<>=! ]*\d+(?:\.[\w*]+)+)"
 _NAMED = re.compile(
-    rf"(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key(?==)))(?P<mark>=)(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)",
+    rf"(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key)(?==))(?P<mark>=){_NO_VERSION}(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)",
     re.IGNORECASE | re.MULTILINE,
 )
-_SECRET_OPTION = re.compile(rf"--{SECRET_NAME}", re.IGNORECASE)
+_HEADER = re.compile(
+    r"(?P<name>\b(?:(?:proxy-)?authorization|(?:private|job|deploy|x(?:-[\w-]+)?)-(?:token|key))\s*:\s*)"
+    r"(?:(?:bearer|basic|token)\s+)?[^\s'\"]+",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"(?P<name>(?:^|\s)(?:-u|--user|--proxy-user)[\s=]*['\"]?[^\s:'\"]+:)[^\s'\"]+")
+_SHAPED = re.compile(
+    r"\b(?:(?:gh[opsur]|hf)_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9]{20,}"
+    r"|(?:glpat|xox[abp])-[\w-]{10,}|pypi-AgE[\w-]+|AKIA[0-9A-Z]{16}\b)"
+)
+_SECRET_OPTION = re.compile(rf"--(?:{SECRET_NAME})", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|SIGNATURE|API_?KEY|ACCESS_?KEY|USERNAME|KEYRING"
+    r"TOKEN(?!IZE)|SECRET|PASSWORD|PASSWD|CREDENTIAL|SIGNATURE|API_?KEY|ACCESS_?KEY|USERNAME|KEYRING"
 )
 
 
 def text(value: str) -> str:
     """A text without credentials; applying it twice changes nothing more."""
-    return _NAMED.sub(rf"\g<name>\g<mark>{GONE}", _URL_USER.sub(r"\g<scheme>", value))
+    plain = _NAMED.sub(rf"\g<name>\g<mark>{GONE}", _URL_USER.sub(r"\g<scheme>", value))
+    for pattern in (_HEADER, _LOGIN):
+        plain = pattern.sub(rf"\g<name>{GONE}", plain)
+    return _SHAPED.sub(GONE, plain)
 
 
 def words(command: Iterable[str]) -> list[str]:
     """A command's words without credentials, `--token VALUE` pairs included."""
     out: list[str] = []
-    hide = False
+    before = ""
     for word in command:
-        out.append(GONE if hide else text(word))
-        hide = bool(_SECRET_OPTION.fullmatch(word))
+        hide = _SECRET_OPTION.fullmatch(before)
+        login = _LOGIN.fullmatch(f"{before} {word}")
+        out.append(GONE if hide else f"{word.partition(':')[0]}:{GONE}" if login else text(word))
+        before = word
     return out
 
 
