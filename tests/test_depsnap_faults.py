@@ -18,7 +18,8 @@ import pytest
 from depsnode import Node
 from wheelhouse import make_wheel
 
-from bootseer.depsnap import records
+from bootseer.depsnap import archive, records, scan
+from bootseer.depsnap.model import RootDelta
 from bootseer.storage.base import open_store
 
 
@@ -491,6 +492,43 @@ def test_record_that_writes_elsewhere_is_refused(node: Node) -> None:
     path.write_text(json.dumps(body | {"roots": ["/etc"]}))
     node.fresh()
     assert "/etc" in fell_back(node)
+
+
+def test_newest_of_another_base_is_not_taken(node: Node) -> None:
+    """`latest/` is unsigned: who writes there must not choose another environment."""
+    node.run()
+    node.fresh()
+    node.run(command=node.counted([*node.plain, "bootseer-alpha"]))
+    mine, other = (json.loads(p.read_text()) for p in node.store.glob("deps/*/record-*.json"))
+    (node.store / f"deps/latest/{mine['base']}.json").write_text(json.dumps({"key": other["key"]}))
+    (node.store / f"deps/latest/{other['base']}.json").write_text(json.dumps({"key": mine["key"]}))
+    node.fresh()
+    node.run("--resolve-timeout", 0)
+    assert node.last() == ("ok", "published")
+    assert node.works()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_archive_that_writes_elsewhere_is_refused(node: Node, *, shared: bool) -> None:
+    """The record names the command's roots alone, the archive that it points to another."""
+    published(node)
+    other = node.home / "elsewhere"
+    other.mkdir()
+    (other / "file").write_text("x")
+    (path,) = node.archives()
+    info = archive.create(str(path), [RootDelta.of_tree(scan.scan(str(other)))])
+    shutil.rmtree(other)
+    (record,) = node.store.glob("deps/*/record-*.json")
+    body = json.loads(record.read_text())
+    for field in ("size", "raw_bytes", "entries", "index_digest", "tree_digest"):
+        body["archive"][field] = getattr(info, field)
+    record.write_text(json.dumps(body))
+    node.fresh()
+    assert node.run(cache_shared=shared).returncode == 0
+    assert "roots" in node.reason()
+    assert node.last() == ("fallback", "published")
+    assert not other.exists()
+    assert node.works()
 
 
 def test_signed_records(node: Node, tmp_path: Path) -> None:

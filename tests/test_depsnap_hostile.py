@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import zstandard
 from hostile import ROOT, build, entry
 from snaptrees import describe, leftovers
 
-from bootseer.depsnap.model import Limits
+from bootseer.depsnap.model import Digest, Limits
 from bootseer.depsnap.restore import restore
 from bootseer.errors import BootseerError, CorruptDataError, NoSpaceError
 
@@ -58,6 +60,30 @@ ATTACKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "frame altered": ([entry("f", data=b"x")], {"frame": {"digest": "0" * 64}}),
     "frame no zstd": ([entry("f", data=b"x")], {"frame": {"bytes": b"no zstd at all"}}),
     "index bomb": ([entry("f", data=b"x")], {"skipped": ["x" * (2 << 20)]}),
+    "staging": ([entry(".bootseer-stage", "d")], {}),
+    "journal": (
+        [entry("d", "d"), entry("d/.bootseer-stage", "d"), entry("d/.bootseer-stage/x", data=b"")],
+        {},
+    ),
+    "deletion of a staging": (
+        [entry("f", data=b"x")],
+        {"roots": [{"root": ROOT, "count": 2, "deleted": [".bootseer-stage/old"]}]},
+    ),
+    "one name in two spellings": ([entry("é", data=b"1"), entry("\udcc3\udca9", data=b"2")], {}),
+    "link over a directory": (
+        [entry("é", "d"), entry("é/f", data=b"1"), entry("\udcc3\udca9", "l", link="/tmp")],
+        {},
+    ),
+    "no name": ([entry("\ud800", data=b"x")], {}),
+    "link to no name": ([entry("s", "l", link="\ud800")], {}),
+    "overlay redirect": ([entry("d", "d", xattrs={"trusted.overlay.redirect": b"/etc"})], {}),
+    "attribute with nul": ([entry("f", data=b"x", xattrs={"user.a\0b": b"1"})], {}),
+    "attributes of nobody": ([entry("f", data=b"x")], {"xattrs": {"99": [["user.a", ""]]}}),
+    "segments of nobody": ([entry("f", data=b"x")], {"segments": {"99": [0, 1]}}),
+    "two slashes": (
+        [entry("f", data=b"x")],
+        {"roots": [{"root": "//r", "count": 2, "deleted": []}]},
+    ),
     "deletion outside": (
         [entry("f", data=b"x")],
         {"roots": [{"root": ROOT, "count": 2, "deleted": ["../victim"]}]},
@@ -95,6 +121,40 @@ def test_attack_is_refused_and_nothing_is_left(tmp_path: Path, name: str) -> Non
         restore(str(tmp_path / "a"), digest, targets, limits=LIMITS)
     assert describe(tmp_path / "in") == before
     assert not os.path.lexists("/tmp/escaped")
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (Limits(roots=("/somewhere/else",)), "roots"),
+        (Limits(roots=(ROOT, "/another")), "roots"),
+        (Limits(raw=4), "data"),
+        (Limits(entries=1), "entries"),
+    ],
+)
+def test_an_archive_that_is_not_what_its_record_says(
+    tmp_path: Path, limits: Limits, why: str
+) -> None:
+    digest = build(tmp_path / "a", [entry("f", data=b"hello")])
+    with pytest.raises(CorruptDataError, match=why):
+        restore(str(tmp_path / "a"), digest, {ROOT: str(tmp_path / "t")}, limits=limits)
+    assert sorted(os.listdir(tmp_path)) == ["a"]
+
+
+def test_a_stored_frame_no_longer_than_zstd_makes_it(tmp_path: Path) -> None:
+    """Else a sparse file of 2 GiB in the store would be read into every worker's memory."""
+    digest = build(tmp_path / "a", [entry("f", data=b"x")], frame={"bytes": bytes(1 << 20)})
+    with pytest.raises(CorruptDataError, match="1048576 bytes, 1 unpacked"):
+        restore(str(tmp_path / "a"), digest, {ROOT: str(tmp_path / "t")})
+
+
+def test_an_index_nested_too_deep(tmp_path: Path) -> None:
+    stored = zstandard.ZstdCompressor().compress(b"[" * 500_000)
+    tail = stored + struct.pack("<Q8s", len(stored), b"bootseer")
+    (tmp_path / "a").write_bytes(struct.pack("<II", 0x184D2A5E, len(tail)) + tail)
+    digest = Digest(hashlib.sha256(stored).hexdigest())
+    with pytest.raises(CorruptDataError, match="malformed"):
+        restore(str(tmp_path / "a"), digest, {ROOT: str(tmp_path / "t")})
 
 
 def test_the_builder_makes_good_archives_too(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap import key, redact, roots
+from bootseer.depsnap import key, redact, requirements, roots
 from bootseer.depsnap.command import plan
-from bootseer.errors import NotFoundError
+from bootseer.errors import NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
 
@@ -173,6 +173,11 @@ SECRET = "s3cr3tv4lue"
         f"--api-key={SECRET}",
         f"HF_TOKEN={SECRET} pip install x",
         f"export MY_SECRET='{SECRET}'",
+        f"curl -H 'Authorization: Bearer {SECRET}' https://h",
+        f"Private-Token: {SECRET}",
+        f"GITHUB_PAT={SECRET} pip install x",
+        f"--auth={SECRET}",
+        f"curl -u me:{SECRET} https://h",
     ],
 )
 def test_secrets_leave_words_and_texts(word: str) -> None:
@@ -182,6 +187,12 @@ def test_secrets_leave_words_and_texts(word: str) -> None:
 
 def test_secret_after_its_option() -> None:
     assert redact.words(["x", "--token", SECRET, "y"]) == ["x", "--token", "***", "y"]
+    assert redact.words(["curl", "-u", f"me:{SECRET}", "y"]) == ["curl", "-u", "me:***", "y"]
+
+
+def test_tokens_are_known_by_their_form() -> None:
+    for start in ("ghp_", "hf_", "github_pat_", "sk-", "glpat-"):
+        assert redact.text(f"git clone {start}{'a1B2' * 6} x") == "git clone *** x"
 
 
 def test_ordinary_words_stay() -> None:
@@ -256,7 +267,100 @@ def test_each_input_changes_the_key(project: Project, tmp_path: Path) -> None:
     (project.home / ".config/pip").mkdir(parents=True)
     (project.home / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://h/two\n")
     seen["settings"] = project.key().digest
+    project.environ["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
+    (tmp_path / "xdg/pip").mkdir(parents=True)
+    (tmp_path / "xdg/pip/pip.conf").write_text("[global]\nindex-url = https://h/three\n")
+    seen["other settings"] = project.key().digest
+    (tmp_path / "pyproject.toml").write_text("[tool.uv]\nindex-url = 'https://h/four'\n")
+    seen["uv's settings"] = project.key().digest
+    seen["excluded"] = project.key(exclude=("*.so",)).digest
+    (project.home / "c.txt").write_text("six<2\n")
+    constrained = [*project.command, "-c", "c.txt"]
+    seen["constrained"] = project.key(constrained).digest
+    (project.home / "c.txt").write_text("six<3\n")
+    seen["constraint"] = project.key(constrained).digest
+    (tmp_path / "more/numpy-2.dist-info").mkdir(parents=True)
+    project.environ["PYTHONPATH"] = str(tmp_path / "more")
+    seen["in reach"] = project.key().digest
     assert len(set(seen.values())) == len(seen), seen
+
+
+def test_packages_of_the_system_count_where_they_are_seen(tmp_path: Path) -> None:
+    """pip installs nothing again that lies below the environment."""
+    base = tmp_path / "base"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", base], check=True)
+    site = next(base.glob("lib/python3*/site-packages"))
+    (site / "base.pth").write_text("import site; site.addsitedir('" + str(tmp_path / "sys") + "')")
+    (tmp_path / "sys/numpy-1.dist-info").mkdir(parents=True)
+    command = [f"{base}/bin/python", "-m", "pip", "install", "--no-deps", "six==1"]
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+
+    def digest() -> str:
+        target = roots.find(command, environ, str(tmp_path))
+        question = key.Question(command, (), target, "state", environ, str(tmp_path))
+        return key.make(question).digest
+
+    first = digest()
+    (site / "six-1.dist-info").mkdir()
+    assert digest() == first, "what lies in the root counts by the state before"
+    (tmp_path / "sys/pandas-1.dist-info").mkdir()
+    assert digest() != first
+
+
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [
+        (["--no-deps", "six==1.0", "a-b[x] === 2 ; python_version>'3'", "./pkg"], True),
+        (["--require-hashes", "six"], True),
+        (["six==1.0"], False),
+        (["--no-deps", "six"], False),
+        (["--no-deps", "six==1.*"], False),
+        (["--no-deps", "six>=1"], False),
+        (["--no-deps", "six==1.0", "x @ git+https://h/x@main"], False),
+    ],
+)
+def test_an_index_has_a_say_unless_all_is_exact(
+    tmp_path: Path, words: list[str], *, closed: bool
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    installs = plan(["pip", "install", *words])
+    assert requirements.inputs(installs, str(tmp_path)).open_ended is not closed
+    (tmp_path / "r.txt").write_text("".join(f"{w} # why\n" for w in words if w[0] != "-"))
+    options = [w for w in words if w[0] == "-"]
+    installs = plan(["pip", "install", *options, "-r", "r.txt"])
+    assert requirements.inputs(installs, str(tmp_path)).open_ended is not closed
+
+
+def test_a_project_of_uv_is_found_from_below_and_open_without_a_lock(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname='x'\n")
+    (tmp_path / "sub").mkdir()
+    installs = plan(["uv", "sync"])
+    found = requirements.inputs(installs, str(tmp_path / "sub"))
+    assert found.open_ended
+    assert [label.rpartition("/")[2] for label in found.digests] == ["pyproject.toml"]
+    (tmp_path / "uv.lock").write_text("version = 1\n")
+    found = requirements.inputs(installs, str(tmp_path / "sub"))
+    assert not found.open_ended
+    assert len(found.digests) == 2
+
+
+@pytest.mark.parametrize("name", ["tokenizers", "tiktoken", "secretstorage", "auth-client"])
+@pytest.mark.parametrize("form", ["{}=={}", '{} = "^{}"', '{}="^{}"', "{}={}=py3", "{}: {}"])
+def test_a_package_that_is_named_like_a_secret_is_none(
+    project: Project, name: str, form: str
+) -> None:
+    seen = set()
+    for version in ("0.15.2", "0.19.1"):
+        (project.home / "requirements.txt").write_text(form.format(name, version))
+        seen.add(project.key([*project.command[:2], "--require-hashes", "-r", "requirements.txt"]))
+    assert len(seen) == 2
+
+
+def test_a_credential_is_refused_as_a_part_of_the_key(project: Project) -> None:
+    project.environ |= {"MY_TOKEN": SECRET, "TOKENIZERS_VERSION": "1"}
+    with pytest.raises(UsageError, match="MY_TOKEN"):
+        project.key(key_env=("MY_TOKEN",))
+    assert project.key(key_env=("TOKENIZERS_VERSION",)).digest != project.key().digest
 
 
 def test_neutral_variables_do_not_change_the_key(project: Project) -> None:

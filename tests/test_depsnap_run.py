@@ -86,6 +86,51 @@ def test_restart_in_place_does_nothing(node: Node) -> None:
     assert node.installs == 1
 
 
+def test_after_a_reboot_what_stands_is_put_there_anew(node: Node) -> None:
+    """Nothing was synced: files of another boot may be empty, though their names are there."""
+    published(node)
+    (note,) = node.cache.glob("deps/targets/*.json")
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"boot": "another"}))
+    (module,) = node.place.glob("lib/python3*/site-packages/bootseer_alpha/__init__.py")
+    module.write_text("")
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+    node.run()
+    assert node.last() == ("ok", "in place")
+    assert node.installs == 1
+
+
+def test_an_install_on_top_of_another_is_not_one_from_nothing(tmp_path: Path) -> None:
+    """The second finds a part of what it needs there, which its snapshot then lacks."""
+    for name in ("alpha", "beta"):
+        make_wheel(tmp_path / "wheels", f"bootseer_{name}", "1.0")
+    node = Node(tmp_path, tmp_path / "wheels", tool="uv")
+    second = node.counted([*node.plain[:-2], "bootseer-alpha", "bootseer-beta"])
+    for _ in range(2):
+        node.run()
+        assert node.run(command=second).returncode == 0
+        assert node.last()[0] == "ok"
+        node.fresh()
+    assert node.last() == ("ok", "restored")
+    assert node.installs == 2
+    node.run(command=second)
+    assert node.last() == ("ok", "published")
+    assert node.works()
+
+
+def test_what_was_left_out_is_not_given_to_those_who_want_it(node: Node) -> None:
+    node.run("--exclude", "data.txt")
+    node.fresh()
+    node.run("--exclude", "data.txt")
+    assert node.last() == ("ok", "restored")
+    assert not list(node.place.rglob("data.txt"))
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "published")
+    assert list(node.place.rglob("bootseer_alpha/data.txt"))
+
+
 def test_removed_package_is_restored_in_place(node: Node) -> None:
     published(node)
     for path in node.place.glob("lib/python3*/site-packages/bootseer_alpha*"):
@@ -127,6 +172,8 @@ def test_venv_that_the_command_makes(node: Node) -> None:
     command = ["sh", "-c", f"echo x >> {node.count}; {script}"]
     assert node.run(command=command).returncode == 0
     assert node.last() == ("ok", "published")
+    assert node.run(command=command).returncode == 0
+    assert node.last() == ("ok", "in place")
     shutil.rmtree(node.place)
     node.cache = node.cache.with_name("cache9")
     assert node.run(command=command).returncode == 0

@@ -1,9 +1,11 @@
 """Every check of an index that a hostile archive needs. Pure.
 
 The rules: each path is its root's or lies in a directory that the index itself holds, so nothing
-can leave the root or be written through a link; no path twice; only files, directories and links;
-hard links only to files of the same root; sizes, holes, entries and frames within `Limits`; the
-frames cover the archive without gap and hold each file's data exactly once.
+can leave the root or be written through a link; no path twice, in whatever spelling; no name of our
+own staging places, whose journals a later restore would obey; only files, directories and links;
+hard links only to files of the same root; no attribute that is a host's own; sizes, holes,
+entries and frames within `Limits`; the frames cover the archive without gap and hold each file's
+data exactly once.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from bootseer.depsnap.model import (
     DIRECTORY,
     FILE,
     HARDLINK,
+    HOST_XATTRS,
     SYMLINK,
+    WORK_PREFIX,
     Digest,
     Limits,
     XAttrs,
@@ -45,6 +49,8 @@ def check(document: dict[str, Any], digest: Digest, end: int | None, limits: Lim
     if max(columns["uid"] + columns["gid"], default=0) >= (1 << 32) - 1:
         raise BadIndexError("an impossible owner")
     roots = _roots(document["roots"], count, path, kind)
+    if limits.roots is not None and {r.root for r in roots} != set(limits.roots):
+        raise BadIndexError("its roots are not those that its record names")
     parent, name = _names(roots, path, kind, limits)
     link = {int(k): v for k, v in document["link"].items()}
     _check_links(roots, path, kind, link)
@@ -92,6 +98,8 @@ def _with_data(index: Index, limits: Limits) -> Index:
         elif index.size[entry]:
             raise BadIndexError("something else than a file has a size")
     raw_bytes = sum(wanted.values())
+    if raw_bytes > limits.raw:
+        raise BadIndexError(f"{raw_bytes} bytes of data are beyond the limit of {limits.raw}")
     if index.logical_bytes - raw_bytes > limits.holes:
         raise BadIndexError(
             f"{index.logical_bytes - raw_bytes} bytes of holes are beyond the limit"
@@ -129,7 +137,7 @@ def _roots(value: Any, count: int, path: Sequence[str], kind: str) -> tuple[Inde
     for item in value:
         (length,) = _numbers([item["count"]])
         (root,) = _strings([item["root"]])
-        if os.path.normpath(root) != root or not root.startswith("/") or "\0" in root:
+        if os.path.normpath(root) != root or root[:1] != "/" or root[:2] == "//" or "\0" in root:
             raise BadIndexError(f"{root!r} is no absolute root")
         if not length or at + length > count or path[at] or kind[at] != DIRECTORY:
             raise BadIndexError(f"root {root!r} has no directory of its own")
@@ -172,7 +180,10 @@ def _names(
 
 
 def _plain(name: str, limits: Limits) -> bool:
-    if name in ("", ".", "..") or "\0" in name or "/" in name:
+    if name in ("", ".", "..") or "\0" in name or "/" in name or name.startswith(WORK_PREFIX):
+        return False
+    # Two texts may be one name on disk, as "é" and its two bytes escaped.
+    if not name.isascii() and os.fsdecode(os.fsencode(name)) != name:
         return False
     return len(name) * 4 <= limits.name or len(os.fsencode(name)) <= limits.name
 
@@ -186,6 +197,7 @@ def _check_links(
     for number, text in link.items():
         if not isinstance(text, str) or "\0" in text or not text:
             raise BadIndexError(f"{path[number]!r} links to nothing")
+        os.fsencode(text)  # ValueError for what is no text of a file system
     for root in roots:
         numbers = range(root.first, root.first + root.count)
         hard = [n for n in numbers if kind[n] == HARDLINK]
@@ -207,6 +219,8 @@ def _xattrs(value: Any, kind: str, limits: Limits) -> dict[int, XAttrs]:
         total = sum(len(n) + len(v) for n, v in decoded)
         if kind[number] not in (FILE, DIRECTORY) or number < 0 or total > limits.xattrs:
             raise BadIndexError("extended attributes on a link, or beyond the limit")
+        if any("\0" in n or n.startswith(HOST_XATTRS) for n, _ in decoded):
+            raise BadIndexError("an extended attribute that is a host's own, or no name")
         out[number] = decoded
     return out
 
@@ -233,8 +247,8 @@ def _frames(value: Any, end: int | None, limits: Limits) -> list[Frame]:
     at = 0
     for stored, raw, digest, upto, flat in value:
         _numbers([stored, raw, upto])
-        if raw > limits.frame_raw or not stored:
-            raise BadIndexError(f"a frame of {raw} bytes is beyond the limit")
+        if raw > limits.frame_raw or not 0 < stored <= raw + (raw >> 7) + 1024:
+            raise BadIndexError(f"a frame of {stored} bytes, {raw} unpacked, is beyond the limit")
         if not isinstance(digest, str) or len(digest) != 64:
             raise BadIndexError("a frame without digest")
         out.append(Frame(at, stored, raw, digest, upto, _numbers(flat)))

@@ -31,9 +31,14 @@ _VALUED_TEXT = """
     --resolution --prerelease --index-strategy --keyring-provider --link-mode
     --allow-insecure-host --project --directory --config-file -P --upgrade-package
     --refresh-package --reinstall-package --extra --group --root-user-action --use-feature
-    --global-option --exists-action --color --no-build-package --no-binary-package
+    --global-option --exists-action --color --no-build-package --no-binary-package --excludes
 """
 _VALUED = frozenset(_VALUED_TEXT.split())
+_REQUIREMENT = ("-r", "--requirement", "--requirements")
+_CONSTRAINT = (
+    *("-c", "--constraint", "--constraints", "--override", "--overrides"),
+    *("-b", "--build-constraint", "--build-constraints", "--excludes"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Install:
     user: bool = False
     system: bool = False
     requirement_files: tuple[str, ...] = ()
+    constraint_files: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
@@ -167,7 +173,6 @@ def _install(
     names: Sequence[str],
     python: str | None,
 ) -> Install:
-    files = [f for o in ("-r", "--requirement", "--requirements") for f in options.get(o, [])]
     return Install(
         tool,
         program,
@@ -177,7 +182,8 @@ def _install(
         root=_last(options, "--root"),
         user="--user" in options,
         system="--system" in options,
-        requirement_files=tuple(files),
+        requirement_files=tuple(f for o in _REQUIREMENT for f in options.get(o, [])),
+        constraint_files=tuple(f for o in _CONSTRAINT for f in options.get(o, [])),
         requirements=tuple(names),
     )
 

@@ -24,6 +24,8 @@ from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 VERSION = 1
 SKIPPABLE = 0x184D2A5E
 MAGIC = b"bootseer"
+# What JSON of another shape than ours leads to, nested too deep for the parser included.
+_MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 _HEAD = struct.Struct("<II")
 _TAIL = struct.Struct("<Q8s")
 
@@ -77,7 +79,7 @@ def _read_index(
         return check(_parse(stored, limits), digest, None if detached else frames_end, limits)
     except BadIndexError as error:
         raise CorruptDataError(f"archive {path}: {error}; do not use it") from error
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+    except _MALFORMED as error:
         raise CorruptDataError(f"archive {path}: malformed index ({error})") from error
 
 

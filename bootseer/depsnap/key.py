@@ -16,14 +16,16 @@ import os
 from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap import redact, requirements
+from bootseer.depsnap.command import Install
 from bootseer.depsnap.model import WORK_PREFIX
-from bootseer.depsnap.roots import ALSO, Target
+from bootseer.depsnap.roots import ALSO, Python, Target, inside, upwards
 from bootseer.depsnap.scan import scan
-from bootseer.errors import NotFoundError
+from bootseer.errors import NotFoundError, UsageError
 
 FORMAT_VERSION = 1
 RESOLVE_TIMEOUT_S = 5.0
 UNRESOLVED = "unresolved"
+_BEFORE = "roots before"
 _BUILD_VARIABLES = (
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
     *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "SETUPTOOLS_SCM_PRETEND_VERSION"),
@@ -47,8 +49,8 @@ _PATH_VARIABLES = frozenset(
     for name in ("CONSTRAINT", "REQUIREMENT", "CONFIG_FILE", "OVERRIDE", "BUILD_CONSTRAINT")
 )
 _SETTINGS = (
-    *("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf"),
-    *("/etc/uv/uv.toml", "~/.config/uv/uv.toml"),
+    *("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf"),
+    *("/etc/uv/uv.toml", "/etc/xdg/uv/uv.toml", "~/.config/uv/uv.toml"),
 )
 
 
@@ -70,6 +72,14 @@ class Key:
     ingredients: tuple[Ingredient, ...]
     resolved: bool
 
+    def at(self, state: str) -> Key:
+        """The same question's key for roots that hold `state` before."""
+        found = tuple(
+            Ingredient(_BEFORE, state) if i.name == _BEFORE else i for i in self.ingredients
+        )
+        digest, base = _digest(found), _digest(found[:-1])
+        return dataclasses.replace(self, digest=digest, base=base, ingredients=found)
+
     def explain(self) -> list[dict[str, str]]:
         """The ingredients as JSON objects."""
         return [dataclasses.asdict(i) for i in self.ingredients]
@@ -88,6 +98,7 @@ class Question:
     image_digest: str = ""
     signer: str = ""
     key_env: Sequence[str] = ()
+    exclude: Sequence[str] = ()
     resolve_timeout_s: float = RESOLVE_TIMEOUT_S
 
 
@@ -107,7 +118,9 @@ def make(question: Question) -> Key:
     workload = _digest(stable)
     stable += [Ingredient("uid class", "root" if os.geteuid() == 0 else "user")]
     stable += [Ingredient("signed by", q.signer)] if q.signer else []
-    stable += [Ingredient("roots", _json(q.target.paths)), Ingredient("roots before", q.state)]
+    stable += [Ingredient("left out", _json(sorted(q.exclude)))] if q.exclude else []
+    stable += _in_reach(q)
+    stable += [Ingredient("roots", _json(q.target.paths)), Ingredient(_BEFORE, q.state)]
     stable += [Ingredient(n, d) for n, d in sorted({**files.digests, **named}.items())]
     stable += environment(
         q.environ, q.key_env, q.cwd, q.target.python.prefix if q.target.python else ""
@@ -140,7 +153,7 @@ def _platform(q: Question) -> list[Ingredient]:
     out = [Ingredient("format", str(FORMAT_VERSION))]
     if python is not None:
         out += [
-            Ingredient("python", f"{python.tag} {python.abi}"),
+            Ingredient("python", f"{python.tag} {python.abi} {python.version}"),
             Ingredient("python prefix", python.prefix),
             Ingredient("platform", f"{python.platform} {python.libc}"),
         ]
@@ -151,6 +164,41 @@ def _platform(q: Question) -> list[Ingredient]:
     else:
         out.append(Ingredient("distribution", _distribution()))
     return out
+
+
+def _in_reach(q: Question) -> list[Ingredient]:
+    """Distributions outside the roots that an installer sees: it installs none of them again.
+
+    Those of the system below a virtual environment or `--user`, and on the PYTHONPATH.
+    """
+    python = q.target.python
+    if python is None or _makes_closed_environment(q.target.installs):
+        return []
+    folders = [*python.search, *q.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    if _sees_user_site(python):
+        folders.append(python.user_site)
+    folders = [os.path.join(q.cwd, f) for f in dict.fromkeys(folders) if f]
+    outside = [f for f in folders if not any(inside(f, root) for root in q.target.paths)]
+    names = sorted(
+        name
+        for folder in outside
+        for name in _top_level(folder)
+        if name.endswith((".dist-info", ".egg-info", ".egg-link"))
+    )
+    return [Ingredient("packages in reach", _sha256(names))] if names else []
+
+
+def _makes_closed_environment(installs: Sequence[Install]) -> bool:
+    """Whether the command makes an environment from which nothing of the system is seen."""
+    made = [i for i in installs if i.tool in ("venv", "uv-sync")]
+    return bool(made) and not any("--system-site-packages" in i.words for i in made)
+
+
+def _sees_user_site(python: Python) -> bool:
+    """As Python's `site`: not from a virtual environment without the system's packages."""
+    return python.prefix == python.base_prefix or any(
+        f.endswith("-packages") and not inside(f, python.prefix) for f in python.search
+    )
 
 
 def _distribution() -> str:
@@ -172,17 +220,35 @@ def environment(
         if not (chosen or name in _BUILD_VARIABLES or name in extra):
             continue
         if redact.is_secret_variable(name):
+            if name in extra:
+                raise UsageError(
+                    f"--key-env {name} is named like a credential, which no key may hold; "
+                    "copy what decides the install into a variable of another name"
+                )
             continue
         out.append(Ingredient(f"variable {name}", redact.text(environ[name])))
         if name in _PATH_VARIABLES:
             out += _settings_file(os.path.join(cwd, environ[name]))
     own = [os.path.join(prefix, "pip.conf")] if prefix else []
-    for path in [*_SETTINGS, *own, os.path.join(cwd, "uv.toml")]:
+    for path in [*_SETTINGS, *own]:
         out += _settings_file(_expand(path, environ))
+    return [*out, *_project_settings(cwd)]
+
+
+def _project_settings(cwd: str) -> list[Ingredient]:
+    """uv's own settings for the directory above: a `uv.toml`, or a `pyproject.toml` with some."""
+    out = []
+    for name, mark in (("uv.toml", ""), ("pyproject.toml", "[tool.uv")):
+        folder = upwards(cwd, name)
+        text = requirements.read_text(os.path.join(folder, name)) if folder else ""
+        if text and mark in text:
+            out.append(Ingredient(f"settings {name}", requirements.digest_text(text)))
     return out
 
 
 def _expand(path: str, environ: Mapping[str, str]) -> str:
+    if path.startswith("~/.config/") and environ.get("XDG_CONFIG_HOME"):
+        return os.path.join(environ["XDG_CONFIG_HOME"], path.removeprefix("~/.config/"))
     if path.startswith("~/"):
         return os.path.join(environ.get("HOME", "/"), path[2:])
     return path

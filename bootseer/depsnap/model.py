@@ -26,6 +26,10 @@ WORK_PREFIX = ".bootseer-"
 Form = Literal["overlay", "bind", "symlink", "reflink", "hardlink", "copy"]
 FormChoice = Literal["auto", "overlay", "bind", "symlink", "reflink", "hardlink", "copy"]
 
+HOST_XATTRS = ("trusted.overlay.", "user.overlay.", "security.selinux", "security.evm")
+"""Attributes that mean something on their own host alone: how overlayfs keeps its layers (in
+somebody's archive a way to show other files than it holds), labels of a local policy."""
+
 XAttrs = tuple[tuple[str, bytes], ...]
 
 
@@ -140,17 +144,23 @@ class ArchiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on an archive that hold whatever its index says. Bytes unless named otherwise."""
+    """Bounds on an archive that hold whatever its index says. Bytes unless named otherwise.
+
+    `total` counts files with their holes, `raw` without; `roots`, where given, are all that it
+    must hold, no more and no less.
+    """
 
     index_stored: int = 256 << 20
     index_raw: int = 1 << 30
     entries: int = 5_000_000
     frame_raw: int = 64 << 20
     total: int = 1 << 40
+    raw: int = 1 << 40
     holes: int = 64 << 30
     path: int = 4095
     name: int = 255
     xattrs: int = 128 << 10
+    roots: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

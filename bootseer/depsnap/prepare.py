@@ -20,6 +20,7 @@ from bootseer.depsnap import (
     target,
     tree,
 )
+from bootseer.depsnap.machine import boot_id
 from bootseer.depsnap.model import FormChoice, absolute
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.errors import (
@@ -73,8 +74,9 @@ def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target)
     """
     exclude = excludes(settings, found)
     note = target.read(settings.cache, found.paths)
-    stands = note is not None and note.fingerprint == key.fingerprint(found, exclude)
-    state = note.state if note is not None and stands else key.base_state(found, exclude)
+    if note is not None and note.fingerprint != key.fingerprint(found, exclude):
+        note = None
+    state = key.base_state(found, exclude) if note is None else note.state
     made = key.make(
         key.Question(
             command=command,
@@ -86,16 +88,19 @@ def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target)
             image_digest=settings.image_digest,
             signer=records.signer(records.read_sign_key(settings.sign_key)),
             key_env=settings.key_env,
+            exclude=settings.exclude,
             resolve_timeout_s=settings.resolve_timeout_s,
         )
     )
-    in_place = (
-        note is not None
-        and stands
-        and note.key == made.digest
-        and (made.resolved or time.time() - note.created_s <= settings.max_age_s)
-    )
-    return Prepared(found, made, state, in_place)
+    if note is None:
+        return Prepared(found, made, state, in_place=False)
+    if note.key != made.digest:
+        # What stands there is another command's work, on which this one builds.
+        state = key.base_state(found, exclude)
+        return Prepared(found, made.at(state), state, in_place=False)
+    young = made.resolved or time.time() - note.created_s <= settings.max_age_s
+    # After a reboot the files may be damaged, since nothing was synced: they are put there anew.
+    return Prepared(found, made, state, in_place=young and note.boot == boot_id())
 
 
 def excludes(settings: DepsSettings, found: roots.Target) -> list[str]:
@@ -114,7 +119,7 @@ def make_way(settings: DepsSettings, found: roots.Target) -> bool:
     cache = target.trees_of(settings.cache)
     gone = False
     for root in found.paths:
-        record = placements.read(placements.folder_of(cache, absolute(root)))
+        record = placements.find(cache, absolute(root))
         if record is not None and record.form in ("bind", "symlink"):
             gone |= tree.unplace(root, cache)
     return gone
@@ -126,7 +131,7 @@ def note_in_place(settings: DepsSettings, prepared: Prepared, created_s: float) 
     fingerprint = key.fingerprint(prepared.target, exclude)
     if fingerprint is None:
         return
-    note = target.Note(prepared.key.digest, prepared.state, fingerprint, created_s)
+    note = target.Note(prepared.key.digest, prepared.state, fingerprint, created_s, boot_id())
     try:
         target.write(settings.cache, prepared.target.paths, note)
     except BootseerError:
@@ -181,7 +186,7 @@ def usable(
     if found is None and not prepared.key.resolved:
         other = records.latest_key(store, prepared.key.base)
         found = records.current(store, other, sign_key) if other else None
-        if found and _too_old(found.record, settings):
+        if found and (_too_old(found.record, settings) or found.record.base != prepared.key.base):
             return None, None
         return found, None
     if found and not prepared.key.resolved and _too_old(found.record, settings):
@@ -235,6 +240,7 @@ def place(
         path,
         record.archive.index_digest,
         moved,
+        limits=records.limits_of(record),
         allow_setuid=settings.allow_setuid,
         owners=record.archive.owners,
         on_step=settings.on_step,
@@ -253,10 +259,15 @@ def _place_tree(
         target.trees_of(settings.cache),
         path,
         record.archive.index_digest,
+        limits=records.limits_of(record),
         allow_setuid=settings.allow_setuid,
         owners=record.archive.owners,
         on_step=settings.on_step,
     )
+    if set(shared.roots) != set(record.roots):
+        raise CorruptDataError(
+            f"the record of {record.key[:12]} does not name the roots of its archive"
+        )
     placed = tree.place(shared, moved, form=wanted, writable=settings.writable)
     return "+".join(sorted({p.form for p in placed})), "; ".join(
         dict.fromkeys(p.why for p in placed)
@@ -272,7 +283,11 @@ def corrupt_in_store(store: Store, record: records.Record) -> bool:
     if path is None:
         return False
     try:
-        index = archive.read_index(path, expected_digest=record.archive.index_digest)
+        index = archive.read_index(
+            path,
+            expected_digest=record.archive.index_digest,
+            limits=records.limits_of(record),
+        )
         return archive.verify(path, index) != record.archive.tree_digest
     except (CorruptDataError, NotFoundError):
         return True

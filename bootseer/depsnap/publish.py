@@ -53,7 +53,7 @@ def publish(
     try:
         info = archive.create(path, job.captured.deltas, threads=job.threads)
         on_step("packed")
-        verify_s = _read_back(path, info)
+        verify_s = _read_back(path, info, [d.root for d in job.captured.deltas])
         on_step("verified")
         store.rename(temporary, f"{folder}/{name}")
         placed = True
@@ -72,15 +72,19 @@ def publish(
     return record
 
 
-def _read_back(path: str, info: ArchiveInfo) -> float:
-    """Drop the archive from the page cache where possible, read all of it, return the seconds."""
+def _read_back(path: str, info: ArchiveInfo, roots: Sequence[str]) -> float:
+    """Drop the archive from the page cache where possible, read all of it, return the seconds.
+
+    Within the limits of every later reader, so that nothing is published that nobody may read.
+    """
     begun = time.monotonic()
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
-    index = archive.read_index(path, expected_digest=info.index_digest)
+    limits = records.limits(roots, info.size, info.raw_bytes, info.entries)
+    index = archive.read_index(path, expected_digest=info.index_digest, limits=limits)
     if archive.verify(path, index) != info.tree_digest:
         raise CorruptDataError(f"the archive {path} does not read back as it was written")
     return time.monotonic() - begun

@@ -21,9 +21,10 @@ import dataclasses
 import hmac
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from bootseer.depsnap.model import Digest
+from bootseer.depsnap.model import Digest, Limits
 from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
@@ -36,6 +37,9 @@ from bootseer.storage.base import Store
 VERSION = 1
 FOLDER = "deps"
 LIMIT_BYTES = 1 << 20
+# What an index may unpack to: names of deleted things, of which a record says nothing, and entries
+# with long names or attributes.
+_INDEX_BYTES, _INDEX_ENTRY_BYTES = 64 << 20, 32 << 10
 KEY = re.compile(r"[0-9a-f]{64}")
 ARCHIVE = re.compile(r"archive-[0-9a-f]{32}\.tar\.zst")
 _RECORD = re.compile(r"record-(\d{6})\.(json|bad)")
@@ -97,6 +101,24 @@ def folder(key: str) -> str:
     if not KEY.fullmatch(key):
         raise NotFoundError(f"{key[:80]!r} is not a key; `bootseer deps ls` prints them")
     return f"{FOLDER}/{key}"
+
+
+def limits(roots: Sequence[str], size: int, raw_bytes: int, entries: int) -> Limits:
+    """What an archive of these roots, stored bytes, files' bytes and entries may be at most."""
+    most = Limits()
+    return Limits(
+        index_stored=min(most.index_stored, size),
+        index_raw=min(most.index_raw, _INDEX_BYTES + entries * _INDEX_ENTRY_BYTES),
+        entries=entries,
+        raw=raw_bytes,
+        roots=tuple(roots),
+    )
+
+
+def limits_of(record: Record) -> Limits:
+    """What the archive of a record may be at most."""
+    known = record.archive
+    return limits(record.roots, known.size, known.raw_bytes, known.entries)
 
 
 def canonical(record: Record) -> bytes:
@@ -251,16 +273,17 @@ def current(store: Store, key: str, sign_key: bytes | None = None) -> Found | No
     try:
         record = decode(key, store.read(_name(key, generation), limit_bytes=LIMIT_BYTES))
     except CorruptDataError as error:
-        raise BadRecordError(str(error), generation) from error
+        raise BadRecordError(str(error), key, generation) from error
     check_signature(record, sign_key)
     return Found(record, generation)
 
 
 class BadRecordError(CorruptDataError):
-    """A record that cannot be used; `generation` is what `condemn` takes."""
+    """A record that cannot be used; `key` and `generation` are what `condemn` takes."""
 
-    def __init__(self, message: str, generation: int) -> None:
+    def __init__(self, message: str, key: str, generation: int) -> None:
         super().__init__(message)
+        self.key = key
         self.generation = generation
 
 

@@ -1,7 +1,8 @@
 """What an install command reads: requirement files, local sources; and their resolved lock.
 
 Requirement files follow pip's format: `-r` and `-c` include others, relative to the including
-file; `--hash` on every requirement, or `--no-deps`, means that nothing is left to resolve.
+file; `--hash` on every requirement, or `--no-deps` with nothing but exact versions, means that
+nothing is left to resolve.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.depsnap import redact
 from bootseer.depsnap.command import Install
+from bootseer.depsnap.roots import upwards
 from bootseer.errors import UsageError, from_os_error
 
 FILE_LIMIT_BYTES = 64 << 20
@@ -28,7 +30,7 @@ _INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[=\s]*(\S+)", re
 _EDITABLE = re.compile(r"^\s*(?:-e|--editable)[=\s]*(\S+)", re.MULTILINE)
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _INDEX_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
-_CLOSED = ("--no-deps", "--require-hashes")
+_EXACT = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\])?\s*===?\s*[^\s*,;]+\s*(?:;.*)?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,27 +81,43 @@ def inputs(installs: Sequence[Install], cwd: str) -> Inputs:
     open_ended = False
     for install in installs:
         if install.tool == "uv-sync":
-            found |= _project(cwd)
+            project = _project(cwd)
+            found |= project
+            open_ended |= not any(label.endswith("uv.lock") for label in project)
         if install.tool not in ("pip", "uv"):
             open_ended |= install.tool == "other"
             continue
         files = [f for f in install.requirement_files if "://" not in f and f != "-"]
         open_ended |= len(files) != len(install.requirement_files)
         texts = closure(files, cwd)
-        found |= {f"file {_short(p, cwd)}": digest_text(t) for p, t in texts.items()}
+        others = closure([f for f in install.constraint_files if "://" not in f], cwd)
+        found |= {f"file {_short(p, cwd)}": digest_text(t) for p, t in (texts | others).items()}
         plain = [_COMMENT.sub("", text) for text in texts.values()]
         for word in _local(install.requirements, plain, cwd):
             found[f"source {_short(word, cwd)}"] = source_digest(word)
-        closed = any(option in install.words for option in _CLOSED) or (
-            bool(plain) and not install.requirements and all("--hash=" in t for t in plain)
-        )
-        open_ended |= not closed
+        open_ended |= not _closed(install, plain, cwd)
     return Inputs(found, open_ended)
 
 
+def _closed(install: Install, texts: Sequence[str], cwd: str) -> bool:
+    """Whether no index has a say in what is installed."""
+    if "--require-hashes" in install.words:
+        return True
+    if texts and not install.requirements and all("--hash=" in text for text in texts):
+        return True
+    lines = [line for t in texts for line in t.replace("\\\n", " ").splitlines()]
+    wanted = [w.partition(" --")[0].strip() for w in (*install.requirements, *lines)]
+    return "--no-deps" in install.words and all(
+        not word or word.startswith("-") or _EXACT.fullmatch(word) or _local_path(word, cwd)
+        for word in wanted
+    )
+
+
 def _project(cwd: str) -> dict[str, str]:
-    names = [os.path.join(cwd, n) for n in ("pyproject.toml", "uv.lock")]
-    return {f"file {_short(p, cwd)}": digest_text(read_text(p)) for p in names if os.path.exists(p)}
+    """What decides in uv's project: its own description and its workspace's, and the lock."""
+    places = {upwards(cwd, "pyproject.toml"), upwards(cwd, "uv.lock")} - {None}
+    paths = [f"{place}/{name}" for place in places for name in ("pyproject.toml", "uv.lock")]
+    return {f"file {_short(p, cwd)}": digest_text(read_text(p)) for p in paths if os.path.exists(p)}
 
 
 def _local(words: Sequence[str], texts: Sequence[str], cwd: str) -> list[str]:
@@ -107,13 +125,15 @@ def _local(words: Sequence[str], texts: Sequence[str], cwd: str) -> list[str]:
     lines = [line.strip() for text in texts for line in text.splitlines()]
     editable = [path for text in texts for path in _EDITABLE.findall(text)]
     candidates = [*words, *editable, *(ln for ln in lines if ln.startswith((".", "/", "file:")))]
-    paths = []
-    for word in candidates:
-        path = word.partition("[")[0].removeprefix("file://").removeprefix("file:")
-        path = os.path.normpath(os.path.join(cwd, path.split(" ")[0]))
-        if ("/" in word or word.startswith(".") or word.endswith(".whl")) and os.path.exists(path):
-            paths.append(path)
-    return paths
+    return [path for word in candidates if (path := _local_path(word, cwd))]
+
+
+def _local_path(word: str, cwd: str) -> str | None:
+    """The path of a requirement that is one, extras and the like cut off."""
+    path = word.partition("[")[0].removeprefix("file://").removeprefix("file:")
+    path = os.path.normpath(os.path.join(cwd, path.split(" ")[0]))
+    named = "/" in word or word.startswith(".") or word.endswith(".whl")
+    return path if named and os.path.exists(path) else None
 
 
 def source_digest(path: str) -> str:
@@ -194,7 +214,7 @@ def _index_words(command: Sequence[str]) -> list[str]:
             words.append(word)
         elif word in (*_INDEX_OPTIONS, "-c", "--constraint") and index + 1 < len(command):
             words += [word, command[index + 1]]
-        elif word == "--no-index":
+        elif word in ("--no-index", "--no-deps"):
             words.append(word)
         elif word == "--pre":
             words += ["--prerelease", "allow"]

@@ -32,14 +32,18 @@ print(json.dumps({
     "abi": sysconfig.get_config_var("SOABI") or "", "version": platform.python_version(),
     "prefix": sys.prefix, "base_prefix": sys.base_prefix,
     "platform": sysconfig.get_platform(), "libc": libc or " ".join(platform.libc_ver()),
-    "paths": sysconfig.get_paths(), "user_base": site.getuserbase() or ""}))
+    "paths": sysconfig.get_paths(), "user_base": site.getuserbase() or "",
+    "user_site": site.getusersitepackages() or "", "search": sys.path}))
 """
 _WHOLE_PREFIX_REFUSED = frozenset({"/", "/usr"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Python:
-    """The interpreter that packages are installed for, as it describes itself."""
+    """The interpreter that packages are installed for, as it describes itself.
+
+    `search` is its `sys.path` without the user's directory and PYTHONPATH.
+    """
 
     executable: str
     tag: str
@@ -51,6 +55,8 @@ class Python:
     libc: str
     paths: Mapping[str, str]
     user_base: str
+    user_site: str
+    search: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,8 +120,8 @@ def _destinations(
     if fixed:
         option = "--target, --prefix or --root"
         return [Root(_absolute(fixed, cwd), option)], ask(interpreter, environ)
-    if any(_inside(interpreter, root.path) for root in made) and not os.path.exists(interpreter):
-        return [], None  # the environment that an earlier command of the line will make
+    if any(inside(interpreter, root.path) for root in made):
+        return [], None  # the environment that an earlier command of the line makes
     if install.tool == "uv-sync":
         return [Root(_project_environment(environ, cwd), "the project's environment")], ask(
             interpreter, environ
@@ -140,7 +146,7 @@ def _pip_setting(environ: Mapping[str, str]) -> str | None:
 
 def _project_environment(environ: Mapping[str, str], cwd: str) -> str:
     given = environ.get("UV_PROJECT_ENVIRONMENT")
-    here = _upwards(cwd, "pyproject.toml") or cwd
+    here = upwards(cwd, "pyproject.toml") or cwd
     return _absolute(given or ".venv", here)
 
 
@@ -172,7 +178,7 @@ def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
         return inside if os.path.exists(inside) else _named_python("python3", search, cwd)
     if install.tool == "uv" and not (install.system or environ.get("UV_SYSTEM_PYTHON")):
         environment = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
-        above = _upwards(cwd, ".venv")
+        above = upwards(cwd, ".venv")
         environment = environment or (above and os.path.join(above, ".venv"))
         if environment:
             return os.path.join(_absolute(environment, cwd), "bin", "python")
@@ -229,7 +235,8 @@ def ask(interpreter: str, environ: Mapping[str, str]) -> Python | None:
         return None
 
 
-def _upwards(cwd: str, name: str) -> str | None:
+def upwards(cwd: str, name: str) -> str | None:
+    """The nearest directory from `cwd` up that holds `name`."""
     here = cwd
     while True:
         if os.path.exists(os.path.join(here, name)):
@@ -244,7 +251,8 @@ def _absolute(path: str, cwd: str) -> str:
     return os.path.normpath(os.path.join(cwd, os.path.expanduser(path)))
 
 
-def _inside(path: str, root: str) -> bool:
+def inside(path: str, root: str) -> bool:
+    """Whether a path is a root or lies below it."""
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
@@ -252,7 +260,7 @@ def _outermost(roots: Sequence[Root]) -> list[Root]:
     """Drop doubles and roots that lie in another one; keep the order, and what the user named."""
     kept: dict[str, Root] = {}
     for root in roots:
-        covered = any(_inside(root.path, r.path) and r.path != root.path for r in roots)
+        covered = any(inside(root.path, r.path) and r.path != root.path for r in roots)
         if not covered and (root.path not in kept or root.why == ALSO):
             kept[root.path] = root
     return list(kept.values())

@@ -233,7 +233,7 @@ class _Run:
         try:
             found, old = prepare.usable(store, self.settings, prepared)
         except records.BadRecordError as error:
-            records.condemn(store, prepared.key.digest, error.generation, str(error))
+            records.condemn(store, error.key, error.generation, str(error))
             self._fault(error)
             self._seen = records.generations(store, prepared.key.digest)
             return False, None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from bootseer.depsnap.model import (
     DIRECTORY,
     FILE,
+    HOST_XATTRS,
     OTHER,
     SYMLINK,
     WORK_PREFIX,
@@ -25,8 +26,6 @@ from bootseer.depsnap.model import (
 from bootseer.errors import from_os_error
 
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
-# A layer's own bookkeeping, made anew by whatever places the files.
-_FOREIGN_XATTRS = ("trusted.overlay.", "user.overlay.")
 
 
 def scan(root: str, *, exclude: Sequence[str] = (), one_file_system: bool = False) -> Tree:
@@ -150,7 +149,7 @@ def _xattrs(path: str) -> XAttrs:
         names = os.listxattr(path, follow_symlinks=False)
         if not names:
             return ()
-        kept = sorted(n for n in names if not n.startswith(_FOREIGN_XATTRS))
+        kept = sorted(n for n in names if not n.startswith(HOST_XATTRS))
         return tuple((n, os.getxattr(path, n, follow_symlinks=False)) for n in kept)
     except FileNotFoundError:
         raise

@@ -21,12 +21,13 @@ from bootseer.errors import BusyError, from_os_error
 @dataclasses.dataclass(frozen=True, slots=True)
 class Note:
     """`state` is what the roots held before, `fingerprint` what they held when `key` stood
-    there; `created_s` is this node's wall clock."""
+    there; `created_s` is this node's wall clock, `boot` the boot in which it was written."""
 
     key: str
     state: str
     fingerprint: str
     created_s: float
+    boot: str
 
 
 def _path(cache: str, roots: Sequence[str], suffix: str) -> str:
@@ -40,14 +41,16 @@ def trees_of(cache: str) -> str:
 
 
 def read(cache: str, roots: Sequence[str]) -> Note | None:
-    """The note of a target; None when there is none or it is damaged."""
+    """The note of a target; None when there is none, it is damaged or another user's."""
     try:
         with open(_path(cache, roots, ".json"), "rb") as file:
+            if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
+                return None
             body = json.loads(file.read(64 << 10))
         note = Note(**body)
     except (OSError, ValueError, TypeError):
         return None
-    texts = (note.key, note.state, note.fingerprint)
+    texts = (note.key, note.state, note.fingerprint, note.boot)
     return note if all(isinstance(t, str) for t in texts) else None
 
 
@@ -57,7 +60,10 @@ def write(cache: str, roots: Sequence[str], note: Note) -> None:
     temporary = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(temporary, "w", encoding="utf-8") as file:
+        # A fresh file, so that no link that somebody put there is followed.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        with open(temporary, "x", encoding="utf-8") as file:
             json.dump(dataclasses.asdict(note), file)
         os.rename(temporary, path)
     except OSError as error:
