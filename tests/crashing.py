@@ -74,6 +74,7 @@ class Case:
         (root / "link").unlink()
         write(root / "link/inside", "a directory now")
         (root / "c").chmod(0o700)
+        os.setxattr(root / "c", "user.new", b"1")
         self.targets = {str(root): str(self.work / "t")}
         return [RootDelta.of_delta(scan.diff(before, scan.scan(str(root))))]
 

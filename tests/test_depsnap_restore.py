@@ -109,6 +109,32 @@ def test_a_delta_turns_the_base_into_what_the_install_left(tmp_path: Path) -> No
     assert leftovers(tmp_path) == []
 
 
+def test_attributes_of_a_directory_that_is_there_come_too(tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    write(root / "d/f")
+    write(root / "kept/f")
+    for name in ("d", "kept"):
+        os.setxattr(root / name, "user.old", b"1")
+    base = _copy(root, tmp_path / "base")
+    old = describe(base)
+    before = scan.scan(str(root))
+    os.removexattr(root / "d", "user.old")
+    os.setxattr(root / "d", "user.new", b"\0\xff")
+    write(root / "kept/g")
+    delta = RootDelta.of_delta(scan.diff(before, scan.scan(str(root))))
+    info = archive.create(str(tmp_path / "a"), [delta])
+
+    def stop(name: str) -> None:
+        if name == "metadata ":  # of the root, the last of all
+            raise OSError(5, "injected")
+
+    with pytest.raises(BootseerError, match="injected"):
+        restore(str(tmp_path / "a"), info.index_digest, {str(root): str(base)}, on_step=stop)
+    assert describe(base) == old
+    restore(str(tmp_path / "a"), info.index_digest, {str(root): str(base)})
+    assert describe(base) == describe(root)
+
+
 def test_a_deleted_directory_with_foreign_files_is_kept_and_named(tmp_path: Path) -> None:
     root = tmp_path / "r"
     write(root / "d/old")

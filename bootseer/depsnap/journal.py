@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bootseer.depsnap.merge import (
@@ -22,7 +23,9 @@ from bootseer.depsnap.merge import (
     Action,
     Status,
 )
+from bootseer.depsnap.model import HOST_XATTRS, XAttrs
 from bootseer.depsnap.staging import OLD, TREE
+from bootseer.depsnap.worker import set_xattrs
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Step = Callable[[str], None]
@@ -83,6 +86,25 @@ class Below:
                 return None
             raise
         return Status(now.st_mode, now.st_uid, now.st_gid, now.st_mtime_ns, now.st_dev)
+
+    def attributes(self, path: str) -> XAttrs:
+        """The extended attributes of a directory; none where they cannot be read, as in a scan."""
+        try:
+            with self.opened(path) as descriptor:
+                names = [n for n in os.listxattr(descriptor) if not n.startswith(HOST_XATTRS)]
+                return tuple((n, os.getxattr(descriptor, n)) for n in sorted(names))
+        except OSError:
+            return ()
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """A descriptor of a directory itself."""
+        folder, name = self.parent(path)
+        descriptor = os.open(name, _FOLDER, dir_fd=folder)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -153,6 +175,7 @@ class Switch:
             self._rmdir(action.path, target)
         elif action.what == METADATA:
             assert action.new is not None
+            _set_xattrs(target, action.path, action.new_xattrs)
             _set_metadata(target, action.path, action.new)
         elif staged.status(action.path) is not None:
             source, name = staged.parent(action.path)
@@ -181,6 +204,7 @@ class Switch:
             _set_metadata(target, action.path, action.old)
         elif action.what == METADATA:
             assert action.old is not None
+            _set_xattrs(target, action.path, action.old_xattrs)
             _set_metadata(target, action.path, action.old)
 
     @staticmethod
@@ -240,6 +264,21 @@ def _forget(old: str) -> None:
         os.unlink(old)
     except FileNotFoundError:
         pass
+
+
+def _set_xattrs(target: Below, path: str, wanted: XAttrs | None) -> None:
+    """Give a directory these attributes and no others; None leaves it as it is."""
+    if wanted is None:
+        return
+    names = {name for name, _ in wanted}
+    with target.opened(path) as descriptor:
+        for name in os.listxattr(descriptor):
+            if name not in names and not name.startswith(HOST_XATTRS):
+                try:
+                    os.removexattr(descriptor, name)
+                except PermissionError:
+                    pass  # a label of the system's own
+        set_xattrs(descriptor, wanted)
 
 
 def _set_metadata(target: Below, path: str, wanted: tuple[int, int, int, int]) -> None:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bootseer.depsnap.model import DIRECTORY
+from bootseer.depsnap.model import DIRECTORY, XAttrs
 from bootseer.depsnap.toc import Index, IndexRoot
 from bootseer.errors import NotSupportedError
 
@@ -33,23 +33,34 @@ class Status(NamedTuple):
 
 
 class Action(NamedTuple):
-    """One step. `old` and `new` are (mode, uid, gid, mtime_ns) where metadata is set or kept."""
+    """One step. `old` and `new` are (mode, uid, gid, mtime_ns) where metadata is set or kept,
+    `old_xattrs` and `new_xattrs` a directory's where they differ."""
 
     what: str
     path: str
     old: tuple[int, int, int, int] | None = None
     new: tuple[int, int, int, int] | None = None
+    old_xattrs: XAttrs | None = None
+    new_xattrs: XAttrs | None = None
 
 
 Lookup = Callable[[str], Status | None]
 """The status of a path below the target, None when it is absent or not below real directories."""
+
+Attributes = Callable[[str], XAttrs]
+"""The extended attributes of a directory below the target."""
 
 Listing = Callable[[str], Iterator[str]]
 """All paths below a directory of the target, children before their directories."""
 
 
 def plan(
-    index: Index, root: IndexRoot, lookup: Lookup, below: Listing, device: int
+    index: Index,
+    root: IndexRoot,
+    lookup: Lookup,
+    below: Listing,
+    attributes: Attributes,
+    device: int,
 ) -> list[Action]:
     """All actions for one root, in the order to carry them out.
 
@@ -71,9 +82,7 @@ def plan(
         now = lookup(path)
         if now is not None and is_directory and now.is_directory:
             _same_device(path, now, device)
-            # A mere parent keeps what it has, its mtime too, whatever is swapped within it.
-            new = _four(now) if number in index.implied else _wanted(index, number)
-            metadata.append(Action(METADATA, path, _four(now), new))
+            metadata.append(_metadata(index, number, now, attributes))
             continue
         if now is not None and is_directory and number in index.implied:
             raise NotSupportedError(
@@ -89,6 +98,19 @@ def plan(
         if is_directory:
             fresh.add(path)
     return [*_unique(removals), *placements, *reversed(metadata)]
+
+
+def _metadata(index: Index, number: int, now: Status, attributes: Attributes) -> Action:
+    """What a directory that is there already becomes."""
+    path = index.path[number]
+    if number in index.implied:
+        # A mere parent keeps what it has, its mtime too, whatever is swapped within it.
+        return Action(METADATA, path, _four(now), _four(now))
+    has, wanted = attributes(path), index.xattrs.get(number, ())
+    four = _four(now), _wanted(index, number)
+    if sorted(has) == sorted(wanted):
+        return Action(METADATA, path, *four)
+    return Action(METADATA, path, *four, has, wanted)
 
 
 def _deletions(root: IndexRoot, lookup: Lookup, device: int) -> list[Action]:
@@ -142,11 +164,20 @@ def _wanted(index: Index, number: int) -> tuple[int, int, int, int]:
 
 
 def to_json(actions: list[Action]) -> list[list[Any]]:
-    return [list(action) for action in actions]
+    return [
+        [*action[:4], *(x and [[n, v.hex()] for n, v in x] for x in action[4:])]
+        for action in actions
+    ]
 
 
 def from_json(rows: list[list[Any]]) -> list[Action]:
     return [
-        Action(what, path, tuple(old) if old else None, tuple(new) if new else None)
-        for what, path, old, new in rows
+        Action(
+            what,
+            path,
+            tuple(old) if old else None,
+            tuple(new) if new else None,
+            *(x if x is None else tuple((n, bytes.fromhex(v)) for n, v in x) for x in xattrs),
+        )
+        for what, path, old, new, *xattrs in rows
     ]

@@ -133,7 +133,7 @@ def switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
         with Below(stage.target) as below:
             device = os.fstat(below.root).st_dev
             listing = _listing(stage.target)
-            actions = merge.plan(index, root, below.status, listing, device)
+            actions = merge.plan(index, root, below.status, listing, below.attributes, device)
         implied = root.first in index.implied
         mtime_ns = stage.mtime_ns if implied else index.mtime_ns[root.first]
         out.append(Switch(stage.target, stage.path, actions, mtime_ns=mtime_ns))
