@@ -273,6 +273,164 @@ def test_records_of_placements_that_are_gone_are_swept(shared: Shared) -> None:
     assert list(placements.all_records(shared.cache)) == []
 
 
+# --- where a mount would not be seen, or hide something -------------------------------------------
+
+
+@pytest.mark.root
+def test_nothing_is_mounted_over_the_working_directory(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process keeps the directory it is in: the job would not see what lies over it."""
+    write(shared.target / "sub/mine", "old")
+    monkeypatch.chdir(shared.target / "sub")
+    made = shared.ensure()
+    with pytest.raises(NotSupportedError, match="working directory"):
+        tree.place(made, shared.targets, form="overlay")
+    (placed,) = tree.place(made, shared.targets)
+    assert placed.form in ("reflink", "hardlink", "copy")
+    assert Path("../lib/a.py").exists()
+
+
+@pytest.mark.root
+def test_a_volume_below_the_target_is_not_hidden(shared: Shared) -> None:
+    volume = shared.target / "data"
+    volume.mkdir(parents=True)
+    mounts.mount("tmpfs", str(volume), "tmpfs")
+    try:
+        (volume / "mine").write_text("old")
+        (placed,) = tree.place(shared.ensure(), shared.targets)
+        assert placed.form in ("reflink", "hardlink", "copy")
+        assert f"{volume} is mounted below" in dict(placed.tried)["overlay"]
+        assert (volume / "mine").read_text() == "old"
+    finally:
+        mounts.unmount(str(volume))
+
+
+@pytest.mark.root
+def test_nothing_is_mounted_over_the_root_directory(shared: Shared) -> None:
+    shared.ensure()
+    done = in_namespace(shared, "/", form="overlay")
+    assert "keep their root directory" in done.communicate()[0]
+
+
+@pytest.mark.root
+def test_an_overlay_with_writes_in_it_stays(shared: Shared, tmp_path: Path) -> None:
+    """What another snapshot brought, and what was installed on top of it, is what the next
+    command builds on."""
+    first = shared.ensure()
+    tree.place(first, shared.targets, form="overlay")
+    write(shared.target / "own", "written by the job")
+    write(tmp_path / "more/r/second", "2")
+    info = pack(tmp_path / "more/r", tmp_path / "more/a")
+    second = tree.ensure(shared.cache, str(tmp_path / "more/a"), info.index_digest)
+    target = {str(tmp_path / "more/r"): str(shared.target)}
+    (placed,) = tree.place(second, target)
+    assert placed.form in ("reflink", "hardlink", "copy")
+    assert (shared.target / "own").read_text() == "written by the job"
+    assert (shared.target / "second").read_text() == "2"
+    assert (shared.target / "lib/a.py").exists()
+
+
+@pytest.mark.root
+def test_what_was_deleted_in_an_overlay_comes_back(shared: Shared) -> None:
+    made = shared.ensure()
+    tree.place(made, shared.targets, form="overlay")
+    (shared.target / "lib/a.py").unlink()
+    (placed,) = tree.place(made, shared.targets)
+    assert placed.why != "it stands there already"
+    assert describe(shared.target) == describe(shared.root)
+
+
+# --- containers: mount namespaces with the same paths ---------------------------------------------
+
+IN_NAMESPACE = """
+import sys
+from bootseer.depsnap import tree
+from bootseer.errors import BootseerError
+cache, digest, root, target, form = sys.argv[1:]
+made = tree.find(cache, digest)
+try:
+    (placed,) = tree.place(made, {root: target}, form=form)
+    print(placed.form, flush=True)
+except BootseerError as error:
+    print(error, flush=True)
+sys.stdin.read()
+"""
+
+
+def in_namespace(
+    shared: Shared, target: Path | str, *, form: str, hide: Path | None = None
+) -> subprocess.Popen[str]:
+    """Place the tree in a mount namespace of its own, which lives until its input ends."""
+    words = [sys.executable, "-c", IN_NAMESPACE, shared.cache, shared.info.index_digest]
+    words += [str(shared.root), str(target), form]
+    script = f"mount -t tmpfs none {hide} && " if hide else ""
+    return subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", f'{script}exec "$@"', "sh", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def first_line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+@pytest.mark.root
+def test_containers_overlay_the_same_path_side_by_side(shared: Shared) -> None:
+    made = shared.ensure()
+    with in_namespace(shared, shared.target, form="auto") as one:
+        assert first_line(one) == "overlay"
+        with in_namespace(shared, shared.target, form="auto") as two:
+            assert first_line(two) == "overlay"
+            (mine,) = tree.place(made, shared.targets)
+            assert mine.form == "overlay"
+            tree.unplace(mine.target, shared.cache)
+            assert tree.sweep(shared.cache) == 0
+            with pytest.raises(BusyError):
+                tree.discard(shared.cache, made.digest)
+            two.communicate()
+        one.communicate()
+
+
+SWEEP = """
+import subprocess, sys
+from bootseer.depsnap import tree
+cache, digest, *command = sys.argv[1:]
+with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    print(child.stdout.readline().decode().strip(), tree.in_use(cache, digest), tree.sweep(cache))
+    child.communicate()
+print(tree.in_use(cache, digest), tree.sweep(cache), tree.sweep(cache))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("form", ["overlay", "bind", "symlink"])
+def test_the_end_of_a_container_is_noticed(shared: Shared, form: str) -> None:
+    """In a PID namespace of its own, where root may look at every process."""
+    shared.ensure()
+    words = [shared.cache, shared.info.index_digest]
+    inner = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none {shared.target.parent}; exec "$@"']
+    inner += ["sh", sys.executable, "-c", IN_NAMESPACE, *words]
+    inner += [str(shared.root), str(shared.target), form]
+    outer = ["unshare", "-m", "-p", "-f", "--mount-proc", sys.executable, "-c", SWEEP]
+    done = subprocess.run([*outer, *words, *inner], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{form} True 0", "False 1 0"]
+    assert list(placements.all_records(shared.cache)) == []
+
+
+@pytest.mark.root
+def test_a_link_in_another_container_pins_its_tree(shared: Shared) -> None:
+    made = shared.ensure()
+    with in_namespace(shared, shared.target, form="symlink", hide=shared.target.parent) as one:
+        assert first_line(one) == "symlink"
+        assert not os.path.lexists(shared.target)
+        assert tree.in_use(shared.cache, made.digest)
+        one.communicate()
+
+
 def test_trees_are_listed_with_size_and_use(shared: Shared) -> None:
     made = shared.ensure()
     (status,) = tree.trees(shared.cache)

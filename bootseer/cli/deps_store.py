@@ -186,12 +186,14 @@ def ls_command(store: str | None, as_json: bool) -> int:
 @click.argument("key")
 def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> int:
     """Show what the snapshot KEY is and holds: sizes, packages, what the install deleted."""
-    from bootseer.depsnap import archive
+    from bootseer.depsnap import archive, records
 
     opened = _open(store)
     record = _current(opened, key).record
     index = archive.read_index(
-        _archive_path(opened, record), expected_digest=record.archive.index_digest
+        _archive_path(opened, record),
+        expected_digest=record.archive.index_digest,
+        limits=records.limits_of(record),
     )
     packages = _packages(index)
     deleted = {root.root: list(root.deleted) for root in index.roots if root.deleted}
@@ -281,7 +283,8 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[
         generation = found.generation
         record = found.record.archive
         path = _archive_path(store, found.record)
-        index = archive.read_index(path, expected_digest=record.index_digest)
+        limits = records.limits_of(found.record)
+        index = archive.read_index(path, expected_digest=record.index_digest, limits=limits)
         if archive.verify(path, index) != record.tree_digest:
             raise CorruptDataError("its content has another digest than its record says")
     except records.BadRecordError as error:
@@ -331,7 +334,7 @@ def gc_command(
     freed = sum(r.size_bytes for r in [*removals, *trees])
     if not dry_run:
         freed = gc.carry_out(opened, removals)
-        freed += gc.carry_out_trees(cache, trees) if cache else 0
+        freed += gc.carry_out_trees(cache, trees, time.time()) if cache else 0
     if as_json:
         rows = [dataclasses.asdict(r) for r in [*removals, *trees]]
         click.echo(json.dumps({"dry_run": dry_run, "bytes": freed, "removed": rows}, indent=1))

@@ -172,10 +172,16 @@ def plan_trees(
     return out
 
 
-def carry_out_trees(cache: str, removals: Sequence[Removal]) -> int:
-    """Discard trees, and return the bytes freed; one that came into use meanwhile stays."""
+def carry_out_trees(cache: str, removals: Sequence[Removal], now: float) -> int:
+    """Discard trees, and return the bytes freed; one that came into use meanwhile stays.
+
+    What ended jobs wrote into their private layers goes first.
+    """
+    tree.sweep(target.trees_of(cache))
     freed = 0
     for found in tree.trees(target.trees_of(cache)):
+        if tree.recently_used(found, int(now * 1e9)):
+            continue  # somebody is about to place it
         if any(removal.name == found.digest for removal in removals):
             try:
                 freed += tree.discard(target.trees_of(cache), found.digest)

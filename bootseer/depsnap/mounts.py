@@ -7,6 +7,8 @@ import re
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 0x1, 0x2, 0x4, 0x20, 0x1000
 """Flags of mount(2), from `linux/mount.h`."""
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""The machine's own PID namespace, from `linux/proc_ns.h`: all processes are seen from there."""
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
@@ -38,9 +40,18 @@ def unmount(target: str) -> None:
 
 def mounted(target: str) -> bool:
     """Whether something is mounted exactly at `target` in this mount namespace."""
-    wanted = os.fsencode(target)
+    return os.fsencode(target) in _mount_points()
+
+
+def below(target: str) -> list[str]:
+    """Mount points strictly below `target`, which a mount over it would hide."""
+    prefix = os.fsencode(target.rstrip("/") + "/")
+    return [os.fsdecode(p) for p in _mount_points() if p.startswith(prefix) and p != prefix]
+
+
+def _mount_points() -> list[bytes]:
     with open("/proc/self/mountinfo", "rb") as file:
-        return any(_unescape(line.split(b" ", 5)[4]) == wanted for line in file)
+        return [_unescape(line.split(b" ", 5)[4]) for line in file]
 
 
 def _unescape(field: bytes) -> bytes:
@@ -51,3 +62,33 @@ def _unescape(field: bytes) -> bytes:
 def namespace() -> int:
     """This mount namespace's number."""
     return os.stat("/proc/self/ns/mnt").st_ino
+
+
+def pid_namespace() -> int:
+    """This PID namespace's number."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def ended(number: int, made_in: int) -> bool:
+    """Whether surely no process lives in mount namespace `number`, made in PID namespace `made_in`.
+
+    Only root in that PID namespace, or in the machine's own, sees all who could; to others it
+    may still live.
+    """
+    if os.geteuid() != 0 or pid_namespace() not in (made_in, _FIRST_PID_NAMESPACE):
+        return False
+    try:
+        os.stat("/proc/1/ns/mnt")  # also the proof that /proc hides nobody
+        for name in os.listdir("/proc"):
+            if name.isdigit() and _lives_in(name, number):
+                return False
+    except OSError:
+        return False  # not allowed to look at every process
+    return True
+
+
+def _lives_in(pid: str, number: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/ns/mnt").st_ino == number
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it ended meanwhile

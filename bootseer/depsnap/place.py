@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.depsnap import mounts, placements, staging, treecache
 from bootseer.depsnap.model import Digest, Form, FormChoice, Placement, SharedTree, absolute
-from bootseer.errors import BootseerError, BusyError, NotSupportedError, UsageError, from_os_error
+from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
 
 if TYPE_CHECKING:
     from bootseer.depsnap.journal import Below
@@ -48,10 +48,11 @@ def place(
 ) -> tuple[Placement, ...]:
     """Make the tree's roots stand at `targets` (default: the recorded roots), all by one form.
 
-    A target that this tree already covers (mounted or linked) is left as it is. `writable`: the
-    job may write below the target. Raises NotSupportedError when the wanted form, or none, works
-    here, naming each reason; BusyError where another tree's mount is in use; the targets are then
-    as they were.
+    A target that this tree already covers (mounted or linked) is left as it is. What another
+    tree's overlay shows, with all that was written there, stays; this tree goes over it as files.
+    `writable`: the job may write below the target. Raises NotSupportedError when the wanted form,
+    or none, works here, naming each reason; BusyError where another tree's read-only mount is in
+    use; the targets are then as they were.
     """
     places = {root: absolute((targets or {}).get(root, root)) for root in shared.roots}
     unknown = set(targets or {}) - set(shared.roots)
@@ -62,7 +63,8 @@ def place(
     if standing is not None:
         return standing
     for target in places.values():
-        unplace(target, cache_dir)
+        if not _overlaid(cache_dir, target):
+            unplace(target, cache_dir)
         if any(map(os.path.lexists, (staging.beside(target), staging.inside(target)))):
             _recover(target)
     forms = (_WRITABLE if writable else _READ_ONLY) if form == "auto" else (form,)
@@ -80,6 +82,11 @@ def place(
         )
     reasons = "; ".join(f"{name}: {reason}" for name, reason in tried)
     raise NotSupportedError(f"cannot place the tree at {', '.join(places.values())}: {reasons}")
+
+
+def _overlaid(cache_dir: str, target: str) -> bool:
+    record = placements.find(cache_dir, target)
+    return record is not None and record.form == "overlay" and record.alive is not False
 
 
 def _recover(target: str) -> None:
@@ -100,9 +107,11 @@ def _standing(
     """The placements that are there already, when they are all this tree's (and of this form)."""
     out = []
     for target in places.values():
-        record = placements.read(placements.folder_of(cache_dir, target))
+        record = placements.find(cache_dir, target)
         if record is None or record.digest != shared.digest or not record.alive:
             return None
+        if record.written:
+            return None  # whoever asks again may miss what was deleted or changed there
         if form not in ("auto", record.form):
             return None
         out.append(Placement(target, record.form, "it stands there already", shared.digest))
@@ -145,6 +154,7 @@ def _place_files(shared: SharedTree, places: Mapping[str, str], form: Form) -> N
 
 def _place_one(cache_dir: str, shared: SharedTree, root: str, target: str, form: Form) -> None:
     empty = _check_target(target)
+    _check_seen(cache_dir, target)
     if form in ("bind", "symlink"):
         if not empty:
             raise NotSupportedError(f"{target} holds other things, which a {form} would hide")
@@ -186,6 +196,25 @@ def _check_target(target: str) -> bool:
         return next(listing, None) is None
 
 
+def _check_seen(cache_dir: str, target: str) -> None:
+    """Raise NotSupportedError where processes would not see, or lose, what is placed over it."""
+    if target == "/":
+        raise NotSupportedError("running processes keep their root directory")
+    if _overlaid(cache_dir, target):
+        raise NotSupportedError("an overlay that is not this snapshot alone stands there")
+    if _inside(os.getcwd(), target):
+        raise NotSupportedError(f"the working directory lies in {target} and would stay beneath")
+    if _inside(cache_dir, target):
+        raise NotSupportedError(f"the cache lies in {target} and would be hidden")
+    hidden = mounts.below(target)
+    if hidden:
+        raise NotSupportedError(f"{hidden[0]} is mounted below {target} and would be hidden")
+
+
+def _inside(path: str, above: str) -> bool:
+    return path == above or path.startswith(above.rstrip("/") + "/")
+
+
 def _bind(source: str, target: str) -> None:
     mounts.mount(source, target, "none", mounts.MS_BIND)
     try:
@@ -223,7 +252,7 @@ def _overlay(shared: SharedTree, root: str, target: str, folder: str, empty: boo
 
 
 def _mount_overlay(layers: Sequence[str], target: str, folder: str) -> None:
-    upper, work = os.path.join(folder, "upper"), os.path.join(folder, "work")
+    upper, work = os.path.join(folder, placements.UPPER), os.path.join(folder, "work")
     for path in (upper, work):
         os.makedirs(path, mode=0o755, exist_ok=True)
     # The topmost layer gives the mounted root's own mode, owner and time.
@@ -274,12 +303,10 @@ def unplace(target: str, cache_dir: str) -> bool:
     the target's own and stay. Raises BusyError while something uses the mount.
     """
     target = absolute(target)
-    record = placements.read(placements.folder_of(cache_dir, target))
+    record = placements.find(cache_dir, target)
     if record is None or record.target != target:
         return False
-    alive = record.alive
-    if alive is None:
-        raise BusyError(f"{target} is mounted in another mount namespace; end its job first")
+    alive = bool(record.alive)
     try:
         _undo(record.folder, target, record.form, record.created)
     except OSError as error:

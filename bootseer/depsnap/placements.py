@@ -1,7 +1,8 @@
 """Records of where shared trees are mounted or linked, so that they are pinned and can be undone.
 
-Each is a directory `placements/<hash of the target>/` in the cache with `record.json` and, for an
-overlay, its private layers. Copies and hard links need no record: they do not read the tree again.
+Each is a directory `placements/<hash of target and mount namespace>/` in the cache (containers of
+one node have the same paths) with `record.json` and, for an overlay, its private layers. Copies and
+hard links need no record: they do not read the tree again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from bootseer.depsnap.model import Digest, Form
 
 PRIVATE = "private"
 """Where in a placement's folder a tmpfs for its layer is mounted, when it needs one."""
+UPPER = "upper"
+"""The layer that holds an overlay's writes, in the placement's folder or in that tmpfs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +35,54 @@ class Record:
     source: str
     created: bool
     namespace: int
+    pid_namespace: int
     boot: str
 
     @property
     def alive(self) -> bool | None:
         """Whether it still stands; None when another mount namespace hides the answer."""
-        if self.form == "symlink":
-            return os.path.islink(self.target) and os.readlink(self.target) == self.source
+        if self.linked:
+            return True
         if self.boot != boot_id():
             return False
-        if self.namespace != mounts.namespace():
-            return None
-        return mounts.mounted(self.target)
+        if self.namespace == mounts.namespace():
+            return self.form != "symlink" and mounts.mounted(self.target)
+        return False if mounts.ended(self.namespace, self.pid_namespace) else None
+
+    @property
+    def linked(self) -> bool:
+        """Whether it is a symlink that stands as it was made, as seen from here."""
+        if self.form != "symlink" or not os.path.islink(self.target):
+            return False
+        return os.readlink(self.target) == self.source
+
+    @property
+    def written(self) -> bool:
+        """Whether anything was written through an overlay."""
+        for place in (self.folder, os.path.join(self.folder, PRIVATE)):
+            upper = os.path.join(place, UPPER)
+            if os.path.isdir(upper) and os.listdir(upper):
+                return True
+        return False
 
 
 def folder_of(cache_dir: str, target: str) -> str:
-    name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
-    return os.path.join(os.path.abspath(cache_dir), "placements", name)
+    """Where a placement made now, in this mount namespace, has its record."""
+    name = f"{mounts.namespace()} ".encode() + os.fsencode(target)
+    digest = hashlib.sha256(name).hexdigest()[:32]
+    return os.path.join(os.path.abspath(cache_dir), "placements", digest)
+
+
+def find(cache_dir: str, target: str) -> Record | None:
+    """The record of what stands, or stood, at `target` in this mount namespace.
+
+    A symlink outlives its namespace and the boot, so it is found under any.
+    """
+    own = read(folder_of(cache_dir, target))
+    if own is not None or not os.path.islink(target):
+        return own
+    linked = (r for r in all_records(cache_dir) if r.target == target and r.linked)
+    return next(linked, None)
 
 
 def write(folder: str, target: str, form: Form, digest: Digest, source: str, created: bool) -> None:
@@ -60,6 +94,7 @@ def write(folder: str, target: str, form: Form, digest: Digest, source: str, cre
         "source": source,
         "created": created,
         "namespace": mounts.namespace(),
+        "pid_namespace": mounts.pid_namespace(),
         "boot": boot_id(),
     }
     temporary = os.path.join(folder, "record.tmp")
@@ -80,6 +115,7 @@ def read(folder: str) -> Record | None:
             row["source"],
             row["created"],
             row["namespace"],
+            row["pid_namespace"],
             row["boot"],
         )
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
