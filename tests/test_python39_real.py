@@ -91,6 +91,15 @@ def test_newer_commands_say_what_they_need(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.debian("pypy3")
+def test_start_starts_the_job_alone(tmp_path):
+    words = ["-m", "bootseer", "start", "-c", "bootseer.toml", "--", "sh", "-c", "exit 3"]
+    done = old_python("pypy3", *words, events=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "3.11" in done.stderr
+
+
 @pytest.mark.parametrize("python", CPYTHON, ids=os.path.basename)
 def test_wrapper_under_cpython(python, tmp_path):
     rules = tmp_path / "own.ini"

@@ -171,6 +171,14 @@ def test_a_bad_flag_of_our_own_is_a_usage_error(place: Place) -> None:
     assert place.installs == 0
 
 
+def test_a_flag_stands_over_a_variable(place: Place) -> None:
+    place.settings()
+    place.flags = ["--set", f"job.events={place.path / 'elsewhere'}"]
+    assert place.start().returncode == JOB_EXIT
+    assert list((place.path / "elsewhere").glob("*.jsonl"))
+    assert not place.events.exists()
+
+
 def test_no_job_is_a_usage_error(place: Place) -> None:
     assert place.start(()).returncode == 2
 
@@ -191,6 +199,31 @@ def test_as_pid_1_the_job_is_pid_1_without_zombies(place: Place) -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == (b"installed\n1\n0\n", b"")
+
+
+@pytest.mark.root
+def test_as_pid_1_what_outlives_the_parts_is_collected(place: Place) -> None:
+    """Such as a publication in the background: the job must not be left with its zombie."""
+    place.settings()
+    place.extra("(sleep 1 > /dev/null 2>&1 &)\n")
+    script = """
+    i=0
+    while [ $i -lt 5000 ]; do
+        i=$((i + 1))
+        n=$(grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l)
+        s=$(grep -l '^Name:.sleep' /proc/[0-9]*/status 2>/dev/null | wc -l)
+        [ "$s" = 1 ] && seen=1
+        [ "$n$s$seen" = 001 ] && exit 7
+    done
+    """
+    job = ["bash", "-c", script]
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", *place.command, *job],
+        cwd=place.path,
+        env=place.full_environ,
+        check=False,
+    )
+    assert done.returncode == JOB_EXIT
 
 
 @pytest.mark.root

@@ -21,6 +21,10 @@ def main(argv: list[str] | None = None) -> int:
         from bootseer.cli import event
 
         return event.main(args[1:])
+    if args and args[0] == "start":
+        from bootseer.cli import start_guard
+
+        return start_guard.main(args[1:])
     if sys.version_info < (3, 11):
         sys.stderr.write(
             "bootseer: only `run` and `event` work on Python older than 3.11; "

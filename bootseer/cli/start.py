@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from bootseer import config
+from bootseer.config_values import Value
 
 
 @click.command(
@@ -56,9 +57,10 @@ def command(
     check: bool,
     job: tuple[str, ...],
 ) -> int:
-    flags = dict(config.parse_flag(assignment) for assignment in assignments)
     given = {"job.events": events, "deps.store": store, "deps.cache": cache}
-    flags.update({key: value for key, value in given.items() if value})
+    flags: dict[str, Value] = {key: value for key, value in given.items() if value}
+    # Last, because the others may come from the environment.
+    flags.update(config.parse_flag(assignment) for assignment in assignments)
     if check:
         config.load(path, None, flags)
         return 0

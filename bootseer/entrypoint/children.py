@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from bootseer.entrypoint.replace import RESET_SIGNALS
+
 MARKER = "BOOTSEER_PART_ID"
 """Variable by which the processes of one part are found again, whatever group they moved to."""
 
@@ -24,8 +26,6 @@ _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from bootseer.entrypoint import child; "
     "sys.exit(child.main())"
 )
-# Python itself ignores these two; a command started by us must not inherit that.
-RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Child:
@@ -171,15 +171,16 @@ def end_all(children: Iterable[Child], grace_s: float = GRACE_S) -> None:
         child.kill()
 
 
-def reap_orphans() -> None:
-    """As PID 1, collect adopted children that ended, so that the job meets no zombies of ours."""
+def orphans_live_on() -> bool:
+    """As PID 1, collect adopted children that ended; tell whether some have yet to end."""
     if os.getpid() != 1:
-        return
+        return False
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def _marked(marker: str) -> Iterable[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from bootseer.config import Config, DepsSettings, default_cache, default_store
+from bootseer.entrypoint import process
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import BusyError
 from bootseer.profiler.events import NullWriter
@@ -85,7 +85,7 @@ class DepsPart:
         if outcome.result == ENDED_BY_SIGNAL:
             raise BusyError("the part was told to end by a signal")
         if outcome.reasons:
-            sys.stderr.write(f"bootseer: deps: {'; '.join(outcome.reasons)}\n")
+            process.say(f"deps: {'; '.join(outcome.reasons)}")
         return outcome.code
 
     def repair(self, request: Request) -> None:

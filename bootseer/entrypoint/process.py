@@ -301,14 +301,19 @@ def start(
     return Child(command, environ, file_actions, on_signal)
 
 
+def say(text: str) -> None:
+    """Write one line of ours to standard error, if it can be written to."""
+    try:
+        sys.stderr.write(f"bootseer: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # standard error is closed, or full
+
+
 def leave(result: Result) -> int:
     """Return the exit code for `result`, or die of the terminal's Ctrl-C as the child did."""
     if result.error:
-        try:
-            sys.stderr.write(f"bootseer: {result.error}\n")
-            sys.stderr.flush()
-        except (OSError, ValueError, AttributeError):
-            pass  # standard error is closed
+        say(result.error)
     if result.interrupted and os.getpid() != 1:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGINT})

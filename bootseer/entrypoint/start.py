@@ -6,19 +6,16 @@ Only a failed install command or a signal keeps it from starting.
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
-import shutil
 import signal
-import sys
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import FrameType
 from typing import Self
 
 from bootseer.config import Loaded
-from bootseer.entrypoint import children, fallback, parts, process
+from bootseer.entrypoint import children, fallback, parts, process, replace
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task
 from bootseer.profiler import events, proc, resource
@@ -33,23 +30,28 @@ def start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str])
     Returns only when the job is not started (the exit code to end with), or when it ran under
     the wrapper (its exit code). `environ` is the job's environment; ours is added to it.
     """
-    sys.stdout.flush()
+    given = dict(environ)
+    try:
+        return _start(loaded, job, environ)
+    except Exception as error:  # the last border: no defect of ours may cost a job its start
+        _warn(f"{type(error).__name__}: {error}")
+        return replace.execute(job, given)
+
+
+def _start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]) -> int:
     start_plan = plan(loaded, job, parts.REGISTRY)
     if start_plan.problems:
         _warn(warning(start_plan.problems))
     try:
         exit_code = _run_parts(start_plan, loaded.config.job.events, environ)
-    except Exception as error:  # the last border: a defect of ours must not cost a start
+    except Exception as error:  # a border: the dependencies are still to be installed
         _warn(f"{type(error).__name__}: {error}")
         exit_code = _all_plain(start_plan, environ)
-    if exit_code is not None:
-        return exit_code
-    children.reap_orphans()
-    return become(start_plan, environ)
+    return become(start_plan, environ) if exit_code is None else exit_code
 
 
 def _warn(text: str) -> None:
-    sys.stderr.write(f"bootseer: warning: {text}; starting the plain way\n")
+    process.say(f"warning: {text}; starting the plain way")
 
 
 def _run_parts(
@@ -93,32 +95,34 @@ def _all_plain(start_plan: StartPlan, environ: Mapping[str, str]) -> int | None:
 def become(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
     """Replace this process by the job, or run it under the wrapper and return its exit code."""
     if start_plan.wrapper is None:
-        return execute(start_plan.job, environ)
+        if children.orphans_live_on():
+            return _stay_in_front(lambda: _reaped(start_plan.job, environ))
+        return replace.execute(start_plan.job, environ)
     try:
         from bootseer.entrypoint import run
 
         options = run.parse([*start_plan.wrapper, "--", *start_plan.job], environ)
     except Exception as error:  # a border: a wrapper that cannot be had is left out
         _warn(str(error))
-        return execute(start_plan.job, environ)
-    return process.leave(run.execute(options, environ))
+        return replace.execute(start_plan.job, environ)
+    return _stay_in_front(lambda: run.execute(options, environ))
 
 
-def execute(job: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Exec the job with the signal dispositions a fresh process has; returns 126 or 127."""
-    for number in children.RESET_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+def _reaped(job: Sequence[str], environ: Mapping[str, str]) -> process.Result:
+    """As PID 1, run the job below us: what publishes in the background will end, and a job that
+    took our place would have to collect a process that it does not know."""
     try:
-        try:
-            os.execvpe(job[0], list(job), environ)
-        except OSError as error:
-            path = shutil.which(job[0])
-            if error.errno != errno.ENOEXEC or path is None:
-                raise
-            # A script without a first line: a shell runs it, as execvp(3) does.
-            os.execve("/bin/sh", ["sh", path, *job[1:]], environ)
+        return process.start(job, environ, {}).wait()
     except OSError as error:
-        return process.leave(process.failure(job, error))
+        return process.failure(job, error)
+
+
+def _stay_in_front(run_job: Callable[[], process.Result]) -> int:
+    try:
+        return process.leave(run_job())
+    except Exception as error:  # a border; the job may have begun, and must not begin twice
+        process.say(f"{type(error).__name__}: {error}; the job's exit code is not known")
+        return 1
 
 
 class _Signals:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from typing import Literal
@@ -156,7 +155,7 @@ class Task:
         return None
 
     def _say(self, reason: str) -> None:
-        sys.stderr.write(f"bootseer: {self.plan.name}: {reason}; going on the plain way\n")
+        process.say(f"{self.plan.name}: {reason}; going on the plain way")
 
     def _finish_plain(self, outcome: Outcome) -> Decision:
         decision = fallback.after_plain(outcome)
@@ -215,5 +214,5 @@ class Task:
                 self._result = code
                 self.deadline = time.monotonic() + LEAVE_S
             case {"fault": str(text)}:
-                self._fault = text
+                self._fault = " ".join(text.split())
                 self.deadline = time.monotonic() + LEAVE_S

@@ -1,0 +1,81 @@
+"""The border around `bootseer start`: whatever of ours is broken, the job starts.
+
+A job's own Python path or an old image can put a broken click, or a Python that is too old, in
+front of us. Without click the command line is read by hand; without anything else the job is
+started alone. Importable on Python 3.9.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bootseer.entrypoint import process, replace
+
+_VALUES = ("-c", "--config", "--events", "--store", "--cache", "--set")
+_KEYS = {"--events": "job.events", "--store": "deps.store", "--cache": "deps.cache"}
+
+
+def main(words: list[str]) -> int:
+    """Run `bootseer start` with the words after it; return the exit code if the job is over."""
+    options, job = split(words)
+    if sys.version_info < (3, 11):
+        return _alone(job, "`start` needs Python 3.11 or newer")
+    try:
+        from bootseer.cli import root
+
+        return root.main(["start", *words])
+    except Exception as error:  # the border
+        fault = _describe(error)
+    try:
+        if job:
+            return _by_hand(options, job, fault)
+    except Exception as error:  # the border
+        fault = _describe(error)
+    return _alone(job, fault)
+
+
+def split(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the options before the job, as pairs of name and value, and the job."""
+    options = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name in _VALUES and not equals:
+            value = rest.pop(0) if rest else ""
+        elif name.startswith("-c") and len(name) > 2:  # `-cFILE`
+            name, value = "-c", name[2:] + equals + value
+        options.append((name, value))
+    return options, rest[1:] if rest[:1] == ["--"] else rest
+
+
+def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
+    """The same start without click; raises before anything has begun, or not at all."""
+    from bootseer import config
+    from bootseer.entrypoint import start
+
+    path = os.environ.get("BOOTSEER_CONFIG") or None
+    flags = {}
+    for name, value in options:
+        if name in ("-c", "--config"):
+            path = value
+        elif name == "--set":
+            key, parsed = config.parse_flag(value)
+            flags[key] = parsed
+        elif name in _KEYS:
+            flags[_KEYS[name]] = value
+    process.say(f"warning: {fault}; going on without it")
+    return start.start(config.read(path, None, flags), job, process.original_environment())
+
+
+def _alone(job: list[str], fault: str) -> int:
+    if not job:
+        process.say(f"{fault}; nothing was started")
+        return 7
+    process.say(f"warning: {fault}; starting the job alone")
+    return replace.execute(job, process.original_environment())
+
+
+def _describe(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"
