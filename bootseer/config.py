@@ -24,6 +24,7 @@ from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_tex
 from bootseer.errors import BootseerError, UsageError, from_os_error
 
 DEFAULT_FILE = "bootseer.toml"
+MAX_FILE_BYTES = 1 << 20
 
 
 _T = TypeVar("_T")
@@ -254,9 +255,11 @@ def parse_flag(text: str) -> tuple[str, Value]:
 def _read_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise from_os_error(error, f"read the configuration {path}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_FILE_BYTES} bytes; name a configuration file")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -272,11 +275,14 @@ def _apply_file(path: str, values: dict[str, Value], problems: list[Problem]) ->
         return
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
         problems.append(Problem("", "", f"{path}{_toml_fault(error, text)}; correct the file"))
         _salvage_install(text, values)
         return
-    lines = toml_lines.key_lines(text)
+    try:
+        lines = toml_lines.key_lines(text)
+    except RecursionError:  # nested as deep as `tomllib` could just follow
+        lines = {}
     by_section = {section: list(_of_section(section, SECTIONS[section])) for section in SECTIONS}
     for name, table in document.items():
         where = f"{path}, line {lines.get((name,), 1)}"

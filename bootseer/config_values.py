@@ -52,7 +52,10 @@ def from_toml(setting: Setting, value: object) -> Value:
         case ("whole number", int()) if not isinstance(value, bool):
             return _in_range(setting, value)
         case ("number", int() | float()) if not isinstance(value, bool):
-            return _in_range(setting, float(value))
+            try:
+                return _in_range(setting, float(value))
+            except OverflowError:
+                raise ValueError("is out of range") from None
         case "text", str():
             return _chosen(setting, value)
         case "command", str():
@@ -61,6 +64,7 @@ def from_toml(setting: Setting, value: object) -> Value:
             for index, item in enumerate(value):
                 if not isinstance(item, str):
                     raise ValueError(f"has {kind(item)} at position {index + 1}")
+                _without_nul(item)
             return tuple(value)
     raise ValueError(f"is {kind(value)}")
 
@@ -93,7 +97,15 @@ _TRUTHS: Mapping[str, bool] = types.MappingProxyType(
 )
 
 
+def _without_nul(text: str) -> str:
+    """No program can be given such a word, no file such a name."""
+    if "\0" in text:
+        raise ValueError("has a NUL character")
+    return text
+
+
 def _split(text: str) -> tuple[str, ...]:
+    _without_nul(text)
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -101,12 +113,15 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _in_range(setting: Setting, number: float) -> Value:
+    if isinstance(number, int) and abs(number) >= 1 << 63:
+        raise ValueError("does not fit into 64 bits")
     if not number >= (setting.minimum if setting.minimum is not None else number):
         raise ValueError(f"is {number:g}")
     return number
 
 
 def _chosen(setting: Setting, text: str) -> str:
+    _without_nul(text)
     if setting.choices and text not in setting.choices:
         raise ValueError(f"is {text!r}{did_you_mean(text, setting.choices)}")
     return text

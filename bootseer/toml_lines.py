@@ -150,6 +150,7 @@ class _Scanner:
         self._lines.setdefault(path, self._text.count("\n", 0, self._at) + 1)
 
 
+_LONGEST_STATEMENT_LINES = 300  # each end is tried, so this bounds a start's delay
 _HEADER_LINE = re.compile(r"^[ \t]*\[\[?[ \t]*([^\[\]\n]+?)[ \t]*\]\]?[ \t]*(?:#.*)?$")
 
 
@@ -172,10 +173,11 @@ def salvage(text: str, table: str, key: str) -> object | None:
             found.append(number)
     if len(found) != 1:
         return None
-    for end in range(found[0] + 1, len(lines) + 1):
+    last = min(len(lines), found[0] + _LONGEST_STATEMENT_LINES)
+    for end in range(found[0] + 1, last + 1):
         try:
             value: object = tomllib.loads("\n".join(lines[found[0] : end]))[key]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             continue
         return value
     return None

@@ -140,6 +140,35 @@ def test_a_number_out_of_range(tmp_path: Path, value: str) -> None:
     assert "at least 0.1" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("job.attempt = 1" + "0" * 400, "job.attempt does not fit into 64 bits"),
+        ("job.attempt = -1" + "0" * 400, "job.attempt does not fit into 64 bits"),
+        ("deps.deadline_s = 1" + "0" * 400, "deps.deadline_s is out of range"),
+        ('deps.install = ["a\\u0000"]', "deps.install has a NUL character"),
+        ('deps.install = "a\\u0000"', "deps.install has a NUL character"),
+        ('deps.also = ["/a\\u0000"]', "deps.also has a NUL character"),
+        ('deps.store = "/a\\u0000"', "deps.store has a NUL character"),
+        ("x = " + "1" * 5000, "bootseer.toml cannot be read: Exceeds the limit"),
+        ("x = " + "[" * 5000, "bootseer.toml cannot be read: "),
+        ("#" * (2 << 20), "bootseer.toml is larger than 1048576 bytes"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_values_that_break_a_reader(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in fault(tmp_path, text)
+
+
+def test_the_search_for_an_install_command_is_bounded(tmp_path: Path) -> None:
+    lines = "".join(f"  'a{number}',\n" for number in range(5000))
+    loaded = config.read(write(tmp_path, f"[deps]\ninstall = [\n{lines}]\n[job\n"), {})
+    assert loaded.config == Config()
+    lines = "".join(f"  'a{number}',\n" for number in range(200))
+    loaded = config.read(write(tmp_path, f"[deps]\ninstall = [\n{lines}]\n[job\n"), {})
+    assert len(loaded.config.deps.install) == 200
+
+
 def test_a_wrong_choice_names_the_choices(tmp_path: Path) -> None:
     message = fault(tmp_path, "[deps]\nwait = 'allways'\n")
     assert "line 2: deps.wait is 'allways' (did you mean 'always'?)" in message

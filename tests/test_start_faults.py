@@ -212,6 +212,59 @@ def test_start_itself_is_broken(place: Place) -> None:
     assert b"RuntimeError: a defect" in done.stderr
 
 
+def test_planning_is_broken(place: Place) -> None:
+    """A defect that leaves not even the install command known: the job starts alone."""
+    place.module("sitecustomize", BROKEN_PLAN)
+    done = place.start(("sh", "-c", "exit 7"))
+    assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"", 0)
+    assert done.stderr.count(b"\n") == 1
+    assert b"ValueError: a defect" in done.stderr
+
+
+BROKEN_PLAN = """
+import bootseer.entrypoint.plan
+def plan(*_):
+    raise ValueError("a defect")
+bootseer.entrypoint.plan.plan = plan
+"""
+
+
+@pytest.mark.parametrize("text", ["raise ImportError('not for you')", "__version__ = '1.0'"])
+def test_a_click_of_the_job_stands_in_front_of_ours(place: Place, text: str) -> None:
+    """Missing, broken or of another age: what the command line asks for is done without it."""
+    place.module("click", text)
+    path = place.settings().rename(place.path / "other.toml")
+    place.flags = ["-c", str(path), "--store=elsewhere", "--set", "job.attempt=3"]
+    done = place.start(("sh", "-c", "cmp payload site/module && exit $((BOOTSEER_ATTEMPT + 4))"))
+    assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"installed\n", 1)
+    assert done.stderr.count(b"\n") == 1
+    assert b"going on without it" in done.stderr
+    assert (place.path / "elsewhere").exists()
+    assert not place.store.exists()
+
+
+def test_nothing_of_ours_can_be_imported(place: Place) -> None:
+    place.module("tomllib", "raise ImportError('no such thing')")
+    done = place.start(("sh", "-c", "exit 7"))
+    assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"", 0)
+    assert done.stderr.count(b"\n") == 1
+    assert b"no such thing; starting the job alone" in done.stderr
+    place.flags = ["--check"]
+    done = place.start(())
+    assert (done.returncode, done.stderr.count(b"\n")) == (7, 1)
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_fault(place: Place, closing: str) -> None:
+    place.store = Path("/dev/null/store")  # something to say
+    place.settings()
+    place.extra("exec > /dev/null\n")
+    command = ["sh", "-c", f'exec "$@" {closing}', "sh", *place.command, "sh", "-c", "exit 7"]
+    done = subprocess.run(command, cwd=place.path, env=place.full_environ, check=False)
+    assert (done.returncode, place.installs) == (JOB_EXIT, 1)
+    assert "/dev/null/store" in place.fallbacks()["deps.install"]
+
+
 def test_a_module_of_the_job_cannot_shadow_ours(place: Place) -> None:
     for name in ("json", "zstandard", "bootseer"):
         (place.path / f"{name}.py").write_text("raise RuntimeError('not for you')")
@@ -250,6 +303,14 @@ def test_an_unreadable_job_setting_leaves_the_other_parts_alone(place: Place) ->
     assert place.store.exists()
 
 
+@pytest.mark.parametrize("key", ["uid", "events", "phase"])
+def test_a_text_that_no_program_can_be_given(place: Place, key: str) -> None:
+    path = place.settings()
+    path.write_text(path.read_text().replace("uid = 'u'", f'{key} = "a\\u0000b"'))
+    place.environ["BOOTSEER_EVENTS"] = str(place.events)
+    started_plainly(place, "config", f"job.{key} has a NUL character")
+
+
 def test_a_bad_variable(place: Place) -> None:
     place.environ["BOOTSEER_DEPS_WAIT"] = "maybe"
     started_plainly(place, "deps.install", "the environment variable BOOTSEER_DEPS_WAIT")
@@ -261,7 +322,19 @@ def test_a_file_that_is_not_toml_still_installs(place: Place) -> None:
     started_plainly(place, "deps.install", "not valid TOML")
 
 
-@pytest.mark.parametrize("content", [b"[deps", b"\xff\xfe", b"install = ["])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[deps",
+        b"\xff\xfe",
+        b"install = [",
+        b"x = " + b"[" * 5000,
+        b"x = " + b"1" * 5000,
+        b"[deps]\ninstall = " + b"[" * 5000,
+        b"#" * (2 << 20),
+    ],
+    ids=["open", "bytes", "no end", "deep", "long", "deep install", "large"],
+)
 def test_a_file_of_which_nothing_can_be_read(place: Place, content: bytes) -> None:
     (place.path / "bootseer.toml").write_bytes(content)
     done = place.start(("sh", "-c", "exit 7"))
