@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -55,23 +56,48 @@ def group() -> None:
 def main(args: Sequence[str]) -> int:
     """Run a command; print one line for an error of ours and return its exit code."""
     try:
+        exit_code = _invoke(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except click.Abort:
+        return 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "bootseer"
+        fault = " ".join(error.format_message().split()).rstrip(".")
+        return _fail(f"{fault}; see `{path} --help`", error.exit_code)
+    except BootseerError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        _forget_output()
+        return 141
+    except OSError as error:
+        named = error.filename is not None
+        action = f"use {os.fsdecode(error.filename)}" if named else "write the output"
+        mapped = from_os_error(error, action)
+        if not named:
+            _forget_output()
+        return _fail(str(mapped), mapped.exit_code)
+    return exit_code
+
+
+def _invoke(args: Sequence[str]) -> int:
+    try:
         result = group.main(args=list(args), prog_name="bootseer", standalone_mode=False)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
-    except click.Abort:
-        return 130
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except BootseerError as error:
-        sys.stderr.write(f"bootseer: {error}\n")
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader of our standard output left; Python would complain again at exit.
-        sys.stdout = None
-        return 141
-    except OSError as error:
-        mapped = from_os_error(error, f"use {error.filename or 'a file'}")
-        sys.stderr.write(f"bootseer: {mapped}\n")
-        return mapped.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _fail(text: str, exit_code: int) -> int:
+    if sys.stderr is not None:
+        sys.stderr.write(f"bootseer: {text}\n")
+    return exit_code
+
+
+def _forget_output() -> None:
+    """Nobody can be told any more; Python would complain again when it flushes at exit."""
+    sys.stdout = None
