@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--forbid-deselect",
         action="store_true",
-        help="fail when a test is left out for want of root or a Debian package",
+        help="fail when any test is deselected: for want of root or a Debian package, by -k, by -m",
     )
 
 
@@ -38,46 +39,60 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out, other = [], [], []
     for item in items:
         needs_machine = any(item.get_closest_marker(m) for m in ("root", "debian"))
-        if bool(item.get_closest_marker("soak")) != soak or (
-            fast and (needs_machine or item.get_closest_marker("slow"))
-        ):
+        if bool(item.get_closest_marker("soak")) != soak:
+            continue  # the long counts are a run of their own (`make soak`)
+        if fast and (needs_machine or item.get_closest_marker("slow")):
             other.append(item)
         elif needs_machine and not privileged:
             left_out.append(item)
         else:
             kept.append(item)
     items[:] = kept
+    config.stash[LEFT_OUT] = [item.nodeid for item in left_out]
     if other or left_out:
         config.hook.pytest_deselected(items=other + left_out)
-    config.stash[LEFT_OUT] = [item.nodeid for item in left_out]
 
 
 LEFT_OUT = pytest.StashKey[list[str]]()
+DESELECTED = pytest.StashKey[list[str]]()
+"""All that was deselected for whatever reason, `-k` and `-m` included."""
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash.setdefault(DESELECTED, []).append(item.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    stash = session.config.stash
     output = getattr(session.config, "workeroutput", None)
-    left_out = session.config.stash.get(LEFT_OUT, [])
     if output is not None:
-        output["left_out"] = left_out
-    elif left_out and session.config.getoption("--forbid-deselect"):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        output["left_out"] = stash.get(LEFT_OUT, [])
+        output["deselected"] = stash.get(DESELECTED, [])
+    elif session.config.getoption("--forbid-deselect") and stash.get(DESELECTED, []):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
-    """Every xdist worker collects all tests, so one worker's list is everybody's."""
-    config = node.config  # type: ignore[attr-defined]
-    left_out = getattr(node, "workeroutput", {}).get("left_out", [])
-    if left_out:
-        config.stash[LEFT_OUT] = left_out
+    """Every xdist worker collects all tests, so one worker's lists are everybody's."""
+    stash = node.config.stash  # type: ignore[attr-defined]
+    output = getattr(node, "workeroutput", {})
+    for key, name in ((LEFT_OUT, "left_out"), (DESELECTED, "deselected")):
+        if output.get(name):
+            stash[key] = output[name]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = terminalreporter.config.stash.get(LEFT_OUT, [])
-    if not left_out:
-        return
-    terminalreporter.section("left out: these need root with CAP_SYS_ADMIN on Debian")
-    for nodeid in sorted(left_out):
-        terminalreporter.write_line(nodeid)
-    terminalreporter.write_line(f"{len(left_out)} tests left out for want of privilege")
+    config = terminalreporter.config
+    left_out, deselected = config.stash.get(LEFT_OUT, []), config.stash.get(DESELECTED, [])
+    if left_out:
+        terminalreporter.section("left out: these need root with CAP_SYS_ADMIN on Debian")
+        for nodeid in sorted(left_out):
+            terminalreporter.write_line(nodeid)
+        terminalreporter.write_line(f"{len(left_out)} tests left out for want of privilege")
+    if deselected and config.getoption("--forbid-deselect"):
+        terminalreporter.section("deselected, and --forbid-deselect allows none", red=True)
+        for nodeid in sorted(set(deselected) - set(left_out)):
+            terminalreporter.write_line(nodeid)
+        terminalreporter.write_line(f"{len(deselected)} tests deselected")

@@ -1,0 +1,97 @@
+"""What a test run says about the tests that it leaves out, and that `.ci/run` allows none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+TESTS = """
+import pytest
+def test_one(): pass
+@pytest.mark.root
+def test_mounts(): pass
+@pytest.mark.debian("chromium")
+def test_page(): pass
+@pytest.mark.soak
+def test_long(): pass
+@pytest.mark.slow
+def test_slow(): pass
+"""
+INI = """
+[pytest]
+addopts = -p no:cacheprovider
+markers =
+  root
+  debian
+  soak
+  slow
+"""
+# In every worker, after conftest.py: the one thing that stands for another user.
+AS_USER = """
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    for plugin in config.pluginmanager.get_plugins():
+        if hasattr(plugin, "has_mount_privilege"):
+            plugin.has_mount_privilege = lambda: {privileged}
+"""
+
+
+def run(tmp_path: Path, *options: str, user: int) -> tuple[int, list[str]]:
+    """Run the small tests above under our conftest as if by this user; return the lines printed."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text(encoding="utf-8"))
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text(INI)
+    (tmp_path / "as_user.py").write_text(AS_USER.format(privileged=user == 0))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        env={**environ, "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "as_user"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+WORKERS = pytest.mark.parametrize("workers", ["0", "2"])
+
+
+@WORKERS
+def test_a_plain_user_is_told_what_was_left_out(tmp_path: Path, workers: str) -> None:
+    code, said = run(tmp_path, "-n", workers, user=1000)
+    assert code == 0
+    names = ["test_some.py::test_mounts", "test_some.py::test_page"]
+    assert [line for line in said if line.startswith("test_some.py::")] == names
+    assert said[-2] == "2 tests left out for want of privilege"
+    assert "2 passed" in said[-1]
+
+
+@WORKERS
+def test_a_deselected_test_fails_where_none_is_allowed(tmp_path: Path, workers: str) -> None:
+    code, said = run(tmp_path, "-n", workers, "--forbid-deselect", user=1000)
+    assert code == 1
+    assert said[-2] == "2 tests deselected"
+    assert "2 passed" in said[-1]
+    code, said = run(tmp_path, "-n", workers, "--forbid-deselect", "-k", "not one", user=0)
+    assert code == 1
+    assert "test_some.py::test_one" in said
+
+
+@WORKERS
+def test_with_every_privilege_all_but_the_long_counts_run(tmp_path: Path, workers: str) -> None:
+    code, said = run(tmp_path, "-n", workers, "--forbid-deselect", user=0)
+    assert code == 0
+    assert "4 passed" in said[-1]
+    assert "deselected" not in said[-1]
+
+
+def test_fast_and_soak_choose_their_own(tmp_path: Path) -> None:
+    assert "1 passed" in run(tmp_path, "--fast", user=0)[1][-1]
+    assert "1 passed" in run(tmp_path, "--soak", user=0)[1][-1]
