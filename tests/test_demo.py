@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from wheelhouse import make_wheel
 
 from bootseer.profiler.report_model import PartUse
 from tools.demo import __main__ as demo
-from tools.demo import machine, options, stages
+from tools.demo import machine, options, stages, starts
 
 TRAIN = """
 import argparse, os, sys
@@ -31,22 +31,8 @@ with phase("imports"):
 with phase("checkpoint.load"):
     size = os.path.getsize(given.checkpoint)
 with phase("first_step"):
-    print("loss", tinything.VALUE + size)
+    print("loss", tinything.VERSION, size)
 """
-
-
-def wheel(folder: Path) -> None:
-    """A package of one module, as small as a wheel can be."""
-    info = "tinything-1.0.dist-info"
-    files = {
-        "tinything/__init__.py": "VALUE = 42\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(folder / "tinything-1.0-py3-none-any.whl", "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
 
 
 @pytest.fixture
@@ -56,7 +42,7 @@ def chosen(tmp_path: Path) -> options.Options:
     wheels.mkdir(parents=True)
     (job / "train.py").write_text(TRAIN)
     (job / "requirements.txt").write_text("tinything==1.0\n")
-    wheel(wheels)
+    make_wheel(wheels, "tinything", "1.0")
     # What marks a complete download: these requirements for this Python.
     (wheels / "complete.txt").write_text("tinything==1.0\n" + sys.version)
     return options.Options(
@@ -104,6 +90,14 @@ def test_too_few_rounds_are_refused() -> None:
     assert ended.value.code == 2
 
 
+def test_what_stands_at_the_places_given_stays(tmp_path: Path) -> None:
+    """The scratch directory is emptied, so it must be one that nobody else made."""
+    for words in (["--scratch", str(tmp_path)], ["--out", str(tmp_path)]):
+        scratch = options.parse(words).scratch
+        assert scratch.parent == tmp_path
+        assert scratch.name == "bootseer-demo-scratch"
+
+
 def test_what_a_fingerprint_sees(tmp_path: Path) -> None:
     for side in ("a", "b"):
         (tmp_path / side / "d").mkdir(parents=True)
@@ -126,3 +120,18 @@ def test_every_part_of_the_report_has_a_stage() -> None:
     assert [stage.name for stage in stages.all_stages()] == ["image", "deps", "checkpoint"]
     image = stages.all_stages()[0].use([])
     assert image == PartUse(False, image.reason)
+
+
+def test_a_part_counts_as_used_only_where_it_was(tmp_path: Path) -> None:
+    def start(name: str, result: str) -> starts.Start:
+        place = tmp_path / name
+        place.mkdir()
+        attributes = {"bootseer.deps.result": result, "bootseer.deps.form": "copy"}
+        line = {"event": "end", "name": "deps.install", "attributes": attributes}
+        (place / "a.jsonl").write_text(json.dumps(line) + "\n")
+        return starts.Start("fresh", place, 0, "", 1.0)
+
+    good, bad = start("good", "restored"), start("bad", "installed")
+    assert stages.Deps().use([good]) == PartUse(True, "restored from a snapshot (copy)")
+    assert stages.Deps().use([good, bad]) == PartUse(False, "restored in 1 of 2 starts only")
+    assert not stages.Deps().use([]).used

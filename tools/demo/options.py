@@ -42,7 +42,8 @@ def parse(arguments: list[str] | None = None) -> Options:
         job=ROOT / "examples" / "train",
         out=out,
         kept=ROOT / ".setup" / "demo",
-        scratch=(given.scratch or out / "scratch").resolve(),
+        # A place of our own below it, for it is emptied before and after.
+        scratch=(given.scratch or out).resolve() / "bootseer-demo-scratch",
         rounds=given.rounds,
         cold=not given.warm,
     )

@@ -77,7 +77,11 @@ class Deps:
         return out
 
     def use(self, starts: Sequence[Start]) -> PartUse:
-        forms = {str(e.get("bootseer.deps.form")) for s in starts for e in s.ends("deps.install")}
+        ends = [end for start in starts for end in start.ends("deps.install")]
+        restored = [end for end in ends if end.get("bootseer.deps.result") == "restored"]
+        if not starts or len(restored) < len(starts):
+            return PartUse(False, f"restored in {len(restored)} of {len(starts)} starts only")
+        forms = {str(end.get("bootseer.deps.form")) for end in restored}
         return PartUse(True, f"restored from a snapshot ({', '.join(sorted(forms))})")
 
     def emulated(self) -> list[str]:
