@@ -29,10 +29,10 @@ fi
     say "$PYTHON is older than 3.11; name a newer one: make PYTHON=/path/to/python3.11 ..."
     exit 7
 }
-if [ ! -x .venv/bin/python ]; then
-    "$PYTHON" -m venv .venv || {
+# Not there, or left half made.
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    "$PYTHON" -m venv .venv >/dev/null || {
         say "$PYTHON cannot make virtual environments; install Debian's python3-venv"
-        rm -rf .venv
         exit 7
     }
 fi
