@@ -266,11 +266,16 @@ def working(kind: str, work_set: WorkSet, wheels: Path) -> Iterator[Place]:
         shutil.rmtree(inputs)
 
 
+def file_systems() -> tuple[str, ...]:
+    """Kinds of `Place` that this user can make."""
+    return ("ext4", "tmpfs") if os.geteuid() == 0 else ("",)
+
+
 def run(options: harness.Options) -> list[harness.Case]:
     work_set = SMALL if options.quick else large()
     wheels = wheelhouse(work_set)
     out: list[harness.Case] = []
-    for kind in ("ext4", "tmpfs") if os.geteuid() == 0 else ("",):
+    for kind in file_systems():
         label = f"{kind or 'this disk'}, {work_set.name}"
         with working(kind, work_set, wheels) as place:
             prepare(place)
