@@ -83,7 +83,7 @@ def from_os_error(error: OSError, action: str) -> BootseerError:
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
             return NotFoundError(f"{text}; check the path")
-        case errno.EISDIR | errno.ELOOP | errno.ENAMETOOLONG:
+        case errno.EISDIR | errno.ENAMETOOLONG:
             return UsageError(f"{text}; name a file, by a path that can be one")
         case errno.EACCES | errno.EPERM:
             return AccessDeniedError(f"{text}; check owner and mode, or run with more privilege")

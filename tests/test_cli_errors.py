@@ -79,7 +79,6 @@ def test_closed_streams(tmp_path: Path, closing: str) -> None:
     [
         (errno.ENOENT, errors.NotFoundError),
         (errno.EISDIR, errors.UsageError),
-        (errno.ELOOP, errors.UsageError),
         (errno.ENAMETOOLONG, errors.UsageError),
         (errno.EACCES, errors.AccessDeniedError),
         (errno.EROFS, errors.AccessDeniedError),
