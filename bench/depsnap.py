@@ -30,8 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import harness
-from bootseer.depsnap import archive, scan, tree
+from bootseer.depsnap import scan
+from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import ArchiveInfo, RootDelta
+from bootseer.depsnap.sharing import tree
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("BOOTSEER_BENCH_CACHE", "~/.cache/bootseer-bench")).expanduser()

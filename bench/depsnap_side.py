@@ -14,14 +14,14 @@ import time
 
 def restore(archive: str, digest: str, root: str, target: str) -> None:
     from bootseer.depsnap.model import Digest
-    from bootseer.depsnap.restore import restore as run
+    from bootseer.depsnap.restoring.restore import restore as run
 
     run(archive, Digest(digest), {root: target})
 
 
 def place(cache: str, digest: str, root: str, target: str) -> None:
-    from bootseer.depsnap import tree
     from bootseer.depsnap.model import Digest
+    from bootseer.depsnap.sharing import tree
 
     found = tree.find(cache, Digest(digest))
     assert found is not None, "the tree was modified"

@@ -21,8 +21,8 @@ meet it is listed under `below_definition`, and naming it is an error as well.
 
 What is not injected: single ranks less than 8 times slow. Over thousands of ranks with this noise
 nobody can tell a rank twice as slow from the slowest ordinary ones, so the report counts those
-instead of naming them (see `bootseer.profiler.stragglers`). Slow nodes go down to the definition.
-One slow node also has its wall clock set back; killed nodes are not slow ones.
+instead of naming them (see `bootseer.profiler.report.stragglers`). Slow nodes go down to the
+definition. One slow node also has its wall clock set back; killed nodes are not slow ones.
 """
 
 from __future__ import annotations

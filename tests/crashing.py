@@ -21,10 +21,11 @@ from pathlib import Path
 
 from snaptrees import NS, describe, leftovers, rich, write
 
-from bootseer.depsnap import archive, scan
-from bootseer.depsnap.commit import recover
+from bootseer.depsnap import scan
+from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import RootDelta
-from bootseer.depsnap.restore import restore
+from bootseer.depsnap.restoring.commit import recover
+from bootseer.depsnap.restoring.restore import restore
 
 Step = Callable[[str], None]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import zstandard
 
-from bootseer.depsnap import index
-from bootseer.depsnap.layout import BLOCK
+from bootseer.depsnap.format import index
+from bootseer.depsnap.format.layout import BLOCK
 from bootseer.depsnap.model import Digest
 
 ROOT = "/recorded/root"

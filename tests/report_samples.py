@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from bootseer.profiler import report_model as m
+from bootseer.profiler.report import model as m
 
 PHASES = (
     ("queue", 31.0, 0.0),

@@ -7,7 +7,8 @@ import os
 import stat
 from pathlib import Path
 
-from bootseer.depsnap import archive, scan
+from bootseer.depsnap import scan
+from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import ArchiveInfo, RootDelta
 
 NS = 1_600_000_000_123_456_789

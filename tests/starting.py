@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bootseer.profiler import analysis, load
+from bootseer.profiler.report import analysis, load
 
 ROOT = Path(__file__).parent.parent
 JOB_EXIT = 7

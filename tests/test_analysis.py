@@ -9,9 +9,9 @@ import pytest
 from event_files import TRACE, EventFile, two_nodes
 
 from bootseer.errors import NotFoundError
-from bootseer.profiler import analysis
-from bootseer.profiler.load import load
-from bootseer.profiler.report_model import PhaseStats, Report
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
+from bootseer.profiler.report.model import PhaseStats, Report
 
 
 def report_of(folder: Path) -> Report:

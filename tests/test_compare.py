@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from bootseer.profiler import quantiles
-from bootseer.profiler.compare import StartFigures, compare
+from bootseer.profiler.report import quantiles
+from bootseer.profiler.report.compare import StartFigures, compare
 
 
 def starts(*durations_s: float, **phases_s: float) -> list[StartFigures]:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from wheelhouse import make_wheel
 
-from bootseer.profiler.report_model import PartUse
+from bootseer.profiler.report.model import PartUse
 from tools.demo import __main__ as demo
 from tools.demo import machine, options, stages, starts
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from snaptrees import NS, describe, pack, rich, write
 
-from bootseer.depsnap import archive, layout, scan
+from bootseer.depsnap import scan
+from bootseer.depsnap.format import archive, layout
 from bootseer.depsnap.model import Digest, RootDelta
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, UsageError
 

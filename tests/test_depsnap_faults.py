@@ -18,7 +18,8 @@ import pytest
 from depsnode import Node
 from wheelhouse import make_wheel
 
-from bootseer.depsnap import archive, records, scan
+from bootseer.depsnap import records, scan
+from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import RootDelta
 from bootseer.storage.base import open_store
 

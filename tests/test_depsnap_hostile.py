@@ -15,7 +15,7 @@ from hostile import ROOT, build, entry
 from snaptrees import describe, leftovers
 
 from bootseer.depsnap.model import Digest, Limits
-from bootseer.depsnap.restore import restore
+from bootseer.depsnap.restoring.restore import restore
 from bootseer.errors import BootseerError, CorruptDataError, NoSpaceError
 
 LIMITS = Limits(total=1 << 30, holes=1 << 26, frame_raw=1 << 20, entries=50, index_raw=1 << 20)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap import key, redact, requirements, roots
-from bootseer.depsnap.command import plan
+from bootseer.depsnap.keying import key, redact, requirements, roots
+from bootseer.depsnap.keying.command import plan
 from bootseer.errors import NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------

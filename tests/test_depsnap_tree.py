@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from snaptrees import describe, leftovers, pack, rich, write
 
-from bootseer.depsnap import archive, mounts, placements, scan, tree, treecache
+from bootseer.depsnap import scan
+from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import ArchiveInfo, RootDelta, SharedTree
+from bootseer.depsnap.sharing import mounts, placements, tree, treecache
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
 
 FARMS = ["hardlink", "copy"]
@@ -75,7 +77,7 @@ def test_a_corrupt_archive_leaves_no_tree(shared: Shared) -> None:
 
 def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
     code = (
-        "import os, signal, sys; from bootseer.depsnap import tree\n"
+        "import os, signal, sys; from bootseer.depsnap.sharing import tree\n"
         "def step(name):\n    if name == sys.argv[4]: os.kill(os.getpid(), signal.SIGKILL)\n"
         "tree.ensure(*sys.argv[1:4], on_step=step)"
     )
@@ -89,7 +91,7 @@ def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
 
 
 def test_two_processes_unpack_it_once(shared: Shared) -> None:
-    code = "import sys; from bootseer.depsnap import tree; print(tree.ensure(*sys.argv[1:4]).fresh)"
+    code = "import sys; from bootseer.depsnap.sharing import tree\nprint(tree.ensure(*sys.argv[1:4]).fresh)"
     words = [sys.executable, "-c", code, shared.cache, shared.archive, shared.info.index_digest]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert sorted(p.communicate()[0] for p in both) == ["False\n", "False\n", "True\n"]
@@ -345,7 +347,7 @@ def test_what_was_deleted_in_an_overlay_comes_back(shared: Shared) -> None:
 
 IN_NAMESPACE = """
 import sys
-from bootseer.depsnap import tree
+from bootseer.depsnap.sharing import tree
 from bootseer.errors import BootseerError
 cache, digest, root, target, form = sys.argv[1:]
 made = tree.find(cache, digest)
@@ -397,7 +399,7 @@ def test_containers_overlay_the_same_path_side_by_side(shared: Shared) -> None:
 
 SWEEP = """
 import subprocess, sys
-from bootseer.depsnap import tree
+from bootseer.depsnap.sharing import tree
 cache, digest, *command = sys.argv[1:]
 with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
     print(child.stdout.readline().decode().strip(), tree.in_use(cache, digest), tree.sweep(cache))

@@ -16,10 +16,12 @@ import jsonschema
 import pytest
 
 from bootseer.errors import NoSpaceError, NotSupportedError
-from bootseer.profiler import history_analysis, history_slow, history_store
-from bootseer.profiler.history_collect import record_of
-from bootseer.profiler.history_model import NodePhase, NodeTime, StartRecord
-from bootseer.profiler.load import load
+from bootseer.profiler.history import analysis as history_analysis
+from bootseer.profiler.history import slow as history_slow
+from bootseer.profiler.history import store as history_store
+from bootseer.profiler.history.collect import record_of
+from bootseer.profiler.history.model import NodePhase, NodeTime, StartRecord
+from bootseer.profiler.report.load import load
 
 SECOND = 10**9
 EPOCH = 1_790_000_000 * SECOND
@@ -160,7 +162,7 @@ def test_a_trace_id_cannot_leave_the_directory(tmp_path):
 
 ADDER = """
 import sys
-from bootseer.profiler import history_store
+from bootseer.profiler.history import store as history_store
 sys.path.insert(0, sys.argv[2])
 from test_history import record
 for number in range(int(sys.argv[3]), 30):
@@ -184,7 +186,7 @@ def test_two_processes_may_add_at_once(tmp_path):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
-from bootseer.profiler import history_store
+from bootseer.profiler.history import store as history_store
 from test_history import record
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -539,7 +541,7 @@ def test_an_empty_history_says_how_to_fill_it(tmp_path):
 
 
 def schema() -> dict:
-    text = resources.files("bootseer.profiler").joinpath("schema/history.schema.json").read_text()
+    text = resources.files("bootseer.profiler.history").joinpath("history.schema.json").read_text()
     return json.loads(text)
 
 

@@ -10,8 +10,8 @@ import report_samples as samples
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, sync_playwright
 
-from bootseer.profiler import report_model as m
-from bootseer.profiler.render_html import render
+from bootseer.profiler.render.html import render
+from bootseer.profiler.report import model as m
 
 pytestmark = pytest.mark.debian("chromium")
 

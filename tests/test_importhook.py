@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bootseer.profiler import importhook
+from bootseer.profiler.collect import importhook
 
 HEAVY = "import time\ntime.sleep(0.06)\n"
 

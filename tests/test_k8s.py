@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bootseer.errors import CorruptDataError
-from bootseer.profiler import k8s
+from bootseer.profiler.collect import k8s
 
 DATA = Path(__file__).parent / "data" / "k8s_pods_events.json"
 

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import CorruptDataError, NotFoundError
-from bootseer.profiler import analysis
-from bootseer.profiler.load import load
-from bootseer.profiler.records import Loaded, Span
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
+from bootseer.profiler.report.records import Loaded, Span
 
 
 def problems(loaded: Loaded) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bootseer.profiler import logengine, logrules
+from bootseer.profiler.collect import logengine, logrules
 
 LOAD = "[load]\nphase = checkpoint.load\nbegin = loading\nend = loaded\n"
 SECOND = 10**9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler import loglines
+from bootseer.profiler.collect import loglines
 
 NEAR_NS = 1_795_288_000 * 10**9  # 2026-11-21T19:06:40Z
 

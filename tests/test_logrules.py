@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.profiler import logrules
+from bootseer.profiler.collect import logrules
 
 
 def test_a_whole_rule() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler import logengine, matcher
+from bootseer.profiler.collect import logengine, matcher
 
 RULES = "[load]\nphase = checkpoint.load\nbegin = loading\nend = loaded\n"
 EVIL = "[evil]\nphase = evil\npoint = (a+)+$\n"

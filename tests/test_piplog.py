@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler import piplog
+from bootseer.profiler.collect import piplog
 
 LOG = Path(__file__).parent / "data" / "logs" / "pip.log"
 

@@ -15,11 +15,12 @@ NAMES += ["cli/start_guard", "entrypoint/replace"]
 NAMES += [f"entrypoint/{name}" for name in ("__init__", "process", "run", "tap")]
 NAMES += [
     f"profiler/{name}"
-    for name in ("__init__", "events", "resource", "proc", "importhook", "logrules", "matcher")
+    for name in ("__init__", "events", "resource", "collect/__init__", "collect/proc")
 ]
-NAMES += ["profiler/piplog", "profiler/logengine", "profiler/loglines"]
+NAMES += [f"profiler/collect/{name}" for name in ("importhook", "logrules", "matcher", "piplog")]
+NAMES += ["profiler/collect/logengine", "profiler/collect/loglines"]
 FILES = [PACKAGE / f"{name}.py" for name in NAMES]
-FILES += sorted((PACKAGE / "profiler" / "inject").glob("*.py"))
+FILES += sorted((PACKAGE / "profiler" / "collect" / "inject").glob("*.py"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))

@@ -13,12 +13,12 @@ import pytest
 import report_samples as samples
 from rich.console import Console
 
-from bootseer.profiler import html_build as h
-from bootseer.profiler import html_heat
-from bootseer.profiler import render_common as words
-from bootseer.profiler import report_model as m
-from bootseer.profiler.render_html import SECTIONS, render
-from bootseer.profiler.render_terminal import render as render_terminal
+from bootseer.profiler.render import common as words
+from bootseer.profiler.render import html_build as h
+from bootseer.profiler.render import html_heat
+from bootseer.profiler.render.html import SECTIONS, render
+from bootseer.profiler.render.terminal import render as render_terminal
+from bootseer.profiler.report import model as m
 
 HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[31m\u202e&amp;'
 
@@ -413,7 +413,7 @@ def contrast(a: str, b: str) -> float:
 @pytest.mark.parametrize("theme", [0, 1])
 def test_every_pair_of_colours_can_be_read(theme):
     """WCAG 2 AA: 4.5 for text, 3 for what is drawn."""
-    style = resources.files("bootseer.profiler").joinpath("html/report.css").read_text()
+    style = resources.files("bootseer.profiler.render").joinpath("assets/report.css").read_text()
     blocks = re.findall(r":root \{([^}]*)\}", style)
     colour: dict[str, str] = {}
     for block in blocks[: theme + 1]:

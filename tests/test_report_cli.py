@@ -22,8 +22,9 @@ from bench import harness
 from bench import report as bench_report
 from bootseer.cli.report import command, write_atomic
 from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError
-from bootseer.profiler import analysis, render_json
-from bootseer.profiler.load import load
+from bootseer.profiler.render import json as render_json
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
 from tools import report_schema
 
 

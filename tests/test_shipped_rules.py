@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.profiler import logengine, loglines, logrules
+from bootseer.profiler.collect import logengine, loglines, logrules
 
 LOGS = Path(__file__).parent / "data" / "logs"
 

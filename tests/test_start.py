@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from starting import JOB_EXIT, Place, until
 
-from bootseer.profiler import analysis, load
+from bootseer.profiler.report import analysis, load
 
 
 @pytest.fixture

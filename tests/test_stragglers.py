@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from event_files import EventFile
 
-from bootseer.profiler import analysis, quantiles, stragglers
-from bootseer.profiler.load import load
-from bootseer.profiler.report_model import Straggler
+from bootseer.profiler.report import analysis, quantiles, stragglers
+from bootseer.profiler.report.load import load
+from bootseer.profiler.report.model import Straggler
 
 
 def named(folder: Path) -> tuple[Straggler, ...]:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from bench import generate
-from bootseer.profiler import analysis
-from bootseer.profiler.load import load
-from bootseer.profiler.report_model import Report
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
+from bootseer.profiler.report.model import Report
 
 SEEDS = range(20)
 SMALL = {"nodes": 64, "ranks": 8}

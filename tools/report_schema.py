@@ -15,10 +15,10 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
-from bootseer.profiler import report_model
+from bootseer.profiler.report import model as report_model
 
 ROOT = Path(__file__).parent.parent
-SCHEMA = ROOT / "bootseer" / "profiler" / "schema" / "report.schema.json"
+SCHEMA = ROOT / "bootseer" / "profiler" / "report" / "report.schema.json"
 PAGE = ROOT / "docs" / "report-schema.md"
 Schema = dict[str, typing.Any]
 
@@ -32,7 +32,7 @@ _PLAIN: dict[object, str] = {
 _HEAD = """# The report's JSON
 
 `bootseer report --json` prints one document in this format. Its JSON Schema (2020-12) is
-`bootseer/profiler/schema/report.schema.json`; both are made by `python -m tools.report_schema`.
+`bootseer/profiler/report/report.schema.json`; both are made by `python -m tools.report_schema`.
 
 Times ending in `_s` are seconds on the start's clock: zero is the start's first event, and the
 differences between the nodes' clocks are corrected. `null` means not known, never zero. Within one

@@ -22,8 +22,8 @@ from bootseer.cli.deps import (
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from bootseer.depsnap.format.toc import Index
     from bootseer.depsnap.records import Found, Record
-    from bootseer.depsnap.toc import Index
     from bootseer.storage.base import Store
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -118,7 +118,8 @@ def restore_command(
     **rest: Any,
 ) -> int:
     """Put the snapshot KEY (or the start of its key) in place, and say by which form and why."""
-    from bootseer.depsnap import prepare, restore
+    from bootseer.depsnap import prepare
+    from bootseer.depsnap.restoring import restore
 
     opened = _open(store)
     record = _current(opened, key, sign_key).record
@@ -186,7 +187,8 @@ def ls_command(store: str | None, as_json: bool) -> int:
 @click.argument("key")
 def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> int:
     """Show what the snapshot KEY is and holds: sizes, packages, what the install deleted."""
-    from bootseer.depsnap import archive, records
+    from bootseer.depsnap import records
+    from bootseer.depsnap.format import archive
 
     opened = _open(store)
     record = _current(opened, key).record
@@ -271,7 +273,8 @@ def verify_command(
 
 
 def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[str, str]:
-    from bootseer.depsnap import archive, records
+    from bootseer.depsnap import records
+    from bootseer.depsnap.format import archive
 
     if sys.stderr.isatty():
         sys.stderr.write(f"\rverifying {key[:12]} ...\r")

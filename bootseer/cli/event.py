@@ -114,7 +114,8 @@ def _check(options: Options, plain: list[str]) -> None:
 def _caller() -> str:
     """Name the shell that called us, the same as long as that process lives, and different from
     any other on this machine."""
-    from bootseer.profiler import proc, resource
+    from bootseer.profiler import resource
+    from bootseer.profiler.collect import proc
 
     return f"{os.getppid()}:{proc.start_ticks(os.getppid())}:{resource.boot_id()}"
 

@@ -14,7 +14,7 @@ import click
 from bootseer.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from bootseer.profiler.history_model import StartRecord
+    from bootseer.profiler.history.model import StartRecord
 
 _AGE = re.compile(r"(\d+)([smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -46,8 +46,10 @@ def command() -> None:
 @_json_option
 def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: bool) -> None:
     """Add every start found in event files or directories; what is there already stays."""
-    from bootseer.profiler import history_collect, history_store, load
     from bootseer.profiler.events import default_directory
+    from bootseer.profiler.history import collect as history_collect
+    from bootseer.profiler.history import store as history_store
+    from bootseer.profiler.report import load
 
     wanted: Sequence[str] = paths or (events or default_directory(),)
     directory = _store(store)
@@ -79,7 +81,8 @@ def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: 
 @_json_option
 def report(store: str | None, since: str | None, as_json: bool) -> None:
     """Report over all starts kept: GPU time lost, kinds, scale, and slow nodes."""
-    from bootseer.profiler import history_analysis, history_store
+    from bootseer.profiler.history import analysis as history_analysis
+    from bootseer.profiler.history import store as history_store
 
     directory = _store(store)
     if store is not None and not os.path.isdir(directory):
@@ -93,7 +96,7 @@ def report(store: str | None, since: str | None, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from bootseer.profiler import history_render
+    from bootseer.profiler.history import render as history_render
 
     history_render.render(result, Console())
 

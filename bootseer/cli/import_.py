@@ -15,7 +15,8 @@ from typing import IO, Any
 import click
 
 from bootseer.errors import NoSpaceError, NotFoundError, UsageError, from_os_error
-from bootseer.profiler import events, k8s, logengine, loglines, logrules, matcher
+from bootseer.profiler import events
+from bootseer.profiler.collect import k8s, logengine, loglines, logrules, matcher
 
 READ_BYTES = 1 << 20
 

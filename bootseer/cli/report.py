@@ -11,9 +11,11 @@ from contextlib import contextmanager
 import click
 
 from bootseer.errors import NotFoundError, from_os_error
-from bootseer.profiler import analysis, events, render_json
-from bootseer.profiler.load import load
-from bootseer.profiler.report_model import Report
+from bootseer.profiler import events
+from bootseer.profiler.render import json as render_json
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
+from bootseer.profiler.report.model import Report
 
 _FILE = click.Path(dir_okay=False)
 
@@ -61,15 +63,16 @@ def command(
         before = load(baseline) if baseline else None
         report = analysis.analyse(loaded, trace_id=trace, baseline=before)
         if html:
-            from bootseer.profiler import render_html
+            from bootseer.profiler.render import html as render_html
 
             write_atomic(html, render_html.render(report))
         if prometheus:
-            from bootseer.profiler import render_prometheus
+            from bootseer.profiler.render import prometheus as render_prometheus
 
             write_atomic(prometheus, render_prometheus.render(report))
         if chrome_trace or otlp:
-            from bootseer.profiler import render_otlp, render_trace
+            from bootseer.profiler.render import otlp as render_otlp
+            from bootseer.profiler.render import trace as render_trace
 
             prepared = analysis.prepare(analysis.choose(loaded, trace))
             if chrome_trace:
@@ -95,7 +98,7 @@ def _show(report: Report, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from bootseer.profiler import render_terminal
+    from bootseer.profiler.render import terminal as render_terminal
 
     render_terminal.render(report, Console())
 

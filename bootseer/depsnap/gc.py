@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from bootseer.depsnap import records, target, tree
+from bootseer.depsnap import records, target
 from bootseer.depsnap.settings import DAY_S
+from bootseer.depsnap.sharing import tree
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
 from bootseer.storage.base import Stat, Store
 

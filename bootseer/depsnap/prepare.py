@@ -9,20 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from bootseer.depsnap import (
-    archive,
-    capture,
-    key,
-    placements,
-    records,
-    restore,
-    roots,
-    target,
-    tree,
-)
-from bootseer.depsnap.machine import boot_id
+from bootseer.depsnap import capture, records, target
+from bootseer.depsnap.format import archive
+from bootseer.depsnap.keying import key, roots
 from bootseer.depsnap.model import FormChoice, absolute
+from bootseer.depsnap.restoring import restore
 from bootseer.depsnap.settings import DepsSettings
+from bootseer.depsnap.sharing import placements, tree
+from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,

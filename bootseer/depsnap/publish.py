@@ -9,9 +9,11 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from bootseer.depsnap import archive, records, redact
+from bootseer.depsnap import records
 from bootseer.depsnap.capture import Captured
-from bootseer.depsnap.key import Key
+from bootseer.depsnap.format import archive
+from bootseer.depsnap.keying import redact
+from bootseer.depsnap.keying.key import Key
 from bootseer.depsnap.model import ArchiveInfo
 from bootseer.errors import CorruptDataError, NotSupportedError
 from bootseer.storage.base import Store

@@ -14,17 +14,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from bootseer.depsnap import (
-    background,
-    capture,
-    install,
-    prepare,
-    publish,
-    records,
-    restore,
-    subphases,
-)
+from bootseer.depsnap import background, capture, install, prepare, publish, records, subphases
 from bootseer.depsnap import target as targets
+from bootseer.depsnap.restoring import restore
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.waiting import keep_waiting, poll_s
 from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, NotFoundError

@@ -7,8 +7,8 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from bootseer.depsnap.command import plan
-from bootseer.profiler import piplog
+from bootseer.depsnap.keying.command import plan
+from bootseer.profiler.collect import piplog
 from bootseer.profiler.events import NullWriter, Writer
 
 VARIABLE = "PIP_LOG"

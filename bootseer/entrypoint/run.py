@@ -157,7 +157,7 @@ class PipLog:
     def finish(self, writer: AnyWriter, parent: str) -> None:
         """Write the sub-phases below the span `parent`, and remove the log."""
         try:
-            from bootseer.profiler import piplog
+            from bootseer.profiler.collect import piplog
 
             for name, begin_ns, end_ns, attributes in piplog.sub_phases(self.path):
                 status = "error" if "error.type" in attributes else "ok"
@@ -201,7 +201,7 @@ class _Measured:
             from bootseer.profiler import resource
 
             if resource.in_container():
-                from bootseer.profiler import proc
+                from bootseer.profiler.collect import proc
 
                 proc.write_container_start(writer)
         attributes = {"bootseer.source": "run", "bootseer.command": events.redact(options.command)}
@@ -213,7 +213,7 @@ class _Measured:
             self.pip = PipLog(environ)
             self.added["PIP_LOG"] = self.pip.path
         if options.import_times:
-            from bootseer.profiler import importhook
+            from bootseer.profiler.collect import importhook
 
             self.added.update(importhook.environment({**environ, **self.added}))
 

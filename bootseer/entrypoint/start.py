@@ -18,7 +18,8 @@ from bootseer.config import Loaded
 from bootseer.entrypoint import children, fallback, parts, process, replace
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task
-from bootseer.profiler import events, proc, resource
+from bootseer.profiler import events, resource
+from bootseer.profiler.collect import proc
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 POLL_S = 0.05  # only where the kernel has no process descriptors
@@ -72,7 +73,7 @@ def _run_parts(
     if exit_code is None and signals.received:
         return 128 + signals.received[0]
     if exit_code is None and start_plan.import_times and start_plan.wrapper is None:
-        from bootseer.profiler import importhook
+        from bootseer.profiler.collect import importhook
 
         environ.update(importhook.environment(environ))
     return exit_code

@@ -63,7 +63,7 @@ class Feed:
     def _start(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
         import fcntl
 
-        from bootseer.profiler import matcher
+        from bootseer.profiler.collect import matcher
 
         self._matcher = matcher
         command = matcher.command(rules)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bootseer.depsnap import tree
+from bootseer.depsnap.sharing import tree
 from bootseer.errors import NotSupportedError
 from tools.demo.machine import remove
 from tools.demo.options import ROOT, Options

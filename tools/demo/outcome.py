@@ -12,8 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bootseer.profiler import analysis, load, render_html, render_terminal
-from bootseer.profiler.report_model import Comparison, Report
+from bootseer.profiler.render import html as render_html
+from bootseer.profiler.render import terminal as render_terminal
+from bootseer.profiler.report import analysis, load
+from bootseer.profiler.report.model import Comparison, Report
 from tools.demo.stages import Stage
 from tools.demo.starts import LABELS, Kind, Start
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from bootseer.profiler.report_model import PartUse
+from bootseer.profiler.report.model import PartUse
 from tools.demo.lab import Lab
 from tools.demo.machine import contents, differences, fingerprint, without_write_bits
 from tools.demo.starts import Start

@@ -1,0 +1,1 @@
+"""The archive: how it is laid out, written, read and checked."""

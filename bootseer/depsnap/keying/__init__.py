@@ -1,0 +1,1 @@
+"""What decides what an install produces: the command, its requirements, its roots."""

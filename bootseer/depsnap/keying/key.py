@@ -1,0 +1,359 @@
+"""A snapshot's key: sha256 over everything that decides what an install leaves behind.
+
+Ingredients are (name, value) pairs; the key is the sha256 of `bootseer-deps-key-1` and their
+canonical JSON. No ingredient holds a credential: words, files and addresses are redacted first.
+`base` is the same over all ingredients but the resolved lock, `workload` over command, Python
+and platform alone: past times of an install carry over to its next version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from bootseer.depsnap.keying import redact, requirements
+from bootseer.depsnap.keying.command import Install
+from bootseer.depsnap.keying.roots import ALSO, Python, Target, inside, upwards
+from bootseer.depsnap.model import WORK_PREFIX
+from bootseer.depsnap.scan import scan
+from bootseer.errors import NotFoundError, UsageError
+
+FORMAT_VERSION = 1
+RESOLVE_TIMEOUT_S = 5.0
+UNRESOLVED = "unresolved"
+_BEFORE = "roots before"
+_BUILD_VARIABLES = (
+    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
+    *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "SETUPTOOLS_SCM_PRETEND_VERSION"),
+)
+# Variables of pip and uv that change how an install runs, not what it leaves behind.
+_NEUTRAL = frozenset(
+    f"{tool}_{name}"
+    for tool in ("PIP", "UV")
+    for name in (
+        *("CACHE_DIR", "NO_CACHE", "NO_CACHE_DIR", "LOG", "LOG_FILE", "TIMEOUT", "RETRIES"),
+        *("DEFAULT_TIMEOUT", "PROGRESS_BAR", "NO_PROGRESS", "QUIET", "VERBOSE", "NO_COLOR"),
+        *("DISABLE_PIP_VERSION_CHECK", "ROOT_USER_ACTION", "NO_INPUT", "LINK_MODE", "PROXY"),
+        *("CONCURRENT_DOWNLOADS", "CONCURRENT_BUILDS", "CONCURRENT_INSTALLS", "HTTP_TIMEOUT"),
+        *("HTTP_RETRIES", "CERT", "CLIENT_CERT", "TRUSTED_HOST", "NATIVE_TLS", "OFFLINE"),
+        *("INSECURE_HOST", "RUN_RECURSION_DEPTH", "NO_WARN_SCRIPT_LOCATION", "NO_WARN_CONFLICTS"),
+    )
+)
+_PATH_VARIABLES = frozenset(
+    f"{tool}_{name}"
+    for tool in ("PIP", "UV")
+    for name in ("CONSTRAINT", "REQUIREMENT", "CONFIG_FILE", "OVERRIDE", "BUILD_CONSTRAINT")
+)
+_SETTINGS = (
+    *("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf"),
+    *("/etc/uv/uv.toml", "/etc/xdg/uv/uv.toml", "~/.config/uv/uv.toml"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ingredient:
+    """One thing the key depends on. `value` is text that is safe to show, or a digest."""
+
+    name: str
+    value: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """`resolved` is False where an index decides and could not be asked: age must then bound it."""
+
+    digest: str
+    base: str
+    workload: str
+    ingredients: tuple[Ingredient, ...]
+    resolved: bool
+
+    def at(self, state: str) -> Key:
+        """The same question's key for roots that hold `state` before."""
+        found = tuple(
+            Ingredient(_BEFORE, state) if i.name == _BEFORE else i for i in self.ingredients
+        )
+        digest, base = _digest(found), _digest(found[:-1])
+        return dataclasses.replace(self, digest=digest, base=base, ingredients=found)
+
+    def explain(self) -> list[dict[str, str]]:
+        """The ingredients as JSON objects."""
+        return [dataclasses.asdict(i) for i in self.ingredients]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """What `make` needs to know; `state` is what the roots hold before (see `base_state`)."""
+
+    command: Sequence[str]
+    key_files: Sequence[str]
+    target: Target
+    state: str
+    environ: Mapping[str, str]
+    cwd: str
+    image_digest: str = ""
+    signer: str = ""
+    key_env: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    resolve_timeout_s: float = RESOLVE_TIMEOUT_S
+
+
+def make(question: Question) -> Key:
+    """Read the inputs, resolve what is unpinned, and compute the key.
+
+    Raises NotFoundError for a missing key file and UsageError for one that is too large.
+    """
+    q = question
+    files = requirements.inputs(q.target.installs, q.cwd)
+    named = {
+        f"file {p}": requirements.digest_text(requirements.read_text(os.path.join(q.cwd, p)))
+        for p in q.key_files
+    }
+    stable = _platform(q)
+    stable.append(Ingredient("command", _json(redact.words(q.command))))
+    workload = _digest(stable)
+    stable += [Ingredient("uid class", "root" if os.geteuid() == 0 else "user")]
+    stable += [Ingredient("signed by", q.signer)] if q.signer else []
+    stable += [Ingredient("left out", _json(sorted(q.exclude)))] if q.exclude else []
+    stable += _in_reach(q)
+    stable += [Ingredient("roots", _json(q.target.paths)), Ingredient(_BEFORE, q.state)]
+    stable += [Ingredient(n, d) for n, d in sorted({**files.digests, **named}.items())]
+    stable += environment(
+        q.environ, q.key_env, q.cwd, q.target.python.prefix if q.target.python else ""
+    )
+    lock = _lock(q) if files.open_ended else "closed"
+    return Key(
+        digest=_digest([*stable, Ingredient("lock", lock)]),
+        base=_digest(stable),
+        workload=workload,
+        ingredients=(*stable, Ingredient("lock", lock)),
+        resolved=lock != UNRESOLVED,
+    )
+
+
+def _lock(q: Question) -> str:
+    if q.target.python is None or q.resolve_timeout_s <= 0:
+        return UNRESOLVED
+    text = requirements.resolve(
+        q.target.installs,
+        q.target.python.executable,
+        q.environ,
+        q.cwd,
+        timeout_s=q.resolve_timeout_s,
+    )
+    return UNRESOLVED if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _platform(q: Question) -> list[Ingredient]:
+    python = q.target.python
+    out = [Ingredient("format", str(FORMAT_VERSION))]
+    if python is not None:
+        out += [
+            Ingredient("python", f"{python.tag} {python.abi} {python.version}"),
+            Ingredient("python prefix", python.prefix),
+            Ingredient("platform", f"{python.platform} {python.libc}"),
+        ]
+    else:
+        out.append(Ingredient("platform", " ".join(os.uname()[i] for i in (0, 4))))
+    if q.image_digest:
+        out.append(Ingredient("image", q.image_digest))
+    else:
+        out.append(Ingredient("distribution", _distribution()))
+    return out
+
+
+def _in_reach(q: Question) -> list[Ingredient]:
+    """Distributions outside the roots that an installer sees: it installs none of them again.
+
+    Those of the system below a virtual environment or `--user`, and on the PYTHONPATH.
+    """
+    python = q.target.python
+    if python is None or _makes_closed_environment(q.target.installs):
+        return []
+    folders = [*python.search, *q.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    if _sees_user_site(python):
+        folders.append(python.user_site)
+    folders = [os.path.join(q.cwd, f) for f in dict.fromkeys(folders) if f]
+    outside = [f for f in folders if not any(inside(f, root) for root in q.target.paths)]
+    names = sorted(
+        name
+        for folder in outside
+        for name in _top_level(folder)
+        if name.endswith((".dist-info", ".egg-info", ".egg-link"))
+    )
+    return [Ingredient("packages in reach", _sha256(names))] if names else []
+
+
+def _makes_closed_environment(installs: Sequence[Install]) -> bool:
+    """Whether the command makes an environment from which nothing of the system is seen."""
+    made = [i for i in installs if i.tool in ("venv", "uv-sync")]
+    return bool(made) and not any("--system-site-packages" in i.words for i in made)
+
+
+def _sees_user_site(python: Python) -> bool:
+    """As Python's `site`: not from a virtual environment without the system's packages."""
+    return python.prefix == python.base_prefix or any(
+        f.endswith("-packages") and not inside(f, python.prefix) for f in python.search
+    )
+
+
+def _distribution() -> str:
+    try:
+        with open("/etc/os-release", encoding="utf-8", errors="replace") as file:
+            pairs = dict(line.rstrip().split("=", 1) for line in file if "=" in line)
+    except OSError:
+        return "unknown"
+    return " ".join(pairs.get(k, "").strip('"') for k in ("ID", "VERSION_ID")).strip()
+
+
+def environment(
+    environ: Mapping[str, str], extra: Sequence[str], cwd: str, prefix: str
+) -> list[Ingredient]:
+    """The variables and settings files of pip and uv that decide what is installed."""
+    out = []
+    for name in sorted(environ):
+        chosen = name.startswith(("PIP_", "UV_")) and name not in _NEUTRAL
+        if not (chosen or name in _BUILD_VARIABLES or name in extra):
+            continue
+        if redact.is_secret_variable(name):
+            if name in extra:
+                raise UsageError(
+                    f"--key-env {name} is named like a credential, which no key may hold; "
+                    "copy what decides the install into a variable of another name"
+                )
+            continue
+        out.append(Ingredient(f"variable {name}", redact.text(environ[name])))
+        if name in _PATH_VARIABLES:
+            out += _settings_file(os.path.join(cwd, environ[name]))
+    own = [os.path.join(prefix, "pip.conf")] if prefix else []
+    for path in [*_SETTINGS, *own]:
+        out += _settings_file(_expand(path, environ))
+    return [*out, *_project_settings(cwd)]
+
+
+def _project_settings(cwd: str) -> list[Ingredient]:
+    """uv's own settings for the directory above: a `uv.toml`, or a `pyproject.toml` with some."""
+    out = []
+    for name, mark in (("uv.toml", ""), ("pyproject.toml", "[tool.uv")):
+        folder = upwards(cwd, name)
+        text = requirements.read_text(os.path.join(folder, name)) if folder else ""
+        if text and mark in text:
+            out.append(Ingredient(f"settings {name}", requirements.digest_text(text)))
+    return out
+
+
+def _expand(path: str, environ: Mapping[str, str]) -> str:
+    if path.startswith("~/.config/") and environ.get("XDG_CONFIG_HOME"):
+        return os.path.join(environ["XDG_CONFIG_HOME"], path.removeprefix("~/.config/"))
+    if path.startswith("~/"):
+        return os.path.join(environ.get("HOME", "/"), path[2:])
+    return path
+
+
+def _settings_file(path: str) -> list[Ingredient]:
+    try:
+        text = requirements.read_text(path)
+    except NotFoundError:
+        return []
+    return [Ingredient(f"settings {path}", requirements.digest_text(text))]
+
+
+def base_state(target: Target, exclude: Sequence[str] = ()) -> str:
+    """What the roots hold before the install, as far as an installer looks.
+
+    Names of distributions; for a directory named by `--also`, every path with its size; for the
+    whole root, the package databases of the system too. Times do not count: nodes differ there.
+    """
+    parts: list[object] = []
+    for root in target.roots:
+        names = sorted(os.path.basename(p) for p in distributions(root.path))
+        held: object = names or ("something" if _top_level(root.path) else "")
+        if root.path == "/":
+            held = [names, [_content(path) for path in _PACKAGE_DATABASES]]
+        elif root.why == ALSO:
+            held = [
+                [e.path, e.kind, e.size]
+                for e in scan(root.path, exclude=exclude).entries.values()
+                if e.path
+            ]
+        parts.append([root.path, held])
+    return _sha256(parts)
+
+
+def fingerprint(target: Target, exclude: Sequence[str] = ()) -> str | None:
+    """A check that roots still hold what an install or restore left there; None: not checkable.
+
+    Covers each distribution's RECORD by size and mtime, which a restore keeps to the nanosecond,
+    and the metadata of every entry below a directory named by `--also`. The whole root is too
+    much to look at in each start.
+    """
+    parts: list[object] = []
+    for root in target.roots:
+        if root.path == "/":
+            return None
+        if root.why == ALSO:
+            entries = scan(root.path, exclude=exclude).entries.values()
+            parts.append([[e.path, e.kind, e.mode, e.size, e.mtime_ns, e.target] for e in entries])
+        for path in sorted(distributions(root.path)):
+            try:
+                found = os.stat(os.path.join(path, "RECORD"))
+                parts.append([path, found.st_size, found.st_mtime_ns])
+            except OSError:
+                parts.append([path])
+        parts.append([root.path, _top_level(root.path)])
+    return _sha256(parts)
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(_json(value).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+_PACKAGE_DATABASES = ("/var/lib/dpkg/status", "/lib/apk/db/installed", "/var/lib/rpm/rpmdb.sqlite")
+_PLACES = (
+    ".",
+    *(f"{lib}/python3*/{kind}" for lib in ("lib", "lib64") for kind in ("site-packages",)),
+    "lib/python3*/dist-packages",
+    "usr/local/lib/python3*/*-packages",
+)
+
+
+def distributions(root: str) -> list[str]:
+    """Paths of the `.dist-info` and `.egg-info` entries an installer finds below a root."""
+    pattern = glob.escape(root)
+    return [
+        path
+        for place in _PLACES
+        for kind in ("*.dist-info", "*.egg-info")
+        for path in glob.glob(os.path.normpath(f"{pattern}/{place}") + "/" + kind)
+        if not os.path.islink(os.path.dirname(path)) or place == "."
+    ]
+
+
+def _top_level(path: str) -> list[str]:
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return []
+    return sorted(n for n in names if not n.startswith(WORK_PREFIX) and n != "__pycache__")
+
+
+def _digest(ingredients: Sequence[Ingredient]) -> str:
+    body = _json([[i.name, i.value] for i in ingredients])
+    text = f"bootseer-deps-key-{FORMAT_VERSION}\n{body}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,266 @@
+"""Where an install command will put its files, and into which Python.
+
+A root is an absolute directory that is scanned before and after. uv's environment is searched as
+its documents say: `--python`, `--system`, `VIRTUAL_ENV`, `CONDA_PREFIX`, a `.venv` in the working
+directory or above it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from bootseer.depsnap.keying.command import Install, plan
+from bootseer.errors import UsageError
+
+PROBE_TIMEOUT_S = 10.0
+ALSO = "--also"
+"""Why of a root that the user named."""
+PROBE = """
+import json, os, platform, site, sys, sysconfig
+try:
+    libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+except (AttributeError, OSError, ValueError):
+    libc = ""
+print(json.dumps({
+    "executable": sys.executable, "tag": sys.implementation.cache_tag or "",
+    "abi": sysconfig.get_config_var("SOABI") or "", "version": platform.python_version(),
+    "prefix": sys.prefix, "base_prefix": sys.base_prefix,
+    "platform": sysconfig.get_platform(), "libc": libc or " ".join(platform.libc_ver()),
+    "paths": sysconfig.get_paths(), "user_base": site.getuserbase() or "",
+    "user_site": site.getusersitepackages() or "", "search": sys.path}))
+"""
+_WHOLE_PREFIX_REFUSED = frozenset({"/", "/usr"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Python:
+    """The interpreter that packages are installed for, as it describes itself.
+
+    `search` is its `sys.path` without the user's directory and PYTHONPATH.
+    """
+
+    executable: str
+    tag: str
+    abi: str
+    version: str
+    prefix: str
+    base_prefix: str
+    platform: str
+    libc: str
+    paths: Mapping[str, str]
+    user_base: str
+    user_site: str
+    search: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Root:
+    """A directory to capture and why it is one."""
+
+    path: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """What a command installs into. `python` is None where no interpreter could be asked."""
+
+    installs: tuple[Install, ...]
+    roots: tuple[Root, ...]
+    python: Python | None
+
+    @property
+    def paths(self) -> list[str]:
+        return [root.path for root in self.roots]
+
+
+def find(
+    command: Sequence[str], environ: Mapping[str, str], cwd: str, also: Sequence[str] = ()
+) -> Target:
+    """The roots of a command and the Python it installs for.
+
+    Runs that Python once (some 20 ms). Raises UsageError for a command that runs a program whose
+    writes nobody can tell, unless `also` says where it writes.
+    """
+    installs = plan(command)
+    roots: list[Root] = []
+    python: Python | None = None
+    for install in installs:
+        if install.tool == "other":
+            if not also:
+                raise UsageError(
+                    f"cannot tell where {install.program} writes; name its directories with --also"
+                )
+            continue
+        found, asked = _destinations(install, environ, cwd, roots)
+        roots += found
+        python = asked or python
+    if all(install.tool == "other" for install in installs):
+        python = ask(_interpreter(Install("other", ""), environ, cwd), environ)
+    roots += [Root(_absolute(path, cwd), ALSO) for path in also]
+    return Target(tuple(installs), tuple(_outermost(roots)), python)
+
+
+def _destinations(
+    install: Install, environ: Mapping[str, str], cwd: str, made: Sequence[Root]
+) -> tuple[list[Root], Python | None]:
+    if install.tool == "venv":
+        assert install.target is not None
+        python = ask(_interpreter(install, environ, cwd), environ)
+        return [Root(_absolute(install.target, cwd), "the virtual environment it makes")], python
+    fixed = install.target or install.prefix or install.root
+    fixed = fixed or (_pip_setting(environ) if install.tool == "pip" else None)
+    interpreter = _interpreter(install, environ, cwd)
+    if fixed:
+        option = "--target, --prefix or --root"
+        return [Root(_absolute(fixed, cwd), option)], ask(interpreter, environ)
+    if any(inside(interpreter, root.path) for root in made):
+        return [], None  # the environment that an earlier command of the line makes
+    if install.tool == "uv-sync":
+        return [Root(_project_environment(environ, cwd), "the project's environment")], ask(
+            interpreter, environ
+        )
+    python = ask(interpreter, environ)
+    if python is None:
+        return _environment_of(interpreter), None
+    return _prefix_roots(install, python), python
+
+
+def _environment_of(interpreter: str) -> list[Root]:
+    """DIR for a DIR/bin/python that is not there yet."""
+    head = os.path.dirname(interpreter)
+    if os.path.basename(head) == "bin" and os.path.isabs(head):
+        return [Root(os.path.dirname(head), "the environment of " + interpreter)]
+    return []
+
+
+def _pip_setting(environ: Mapping[str, str]) -> str | None:
+    return environ.get("PIP_TARGET") or environ.get("PIP_PREFIX") or environ.get("PIP_ROOT")
+
+
+def _project_environment(environ: Mapping[str, str], cwd: str) -> str:
+    given = environ.get("UV_PROJECT_ENVIRONMENT")
+    here = upwards(cwd, "pyproject.toml") or cwd
+    return _absolute(given or ".venv", here)
+
+
+def _prefix_roots(install: Install, python: Python) -> list[Root]:
+    purelib = python.paths.get("purelib", "")
+    virtual = python.prefix != python.base_prefix
+    unwritable = not virtual and not os.access(purelib, os.W_OK) and os.path.isdir(purelib)
+    if install.user or (unwritable and install.tool == "pip"):
+        return [Root(python.user_base, "the user's base directory")]
+    if virtual:
+        return [Root(python.prefix, "the virtual environment of " + python.executable)]
+    data = python.paths.get("data", "/")
+    if data not in _WHOLE_PREFIX_REFUSED:
+        return [Root(data, "the prefix that " + python.executable + " installs into")]
+    names = ("purelib", "platlib", "scripts", "include")
+    paths = dict.fromkeys(python.paths[n] for n in names if n in python.paths)
+    return [Root(p, "an installation path of " + python.executable) for p in paths]
+
+
+def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
+    """The path of the interpreter an install is for; it may not exist yet."""
+    search = environ.get("PATH", os.defpath)
+    if install.python:
+        return _named_python(install.python, search, cwd)
+    if install.tool == "pip":
+        return _python_of_script(install.program, search, cwd)
+    if install.tool == "uv-sync":
+        inside = os.path.join(_project_environment(environ, cwd), "bin/python")
+        return inside if os.path.exists(inside) else _named_python("python3", search, cwd)
+    if install.tool == "uv" and not (install.system or environ.get("UV_SYSTEM_PYTHON")):
+        environment = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+        above = upwards(cwd, ".venv")
+        environment = environment or (above and os.path.join(above, ".venv"))
+        if environment:
+            return os.path.join(_absolute(environment, cwd), "bin", "python")
+    if install.tool == "other" and environ.get("VIRTUAL_ENV"):
+        return os.path.join(_absolute(environ["VIRTUAL_ENV"], cwd), "bin", "python")
+    return _named_python("python3", search, cwd)
+
+
+def _named_python(name: str, search: str, cwd: str) -> str:
+    if "/" in name or os.path.isdir(os.path.join(cwd, name)):
+        path = _absolute(name, cwd)
+        return os.path.join(path, "bin", "python") if os.path.isdir(path) else path
+    if name[:1].isdigit():
+        name = "python" + ".".join(name.split(".")[:2])
+    return shutil.which(name, path=search) or shutil.which("python", path=search) or name
+
+
+def _python_of_script(program: str, search: str, cwd: str) -> str:
+    """The interpreter in a pip script's first lines, else a `python` beside the script."""
+    path = _absolute(program, cwd) if "/" in program else shutil.which(program, path=search)
+    if path is None:
+        return _named_python("python3", search, cwd)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512).decode("utf-8", "surrogateescape")
+    except OSError:
+        head = ""
+    found = re.match(r"#!\s*(\S*python\S*)\s", head) or re.match(
+        r"#!/bin/sh\n'''exec' \"?([^\"\n]*?python[^\"\s]*)\"? ", head
+    )
+    if found and os.path.exists(found[1]):
+        return found[1]
+    for name in ("python3", "python"):
+        beside = os.path.join(os.path.dirname(path), name)
+        if os.path.exists(beside) or not os.path.exists(path):
+            return beside
+    return _named_python("python3", search, cwd)
+
+
+def ask(interpreter: str, environ: Mapping[str, str]) -> Python | None:
+    """Let an interpreter describe itself; None when it cannot."""
+    clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON")}
+    try:
+        done = subprocess.run(
+            [interpreter, "-I", "-c", PROBE],
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+            env=clean,
+            check=True,
+        )
+        body = json.loads(done.stdout)
+        return Python(**body)
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
+        return None
+
+
+def upwards(cwd: str, name: str) -> str | None:
+    """The nearest directory from `cwd` up that holds `name`."""
+    here = cwd
+    while True:
+        if os.path.exists(os.path.join(here, name)):
+            return here
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+
+
+def _absolute(path: str, cwd: str) -> str:
+    return os.path.normpath(os.path.join(cwd, os.path.expanduser(path)))
+
+
+def inside(path: str, root: str) -> bool:
+    """Whether a path is a root or lies below it."""
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _outermost(roots: Sequence[Root]) -> list[Root]:
+    """Drop doubles and roots that lie in another one; keep the order, and what the user named."""
+    kept: dict[str, Root] = {}
+    for root in roots:
+        covered = any(inside(root.path, r.path) and r.path != root.path for r in roots)
+        if not covered and (root.path not in kept or root.why == ALSO):
+            kept[root.path] = root
+    return list(kept.values())

@@ -1,0 +1,1 @@
+"""From an archive to a target: staging, workers, the journalled switch."""

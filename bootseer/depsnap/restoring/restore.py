@@ -1,0 +1,177 @@
+"""Restore an archive: unpack beside the target, verify everything, then switch it in."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from bootseer.depsnap.format import index as index_format
+from bootseer.depsnap.format.toc import Index
+from bootseer.depsnap.model import Digest, Limits, RestoreResult, absolute
+from bootseer.depsnap.restoring import commit, merge, staging
+from bootseer.depsnap.restoring.commit import recover
+from bootseer.depsnap.restoring.journal import Below, Switch
+from bootseer.depsnap.restoring.staging import Stage
+from bootseer.depsnap.restoring.unpack import Counts, Policy, default_jobs, unpack
+from bootseer.errors import UsageError, from_os_error
+
+__all__ = ["recover", "restore"]
+
+
+def restore(
+    path: str,
+    expected_digest: Digest,
+    targets: Mapping[str, str] | None = None,
+    *,
+    limits: Limits | None = None,
+    jobs: int | None = None,
+    allow_setuid: bool = False,
+    owners: Collection[tuple[int, int]] | None = None,
+    on_step: Callable[[str], None] | None = None,
+) -> RestoreResult:
+    """Unpack into staging, verify every byte, then switch in; all roots or none.
+
+    `targets` maps recorded roots to where they shall stand now (default: where they were). What
+    an earlier killed restore left there is finished or undone first. `owners` are the (uid, gid)
+    pairs that root may hand files to (pass `ArchiveInfo.owners` from the record; default: the
+    caller, root and the target's owner); an unprivileged caller owns everything itself. Without
+    `allow_setuid`, setuid and setgid bits of files and capabilities are left out and counted.
+    SIGTERM in the main thread cleans up and raises SystemExit(143). `on_step` is fault injection
+    for tests alone. Nothing is synced: after a power cut a target may be damaged.
+
+    Raises CorruptDataError, NoSpaceError, AccessDeniedError, BusyError, NotSupportedError,
+    NotFoundError, UsageError; the targets are then as they were.
+    """
+    step = on_step or _no_step
+    bounds = limits or Limits()
+    index = index_format.read(path, expected_digest=expected_digest, limits=bounds)
+    places = _places(index, targets)
+    for place in places:
+        recover(place)
+    allowed = _allowed(places) if owners is None else frozenset(owners)
+    policy = Policy(jobs or default_jobs(), allow_setuid, allowed)
+    stages: list[Stage] = []
+    with _terminable():
+        try:
+            stages.extend(map(staging.make, places))
+            step("staging made")
+            counts = _unpack(path, index, stages, policy, bounds)
+            step("staged")
+            planned = switches(index, stages)
+            commit.commit(stages, planned, step)
+        except OSError as error:
+            raise from_os_error(error, f"restore into {places[0]}") from error
+        finally:
+            tidy(stages)
+    kept = [os.path.join(s.target, p) for s in planned for p in s.kept]
+    return RestoreResult(
+        targets=tuple(places),
+        entries=index.entries,
+        raw_bytes=index.raw_bytes,
+        deleted=sum(len(root.deleted) for root in index.roots),
+        dropped_privileges=counts.dropped_privileges,
+        lost_xattrs=counts.lost_xattrs,
+        kept=tuple(kept),
+        jobs=policy.jobs,
+    )
+
+
+def _no_step(_name: str) -> None:
+    pass
+
+
+def _places(index: Index, targets: Mapping[str, str] | None) -> list[str]:
+    """The actual target of each root, checked not to overlap."""
+    wanted = dict(targets or {})
+    places = [absolute(wanted.pop(root.root, root.root)) for root in index.roots]
+    if wanted:
+        known = ", ".join(root.root for root in index.roots)
+        raise UsageError(f"the archive has no root {next(iter(wanted))}; it has {known}")
+    ordered = sorted(f"{place.rstrip('/')}/" for place in places)
+    for before, place in itertools.pairwise(ordered):
+        if place.startswith(before):
+            raise UsageError(f"targets {before} and {place} overlap; choose separate ones")
+    return places
+
+
+def _allowed(places: Sequence[str]) -> frozenset[tuple[int, int]]:
+    """Owners that need no record: the caller, root, and who owns the targets already."""
+    out = {(os.geteuid(), os.getegid()), (0, 0)}
+    for place in places:
+        nearest = place
+        while not os.path.isdir(nearest):
+            nearest = os.path.dirname(nearest)
+        status = os.stat(nearest)
+        out.add((status.st_uid, status.st_gid))
+    return frozenset(out)
+
+
+def _unpack(
+    path: str, index: Index, stages: Sequence[Stage], policy: Policy, limits: Limits
+) -> Counts:
+    return unpack(
+        path,
+        index,
+        [stage.tree for stage in stages],
+        policy,
+        limits=limits,
+        keep_open=[stage.descriptor for stage in stages],
+    )
+
+
+def switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
+    """What each staged root needs to come in; raises NotSupportedError (see `merge.plan`)."""
+    out = []
+    for stage, root in zip(stages, index.roots, strict=True):
+        if stage.absent:
+            out.append(Switch(stage.target, stage.path, (), absent=True))
+            continue
+        with Below(stage.target) as below:
+            device = os.fstat(below.root).st_dev
+            listing = _listing(stage.target)
+            actions = merge.plan(index, root, below.status, listing, below.attributes, device)
+        implied = root.first in index.implied
+        mtime_ns = stage.mtime_ns if implied else index.mtime_ns[root.first]
+        out.append(Switch(stage.target, stage.path, actions, mtime_ns=mtime_ns))
+    return out
+
+
+def _listing(target: str) -> Callable[[str], Iterator[str]]:
+    def below(path: str) -> Iterator[str]:
+        for folder, folders, files in os.walk(os.path.join(target, path), topdown=False):
+            prefix = os.path.relpath(folder, target)
+            for name in [*files, *folders]:
+                yield f"{prefix}/{name}"
+
+    return below
+
+
+def tidy(stages: Sequence[Stage]) -> None:
+    """Remove stagings that no journal needs any more."""
+    if stages and commit.needs_recovery(stages[0].path):
+        for stage in stages:
+            stage.close()
+        return
+    commit.remove(stages)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that workers end and stagings go."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)

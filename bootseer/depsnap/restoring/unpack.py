@@ -1,0 +1,389 @@
+"""Unpack a checked archive into fresh private directories, by several processes.
+
+Order: directories, files (in workers, as soon as their directories stand), then hard links,
+symlinks, and last the directories' own metadata. Nothing here is visible to others: the callers
+hand in directories of mode 0700 and rename them when all is well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bootseer import errors
+from bootseer.depsnap.format import index as index_format
+from bootseer.depsnap.format.layout import BLOCK
+from bootseer.depsnap.format.toc import Index
+from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, Limits
+from bootseer.depsnap.restoring import worker
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    NoSpaceError,
+    from_os_error,
+)
+
+_READ_AHEAD = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an archive may do here. `owners` None: whatever it says (for root alone)."""
+
+    jobs: int
+    allow_setuid: bool = False
+    owners: frozenset[tuple[int, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What could not or must not be restored."""
+
+    lost_xattrs: int
+    dropped_privileges: int
+
+
+def default_jobs() -> int:
+    """Decoding and creating files keep a core busy each; more than 8 only fight over the disk."""
+    return max(1, min(8, len(os.sched_getaffinity(0))))
+
+
+def unpack(
+    path: str,
+    index: Index,
+    destinations: Sequence[str],
+    policy: Policy,
+    *,
+    limits: Limits,
+    keep_open: Sequence[int] = (),
+) -> Counts:
+    """Fill `destinations` (one private directory a root, empty). Returns what was left out.
+
+    Forks workers when this process has one thread, else does all in a fresh interpreter, since
+    a forked child of a threaded process may inherit locks nobody will release. `keep_open` are
+    locks that must outlive this process for as long as a worker runs. Raises CorruptDataError,
+    NoSpaceError, AccessDeniedError; the destinations are then to be thrown away.
+    """
+    _check_owners(index, policy)
+    _check_space(index, destinations)
+    if threading.active_count() > 1:
+        return _in_fresh_process(path, index, destinations, policy, limits, keep_open)
+    try:
+        with _Unpacking(path, index, destinations, policy) as work:
+            return work.run()
+    except OSError as error:
+        place = destinations[0] if error.filename is None else f"{error.filename!r}"
+        raise from_os_error(error, f"restore {place}") from error
+
+
+def _check_owners(index: Index, policy: Policy) -> None:
+    if os.geteuid() != 0 or policy.owners is None:
+        return
+    foreign = index.owners() - policy.owners
+    if foreign:
+        named = ", ".join(f"{uid}:{gid}" for uid, gid in sorted(foreign)[:5])
+        raise CorruptDataError(
+            f"the archive holds files of owners its record does not name ({named}); do not use it"
+        )
+
+
+def _check_space(index: Index, destinations: Sequence[str]) -> None:
+    """Fail before the first byte where the file system plainly has no room."""
+    status = os.statvfs(destinations[0])
+    free = status.f_bavail * status.f_frsize
+    if index.raw_bytes > free:
+        raise NoSpaceError(
+            f"cannot restore below {destinations[0]}: {index.raw_bytes} bytes needed, {free} free; "
+            "free space or choose another file system"
+        )
+    if status.f_files and index.entries > status.f_favail:
+        raise NoSpaceError(
+            f"cannot restore below {destinations[0]}: {index.entries} files needed, "
+            f"{status.f_favail} inodes free; free some or choose another file system"
+        )
+
+
+class _Unpacking:
+    """One unpacking in this process: descriptors, the plan for the workers, the workers."""
+
+    def __init__(
+        self, path: str, index: Index, destinations: Sequence[str], policy: Policy
+    ) -> None:
+        self._path = path
+        self._index = index
+        self._jobs = max(1, min(policy.jobs, len(index.frames)))
+        self._pids: list[int] = []
+        self._open: list[int] = []
+        self._archive = self._keep(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        roots = tuple(self._keep(os.open(d, flags)) for d in destinations)
+        self._root_of: list[int] = []
+        for number, root in enumerate(index.roots):
+            self._root_of += [number] * root.count
+        self._dropped = 0
+        self._job = worker.Job(
+            archive=self._archive,
+            index=index,
+            roots=roots,
+            root_of=self._root_of,
+            mode=self._modes(policy.allow_setuid),
+            owner=self._owners(),
+            xattrs=self._xattrs(policy.allow_setuid),
+            split=self._split(),
+            now_ns=worker.now_ns(),
+        )
+
+    def __enter__(self) -> _Unpacking:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+        self._pids.clear()
+        while self._open:
+            os.close(self._open.pop())
+
+    def _keep(self, descriptor: int) -> int:
+        self._open.append(descriptor)
+        return descriptor
+
+    def _drop(self, descriptor: int) -> None:
+        self._open.remove(descriptor)
+        os.close(descriptor)
+
+    def _modes(self, allow_setuid: bool) -> list[int]:
+        index = self._index
+        if allow_setuid:
+            return index.mode
+        out = list(index.mode)
+        for number, mode in enumerate(out):
+            # On a directory setgid only hands down a group, which is no privilege.
+            if mode & 0o6000 and index.kind[number] == FILE:
+                out[number] = mode & 0o1777
+                self._dropped += 1
+        return out
+
+    def _owners(self) -> list[tuple[int, int] | None]:
+        """Owners to set: none where a new file has the right one already, or without privilege."""
+        index = self._index
+        mine = (os.geteuid(), os.getegid())
+        if mine[0] != 0:
+            return [None] * index.entries
+        pairs = zip(index.uid, index.gid, strict=True)
+        return [None if pair == mine else pair for pair in pairs]
+
+    def _xattrs(self, allow_setuid: bool) -> dict[int, Any]:
+        if allow_setuid:
+            return self._index.xattrs
+        out = {}
+        for number, xattrs in self._index.xattrs.items():
+            kept = tuple(x for x in xattrs if x[0] != "security.capability")
+            self._dropped += len(xattrs) - len(kept)
+            out[number] = kept
+        return out
+
+    def _split(self) -> frozenset[int]:
+        index = self._index
+        large = {n for n, size in enumerate(index.size) if size > BLOCK}
+        return frozenset(n for n in large if len(index.units_of(n)) > 1)
+
+    def run(self) -> Counts:
+        tickets_out, tickets_in = map(self._keep, os.pipe())
+        results_out, results_in = map(self._keep, os.pipe())
+        failed = mmap.mmap(-1, 1)
+        try:
+            for _ in range(self._jobs):
+                pid = os.fork()
+                if pid == 0:
+                    os.close(tickets_in)
+                    worker.child(self._job, tickets_out, results_in, failed)
+                self._pids.append(pid)
+            self._drop(tickets_out)
+            self._drop(results_in)
+            try:
+                self._feed(tickets_in)
+            except BrokenPipeError:
+                pass  # all workers have failed; they say why below
+            lost = self._gather(results_out)
+        finally:
+            failed.close()
+        lost += self._finish()
+        return Counts(lost, self._dropped)
+
+    def _feed(self, tickets: int) -> None:
+        """Make directories in order; hand out each frame as soon as its directories stand."""
+        index, job = self._index, self._job
+        ahead = done = 0
+        for number, frame in enumerate(index.frames):
+            while ahead < index.stored_bytes and ahead < frame.offset + 4 * _READ_AHEAD:
+                os.posix_fadvise(self._archive, ahead, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
+                ahead += _READ_AHEAD
+            for entry in range(done, min(frame.upto, index.entries)):
+                root = job.roots[self._root_of[entry]]
+                if index.kind[entry] == DIRECTORY and index.parent[entry] >= 0:
+                    os.mkdir(index.path[entry], 0o700, dir_fd=root)
+                elif entry in job.split:
+                    self._make_large(entry, root)
+            done = max(done, frame.upto)
+            os.write(tickets, worker.TICKET.pack(number))
+        os.write(tickets, worker.TICKET.pack(worker.STOP) * self._jobs)
+
+    def _make_large(self, entry: int, root: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._index.path[entry], flags, 0o600, dir_fd=root)
+        try:
+            os.ftruncate(descriptor, self._index.size[entry])
+        finally:
+            os.close(descriptor)
+
+    def _gather(self, results: int) -> int:
+        """Wait for all workers; raise what the first unlucky one met."""
+        codes = []
+        while self._pids:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(self._pids[0], 0)[1]))
+            self._pids.pop(0)
+        text = b""
+        while part := os.read(results, 1 << 16):
+            text += part
+        reports = [json.loads(line) for line in text.splitlines()]
+        for report in reports:
+            _raise_reported(self._path, report)
+        if any(codes) or len(reports) != len(codes):
+            raise BootseerError(f"a restoring process died (exit codes {codes}); try again")
+        return sum(report["lost"] for report in reports)
+
+    def _finish(self) -> int:
+        """Large files' metadata, hard links, symlinks, directories; attributes lost."""
+        index, job = self._index, self._job
+        lost = 0
+        for entry in sorted(job.split):
+            lost += self._with_descriptor(entry)
+        for kind in (HARDLINK, SYMLINK):
+            for entry in (n for n, k in enumerate(index.kind) if k == kind):
+                self._link(entry, kind)
+        for entry in range(index.entries - 1, -1, -1):
+            if index.kind[entry] == DIRECTORY:
+                lost += self._directory(entry)
+        return lost
+
+    def _with_descriptor(self, entry: int) -> int:
+        root = self._job.roots[self._root_of[entry]]
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._index.path[entry] or ".", flags, dir_fd=root)
+        try:
+            return worker.set_metadata(self._job, entry, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _link(self, entry: int, kind: str) -> None:
+        index = self._index
+        root = self._job.roots[self._root_of[entry]]
+        path, target = index.path[entry], index.link[entry]
+        if kind == HARDLINK:
+            os.link(target, path, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
+            return
+        os.symlink(target, path, dir_fd=root)
+        owner = self._job.owner[entry]
+        if owner is not None:
+            os.chown(path, *owner, dir_fd=root, follow_symlinks=False)
+        times = (self._job.now_ns, index.mtime_ns[entry])
+        os.utime(path, ns=times, dir_fd=root, follow_symlinks=False)
+
+    def _directory(self, entry: int) -> int:
+        index, job = self._index, self._job
+        lost = self._with_descriptor(entry) if entry in job.xattrs else 0
+        root = job.roots[self._root_of[entry]]
+        path = index.path[entry] or "."
+        owner = job.owner[entry]
+        if owner is not None:
+            os.chown(path, *owner, dir_fd=root, follow_symlinks=False)
+        os.chmod(path, job.mode[entry], dir_fd=root)
+        times = (job.now_ns, index.mtime_ns[entry])
+        os.utime(path, ns=times, dir_fd=root, follow_symlinks=False)
+        return lost
+
+
+def _raise_reported(path: str, report: dict[str, Any]) -> None:
+    if "corrupt" in report:
+        raise CorruptDataError(f"archive {path}: {report['corrupt']}; fetch or make it again")
+    if "errno" in report and report["errno"] != 10:  # ECHILD: it only saw us stop
+        raise OSError(report["errno"], report["text"], report["file"] or None)
+    if "crash" in report:
+        raise BootseerError(f"a restoring process failed: {report['crash']}")
+
+
+def _in_fresh_process(
+    path: str,
+    index: Index,
+    destinations: Sequence[str],
+    policy: Policy,
+    limits: Limits,
+    keep_open: Sequence[int],
+) -> Counts:
+    order = {
+        "path": path,
+        "digest": index.digest,
+        "destinations": list(destinations),
+        "jobs": policy.jobs,
+        "allow_setuid": policy.allow_setuid,
+        "owners": None if policy.owners is None else sorted(policy.owners),
+        "limits": dataclasses.asdict(limits),
+    }
+    import subprocess  # costs 20 ms, and few come here
+
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bootseer.depsnap.restoring.unpack", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=tuple(keep_open),
+    )
+    try:
+        answer, _ = child.communicate(json.dumps(order).encode())
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    reply: dict[str, Any] = {"error": "BootseerError", "text": "the restoring process died"}
+    if answer:
+        reply = json.loads(answer)
+    if "error" in reply:
+        raise getattr(errors, reply["error"])(reply["text"])
+    return Counts(reply["lost_xattrs"], reply["dropped_privileges"])
+
+
+def _serve(parent: int) -> None:
+    """The fresh process: one order on standard input, one answer on standard output."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        return
+    order = json.load(sys.stdin)
+    owners = order["owners"]
+    policy = Policy(
+        order["jobs"],
+        order["allow_setuid"],
+        None if owners is None else frozenset((uid, gid) for uid, gid in owners),
+    )
+    limits = Limits(**order["limits"])
+    try:
+        index = index_format.read(order["path"], expected_digest=order["digest"], limits=limits)
+        counts = unpack(order["path"], index, order["destinations"], policy, limits=limits)
+        reply: dict[str, object] = dataclasses.asdict(counts)
+    except BootseerError as error:
+        reply = {"error": type(error).__name__, "text": str(error)}
+    sys.stdout.write(json.dumps(reply))
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

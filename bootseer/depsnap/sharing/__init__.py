@@ -1,0 +1,1 @@
+"""The node's unpacked trees and how a target gets one."""

@@ -1,0 +1,158 @@
+"""Records of where shared trees are mounted or linked, so that they are pinned and can be undone.
+
+Each is a directory `placements/<hash of target and mount namespace>/` in the cache (containers of
+one node have the same paths) with `record.json` and, for an overlay, its private layers. Copies and
+hard links need no record: they do not read the tree again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bootseer.depsnap.model import Digest, Form
+from bootseer.depsnap.restoring import staging
+from bootseer.depsnap.sharing import mounts
+from bootseer.depsnap.sharing.machine import boot_id
+
+PRIVATE = "private"
+"""Where in a placement's folder a tmpfs for its layer is mounted, when it needs one."""
+UPPER = "upper"
+"""The layer that holds an overlay's writes, in the placement's folder or in that tmpfs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One placement. `created`: the target directory is ours to remove again."""
+
+    folder: str
+    target: str
+    form: Form
+    digest: Digest
+    source: str
+    created: bool
+    namespace: int
+    pid_namespace: int
+    boot: str
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether it still stands; None when another mount namespace hides the answer."""
+        if self.linked:
+            return True
+        if self.boot != boot_id():
+            return False
+        if self.namespace == mounts.namespace():
+            return self.form != "symlink" and mounts.mounted(self.target)
+        return False if mounts.ended(self.namespace, self.pid_namespace) else None
+
+    @property
+    def linked(self) -> bool:
+        """Whether it is a symlink that stands as it was made, as seen from here."""
+        if self.form != "symlink" or not os.path.islink(self.target):
+            return False
+        return os.readlink(self.target) == self.source
+
+    @property
+    def written(self) -> bool:
+        """Whether anything was written through an overlay."""
+        for place in (self.folder, os.path.join(self.folder, PRIVATE)):
+            upper = os.path.join(place, UPPER)
+            if os.path.isdir(upper) and os.listdir(upper):
+                return True
+        return False
+
+
+def folder_of(cache_dir: str, target: str) -> str:
+    """Where a placement made now, in this mount namespace, has its record."""
+    name = f"{mounts.namespace()} ".encode() + os.fsencode(target)
+    digest = hashlib.sha256(name).hexdigest()[:32]
+    return os.path.join(os.path.abspath(cache_dir), "placements", digest)
+
+
+def find(cache_dir: str, target: str) -> Record | None:
+    """The record of what stands, or stood, at `target` in this mount namespace.
+
+    A symlink outlives its namespace and the boot, so it is found under any.
+    """
+    own = read(folder_of(cache_dir, target))
+    if own is not None or not os.path.islink(target):
+        return own
+    linked = (r for r in all_records(cache_dir) if r.target == target and r.linked)
+    return next(linked, None)
+
+
+def write(folder: str, target: str, form: Form, digest: Digest, source: str, created: bool) -> None:
+    """Written before the placement is made, so that a kill leaves nothing unknown."""
+    row = {
+        "target": target,
+        "form": form,
+        "digest": digest,
+        "source": source,
+        "created": created,
+        "namespace": mounts.namespace(),
+        "pid_namespace": mounts.pid_namespace(),
+        "boot": boot_id(),
+    }
+    temporary = os.path.join(folder, "record.tmp")
+    with open(temporary, "w", encoding="ascii") as file:
+        json.dump(row, file)
+    os.rename(temporary, os.path.join(folder, "record.json"))
+
+
+def read(folder: str) -> Record | None:
+    try:
+        with open(os.path.join(folder, "record.json"), encoding="ascii") as file:
+            row: dict[str, Any] = json.load(file)
+        return Record(
+            folder,
+            row["target"],
+            row["form"],
+            Digest(row["digest"]),
+            row["source"],
+            row["created"],
+            row["namespace"],
+            row["pid_namespace"],
+            row["boot"],
+        )
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
+        return None
+
+
+def all_records(cache_dir: str) -> Iterator[Record]:
+    folder = os.path.join(os.path.abspath(cache_dir), "placements")
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return
+    for name in names:
+        record = read(os.path.join(folder, name))
+        if record is not None:
+            yield record
+
+
+def in_use(cache_dir: str, digest: Digest) -> bool:
+    """Whether a placement of this tree stands, or may stand in another mount namespace."""
+    return any(r.digest == digest and r.alive is not False for r in all_records(cache_dir))
+
+
+def sweep(cache_dir: str) -> int:
+    """Remove the records and layers of placements that are gone; how many."""
+    count = 0
+    for record in list(all_records(cache_dir)):
+        if record.alive is False:
+            forget(record.folder)
+            count += 1
+    return count
+
+
+def forget(folder: str) -> None:
+    """Remove a placement's record and layers, its private tmpfs included."""
+    private = os.path.join(folder, PRIVATE)
+    if mounts.mounted(private):
+        mounts.unmount(private)
+    staging.remove_tree(folder)

@@ -1,0 +1,26 @@
+"""The node-shared tree: found or unpacked in the node's cache, placed at its targets, collected."""
+
+from bootseer.depsnap.sharing.place import place, unplace, unplace_all
+from bootseer.depsnap.sharing.placements import in_use, sweep
+from bootseer.depsnap.sharing.treecache import (
+    TreeStatus,
+    discard,
+    ensure,
+    find,
+    recently_used,
+    trees,
+)
+
+__all__ = [
+    "TreeStatus",
+    "discard",
+    "ensure",
+    "find",
+    "in_use",
+    "place",
+    "recently_used",
+    "sweep",
+    "trees",
+    "unplace",
+    "unplace_all",
+]

@@ -1,0 +1,1 @@
+"""Where events come from besides the job itself: logs, pip, imports, /proc, the cluster."""

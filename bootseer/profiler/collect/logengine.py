@@ -1,0 +1,329 @@
+"""Lines in, begins, ends and points of phases out: the rule engine, without I/O or clock.
+
+Python 3.9, standard library only. The format of rules: `logrules`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Deque, Dict, List, Match, Optional, Pattern, Sequence, Set, Tuple
+
+from bootseer.profiler.collect import loglines
+from bootseer.profiler.collect.logrules import Rule
+
+FOUND_MAX = 1000
+"""Events of one rule in one lane; a rule that matches more often is silenced, and that is said."""
+LANES_MAX = 16384
+STAMPS_MAX = 32
+"""Possible timestamps kept until one is needed; the newest that can be read counts."""
+TEXT_MAX = 200
+"""Characters kept of a named group's text."""
+
+DURATION_MAX_NS = 366 * 86400 * loglines.SECOND_NS
+
+Search = Callable[[Pattern[str], str], Optional[Match[str]]]
+
+_Times = Tuple[int, Optional[int], Dict[str, Any]]
+"""(Unix nanoseconds, monotonic nanoseconds if known, attributes that qualify them)"""
+
+
+class TooSlow(Exception):  # noqa: N818 - a signal between search function and engine, no fault
+    """A search function raises this when one match took longer than it allows."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One event to write. A begin and its end share `key`; `mono_nano` is None for own times."""
+
+    kind: str
+    name: str
+    key: Tuple[str, str]
+    time_unix_nano: int
+    mono_nano: Optional[int]
+    status: str
+    attributes: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Line:
+    lane: str
+    text: str
+    arrival_ns: int
+    mono_ns: Optional[int]
+
+
+@dataclass
+class _Open:
+    rule: Rule
+    begin_ns: int
+    repeats: int = 0
+
+
+def plain_search(pattern: Pattern[str], text: str) -> Optional[Match[str]]:
+    """A search without a time limit."""
+    return pattern.search(text)
+
+
+class Engine:
+    """State of one log (all streams of a job, or one file): open phases, counts, silenced rules.
+
+    `live` says that lines are seen as they are written: then their arrival is a time as good as
+    any. An imported line's arrival says nothing: without a timestamp of its own it takes that of
+    the nearest earlier line which has one (and says so in `log.time_of_earlier_line`); where
+    there is none, its event is left out and counted in `undated`. `near_ns` helps to complete
+    timestamps without a date, e.g. the log file's time of change.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        live: bool = True,
+        near_ns: int = 0,
+        search: Search = plain_search,
+    ) -> None:
+        self._rules = list(rules)
+        self._live = live
+        self._search = search
+        self._open: Dict[Tuple[str, str], _Open] = {}
+        self._counts: Dict[Tuple[str, str, str], int] = {}
+        self._lanes: Set[str] = set()
+        self._silenced: Dict[str, int] = {}
+        self._clock_ns = near_ns
+        self._dated = False
+        self._stamps: Deque[Tuple[Rule, Match[str]]] = deque(maxlen=STAMPS_MAX)
+        self._undated = 0
+        clocks = {(r.time, r.time_format, r.utc_offset_s): r for r in self._rules if r.time}
+        self._clocks = [] if live else list(clocks.values())
+
+    @property
+    def undated(self) -> int:
+        """Imported events left out, as neither their line nor one before it has a timestamp."""
+        return self._undated
+
+    def line(self, raw: bytes, time_unix_nano: int, mono_nano: Optional[int]) -> List[Found]:
+        """Match one line (no line end) that arrived at the given times."""
+        lane, text = loglines.split_prefix(loglines.clean(raw))
+        if lane not in self._lanes:
+            if len(self._lanes) >= LANES_MAX:
+                lane = ""
+            self._lanes.add(lane)
+        line = _Line(lane, text, time_unix_nano, mono_nano)
+        found: List[Found] = []
+        for clock in list(self._clocks):
+            self._guarded(clock, self._tick, line, found)
+        for rule in list(self._rules):
+            self._guarded(rule, self._apply, line, found)
+        return found
+
+    def close(self) -> List[Found]:
+        """What is to be said at the log's end; open phases stay open."""
+        return [
+            self._fallback(
+                f"rule {name} matched more than {FOUND_MAX} times in one place; "
+                f"{count} further matches were left out"
+            )
+            for name, count in sorted(self._silenced.items())
+        ]
+
+    def _guarded(
+        self,
+        rule: Rule,
+        action: Callable[[Rule, _Line, List[Found]], None],
+        line: _Line,
+        found: List[Found],
+    ) -> None:
+        """Run an action of a rule; a rule that is too slow once is not used again."""
+        try:
+            action(rule, line, found)
+        except TooSlow:
+            self._rules = [other for other in self._rules if other is not rule]
+            self._clocks = [other for other in self._clocks if other is not rule]
+            gone = self._fallback(
+                f"rule {rule.name} took too long on one line and is no longer used; "
+                "simplify its nested repetitions"
+            )
+            found.append(replace(gone, time_unix_nano=line.arrival_ns, mono_nano=line.mono_ns))
+
+    def _fallback(self, reason: str) -> Found:
+        attributes = {"bootseer.source": "log", "bootseer.reason": reason}
+        return Found("point", "log_rules", ("", ""), self._clock_ns, None, "fallback", attributes)
+
+    def _tick(self, rule: Rule, line: _Line, _: List[Found]) -> None:
+        """Keep the time of the last line that had one, for the lines that have none."""
+        match = None if rule.time is None else self._search(rule.time, line.text)
+        if match is not None:
+            self._stamps.append((rule, match))
+
+    def _settle(self) -> None:
+        """Read the last good timestamp seen; put off until an event needs it, as that is slow."""
+        while self._stamps:
+            own = _stamp_ns(*self._stamps.pop(), self._clock_ns)
+            if own is not None:
+                self._clock_ns, self._dated = own, True
+                self._stamps.clear()
+
+    def _apply(self, rule: Rule, line: _Line, found: List[Found]) -> None:
+        for kind, patterns in (("end", rule.end), ("begin", rule.begin), ("point", rule.point)):
+            for pattern in patterns:
+                match = self._search(pattern, line.text)
+                if match is not None:
+                    getattr(self, "_" + kind)(rule, match, line, found)
+                    break
+
+    def _begin(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
+        key = (line.lane, rule.phase)
+        opened = self._open.get(key)
+        if opened is not None and not rule.restart:
+            opened.repeats += 1
+            return
+        times = self._times(rule, line)
+        if times is None or not self._counted(rule, line, "begin"):
+            return
+        self._close_former(rule, line, times, found, restarted=opened is not None)
+        self._open[key] = _Open(rule, times[0])
+        attributes = {**_attributes(rule, match, line), **times[2]}
+        found.append(Found("begin", rule.phase, key, times[0], times[1], "ok", attributes))
+
+    def _end(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
+        key = (line.lane, rule.phase)
+        opened = self._open.get(key)
+        duration_ns = _duration_ns(match)
+        if opened is None and duration_ns is None and not rule.unopened_point:
+            return
+        times = self._times(rule, line)
+        if times is None or not self._counted(rule, line, "end"):
+            return
+        time_ns, mono_ns = times[:2]
+        attributes = {**_attributes(rule, match, line), **times[2]}
+        if opened is None and duration_ns is None:
+            attributes["bootseer.reason"] = "the log holds this phase's end but no begin of it"
+            point = Found("point", rule.phase, key, time_ns, mono_ns, rule.status, attributes)
+            found.append(point)
+            return
+        if opened is None:
+            span_ns = duration_ns or 0
+            begin = Found("begin", rule.phase, key, time_ns - span_ns, None, "ok", attributes)
+            if mono_ns is not None:
+                begin = replace(begin, mono_nano=mono_ns - span_ns)
+            found.append(begin)
+        else:
+            time_ns = max(time_ns, opened.begin_ns)
+            if opened.repeats:
+                attributes["log.begins_ignored"] = opened.repeats
+            del self._open[key]
+        found.append(Found("end", rule.phase, key, time_ns, mono_ns, rule.status, attributes))
+
+    def _point(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
+        times = self._times(rule, line)
+        if times is None or not self._counted(rule, line, "point"):
+            return
+        self._close_former(rule, line, times, found, restarted=False)
+        key = (line.lane, rule.phase)
+        attributes = {**_attributes(rule, match, line), **times[2]}
+        found.append(Found("point", rule.phase, key, times[0], times[1], rule.status, attributes))
+
+    def _close_former(
+        self,
+        rule: Rule,
+        line: _Line,
+        times: _Times,
+        found: List[Found],
+        *,
+        restarted: bool,
+    ) -> None:
+        """End what this rule's begin or point ends: `until` of other phases, or its own again."""
+        for key, opened in list(self._open.items()):
+            lane, phase = key
+            if lane != line.lane:
+                continue
+            other = phase != rule.phase
+            until = opened.rule.until
+            if not (rule.phase in until or "next" in until if other else restarted):
+                continue
+            attributes = _lane_attributes(opened.rule, lane)
+            attributes["log.closed_by"] = rule.name
+            time_ns = max(times[0], opened.begin_ns)
+            found.append(Found("end", phase, key, time_ns, times[1], "ok", attributes))
+            del self._open[key]
+
+    def _counted(self, rule: Rule, line: _Line, kind: str) -> bool:
+        """Count an event of a rule in a lane; False where it must not be written."""
+        key = (line.lane, rule.name, kind)
+        count = self._counts.get(key, 0)
+        if rule.once and count:
+            return False
+        if count >= FOUND_MAX:
+            self._silenced[rule.name] = self._silenced.get(rule.name, 0) + 1
+            return False
+        self._counts[key] = count + 1
+        return True
+
+    def _own_time(self, rule: Rule, line: _Line) -> Optional[int]:
+        if rule.time is None:
+            return None
+        match = self._search(rule.time, line.text)
+        if match is None:
+            return None
+        near_ns = line.arrival_ns if self._live else self._clock_ns or line.arrival_ns
+        return _stamp_ns(rule, match, near_ns)
+
+    def _times(self, rule: Rule, line: _Line) -> Optional[_Times]:
+        """Times of a line's event; None for an imported line that has none."""
+        self._settle()
+        own = self._own_time(rule, line)
+        if not self._live:
+            if own is not None:
+                return own, None, {}
+            if self._dated:
+                return self._clock_ns, None, {"log.time_of_earlier_line": True}
+            self._undated += 1
+            return None
+        delay_ns = 0 if own is None else line.arrival_ns - own
+        whole_seconds = own is not None and own % loglines.SECOND_NS == 0
+        if own is None or (whole_seconds and 0 <= delay_ns < 2 * loglines.SECOND_NS):
+            # A timestamp in whole seconds is coarser than the arrival that it agrees with.
+            return line.arrival_ns, line.mono_ns, {}
+        return own, None if line.mono_ns is None else line.mono_ns - delay_ns, {}
+
+
+def _stamp_ns(rule: Rule, match: Match[str], near_ns: int) -> Optional[int]:
+    named = "time" in match.re.groupindex
+    text = match.group("time" if named else 1) or ""
+    return loglines.parse_time_ns(text, rule.time_format, rule.utc_offset_s, near_ns)
+
+
+def _lane_attributes(rule: Rule, lane: str) -> Dict[str, Any]:
+    attributes: Dict[str, Any] = {"bootseer.source": "log", "log.rule": rule.name}
+    if rule.wait:
+        attributes["bootseer.wait"] = True
+    rank, local_rank = loglines.lane_rank(lane)
+    if rank is not None:
+        attributes["bootseer.rank"] = rank
+    if local_rank is not None:
+        attributes["bootseer.local_rank"] = local_rank
+    return attributes
+
+
+def _attributes(rule: Rule, match: Match[str], line: _Line) -> Dict[str, Any]:
+    attributes = _lane_attributes(rule, line.lane)
+    for name, value in match.groupdict().items():
+        if value is None or name.startswith("duration"):
+            continue
+        if name in ("bytes", "rank", "local_rank"):
+            if value.isdecimal():
+                attributes["bootseer." + name] = int(value)
+        else:
+            attributes["log." + name] = value[:TEXT_MAX]
+    return attributes
+
+
+def _duration_ns(match: Match[str]) -> Optional[int]:
+    groups = match.groupdict()
+    text = groups.get("duration") or ""
+    for name, unit in (("duration_s", "s"), ("duration_ms", "ms")):
+        if groups.get(name):
+            text = f"{groups[name]}{unit}"
+    duration_ns = loglines.parse_duration_ns(text)
+    return duration_ns if duration_ns is not None and duration_ns < DURATION_MAX_NS else None

@@ -1,0 +1,1 @@
+"""Starts over many jobs, kept as Parquet."""

@@ -1,0 +1,1 @@
+"""The report as text, page, JSON, trace and metrics."""

@@ -1,0 +1,382 @@
+"""What the terminal and the HTML report share: words for figures, and the verdict (pure)."""
+
+from __future__ import annotations
+
+import datetime
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bootseer.profiler.report.model import CriticalStep, Killed, Report, StartSummary, WhatIf
+
+GAP = "not described"
+"""Name shown for time that no event describes."""
+
+NEGLIGIBLE_SHARE = 0.01
+"""Pieces below this share of the start are not worth a word in the verdict."""
+
+_TICK_STEPS_S = (
+    *(digit * 10.0**power for power in (-3, -2, -1) for digit in (1, 2, 5)),
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0),
+    *(1800.0, 3600.0, 7200.0, 14400.0, 43200.0, 86400.0),
+)
+
+KIND_WORDS = {
+    "first": "first start",
+    "restart": "restart",
+    "restart_in_place": "restart in place",
+    "unknown": "kind not observed",
+}
+
+
+def seconds(value: float | None) -> str:
+    """A duration for tables, at most seven characters: `4ms`, `0.35s`, `41.2s`, `3m42s`, `2h05m`.
+
+    None reads as a dash.
+    """
+    if value is None:
+        return "-"
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    value += 1e-9  # ties go up, as in the page's script
+    if value < 0.0005:
+        return "0s"
+    if value < 0.0995:
+        return f"{sign}{value * 1000:.0f}ms"
+    if value < 9.95:
+        return f"{sign}{value:.2f}s"
+    if value < 99.95:
+        return f"{sign}{value:.1f}s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{sign}{minutes}m{rest:02d}s"
+    hours, minutes = divmod(round(value / 60), 60)
+    return f"{sign}{hours}h{minutes:02d}m" if hours < 100 else f"{sign}{hours:,}h"
+
+
+def long_seconds(value: float) -> str:
+    """A duration for sentences: `350 ms`, `41.2 s`, `3 min 42 s`, `2 h 5 min`."""
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 99.95:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(value / 60), 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def ratio(value: float | None) -> str:
+    """A factor: `1.52x`; None (or beyond all bounds) reads as a dash."""
+    if value is None or value == float("inf"):
+        return "-"
+    return f"{value:.2f}x" if value < 99.995 else f"{value:,.0f}x"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent; None reads as a dash."""
+    if value is None:
+        return "-"
+    if 0 < value < 0.0005:
+        return "<0.1%"
+    return f"{value * 100:.1f}%" if 0 < value < 0.0995 else f"{value * 100:.0f}%"
+
+
+def size(value: int | None) -> str:
+    """Bytes in decimal units; None reads as a dash."""
+    if value is None:
+        return "-"
+    amount = float(value)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 999.5 or unit == "TB":
+            return (
+                f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.95 else f"{amount:.1f} {unit}"
+            )
+        amount /= 1000
+    raise AssertionError
+
+
+def gpu_hours(value: float | None) -> str:
+    """GPU-hours with three digits or so; None reads as a dash."""
+    if value is None:
+        return "-"
+    if value < 0.095:
+        return f"{value:.3f}" if value else "0"
+    return f"{value:.2f}" if value < 9.95 else f"{value:,.1f}"
+
+
+def printable(text: str) -> str:
+    """Text from events without what could act: control, format (bidirectional) and half
+    characters appear as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or unicodedata.category(c) == "Zs" else ascii(c)[1:-1] for c in text
+    )
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """`1 node`, `1,024 nodes`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """Ranks as ranges: `0-7, 12`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def when(unix_s: float) -> str:
+    """An instant in UTC to the second."""
+    try:
+        moment = datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{unix_s:.0f} s after 1970"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def kind_word(start: StartSummary) -> str:
+    """The kind of a start in words."""
+    return KIND_WORDS.get(start.kind, start.kind)
+
+
+def scale(start: StartSummary) -> str:
+    """`128 nodes, 1,024 ranks, 1,024 GPUs` (what is not known is left out).
+
+    Writers of events are no measure of a job: each `bootseer event` of a script is one.
+    """
+    parts = [count(start.nodes, "node")]
+    if start.ranks:
+        parts.append(count(start.ranks, "rank"))
+    if start.gpus is not None:
+        parts.append(count(start.gpus, "GPU"))
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PathPiece:
+    """Neighbouring critical steps of one phase and one nature, joined.
+
+    `share` is of the whole start; `nodes` are those the path ran through, in order.
+    """
+
+    phase: str
+    wait: bool
+    gap: bool
+    begin_s: float
+    end_s: float
+    share: float
+    nodes: tuple[str, ...]
+
+    @property
+    def duration_s(self) -> float:
+        """Length of this piece in seconds."""
+        return self.end_s - self.begin_s
+
+
+def path_pieces(report: Report) -> tuple[PathPiece, ...]:
+    """The critical path with neighbours of the same phase and nature joined."""
+    whole_s = report.start.duration_s
+    groups: list[list[CriticalStep]] = []
+    for step in report.critical_path:
+        if groups and (groups[-1][-1].phase, groups[-1][-1].wait) == (step.phase, step.wait):
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return tuple(
+        PathPiece(
+            phase=steps[0].phase or GAP,
+            wait=steps[0].wait,
+            gap=steps[0].phase is None,
+            begin_s=steps[0].begin_s,
+            end_s=steps[-1].end_s,
+            share=(steps[-1].end_s - steps[0].begin_s) / whole_s if whole_s > 0 else 0.0,
+            nodes=tuple(dict.fromkeys(step.node for step in steps)),
+        )
+        for steps in groups
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The report in three sentences; `advice` is empty when nothing would help noticeably."""
+
+    headline: str
+    path: str
+    advice: tuple[str, ...]
+
+
+def verdict(report: Report) -> Verdict:
+    """How long, along which path, and what to fix first."""
+    return Verdict(_headline(report), _path_sentence(report), tuple(_advice(report)))
+
+
+def _headline(report: Report) -> str:
+    start = report.start
+    if start.complete:
+        return f"The start took {long_seconds(start.duration_s)} on {scale(start)}."
+    return (
+        f"The start did not reach a first step; {long_seconds(start.duration_s)} were observed "
+        f"on {scale(start)}."
+    )
+
+
+def _path_sentence(report: Report) -> str:
+    pieces = [p for p in path_pieces(report) if p.share >= NEGLIGIBLE_SHARE]
+    if not pieces:
+        return ""
+    shown = sorted(sorted(pieces, key=lambda p: -p.duration_s)[:6], key=lambda p: p.begin_s)
+    words = [f"{'waiting in ' if p.wait else ''}{p.phase} {seconds(p.duration_s)}" for p in shown]
+    dropped = len(pieces) - len(shown)
+    rest = f" (and {count(dropped, 'shorter piece')})" if dropped else ""
+    return "Critical path: " + " → ".join(words) + rest
+
+
+def _advice(report: Report) -> list[str]:
+    """The best removal and the best evening-out, the more telling one first.
+
+    Where most of what removing a phase would save is already saved by bringing its slowest to
+    the median, the slow one is the finding and not the phase.
+    """
+    worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
+    removal = _best(report, "removed", "phase")
+    phase, node = _best(report, "median", "phase"), _best(report, "median", "node")
+    even = phase
+    if node and (not phase or node.saved_s >= 0.8 * phase.saved_s):
+        even = node
+    both = [removal, even]
+    if removal and even and even.saved_s >= 0.5 * removal.saved_s:
+        both.reverse()
+    return [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
+
+
+def _best(report: Report, change: str, kind: str) -> WhatIf | None:
+    fitting = [w for w in report.what_if if w.change == change and w.kind == kind]
+    return max(fitting, key=lambda w: w.saved_s, default=None)
+
+
+def _advice_line(item: WhatIf, report: Report) -> str:
+    how = "At its median on every node" if item.kind == "phase" else "At the median's pace"
+    if item.change == "removed":
+        how = "Without it"
+    why = ""
+    slow = [s for s in report.stragglers if item.kind == "node" and s.node == item.name]
+    if slow:
+        worst = max(slow, key=lambda s: s.excess_s)
+        rank = f" on rank {worst.ranks[0]}" if len(worst.ranks) == 1 else ""
+        why = (
+            f" Its {worst.phase} took {long_seconds(worst.own_s)}{rank}, "
+            f"{long_seconds(worst.median_s)} at the median."
+        )
+    return (
+        f"{item.name}.{why} {how} the start would take {long_seconds(item.start_s)}, "
+        f"{long_seconds(item.saved_s)} less."
+    )
+
+
+def what_if_words(item: WhatIf) -> str:
+    """`without deps.install`, `node-17 at the median`."""
+    if item.change == "removed":
+        return f"without {item.name}"
+    if item.kind == "node":
+        return f"{item.name} at the median"
+    return f"{item.name} at its median everywhere"
+
+
+def ticks(whole_s: float, wanted: int = 6) -> tuple[float, ...]:
+    """Round points in time from 0 up to at most `whole_s`, about `wanted` of them."""
+    if whole_s <= 0:
+        return (0.0,)
+    step = next((s for s in _TICK_STEPS_S if whole_s / s <= wanted), whole_s / wanted)
+    return tuple(i * step for i in range(int(whole_s / step + 1e-9) + 1))
+
+
+def shade(value: float | None, median: float | None, whole_s: float) -> int:
+    """Heat-map shade 0 (at the median or below) to 5, by how far a cell exceeds its median.
+
+    A cell that costs less than one per cent of the start stays at 1 at most: a large factor of
+    next to nothing is nothing.
+    """
+    if value is None or median is None or value <= median:
+        return 0
+    factor = value / median if median > 0 else float("inf")
+    bounds = (1.1, 1.25, 1.5, 2.0, 4.0)
+    level = sum(factor >= bound for bound in bounds)
+    small = value - median < whole_s * NEGLIGIBLE_SHARE
+    return min(level, 1) if small else level
+
+
+def column_medians(rows: Sequence[Sequence[float | None]], columns: int) -> list[float | None]:
+    """Median of each column over the rows that have a value there."""
+    medians: list[float | None] = []
+    for column in range(columns):
+        values = sorted(v for row in rows if (v := row[column]) is not None)
+        if not values:
+            medians.append(None)
+            continue
+        middle = len(values) // 2
+        odd = len(values) % 2
+        medians.append(values[middle] if odd else (values[middle - 1] + values[middle]) / 2)
+    return medians
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemGroup:
+    """One kind of fault of the input over all files that had it; `times` over all of them."""
+
+    kind: str
+    detail: str
+    times: int
+    files: tuple[str, ...]
+
+
+def problem_groups(report: Report) -> tuple[ProblemGroup, ...]:
+    """Problems by kind, in the order in which kinds were met."""
+    files: dict[tuple[str, str], list[str]] = {}
+    times: dict[tuple[str, str], int] = {}
+    for problem in report.problems:
+        key = (problem.kind, problem.detail)
+        files.setdefault(key, []).append(problem.file)
+        times[key] = times.get(key, 0) + problem.count
+    return tuple(ProblemGroup(*key, times[key], tuple(files[key])) for key in files)
+
+
+@dataclass(frozen=True, slots=True)
+class KilledGroup:
+    """Ranks of one node that began a phase and never ended it; `began_s` is the first begin."""
+
+    node: str
+    phase: str
+    ranks: tuple[int, ...]
+    processes: int
+    began_s: float
+    file: str
+
+
+def killed_groups(report: Report) -> tuple[KilledGroup, ...]:
+    """What never ended, by node and phase, in the order of the first begin."""
+    members: dict[tuple[str, str], list[Killed]] = {}
+    for each in sorted(report.killed, key=lambda k: k.began_s):
+        members.setdefault((each.node, each.phase), []).append(each)
+    return tuple(
+        KilledGroup(
+            node=node,
+            phase=phase,
+            ranks=tuple(sorted(k.rank for k in group if k.rank is not None)),
+            processes=len(group),
+            began_s=group[0].began_s,
+            file=group[0].file,
+        )
+        for (node, phase), group in members.items()
+    )
+
+
+def first_files(files: Sequence[str], shown: int = 1) -> str:
+    """The first file, and how many more."""
+    more = len(files) - shown
+    return ", ".join(files[:shown]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""From event files to the report as data."""

@@ -1,0 +1,157 @@
+"""From loaded starts to the report (pure): the one entry to all analyses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import bootseer
+from bootseer.errors import NotFoundError
+from bootseer.profiler.report import critical, incidents, stages, stragglers, totals, whatif
+from bootseer.profiler.report import lanes as lanes_of
+from bootseer.profiler.report import skew as skews
+from bootseer.profiler.report.compare import StartFigures, compare
+from bootseer.profiler.report.lanes import Lanes
+from bootseer.profiler.report.model import (
+    STANDARD_PHASES,
+    Comparison,
+    Report,
+    StartKind,
+    StartSummary,
+)
+from bootseer.profiler.report.records import Loaded, Start
+from bootseer.profiler.report.skew import Skew
+from bootseer.profiler.report.totals import LaneTotals
+
+_KINDS: dict[str, StartKind] = {
+    "first": "first",
+    "restart": "restart",
+    "restart_in_place": "restart_in_place",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A start with its clocks corrected, its lanes and their sums: what all analyses use."""
+
+    start: Start
+    skew: Skew
+    lanes: Lanes
+    totals: tuple[LaneTotals, ...]
+    summary: StartSummary
+
+
+def prepare(start: Start) -> Prepared:
+    """Correct clocks, cut into lanes, add up."""
+    skew = skews.estimate(start)
+    lanes = lanes_of.build(start, skew)
+    sums = tuple(totals.lane_totals(lane, lanes.chains) for lane in lanes.lanes)
+    return Prepared(start, skew, lanes, sums, _summary(start, lanes))
+
+
+def _summary(start: Start, lanes: Lanes) -> StartSummary:
+    kind, attempt, job_uid = incidents.kind_of([s.identity for s in start.sources])
+    gpus, assumed = totals.group_gpus(lanes)
+    return StartSummary(
+        trace_id=start.trace_id,
+        kind=_KINDS.get(kind, "unknown"),
+        job_uid=job_uid,
+        attempt=attempt,
+        began_unix_s=lanes.zero_ns / 1e9,
+        duration_s=lanes.end_s,
+        complete=lanes.complete,
+        nodes=len({lane.node for lane in lanes.lanes}),
+        processes=len(start.sources),
+        ranks=sum(lane.rank is not None for lane in lanes.lanes),
+        gpus=None if assumed else sum(gpus),
+        events=sum(source.events for source in start.sources),
+    )
+
+
+def choose(loaded: Loaded, trace_id: str | None) -> Start:
+    """The start that a report is about: the newest, or the one whose id begins with `trace_id`.
+
+    Raises NotFoundError when there is none, or more than one.
+    """
+    if trace_id is None:
+        return loaded.starts[0]
+    exact = [s for s in loaded.starts if s.trace_id == trace_id]
+    found = exact or [s for s in loaded.starts if s.trace_id.startswith(trace_id.lower())]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(s.trace_id[:12] for s in loaded.starts[:5])
+    what = "several starts begin with" if found else "no start has"
+    raise NotFoundError(f"{what} trace id {trace_id}; known are {known}")
+
+
+def analyse(
+    loaded: Loaded, *, trace_id: str | None = None, baseline: Loaded | None = None
+) -> Report:
+    """Everything about one start; the others are listed, and compared with `baseline`'s."""
+    chosen = prepare(choose(loaded, trace_id))
+    others = [prepare(s) for s in loaded.starts if s is not chosen.start]
+    every = sorted([chosen, *others], key=lambda p: p.summary.began_unix_s, reverse=True)
+    problems = (*loaded.problems, *incidents.repeated(chosen.start))
+    comparison = None
+    if baseline is not None:
+        comparison = compare_starts([prepare(s) for s in baseline.starts], every)
+        problems = (*problems, *(p for p in baseline.problems if p not in problems))
+    return dataclasses.replace(
+        _report(chosen),
+        starts=tuple(p.summary for p in every),
+        problems=problems,
+        comparison=comparison,
+    )
+
+
+def figures(prepared: Prepared) -> StartFigures:
+    """What a comparison needs of one start."""
+    longest: dict[str, float] = {}
+    for total in prepared.totals:
+        for phase, seconds in total.own.items():
+            longest[phase] = max(longest.get(phase, 0.0), seconds)
+    return StartFigures(prepared.summary.duration_s, longest)
+
+
+def compare_starts(baseline: Sequence[Prepared], candidate: Sequence[Prepared]) -> Comparison:
+    """Compare the complete starts of both sides."""
+    before = [figures(p) for p in baseline if p.summary.complete]
+    after = [figures(p) for p in candidate if p.summary.complete]
+    left_out = len(baseline) + len(candidate) - len(before) - len(after)
+    return compare(before, after, left_out)
+
+
+def _report(prepared: Prepared) -> Report:
+    start, lanes, sums = prepared.start, prepared.lanes, prepared.totals
+    own = [total.own for total in sums]
+    tops = {chain[-1] for chain in lanes.chains.values()}
+    counted = [{p: s for p, s in total.counted.items() if p in tops} for total in sums]
+    found = stragglers.find(lanes.lanes, own, counted)
+    cut = stages.find_stages(lanes)
+    medians = totals.medians(sums)
+    killed = incidents.killed_phases(lanes)
+    shifts = lanes_of.shifts_of(start, prepared.skew)
+    extras = incidents.extras(start, shifts, lanes, killed)
+    phases = totals.phase_stats(lanes, sums, extras, found.within_noise)
+    observed = {phase.name for phase in phases}
+    columns = [p.name for p in phases if p.parent is None and (p.p50_s or p.wait_p50_s or p.killed)]
+    return Report(
+        version=bootseer.__version__,
+        start=prepared.summary,
+        starts=(prepared.summary,),
+        problems=(),
+        phases=phases,
+        not_observed=tuple(p for p in STANDARD_PHASES if p not in observed),
+        nodes=totals.node_summaries(lanes, sums, prepared.skew, Counter(k.node for k in killed)),
+        skew=prepared.skew.summary,
+        barriers=critical.barriers(lanes, cut),
+        critical_path=critical.critical_path(lanes, cut, medians),
+        heat_map=totals.heat_map(lanes, sums, columns),
+        stragglers=found.stragglers,
+        gpu_hours=totals.gpu_hours(lanes, sums),
+        what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut)),
+        killed=killed,
+        incidents=incidents.incidents(start, shifts, lanes.zero_ns),
+    )

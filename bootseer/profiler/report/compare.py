@@ -1,0 +1,93 @@
+"""Before against after, from the durations of several starts a side (pure).
+
+Nothing is claimed with fewer than three complete starts a side. The interval and the p value
+are exact and distribution-free (Mann-Whitney, see `quantiles`): honest for the handful of starts
+that anybody repeats, where a bootstrap of so few values promises too much.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bootseer.profiler.report.model import Comparison, PhaseSpeedup, Side, Spread
+from bootseer.profiler.report.quantiles import rank_test, ratio_interval
+
+LEAST_STARTS = 3
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class StartFigures:
+    """One complete start: its duration, and each phase's longest process's own work, seconds."""
+
+    duration_s: float
+    phases: Mapping[str, float]
+
+
+def side_of(starts: Sequence[StartFigures]) -> Side:
+    """Median, least and greatest of one side, whole and per phase."""
+    phases: dict[str, list[float]] = defaultdict(list)
+    for start in starts:
+        for phase, seconds in start.phases.items():
+            phases[phase].append(seconds)
+    whole = [start.duration_s for start in starts]
+    return Side(
+        starts=len(starts),
+        median=median(whole) if whole else None,
+        min=min(whole, default=None),
+        max=max(whole, default=None),
+        phases={p: Spread(len(v), median(v), min(v), max(v)) for p, v in phases.items()},
+    )
+
+
+def compare(
+    baseline: Sequence[StartFigures], candidate: Sequence[StartFigures], incomplete: int = 0
+) -> Comparison:
+    """Compare two sides; `incomplete` starts were left out, which the statement then says."""
+    before, after = side_of(baseline), side_of(candidate)
+    left_out = f"; {incomplete} without a first step left out" if incomplete else ""
+    sizes = f"{len(baseline)} starts before, {len(candidate)} after{left_out}"
+    few = min(len(baseline), len(candidate)) < LEAST_STARTS
+    if few or any(start.duration_s <= 0 for start in (*baseline, *candidate)):
+        text = f"no claim: at least {LEAST_STARTS} complete starts a side are needed ({sizes})"
+        return Comparison(before, after, False, None, None, None, CONFIDENCE, None, (), text)
+    old = [start.duration_s for start in baseline]
+    new = [start.duration_s for start in candidate]
+    speedup = median(old) / median(new)
+    low, high, reached = ratio_interval(old, new, CONFIDENCE)
+    p_value = rank_test(old, new)
+    return Comparison(
+        baseline=before,
+        candidate=after,
+        claim=True,
+        speedup=speedup,
+        low=low,
+        high=high,
+        confidence=reached,
+        p_value=p_value,
+        phase_speedups=_phase_speedups(before, after),
+        statement=_statement(speedup, low, high, reached, p_value, sizes),
+    )
+
+
+def _phase_speedups(before: Side, after: Side) -> tuple[PhaseSpeedup, ...]:
+    out = []
+    for phase in (*before.phases, *(p for p in after.phases if p not in before.phases)):
+        old, new = before.phases.get(phase), after.phases.get(phase)
+        enough = old and new and min(old.starts, new.starts) >= LEAST_STARTS and new.median > 0
+        out.append(PhaseSpeedup(phase, old.median / new.median if enough and old and new else None))
+    return tuple(out)
+
+
+def _statement(
+    speedup: float, low: float, high: float, reached: float, p_value: float, sizes: str
+) -> str:
+    span = f"{reached:.0%} interval {low:.2f} to {high:.2f}, exact rank test p = {p_value:.2g}"
+    if low <= 1.0 <= high:
+        return f"no difference shown: ratio of medians {speedup:.2f} ({span}; {sizes})"
+    word = "faster" if speedup > 1 else "slower"
+    factor = speedup if speedup > 1 else 1 / speedup
+    return f"{factor:.2f} times {word} ({span}; {sizes})"

@@ -1,0 +1,55 @@
+"""Who wrote an event file: node, pod, rank, from its resource line (pure)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from bootseer.profiler.report.records import Identity
+
+
+def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
+    """Read a resource line's attributes; a node they leave open comes from the file's name.
+
+    The writer names its file `<host>-<pid>-<start time>.jsonl`.
+    """
+
+    def text(key: str) -> str | None:
+        value = attributes.get(key)
+        return sys.intern(value) if type(value) is str and value else None
+
+    def number(key: str) -> int | None:
+        value = attributes.get(key)
+        return value if type(value) is int and 0 <= value < 1 << 40 else None
+
+    from_file = os.path.basename(path).removesuffix(".jsonl").rsplit("-", 2)[0]
+    return Identity(
+        node=text("k8s.node.name") or text("host.name") or sys.intern(from_file or "unknown"),
+        pod=text("k8s.pod.name"),
+        rank=number("bootseer.rank"),
+        local_rank=number("bootseer.local_rank"),
+        boot_id=text("bootseer.boot_id"),
+        gpus=number("bootseer.gpu.count"),
+        attempt=number("bootseer.attempt"),
+        job_uid=text("bootseer.job_uid"),
+        kind=text("bootseer.start.kind"),
+        process_id=number("process.pid"),
+        place=text("k8s.pod.uid") or text("container.id"),
+    )
+
+
+def true_nodes(identities: Sequence[Identity]) -> list[Identity]:
+    """Replace pod names that stand for nodes by the node's name, where another source tells it.
+
+    Without the downward API a pod does not know its node, and its host name is the pod's name;
+    events imported from the cluster know both.
+    """
+    nodes = {i.pod: i.node for i in identities if i.pod and i.pod != i.node}
+    if not nodes:
+        return list(identities)
+    out = []
+    for identity in identities:
+        node = nodes.get(identity.node) or nodes.get(identity.pod or "") or identity.node
+        out.append(identity if node == identity.node else identity._replace(node=node))
+    return out

@@ -1,0 +1,156 @@
+"""What went wrong inside a start: killed phases, errors, fall-backs; and the phases' extents."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from bootseer.profiler.report.lanes import FIRST_STEP, WHOLE, Lanes
+from bootseer.profiler.report.model import Incident, Killed, Problem
+from bootseer.profiler.report.records import Identity, Span, Start
+from bootseer.profiler.report.totals import Extras
+
+_NAMED_NODES = 10
+
+
+def killed_phases(lanes: Lanes) -> tuple[Killed, ...]:
+    """Every begin without an end, shared ones once; the command around a job that reached its
+    first step is still running and no loss."""
+    out = []
+    for lane in lanes.lanes:
+        for name, begin_s, file, shared in lane.open:
+            if (shared and not lane.first) or (name == WHOLE and lanes.complete):
+                continue
+            if lane.reached and begin_s >= lane.end_s:
+                continue
+            rank = None if shared else lane.rank
+            out.append(Killed(lane.node, rank, name, begin_s, file))
+    return tuple(sorted(out, key=lambda k: (k.began_s, k.node, k.rank or 0)))
+
+
+def _reason(span: Span) -> str:
+    attributes = span.attributes or {}
+    keys = ("bootseer.reason", "error.type", "process.exit.code")
+    if span.status == "error":
+        keys = ("error.type", "process.exit.code", "bootseer.reason")
+    for key in keys:
+        value = attributes.get(key)
+        if value is not None and value != "":
+            return f"exit code {value}" if key == "process.exit.code" else str(value)
+    return "no reason given"
+
+
+def incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Incident, ...]:
+    """Errors and fall-backs, equal ones joined, in order of their first occurrence."""
+    found: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)
+    for source, shift in zip(start.sources, shifts, strict=True):
+        for span in source.spans:
+            if span.status in ("ok", "unknown"):
+                continue
+            moment = span.end_ns if span.end_ns is not None else span.begin_ns
+            at_s = ((moment or 0) + shift - zero_ns) / 1e9
+            status = "fallback" if span.status == "fallback" else "error"
+            found[status, span.name, _reason(span)].append((at_s, source.identity.node))
+    out = []
+    for (status, phase, reason), seen in found.items():
+        kind: Literal["error", "fallback"] = "fallback" if status == "fallback" else "error"
+        nodes = tuple(sorted({node for _, node in seen})[:_NAMED_NODES])
+        out.append(Incident(kind, phase, reason, len(seen), nodes, min(seen)[0]))
+    return tuple(sorted(out, key=lambda i: (i.first_s, i.phase, i.reason)))
+
+
+_ENTRIES = (WHOLE, "start")  # what `run` and `start` write first
+_REPEATED = (
+    "ran again under the same job uid and attempt, so several starts are taken for one; "
+    "count them in BOOTSEER_ATTEMPT"
+)
+
+
+def repeated(start: Start) -> tuple[Problem, ...]:
+    """Entry commands that ran again: one job uid and attempt, but more than one start.
+
+    A restarted container cannot know its attempt, so its events join those of the run before.
+    Told by the outermost `run` or `start` of one rank, else of one pod or node, that began after
+    another had ended, or had its process id, which two processes never have at a time.
+    """
+    entries: dict[tuple[object, ...], list[tuple[int, int | None, int | None, str]]] = defaultdict(
+        list
+    )
+    for source in start.sources:
+        who = source.identity
+        place = (who.node, who.pod) if who.rank is None else (who.rank,)
+        for span in source.spans:
+            if span.name not in _ENTRIES or span.parent_id is not None or span.begin_ns is None:
+                continue
+            ended = None if span.point or span.end_ns is None else span.end_ns + source.offset_ns
+            begun = span.begin_ns + source.offset_ns
+            entries[span.name, *place].append((begun, ended, who.process_id, source.file))
+    again: Counter[str] = Counter()
+    for found in entries.values():
+        for before, after in pairwise(sorted(found, key=lambda entry: entry[0])):
+            over = before[1] is not None and before[1] <= after[0]
+            same = before[2] is not None and before[2] == after[2] and before[3] != after[3]
+            again[after[3]] += over or same
+    return tuple(
+        Problem(file, "repeated-start", count, _REPEATED) for file, count in again.items() if count
+    )
+
+
+def _widen(extents: dict[str, tuple[int, int]], name: str, low: int, high: int) -> None:
+    seen = extents.get(name)
+    if seen is None or low < seen[0] or high > seen[1]:
+        extents[name] = (min(low, seen[0]), max(high, seen[1])) if seen else (low, high)
+
+
+def extras(
+    start: Start,
+    shifts: Sequence[int],
+    lanes: Lanes,
+    killed: Sequence[Killed],
+) -> Mapping[str, Extras]:
+    """Extent, faults and bytes of every phase with at least one span up to the start's end."""
+    zero_ns, end_ns = lanes.zero_ns, lanes.zero_ns + round(lanes.end_s * 1e9)
+    extents: dict[str, tuple[int, int]] = {}
+    states: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[str] = Counter()
+    for source, shift in zip(start.sources, shifts, strict=True):
+        for name, began, ended, _, status, point, _, _, attributes in source.spans:
+            if point and name != FIRST_STEP and status == "ok":
+                continue
+            low = (ended if began is None else began) or 0
+            high = low if ended is None else ended
+            if low + shift > end_ns:
+                continue
+            _widen(extents, name, low + shift, min(high + shift, end_ns))
+            if status != "ok":
+                states[name, status] += 1
+            if attributes is not None:
+                size = attributes.get("bootseer.bytes")
+                sizes[name] += size if type(size) is int and size > 0 else 0
+    for name, (low, high) in list(extents.items()):  # a phase may be seen only by its parts
+        for above in lanes.chains[name][1:]:
+            _widen(extents, above, low, high)
+    dead = Counter(k.phase for k in killed)
+    return {
+        name: Extras(
+            first_begin_s=(low - zero_ns) / 1e9,
+            last_end_s=(high - zero_ns) / 1e9,
+            killed=dead[name],
+            errors=states[name, "error"],
+            fallbacks=states[name, "fallback"],
+            bytes=sizes[name] or None,
+        )
+        for name, (low, high) in extents.items()
+    }
+
+
+def kind_of(identities: Sequence[Identity]) -> tuple[str, int | None, str | None]:
+    """A start's kind, attempt and job uid: what most of its writers say."""
+    kinds = Counter(i.kind for i in identities if i.kind)
+    attempts = Counter(i.attempt for i in identities if i.attempt is not None)
+    uids = Counter(i.job_uid for i in identities if i.job_uid)
+    attempt = attempts.most_common(1)[0][0] if attempts else None
+    kind = kinds.most_common(1)[0][0] if kinds else "unknown"
+    return kind, attempt, uids.most_common(1)[0][0] if uids else None

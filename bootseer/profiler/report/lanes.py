@@ -1,0 +1,300 @@
+"""One lane a process: its time from first event to first step, cut into pieces (pure).
+
+At each moment the innermost span tells what a lane does: a wait inside a phase is waiting, a
+phase inside the whole command (`job`) is that phase, and nothing is counted twice. What no span
+covers is a gap. Files of a node (or pod) without a rank, such as the wrapper's around an install,
+belong to every rank there; a node without ranks is one lane.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bootseer.profiler.report.model import STANDARD_PHASES
+from bootseer.profiler.report.records import Source, Span, Start
+from bootseer.profiler.report.skew import Skew, barrier_spans
+
+FIRST_STEP = "first_step"
+WHOLE = "job"
+
+
+class Piece(NamedTuple):
+    """`[begin_s, end_s)` on the start's clock; `name` None is a gap. `shared`: from a file that
+    belongs to all ranks of the node."""
+
+    begin_s: float
+    end_s: float
+    name: str | None
+    wait: bool
+    shared: bool
+
+
+_piece = tuple.__new__  # a quarter of the time of Piece(...), a hundred thousand times
+
+
+class Wait(NamedTuple):
+    """One passage through a barrier: its key (name, how often before), arrival and exit."""
+
+    key: tuple[str, int]
+    arrival_s: float
+    exit_s: float
+
+
+class Open(NamedTuple):
+    """A begin without an end."""
+
+    name: str
+    begin_s: float
+    file: str
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A process; pieces are in order and without holes from `begin_s` to `end_s`.
+
+    `reached` tells whether it came to its first step (then that is its end), `first` whether it
+    is the first lane of its group, the one in which shared pieces count.
+    """
+
+    node: str
+    rank: int | None
+    group: int
+    first: bool
+    begin_s: float
+    end_s: float
+    reached: bool
+    pieces: tuple[Piece, ...]
+    waits: tuple[Wait, ...]
+    open: tuple[Open, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """All lanes of a start; `zero_ns` is the wall time (reference clock) of second 0.
+
+    `chains` maps each span name to itself and the phases it is a part of, outermost last.
+    `gpus` is what each group's files say of its GPUs.
+    """
+
+    lanes: tuple[Lane, ...]
+    zero_ns: int
+    chains: Mapping[str, tuple[str, ...]]
+    gpus: tuple[int | None, ...]
+    end_s: float
+    complete: bool
+
+
+class _Timed(NamedTuple):
+    """A source with what turns its times into seconds of the start, and its first and last
+    moment there in nanoseconds."""
+
+    source: Source
+    shift_ns: int
+    shared: bool
+    low_ns: int
+    high_ns: int
+
+
+def chains_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Which phases a name counts for: itself, then each observed or standard dotted prefix."""
+    known = set(names)
+    out = {}
+    for name in known:
+        chain = [name]
+        cut = name.rfind(".")
+        while cut > 0:
+            above = name[:cut]
+            if above in known or above in STANDARD_PHASES:
+                chain.append(above)
+            cut = name.rfind(".", 0, cut)
+        out[name] = tuple(chain)
+    return out
+
+
+def shifts_of(start: Start, skew: Skew) -> list[int]:
+    """What to add to each source's times to be on the reference node's wall clock."""
+    return [s.offset_ns - skew.ahead_ns.get(s.identity.node, 0) for s in start.sources]
+
+
+def build(start: Start, skew: Skew) -> Lanes:
+    """Cut a start into lanes."""
+    shifts = shifts_of(start, skew)
+    extents = [_extent(source) for source in start.sources]
+    # A node whose clock could not be compared does not decide when the start began.
+    zero_ns = min(
+        (source.identity.node not in skew.ahead_ns, low_ns + shift)
+        for source, shift, (low_ns, _) in zip(start.sources, shifts, extents, strict=True)
+    )[1]
+    timed = [
+        _Timed(source, shift - zero_ns, False, low + shift - zero_ns, high + shift - zero_ns)
+        for source, shift, (low, high) in zip(start.sources, shifts, extents, strict=True)
+    ]
+    lanes: list[Lane] = []
+    gpus: list[int | None] = []
+    for node, members in _groups(timed):
+        named = [t.source.identity.gpus for t in members]
+        gpus.append(max((n for n in named if n is not None), default=None))
+        for number, (rank, own) in enumerate(_split(members)):
+            lanes.append(_lane(node, rank, len(gpus) - 1, number == 0, own))
+    reached = [lane.end_s for lane in lanes if lane.reached]
+    names = {span.name for source in start.sources for span in source.spans}
+    return Lanes(
+        lanes=tuple(lanes),
+        zero_ns=zero_ns,
+        chains=chains_of(names),
+        gpus=tuple(gpus),
+        end_s=max(reached or [lane.end_s for lane in lanes]),
+        complete=bool(reached),
+    )
+
+
+def _groups(timed: Sequence[_Timed]) -> list[tuple[str, list[_Timed]]]:
+    """Sources by node and pod; what names no pod belongs to each pod of its node."""
+    pods: dict[str, dict[str, list[_Timed]]] = defaultdict(lambda: defaultdict(list))
+    for item in timed:
+        identity = item.source.identity
+        pods[identity.node][identity.pod or ""].append(item)
+    out = []
+    for node, found_pods in pods.items():
+        by_pod = dict(found_pods)
+        common: list[_Timed] = []
+        if len(by_pod) == 2 and "" in by_pod:  # one pod, some of whose writers do not know it
+            by_pod = {"": [t for found in by_pod.values() for t in found]}
+        elif len(by_pod) > 1 and "" in by_pod:
+            common = [t for t in by_pod[""] if t.source.identity.rank is None]
+            ranked = [t for t in by_pod.pop("") if t.source.identity.rank is not None]
+            if ranked:
+                by_pod[""] = ranked
+        out += [(node, found + common) for found in by_pod.values()]
+    return out
+
+
+def _split(members: Sequence[_Timed]) -> list[tuple[int | None, list[_Timed]]]:
+    """A group's lanes: one a rank, with the shared sources added; or one for all."""
+    # Operators set RANK for the pod's first process too, where it means the pod: when some
+    # processes know their local rank, those that do not are the wrappers around them.
+    local = any(t.source.identity.local_rank is not None for t in members)
+    ranks: dict[int, list[_Timed]] = defaultdict(list)
+    shared = []
+    for item in members:
+        identity = item.source.identity
+        if identity.rank is None or (local and identity.local_rank is None):
+            shared.append(item)
+        else:
+            ranks[identity.rank].append(item)
+    if not ranks:
+        return [(None, list(members))]
+    shared = [t._replace(shared=True) for t in shared]
+    return [(rank, ranks[rank] + shared) for rank in sorted(ranks)]
+
+
+def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_Timed]) -> Lane:
+    begin_s = min(t.low_ns for t in members) / 1e9
+    last_s = max(t.high_ns for t in members) / 1e9
+    reached_s = _first_step([t for t in members if not t.shared])
+    if reached_s is None:
+        reached_s = _first_step(members)
+    end_s = last_s if reached_s is None else reached_s
+    items: list[Piece] = []
+    waits: list[Wait] = []
+    opened: list[Open] = []
+    for source, shift_ns, shared, _, _ in members:
+        for span in source.spans:
+            if span[5] or span[1] is None:
+                continue
+            begun = (span[1] + shift_ns) / 1e9
+            if span[2] is None:
+                if span.name == WHOLE and reached_s is not None:
+                    items.append(Piece(begun, end_s, WHOLE, False, shared))
+                elif span.status != "unknown":
+                    opened.append(Open(span.name, begun, source.file, shared))
+            elif begun < end_s:
+                ended = (span[2] + shift_ns) / 1e9
+                ended = ended if ended < end_s else end_s
+                items.append(_piece(Piece, (begun, ended, span[0], span[3], shared)))
+        waits += _waits(source.spans, shift_ns, end_s)
+    waits.sort(key=_arrival)
+    pieces = tuple(_pieces(items, begin_s, end_s))
+    opens = tuple(opened)
+    return Lane(
+        node, rank, group, first, begin_s, end_s, reached_s is not None, pieces, tuple(waits), opens
+    )
+
+
+def _arrival(wait: Wait) -> float:
+    return wait.arrival_s
+
+
+def _waits(spans: Sequence[Span], shift_ns: int, end_s: float) -> list[Wait]:
+    out = []
+    for key, span in barrier_spans(spans):
+        if span.begin_ns is not None and span.end_ns is not None:
+            exit_s = (span.end_ns + shift_ns) / 1e9
+            if exit_s <= end_s:
+                out.append(Wait(key, (span.begin_ns + shift_ns) / 1e9, exit_s))
+    return out
+
+
+def _extent(source: Source) -> tuple[int, int]:
+    """First and last moment of any event, on the source's own clock."""
+    moments = [m for span in source.spans for m in span[1:3] if m is not None]
+    return min(moments), max(moments)
+
+
+def _first_step(members: Sequence[_Timed]) -> float | None:
+    ends = [
+        (span[2] + shift_ns) / 1e9
+        for source, shift_ns, *_ in members
+        for span in source.spans
+        if span[0] == FIRST_STEP and span[2] is not None and span[4] != "error"
+    ]
+    return min(ends) if ends else None
+
+
+def _pieces(items: list[Piece], begin_s: float, end_s: float) -> list[Piece]:
+    """Fill `[begin_s, end_s)`: the innermost item at each moment, gaps between them."""
+    items.sort(key=_nesting)
+    out: list[Piece] = []
+    now = begin_s
+    for piece in items:
+        low, high = piece[0], piece[1]
+        if low < now:  # overlapping: cut them first
+            return _pieces(_innermost(items), begin_s, end_s)
+        if low > now:
+            out.append(_piece(Piece, (now, low, None, False, False)))
+        if high > low:
+            out.append(piece)
+            now = high
+    if now < end_s:
+        out.append(_piece(Piece, (now, end_s, None, False, False)))
+    return out
+
+
+def _nesting(piece: Piece) -> tuple[float, float]:
+    """Outer before inner: by begin, the longer first."""
+    return piece.begin_s, -piece.end_s
+
+
+def _innermost(items: list[Piece]) -> list[Piece]:
+    """Cut overlapping items (sorted by `_nesting`) so that the last begun one wins."""
+    edges = sorted({moment for piece in items for moment in (piece.begin_s, piece.end_s)})
+    out: list[Piece] = []
+    active: list[Piece] = []
+    following = 0
+    for low, high in itertools.pairwise(edges):
+        while following < len(items) and items[following].begin_s <= low:
+            active.append(items[following])
+            following += 1
+        active = [piece for piece in active if piece.end_s > low]
+        if not active:
+            continue
+        top = active[-1]
+        same = out and out[-1].end_s == low and out[-1][2:] == top[2:]
+        begin_s = out.pop().begin_s if same else low
+        out.append(Piece(begin_s, high, top.name, top.wait, top.shared))
+    return out

@@ -1,0 +1,88 @@
+"""What loading leaves of the event files: compact, immutable, in nanoseconds.
+
+A *source* is one writer (one resource line with its events) within one start. Its spans' times
+are on a clock of its own (the monotonic one where it wrote that); `offset_ns` brings them to its
+node's wall clock, by one and the same offset for all writers of a boot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bootseer.profiler.report.model import Problem
+
+
+class Span(NamedTuple):
+    """A phase, or a point when `point` is set (then both times are equal).
+
+    `begin_ns` is None for an end without a begin, `end_ns` for a begin without an end; `status`
+    is then `unknown` where an end was read but lies before its begin.
+    `attributes` is None when there were none.
+    """
+
+    name: str
+    begin_ns: int | None
+    end_ns: int | None
+    wait: bool
+    status: str
+    point: bool
+    span_id: str | None
+    parent_id: str | None
+    attributes: Mapping[str, object] | None
+
+
+class Identity(NamedTuple):
+    """Who wrote a source, from its resource line. `pod` is the Kubernetes pod's name; `place` its
+    uid, else the container's id: two starts with one place ran in the same container."""
+
+    node: str
+    pod: str | None
+    rank: int | None
+    local_rank: int | None
+    boot_id: str | None
+    gpus: int | None
+    attempt: int | None
+    job_uid: str | None
+    kind: str | None
+    process_id: int | None
+    place: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One writer's part of one start; `file` is the path it was read from."""
+
+    file: str
+    identity: Identity
+    spans: tuple[Span, ...]
+    events: int
+    offset_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """All sources of one trace id, sorted by node, rank and file."""
+
+    trace_id: str
+    sources: tuple[Source, ...]
+
+    @property
+    def began_ns(self) -> int:
+        """The earliest time in any source, before skew is corrected."""
+        return min(
+            moment + source.offset_ns
+            for source in self.sources
+            for span in source.spans
+            for moment in (span.begin_ns, span.end_ns)
+            if moment is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Every start found, newest first, and what was wrong with the input as a whole."""
+
+    starts: tuple[Start, ...]
+    problems: tuple[Problem, ...]

@@ -1,0 +1,166 @@
+"""The barriers' structure: who works between which barriers, and when each barrier opens (pure).
+
+A *stage* is a pair (barrier before, barrier after). A lane's work in a stage is its arrival at
+the barrier after minus the moment the barrier before opened: own work, gaps and waits for
+something else than a barrier. A barrier opens when the last lane of any stage that leads to it
+arrives; what it then still took is its latency. So a start's duration follows from the longest
+work of each stage, and a what-if only changes those.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bootseer.profiler.report.lanes import Lane, Lanes, Wait
+
+START = -1
+END = -2
+_CLUSTER_S = 0.25
+StageKey = tuple[int, int]
+
+
+class Stretch(NamedTuple):
+    """One lane's way through one stage: `[begin_s, end_s)`, its work in seconds, and its own
+    work per top-level phase."""
+
+    lane: int
+    begin_s: float
+    work_s: float
+    own_s: Mapping[str, float]
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A barrier that really held: lanes (by index) with arrivals, and when it opened."""
+
+    name: str
+    index: int
+    lanes: tuple[int, ...]
+    arrivals_s: tuple[float, ...]
+    exit_s: float
+    latency_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Gates in the order in which they opened, and every stage's stretches."""
+
+    gates: tuple[Gate, ...]
+    stretches: Mapping[StageKey, tuple[Stretch, ...]]
+    end_s: float
+
+
+def find_stages(lanes: Lanes) -> Stages:
+    """Find the barriers of a start and cut every lane at them."""
+    gates, passed = _gates(lanes.lanes)
+    stretches: dict[StageKey, list[Stretch]] = defaultdict(list)
+    for number, lane in enumerate(lanes.lanes):
+        _cut(number, lane, passed[number], gates, lanes, stretches)
+    return Stages(tuple(gates), {k: tuple(v) for k, v in stretches.items()}, lanes.end_s)
+
+
+def _gates(lanes: Sequence[Lane]) -> tuple[list[Gate], list[list[tuple[int, Wait]]]]:
+    """The gates, and for each lane the gates it passed with its wait there."""
+    by_key: dict[tuple[str, int], list[tuple[int, Wait]]] = defaultdict(list)
+    for number, lane in enumerate(lanes):
+        for wait in lane.waits:
+            by_key[wait.key].append((number, wait))
+    found: list[tuple[float, list[tuple[int, Wait]]]] = []
+    for members in by_key.values():
+        for cluster in _clusters(members):
+            exit_s = min(wait.exit_s for _, wait in cluster)
+            last_s = max(wait.arrival_s for _, wait in cluster)
+            if len(cluster) > 1 and last_s <= exit_s + _CLUSTER_S:
+                found.append((max(exit_s, last_s), cluster))
+    found.sort(key=lambda item: item[0])
+    gates: list[Gate] = []
+    passed: list[list[tuple[int, Wait]]] = [[] for _ in lanes]
+    for index, (exit_s, cluster) in enumerate(found):
+        arrivals = tuple(wait.arrival_s for _, wait in cluster)
+        gates.append(
+            Gate(
+                name=cluster[0][1].key[0],
+                index=cluster[0][1].key[1],
+                lanes=tuple(number for number, _ in cluster),
+                arrivals_s=arrivals,
+                exit_s=exit_s,
+                latency_s=exit_s - max(arrivals),
+                waited_s=sum(wait.exit_s - wait.arrival_s for _, wait in cluster),
+            )
+        )
+        for number, wait in cluster:
+            passed[number].append((index, wait))
+    return gates, passed
+
+
+def _clusters(members: list[tuple[int, Wait]]) -> list[list[tuple[int, Wait]]]:
+    """Split waits of one name where their exits lie apart: groups with barriers of their own."""
+    members = sorted(members, key=lambda member: member[1].exit_s)
+    out = [[members[0]]]
+    for before, member in itertools.pairwise(members):
+        if member[1].exit_s - before[1].exit_s > _CLUSTER_S:
+            out.append([])
+        out[-1].append(member)
+    return out
+
+
+def _cut(
+    number: int,
+    lane: Lane,
+    passed: Sequence[tuple[int, Wait]],
+    gates: Sequence[Gate],
+    lanes: Lanes,
+    stretches: dict[StageKey, list[Stretch]],
+) -> None:
+    """Add one lane's stretches; one that did not reach a gate or the end has no last stretch."""
+    chains = lanes.chains
+    before, opened_s, place = START, 0.0, 0
+    stops = [(gate, wait.arrival_s, wait.exit_s) for gate, wait in passed]
+    if lane.reached or not lanes.complete:
+        stops.append((END, lane.end_s, lane.end_s))
+    pieces = lane.pieces
+    for gate, arrival_s, exit_s in stops:
+        own: dict[str, float] = {}
+        gap_s = max(0.0, lane.begin_s) if before == START else 0.0
+        while place < len(pieces) and pieces[place][0] < arrival_s:
+            begin_s, end_s, name, wait, _ = pieces[place]
+            place += 1
+            if name is None:
+                gap_s += end_s - begin_s
+            elif not wait:
+                top = chains[name][-1]
+                own[top] = own.get(top, 0.0) + end_s - begin_s
+        stretches[before, gate].append(Stretch(number, opened_s, arrival_s - opened_s, own, gap_s))
+        if gate == END:
+            break
+        while place < len(pieces) and pieces[place][1] <= exit_s:
+            place += 1
+        before, opened_s = gate, gates[gate].exit_s
+
+
+def replay(stages: Stages, longest: Mapping[StageKey, float]) -> float:
+    """When the start would end if each stage's longest work were `longest` (absent: nobody).
+
+    A barrier opens at its latest arrival plus its latency as observed.
+    """
+    into: dict[int, list[StageKey]] = defaultdict(list)
+    for key in longest:
+        into[key[1]].append(key)
+    opens: dict[int, float] = {START: 0.0}
+    for gate in range(len(stages.gates)):
+        arrivals = [opens[key[0]] + longest[key] for key in into[gate] if key[0] in opens]
+        if arrivals:
+            opens[gate] = max(arrivals) + stages.gates[gate].latency_s
+    ends = [opens[key[0]] + longest[key] for key in into[END] if key[0] in opens]
+    return max(ends, default=0.0)
+
+
+def longest_of(stages: Stages) -> dict[StageKey, float]:
+    """Each stage's longest work as observed."""
+    return {key: max([s[2] for s in found]) for key, found in stages.stretches.items()}

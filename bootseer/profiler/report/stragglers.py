@@ -1,0 +1,174 @@
+"""Who is a straggler (pure).
+
+Definition: a straggler of a phase has own work (waiting excluded) of at least 1.5 times the
+phase's median and at least 2 s above it. Over thousands of ranks, ordinary noise passes that
+too: of log-normal noise with sigma 0.2, one rank in 50. So a second condition is asked: own work
+must be beyond what the phase's own spread explains,
+
+    own >= median * exp(t * sigma)
+
+with sigma the standard deviation of log(own) over the bulk of the phase (values within 3.5
+robust deviations of the median), and t the Student quantile at 0.001 divided by the number of
+values tested in the whole start (Bonferroni), so that pure noise names a node in at most one of
+a thousand starts, and a single process likewise. Few values know their own spread badly: sigma is
+therefore pooled with a prior of 0.1 worth 8 values. With fewer than about 30 values in a phase
+this favours the definition: of small starts of pure noise with sigma 0.2 in single values, up to
+3 % name somebody.
+
+It is applied twice. To nodes first: a node's own work is the mean over its processes without the
+highest and the lowest (all of them below four), if at least three quarters of them finished the
+phase. That averages noise out: with 8 ranks and sigma 0.2 per rank the spread of nodes is 0.07
+and the second condition asks no more than the definition does. Then to the single processes of
+nodes not named in that phase: there, with 8,192 ranks and sigma 0.2, a rank has to be about
+three times the median to be told from noise; slower ones below that are counted in
+`PhaseStats.within_noise`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from bootseer.profiler.report.lanes import Lane
+from bootseer.profiler.report.model import Straggler
+from bootseer.profiler.report.quantiles import student_quantile
+
+RATIO = 1.5
+EXCESS_S = 2.0
+ALPHA = 0.001
+_PRIOR_SIGMA = 0.1
+_PRIOR_VALUES = 8
+_LEAST_S = 1e-3  # shorter work counts as this in logarithms
+_LEAST_VALUES = 3
+
+Totals = Sequence[Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The stragglers, greatest excess first, and per phase how many processes pass the
+    definition but not the test against noise."""
+
+    stragglers: tuple[Straggler, ...]
+    within_noise: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A phase's median and the own work from which on a value is a straggler."""
+
+    median_s: float
+    threshold_s: float
+
+    @property
+    def defined_s(self) -> float:
+        """The definition alone."""
+        return max(RATIO * self.median_s, self.median_s + EXCESS_S)
+
+
+def node_own(values: Sequence[float]) -> float:
+    """A node's own work from its processes': the mean without the highest and the lowest."""
+    if len(values) < 4:
+        return fmean(values)
+    return fmean(sorted(values)[1:-1])
+
+
+def limit(values: Sequence[float], tests: int) -> Limit | None:
+    """The limit of one phase over `values`, one of `tests` made in all; None for too few."""
+    if len(values) < _LEAST_VALUES:
+        return None
+    median_s = median(values)
+    logs = [math.log(value if value > _LEAST_S else _LEAST_S) for value in values]
+    middle = median(logs)
+    away = [abs(x - middle) for x in logs]
+    bulk_limit = 3.5 * 1.4826 * median(away)
+    bulk = [a for a in away if a <= bulk_limit]
+    known = len(bulk) - 1
+    freedom = _PRIOR_VALUES + known
+    variance = (_PRIOR_VALUES * _PRIOR_SIGMA**2 + sum([a * a for a in bulk])) / freedom
+    noise = math.exp(student_quantile(ALPHA / tests, freedom) * math.sqrt(variance))
+    defined_s = max(RATIO * median_s, median_s + EXCESS_S)
+    return Limit(median_s, max(defined_s, median_s * noise))
+
+
+def find(lanes: Sequence[Lane], totals: Totals, counted: Totals) -> Found:
+    """Name the stragglers of a start.
+
+    `totals` is each lane's own work per top-level phase; `counted` the same without what the
+    lane shares with the first lane of its group.
+    """
+    by_phase: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(dict)
+    absent: Counter[tuple[str, str]] = Counter()  # shared: not to be expected of this lane
+    size = Counter(lane.node for lane in lanes)
+    for number, (all_own, own) in enumerate(zip(totals, counted, strict=True)):
+        node = lanes[number].node
+        for phase, own_s in own.items():
+            by_phase[phase].setdefault(node, []).append((number, own_s))
+        if len(own) < len(all_own):
+            absent.update((phase, node) for phase in all_own if phase not in own)
+    whole = {
+        phase: {
+            node: node_own([own_s for _, own_s in values])
+            for node, values in nodes.items()
+            if len(values) >= 0.75 * (size[node] - absent[phase, node])
+        }
+        for phase, nodes in by_phase.items()
+    }
+    node_tests = sum(len(nodes) for nodes in whole.values()) or 1
+    rank_tests = sum(len(values) for nodes in by_phase.values() for values in nodes.values())
+    found: list[Straggler] = []
+    within: dict[str, int] = {}
+    for phase, nodes in by_phase.items():
+        named = _nodes(phase, whole[phase], node_tests)
+        found += named
+        done = {s.node for s in named}
+        slow, within[phase] = _ranks(phase, nodes, whole[phase], done, lanes, rank_tests)
+        found += slow
+    found.sort(key=lambda s: (-s.excess_s, s.node, s.phase))
+    return Found(tuple(found), within)
+
+
+def _nodes(phase: str, own: Mapping[str, float], tests: int) -> list[Straggler]:
+    edge = limit(list(own.values()), tests)
+    if edge is None:
+        return []
+    return [
+        Straggler(node, (), phase, own_s, edge.median_s, edge.threshold_s)
+        for node, own_s in own.items()
+        if own_s >= edge.threshold_s
+    ]
+
+
+def _ranks(
+    phase: str,
+    nodes: Mapping[str, Sequence[tuple[int, float]]],
+    whole: Mapping[str, float],
+    named: set[str],
+    lanes: Sequence[Lane],
+    tests: int,
+) -> tuple[list[Straggler], int]:
+    """Slow processes of nodes not named, and how many are slow by definition alone."""
+    edge = limit([own_s for values in nodes.values() for _, own_s in values], tests)
+    if edge is None:
+        return [], 0
+    out = []
+    within = 0
+    defined_s = edge.defined_s
+    for node, values in nodes.items():
+        if node in named or max(values, key=_own)[1] < defined_s:
+            continue
+        alone = len(values) == 1 and node in whole  # the node itself was tested
+        slow = [] if alone else [v for v in values if v[1] >= edge.threshold_s]
+        within += sum(own_s >= defined_s for _, own_s in values) - len(slow)
+        ranks = tuple(r for n, _ in slow if (r := lanes[n].rank) is not None)
+        if slow:
+            own_s = max(own_s for _, own_s in slow)
+            out.append(Straggler(node, ranks, phase, own_s, edge.median_s, edge.threshold_s))
+    return out, within
+
+
+def _own(value: tuple[int, float]) -> float:
+    return value[1]

@@ -1,0 +1,271 @@
+"""Sums over lanes: own work and waiting per phase, and the figures made of them (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from bootseer.profiler.report.lanes import Lane, Lanes
+from bootseer.profiler.report.model import (
+    GpuHours,
+    HeatMap,
+    NodeSummary,
+    PhaseGpuHours,
+    PhaseStats,
+)
+from bootseer.profiler.report.quantiles import quantile
+from bootseer.profiler.report.skew import Skew
+
+NOT_HELD = ("queue", "schedule")
+"""Phases in which a job has no GPUs yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTotals:
+    """One lane's seconds. `own` and `wait` are per top-level phase and together with `gap_s`
+    make the lane's length; `counted` and `counted_wait` also hold sub-phases, and leave out what
+    is shared with the group's first lane."""
+
+    own: Mapping[str, float]
+    wait: Mapping[str, float]
+    counted: Mapping[str, float]
+    counted_wait: Mapping[str, float]
+    gap_s: float
+
+
+def lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
+    """Add up a lane's pieces."""
+    own: dict[str, float] = {}
+    wait: dict[str, float] = {}
+    counted: dict[str, float] = {}
+    counted_wait: dict[str, float] = {}
+    gap_s = 0.0
+    for begin_s, end_s, name, waiting, shared in lane.pieces:
+        length_s = end_s - begin_s
+        if name is None:
+            gap_s += length_s
+            continue
+        chain = chains[name]
+        top = chain[-1]
+        into, into_counted = (wait, counted_wait) if waiting else (own, counted)
+        into[top] = into.get(top, 0.0) + length_s
+        if not shared or lane.first:
+            for phase in chain:
+                into_counted[phase] = into_counted.get(phase, 0.0) + length_s
+    return LaneTotals(own, wait, counted, counted_wait, gap_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a phase's own events say beside their times, and over how many processes."""
+
+    first_begin_s: float
+    last_end_s: float
+    killed: int
+    errors: int
+    fallbacks: int
+    bytes: int | None
+
+
+def phase_stats(
+    lanes: Lanes,
+    totals: Sequence[LaneTotals],
+    extras: Mapping[str, Extras],
+    within_noise: Mapping[str, int],
+) -> tuple[PhaseStats, ...]:
+    """Statistics of every observed phase, by first begin; sub-phases follow their phase."""
+    own: dict[str, list[float]] = defaultdict(list)
+    wait: dict[str, list[float]] = defaultdict(list)
+    nodes: dict[str, set[str]] = defaultdict(set)
+    count: dict[str, int] = defaultdict(int)
+    for lane, total in zip(lanes.lanes, totals, strict=True):
+        for phase, value in total.counted.items():
+            own[phase].append(value)
+            nodes[phase].add(lane.node)
+            count[phase] += 1
+        for phase, value in total.counted_wait.items():
+            wait[phase].append(value)
+            nodes[phase].add(lane.node)
+            count[phase] += phase not in total.counted
+    out = []
+    for phase, extra in extras.items():
+        chain = lanes.chains.get(phase, (phase,))
+        out.append(
+            _stats(
+                phase,
+                chain[1] if len(chain) > 1 else None,
+                (len(nodes[phase]), count[phase]),
+                (sorted(own[phase]), sorted(wait[phase])),
+                extra,
+                within_noise.get(phase, 0),
+            )
+        )
+    begins = {phase: extra.first_begin_s for phase, extra in extras.items()}
+
+    def order(stats: PhaseStats) -> list[tuple[float, str]]:
+        chain = lanes.chains.get(stats.name, (stats.name,))
+        return [(begins.get(name, 0.0), name) for name in reversed(chain)]
+
+    return tuple(sorted(out, key=order))
+
+
+def _stats(
+    phase: str,
+    parent: str | None,
+    counts: tuple[int, int],
+    values: tuple[list[float], list[float]],
+    extra: Extras,
+    within_noise: int,
+) -> PhaseStats:
+    own, wait = values
+    p50_s = quantile(own, 0.5) if own else None
+    return PhaseStats(
+        name=phase,
+        parent=parent,
+        nodes=counts[0],
+        processes=counts[1],
+        p50_s=p50_s,
+        p90_s=quantile(own, 0.9) if own else None,
+        p99_s=quantile(own, 0.99) if own else None,
+        max_s=own[-1] if own else None,
+        max_over_median=own[-1] / p50_s if p50_s else None,
+        wait_p50_s=quantile(wait, 0.5) if wait else None,
+        wait_max_s=wait[-1] if wait else None,
+        first_begin_s=extra.first_begin_s,
+        last_end_s=extra.last_end_s,
+        killed=extra.killed,
+        errors=extra.errors,
+        fallbacks=extra.fallbacks,
+        bytes=extra.bytes,
+        within_noise=within_noise,
+    )
+
+
+def node_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key for node names: numbers in them by value."""
+    out: list[tuple[int, int, str]] = []
+    text = ""
+    for char in name:
+        # Equal kinds run together; a change between digits and others starts a new part.
+        if text and (char.isdecimal() != text[-1].isdecimal()):
+            out.append(_part(text))
+            text = ""
+        text += char
+    if text:
+        out.append(_part(text))
+    return tuple(out)
+
+
+def _part(text: str) -> tuple[int, int, str]:
+    return (0, int(text), text) if text.isdecimal() else (1, 0, text)
+
+
+def by_node(lanes: Lanes) -> dict[str, list[int]]:
+    """Lane numbers of each node, nodes in order."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for number, lane in enumerate(lanes.lanes):
+        found[lane.node].append(number)
+    return {node: found[node] for node in sorted(found, key=node_order)}
+
+
+def heat_map(lanes: Lanes, totals: Sequence[LaneTotals], phases: Sequence[str]) -> HeatMap:
+    """Medians over each node's lanes; `phases` are the columns (top-level ones)."""
+    nodes = by_node(lanes)
+    own = []
+    wait = []
+    for numbers in nodes.values():
+        own.append(_row([totals[n].own for n in numbers], phases))
+        wait.append(_row([totals[n].wait for n in numbers], phases))
+    return HeatMap(tuple(nodes), tuple(phases), tuple(own), tuple(wait))
+
+
+def _row(found: Sequence[Mapping[str, float]], phases: Sequence[str]) -> tuple[float | None, ...]:
+    row: list[float | None] = []
+    for phase in phases:
+        values = sorted([seconds[phase] for seconds in found if phase in seconds])
+        row.append(quantile(values, 0.5) if values else None)
+    return tuple(row)
+
+
+def group_gpus(lanes: Lanes) -> tuple[list[int], bool]:
+    """GPUs of each group, and whether one a rank had to be assumed somewhere.
+
+    A process names how many GPUs it may see: all of its node's, or its own one. So a group has
+    the most that any of its processes named, but at least one a rank if it has any.
+    """
+    ranks = [0] * len(lanes.gpus)
+    for lane in lanes.lanes:
+        ranks[lane.group] += lane.rank is not None
+    out = []
+    for named, count in zip(lanes.gpus, ranks, strict=True):
+        out.append(count if named is None else max(named, count) if named else 0)
+    return out, any(named is None for named in lanes.gpus)
+
+
+def gpu_hours(lanes: Lanes, totals: Sequence[LaneTotals]) -> GpuHours:
+    """GPU-hours from each group's first event to each lane's first step, queueing left out."""
+    gpus, assumed = group_gpus(lanes)
+    size = [0] * len(gpus)
+    began_s = [float("inf")] * len(gpus)
+    for lane in lanes.lanes:
+        size[lane.group] += 1
+        began_s[lane.group] = min(began_s[lane.group], lane.begin_s)
+    own: dict[str, float] = defaultdict(float)
+    wait: dict[str, float] = defaultdict(float)
+    gap = 0.0
+    for lane, total in zip(lanes.lanes, totals, strict=True):
+        share = gpus[lane.group] / size[lane.group] / 3600
+        for phase, seconds in total.own.items():
+            if phase not in NOT_HELD:
+                own[phase] += seconds * share
+        for phase, seconds in total.wait.items():
+            if phase not in NOT_HELD:
+                wait[phase] += seconds * share
+        gap += (total.gap_s + lane.begin_s - began_s[lane.group]) * share
+    names = sorted({*own, *wait}, key=lambda phase: -own[phase] - wait[phase])
+    phases = [PhaseGpuHours(phase, own[phase], wait[phase]) for phase in names]
+    if gap > 0:
+        phases.append(PhaseGpuHours(None, gap, 0.0))
+    own_sum, wait_sum = sum(own.values()), sum(wait.values())
+    return GpuHours(
+        own_sum + wait_sum + gap, own_sum, wait_sum, gap, sum(gpus), assumed, tuple(phases)
+    )
+
+
+def node_summaries(
+    lanes: Lanes, totals: Sequence[LaneTotals], skew: Skew, killed: Mapping[str, int]
+) -> tuple[NodeSummary, ...]:
+    """One record a node."""
+    out = []
+    for node, numbers in by_node(lanes).items():
+        mine = [lanes.lanes[n] for n in numbers]
+        named = [lanes.gpus[group] for group in {lane.group for lane in mine}]
+        ahead = skew.ahead_ns.get(node)
+        unsure = skew.uncertainty_ns.get(node)
+        whole = all(lane.reached for lane in mine)
+        out.append(
+            NodeSummary(
+                name=node,
+                processes=len(mine),
+                gpus=sum(n or 0 for n in named) if any(n is not None for n in named) else None,
+                own_s=fmean([sum(totals[n].own.values()) for n in numbers]),
+                wait_s=fmean([sum(totals[n].wait.values()) for n in numbers]),
+                gap_s=fmean([totals[n].gap_s for n in numbers]),
+                first_step_s=max(lane.end_s for lane in mine) if whole else None,
+                killed=killed.get(node, 0),
+                skew_s=None if ahead is None else ahead / 1e9,
+                skew_uncertainty_s=None if unsure is None else unsure / 1e9,
+            )
+        )
+    return tuple(out)
+
+
+def medians(totals: Sequence[LaneTotals]) -> dict[str, float]:
+    """Each top-level phase's median own work over the lanes that had it."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for total in totals:
+        for phase, seconds in total.own.items():
+            found[phase].append(seconds)
+    return {phase: median(values) for phase, values in found.items()}
