@@ -91,7 +91,8 @@ def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
 
 
 def test_two_processes_unpack_it_once(shared: Shared) -> None:
-    code = "import sys; from bootseer.depsnap.sharing import tree\nprint(tree.ensure(*sys.argv[1:4]).fresh)"
+    code = "import sys; from bootseer.depsnap.sharing import tree\n"
+    code += "print(tree.ensure(*sys.argv[1:4]).fresh)"
     words = [sys.executable, "-c", code, shared.cache, shared.archive, shared.info.index_digest]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert sorted(p.communicate()[0] for p in both) == ["False\n", "False\n", "True\n"]
