@@ -12,6 +12,8 @@ import wheelhouse
 from bench import __main__ as program
 from bench import depsnap, events, harness, report, wrapper
 
+pytestmark = pytest.mark.slow
+
 QUICK = harness.Options(quick=True, runs=1)
 BIN = Path(sys.executable).parent
 

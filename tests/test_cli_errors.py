@@ -12,6 +12,8 @@ from wrapping import BOOTSEER, clean_env
 
 from bootseer import errors
 
+pytestmark = pytest.mark.slow
+
 
 def said(tmp_path: Path, *words: str, shell: str = '"$@"') -> tuple[int, str]:
     done = subprocess.run(

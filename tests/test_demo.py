@@ -15,6 +15,8 @@ from bootseer.profiler.report.model import PartUse
 from tools.demo import __main__ as demo
 from tools.demo import machine, options, stages, starts
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import argparse, os, sys
 parser = argparse.ArgumentParser()

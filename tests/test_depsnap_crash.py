@@ -12,6 +12,8 @@ import pytest
 from bootseer.depsnap.restoring import commit
 from bootseer.depsnap.restoring.restore import recover, restore
 
+pytestmark = pytest.mark.slow
+
 CRASHING = Path(__file__).with_name("crashing.py")
 
 

@@ -23,6 +23,8 @@ from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import RootDelta
 from bootseer.storage.base import open_store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:

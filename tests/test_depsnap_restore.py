@@ -34,6 +34,8 @@ from bootseer.errors import (
     UsageError,
 )
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

@@ -18,6 +18,8 @@ from wheelhouse import make_wheel
 
 import bootseer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:

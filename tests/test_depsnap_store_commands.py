@@ -18,6 +18,8 @@ from bootseer.depsnap.records import Times
 from bootseer.depsnap.waiting import keep_waiting, poll_s
 from bootseer.storage.base import Stat
 
+pytestmark = pytest.mark.slow
+
 # --- waiting -------------------------------------------------------------------------------------
 
 PAST = Times(install_s=100.0, publish_s=10.0, restore_s=5.0)

@@ -18,6 +18,8 @@ from bootseer.depsnap.model import ArchiveInfo, RootDelta, SharedTree
 from bootseer.depsnap.sharing import mounts, placements, tree, treecache
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
 
+pytestmark = pytest.mark.slow
+
 FARMS = ["hardlink", "copy"]
 MOUNTS = [pytest.param(f, marks=pytest.mark.root) for f in ("overlay", "bind")]
 

@@ -13,6 +13,8 @@ import pytest
 
 from bootseer.profiler.collect import importhook
 
+pytestmark = pytest.mark.slow
+
 HEAVY = "import time\ntime.sleep(0.06)\n"
 
 

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from bootseer.profiler.collect import logengine, matcher
 
+pytestmark = pytest.mark.slow
+
 RULES = "[load]\nphase = checkpoint.load\nbegin = loading\nend = loaded\n"
 EVIL = "[evil]\nphase = evil\npoint = (a+)+$\n"
 

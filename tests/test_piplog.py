@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from bootseer.profiler.collect import piplog
 
+pytestmark = pytest.mark.slow
+
 LOG = Path(__file__).parent / "data" / "logs" / "pip.log"
 
 

@@ -11,6 +11,8 @@ import sys
 import pytest
 from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
 
+pytestmark = pytest.mark.slow
+
 OURS = ("BOOTSEER_EVENTS", "BOOTSEER_TRACEPARENT", "BOOTSEER_TRACE_RESTART")
 
 # What a process finds: everything that an exec passes on.

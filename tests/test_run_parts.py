@@ -8,6 +8,8 @@ import zipfile
 import pytest
 from wrapping import clean_env, lines, named, run, wrapped
 
+pytestmark = pytest.mark.slow
+
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 

@@ -11,6 +11,8 @@ import time
 import pytest
 from wrapping import clean_env, lines, named, wrapped
 
+pytestmark = pytest.mark.slow
+
 # Prints the number of each signal that arrives; ends on SIGWINCH.
 LISTENER = """
 import os, signal

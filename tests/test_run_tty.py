@@ -11,6 +11,8 @@ import pytest
 from terminal import Terminal
 from wrapping import clean_env, named, wrapped
 
+pytestmark = pytest.mark.slow
+
 RULES = "[one]\nphase = first_step\npoint = step 1\n"
 SEES = """
 import os, sys

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 from wrapping import BOOTSEER, PACKAGE, clean_env, lines, named, run, wrapped
 
+pytestmark = pytest.mark.slow
+
 LIBRARY = PACKAGE / "profiler" / "bootseer.sh"
 SHELLS = {
     "bash": ["bash"],

@@ -13,6 +13,8 @@ from starting import JOB_EXIT, Place, until
 
 from bootseer.profiler.report import analysis, load
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:

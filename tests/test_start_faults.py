@@ -17,6 +17,8 @@ from bootseer.entrypoint import fallback, plan
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:

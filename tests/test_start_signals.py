@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from starting import Place, part_process, processes_of_parts, until
 
+pytestmark = pytest.mark.slow
+
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 # What a job with a trap does: it tells which signal it got, then goes with a code of its own.
 TRAP = "trap 'touch got-term; exit 5' TERM; touch began; while :; do sleep 0.02; done\n"

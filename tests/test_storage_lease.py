@@ -17,6 +17,8 @@ from bootseer.storage import lease as lease_module
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.lease import Watch, surely_dead, this_owner, try_acquire
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:

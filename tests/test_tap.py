@@ -11,6 +11,8 @@ import pytest
 from test_run import probe
 from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
 
+pytestmark = pytest.mark.slow
+
 RULES = """
 [load]
 phase = checkpoint.load

@@ -17,6 +17,8 @@ from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load
 from bootseer.profiler.report.model import Report
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(20)
 SMALL = {"nodes": 64, "ranks": 8}
 FULL = {"nodes": 1024, "ranks": 8, "factor_min": 1.6}  # down to barely stragglers
