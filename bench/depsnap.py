@@ -33,6 +33,7 @@ from bench import harness
 from bootseer.depsnap import scan
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import ArchiveInfo, RootDelta
+from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import tree
 
 HERE = Path(__file__).parent
@@ -114,7 +115,7 @@ class Place:
         if self.kind and os.path.ismount(self.folder):
             subprocess.run(["umount", str(self.folder)], check=True)
         elif self.folder.exists():
-            shutil.rmtree(self.folder)
+            staging.remove_tree(str(self.folder))  # a plain user's shared tree is read-only
 
     def reset(self, side: str = "") -> None:
         """A venv as `python -m venv` makes it, nothing installed; cold caches."""

@@ -24,6 +24,7 @@ from snaptrees import NS, describe, leftovers, rich, write
 from bootseer.depsnap import scan
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.model import RootDelta
+from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.restoring.commit import recover
 from bootseer.depsnap.restoring.restore import restore
 
@@ -89,7 +90,7 @@ class Case:
 
     def reset(self) -> None:
         if self.work.exists():
-            shutil.rmtree(self.work)
+            staging.remove_tree(str(self.work))  # read-only directories included
         subprocess.run(["cp", "-a", self.old_copy, self.work], check=True)
         os.utime(self.work, ns=(NS, NS))
 

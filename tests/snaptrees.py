@@ -42,6 +42,18 @@ def describe(root: str | Path, *, times: bool = True) -> dict[str, tuple]:
     return out
 
 
+def as_shared(described: dict[str, tuple]) -> dict[str, tuple]:
+    """What a node-shared tree shows of it: that of a plain user, whom no read-only mount helps,
+    has no permission to write."""
+    if os.geteuid() == 0:
+        return described
+    return {path: (what[0].replace("w", "-"), *what[1:]) for path, what in described.items()}
+
+
+# Nobody but root can change what is in a directory that its owner may not write in.
+MERGEABLE = 0o555 if os.geteuid() == 0 else 0o755
+
+
 def write(path: Path, data: bytes | str = b"", *, mode: int = 0o644, mtime_ns: int = NS) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -50,7 +62,7 @@ def write(path: Path, data: bytes | str = b"", *, mode: int = 0o644, mtime_ns: i
     return path
 
 
-def rich(root: Path) -> Path:
+def rich(root: Path, *, shut: int = 0o555) -> Path:
     """One of everything: odd names, links, modes, ns times, attributes, holes, a large file."""
     root.mkdir(parents=True)
     write(root / "bin/tool", b"#!/bin/sh\nexit 0\n", mode=0o755)
@@ -74,7 +86,7 @@ def rich(root: Path) -> Path:
     write(root / "old", "before 1970", mtime_ns=-1_000_000_001)
     (root / "shut").mkdir()
     write(root / "shut/inside", "x")
-    (root / "shut").chmod(0o555)
+    (root / "shut").chmod(shut)
     (root / "empty dir").mkdir()
     for folder, _, _ in os.walk(root, topdown=False):
         os.utime(folder, ns=(NS, NS + 7))

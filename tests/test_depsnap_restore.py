@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from snaptrees import NS, describe, leftovers, pack, rich, write
+from snaptrees import MERGEABLE, NS, describe, leftovers, pack, rich, write
 
 from bootseer.depsnap import scan
 from bootseer.depsnap.format import archive
@@ -60,7 +60,7 @@ def test_default_target_is_where_it_was(tmp_path: Path) -> None:
 
 
 def test_restoring_again_over_itself_changes_nothing(tmp_path: Path) -> None:
-    root = rich(tmp_path / "r")
+    root = rich(tmp_path / "r", shut=MERGEABLE)
     info = pack(root, tmp_path / "a")
     wanted = describe(root)
     restore(str(tmp_path / "a"), info.index_digest)
@@ -99,7 +99,7 @@ def _copy(source: Path, target: Path) -> Path:
 
 
 def test_a_delta_turns_the_base_into_what_the_install_left(tmp_path: Path) -> None:
-    root = rich(tmp_path / "r")
+    root = rich(tmp_path / "r", shut=MERGEABLE)
     base = _copy(root, tmp_path / "base")
     write(base / "mine", "not part of the capture")
     os.utime(base, ns=(NS, NS + 7))
@@ -458,7 +458,7 @@ def test_targets_that_cannot_be_are_named(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_middle_of_the_switch_undoes_all(tmp_path: Path) -> None:
-    root = rich(tmp_path / "r")
+    root = rich(tmp_path / "r", shut=MERGEABLE)
     base = _copy(root, tmp_path / "base")
     info = _delta(root, tmp_path / "a")
     before = describe(base)
