@@ -1,4 +1,7 @@
-"""Every benchmark still runs: in its quick form or smaller, untimed; and how results are told."""
+"""Benchmarks still run, in their quick form or smaller, untimed; and how results are told.
+
+That of the report stands with the report's tests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 import wheelhouse
 
 from bench import __main__ as program
-from bench import depsnap, events, harness, report, wrapper
+from bench import depsnap, events, harness, wrapper
 
 pytestmark = pytest.mark.slow
 
@@ -40,12 +43,6 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sides(cases)[torn] == {"ours"}
     assert sides(cases)["one event"] >= {"ours", "json.dumps and one write"}
     assert [case.values for case in cases if case.case == torn] == [[0.0]]
-
-
-def test_report() -> None:
-    cases = report.run(QUICK)
-    assert sides(cases) == {"330k events (quick: 1/16)": {"ours"}}
-    assert [case.unit for case in cases] == ["s", "bytes"]
 
 
 def test_depsnap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
