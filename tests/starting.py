@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -161,4 +162,15 @@ def part_process(place: Place) -> int:
 
 
 def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    """End a process; one whose parent went may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def nothing_left(place: Place) -> None:
+    """Wait until all parts of a place have ended by themselves; end those that have not."""
+    try:
+        until(lambda: not list(processes_of_parts(place)))
+    finally:
+        for pid in list(processes_of_parts(place)):
+            kill(pid)

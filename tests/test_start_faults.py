@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starting import JOB_EXIT, Place, kill, part_process, processes_of_parts, until
+from starting import (
+    JOB_EXIT,
+    Place,
+    kill,
+    nothing_left,
+    part_process,
+    processes_of_parts,
+    until,
+)
 
 from bootseer.config import Problem
 from bootseer.entrypoint import fallback, plan
@@ -25,7 +33,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     place.settings()
     yield place
-    until(lambda: not list(processes_of_parts(place)))
+    nothing_left(place)
 
 
 def started_plainly(place: Place, phase: str, reason: str, installs: int = 1) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starting import Place, part_process, processes_of_parts, until
+from starting import Place, nothing_left, part_process, processes_of_parts, until
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     place.settings()
     yield place
-    until(lambda: not list(processes_of_parts(place)))
+    nothing_left(place)
 
 
 def ended(place: Place, process: subprocess.Popen, number: int) -> bytes:
