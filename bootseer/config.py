@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pwd
 import tomllib
 import types
 import typing
@@ -187,8 +188,19 @@ def default_cache(environ: Mapping[str, str] | None = None) -> str:
 
 def _user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None) -> str:
     env = os.environ if environ is None else environ
-    base = env.get(variable) or os.path.join(env.get("HOME") or "/tmp", below_home)
+    base = env.get(variable) or os.path.join(env.get("HOME") or _home(), below_home)
     return os.path.join(base, "bootseer")
+
+
+def _home() -> str:
+    """This user's home by the user database; `/`, as container runtimes have it, for one unknown.
+
+    Never a directory that others may write: what they put there would be restored.
+    """
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir or "/"
+    except KeyError:
+        return "/"
 
 
 def load(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import tomllib
 from pathlib import Path
 
@@ -384,3 +386,12 @@ def test_every_key_of_a_generated_document_has_a_line(document: dict[str, dict])
     lines = toml_lines.key_lines(text)
     assert set(lines) == paths_of(document) - {()}
     assert {path: lines[path] for path in expected} == expected
+
+
+def test_defaults_without_a_home_are_nobody_elses(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    assert config.default_store({}) == "/.local/share/bootseer/store"
+    assert config.default_cache({}) == "/.cache/bootseer"
+    monkeypatch.undo()
+    assert config.default_store({"HOME": "/h"}) == "/h/.local/share/bootseer/store"
+    assert config.default_store({}).startswith(pwd.getpwuid(os.geteuid()).pw_dir)
