@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine is slow, not wrong: no test is timed, those of hypothesis included.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 CAP_SYS_ADMIN = 21
 FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or browsers"
