@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
+from bootseer.cli import root
 from bootseer.depsnap import gc
 from bootseer.depsnap.records import Times
 from bootseer.depsnap.waiting import keep_waiting, poll_s
@@ -289,3 +290,15 @@ def test_key_command_does_not_need_a_store(filled: Node) -> None:
     words = ["key", "--resolve-timeout", "0", "--", *filled.plain]
     done = filled.cli(*words)
     assert len(done.stdout.strip()) == 64
+
+
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["gc", "--max-age", "1"]])
+def test_a_named_store_that_is_not_there_is_not_found(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert root.main(["deps", *command, "--store", str(tmp_path / "slip")]) == 3
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "check --store" in said.err
+    (tmp_path / "slip").mkdir()
+    assert root.main(["deps", *command, "--store", str(tmp_path / "slip")]) == 0

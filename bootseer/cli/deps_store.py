@@ -30,10 +30,15 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _open(store: str | None) -> Store:
+    """The store; NotFoundError for a named directory that is not there, most often a slip."""
     from bootseer.config import default_store
     from bootseer.storage.base import open_store
 
-    return open_store(store or default_store())
+    opened = open_store(store or default_store())
+    inside = opened.local_path("x")
+    if store and inside and not os.path.isdir(os.path.dirname(inside)):
+        raise NotFoundError(f"there is no store at {opened.url}; check --store")
+    return opened
 
 
 def _full_key(store: Store, prefix: str) -> str:
