@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from bootseer.cli.lazy import LazyGroup
 
 if TYPE_CHECKING:
     from bootseer.depsnap.settings import DepsSettings
@@ -26,25 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class _Group(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module = importlib.import_module(f"bootseer.cli.{entry[0]}")
-        found = getattr(module, f"{cmd_name}_command")
-        assert isinstance(found, click.Command)
-        return found
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-@click.group(cls=_Group)
+@click.group(cls=LazyGroup, commands_in=COMMANDS, attribute="{}_command")
 def command() -> None:
     """Snapshot and restore installed dependencies."""
 

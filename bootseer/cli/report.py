@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import click
 
@@ -14,7 +12,7 @@ from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler import events
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load import collector_paused, load
 from bootseer.profiler.report.model import Report
 
 _FILE = click.Path(dir_okay=False)
@@ -58,7 +56,7 @@ def command(
     PATH is an event file, or a directory of them. Of several starts the newest is reported (or
     --trace), and the others are listed; with --baseline all of them are compared.
     """
-    with _without_gc():
+    with collector_paused():
         loaded = load(paths or [_usual_place(events_path)])
         before = load(baseline) if baseline else None
         report = analysis.analyse(loaded, trace_id=trace, baseline=before)
@@ -101,18 +99,6 @@ def _show(report: Report, as_json: bool) -> None:
     from bootseer.profiler.render import terminal as render_terminal
 
     render_terminal.render(report, Console())
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """A large report holds a million objects without cycles; looking for some costs a second."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def write_atomic(path: str, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 import click
 
 import bootseer
+from bootseer.cli.lazy import LazyGroup
 from bootseer.errors import BootseerError, from_os_error
 
 # command -> (module with a click command named `command`, one-line help)
@@ -25,27 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(click.Group):
-    """A group that knows its commands' names and help without importing them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        command = importlib.import_module(f"bootseer.cli.{entry[0]}").command
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
 @click.group(
     cls=LazyGroup,
+    commands_in=COMMANDS,
     context_settings={"auto_envvar_prefix": "BOOTSEER", "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(bootseer.__version__, prog_name="bootseer")

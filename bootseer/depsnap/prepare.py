@@ -157,6 +157,7 @@ def _within(action: Callable[[], None], limit_s: float, what: str) -> None:
         try:
             action()
         except BaseException as error:
+            # A thread's exception would be lost; the caller raises it below.
             faults.append(error)
 
     thread = threading.Thread(target=run, name="store", daemon=True)
