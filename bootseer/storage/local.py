@@ -10,14 +10,17 @@ import os
 import shutil
 import stat as stat_module
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 
-from bootseer.errors import CorruptDataError, from_os_error
-from bootseer.storage.base import Stat, check_name
+from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, from_os_error
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 
 HIDDEN = "."
 TEMPORARY = ".tmp-"
 COPY_BYTES = 8 << 20
+PREFERRED = Preferred(range_bytes=8 << 20, streams=4)
 
 
 class LocalStore:
@@ -32,6 +35,19 @@ class LocalStore:
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{check_name(name)}"
+
+    @property
+    def preferred(self) -> Preferred:
+        return PREFERRED
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    def places(self, name: str) -> list[Placed]:
+        return [Placed(0, self.stat(name).size_bytes)]
+
+    def write_places(self) -> list[str]:
+        return []
 
     def temporary(self, folder: str) -> str:
         return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
@@ -55,6 +71,30 @@ class LocalStore:
         except OSError as error:
             raise from_os_error(error, f"read {name} in {self.url}") from error
 
+    def read_scatter(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        try:
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                for number, buffer in enumerate(buffers):
+                    if attempt.cancelled:
+                        raise StoreUnavailableError(f"reading {name} in {self.url} was given up")
+                    _fill(fd, name, offset, buffer)
+                    offset += len(buffer)
+                    attempt.received_bytes += len(buffer)
+                    if filled is not None:
+                        filled(number)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise from_os_error(error, f"read {name} in {self.url}") from error
+
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         size = self.stat(name).size_bytes
         if size > limit_bytes:
@@ -73,6 +113,12 @@ class LocalStore:
 
     def create_from_file(self, name: str, path: str) -> bool:
         return self._publish(name, b"", path, keep_existing=True)
+
+    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
+        try:
+            return LocalWriter(self, name, self._path(name))
+        except OSError as error:
+            raise from_os_error(error, f"write {name} in {self.url}") from error
 
     def _publish(self, name: str, data: bytes, source: str | None, *, keep_existing: bool) -> bool:
         """Write beside the final name, sync, then link (exclusive) or rename (replacing)."""
@@ -134,6 +180,8 @@ class LocalStore:
             os.rename(source, target)
             _sync_folder(os.path.dirname(target))
         except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and os.path.isdir(source):
+                raise BusyError(f"{new} in {self.url} is taken; choose another name") from error
             raise from_os_error(error, f"rename {old} to {new} in {self.url}") from error
 
     def delete(self, name: str) -> None:
@@ -150,6 +198,18 @@ class LocalStore:
         except OSError as error:
             raise from_os_error(error, f"delete {name} in {self.url}") from error
 
+    def delete_tree(self, folder: str) -> None:
+        path = self._path(folder)
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise from_os_error(error, f"delete {folder} in {self.url}") from error
+
     def mkdir(self, folder: str) -> None:
         try:
             os.makedirs(self._path(folder), exist_ok=True)
@@ -157,9 +217,68 @@ class LocalStore:
             raise from_os_error(error, f"make the folder {folder} in {self.url}") from error
 
 
+class LocalWriter:
+    """`ObjectWriter` beside the final name; `close` syncs and renames."""
+
+    def __init__(self, store: LocalStore, name: str, final: str) -> None:
+        self._store, self._name, self._final = store, name, final
+        folder = os.path.dirname(final)
+        os.makedirs(folder, exist_ok=True)
+        self._temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self._temporary, flags, 0o644)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            raise self._told(error) from error
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(self._temporary, self._final)
+            _sync_folder(os.path.dirname(self._final))
+        except OSError as error:
+            _unlink_if_there(self._temporary)
+            raise self._told(error) from error
+
+    def abort(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            _unlink_if_there(self._temporary)
+
+    def _told(self, error: OSError) -> Exception:
+        return from_os_error(error, f"write {self._name} in {self._store.url}")
+
+    def __enter__(self) -> LocalWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
 def _stat(name: str, found: os.stat_result) -> Stat:
     folder = stat_module.S_ISDIR(found.st_mode)
-    return Stat(name, 0 if folder else found.st_size, found.st_mtime, folder)
+    version = "" if folder else f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{found.st_size}"
+    return Stat(name, 0 if folder else found.st_size, found.st_mtime, folder, version)
 
 
 def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:

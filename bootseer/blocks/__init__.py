@@ -1,0 +1,1 @@
+"""Ranges of immutable, checksummed objects: fetched, cached, recorded and replayed."""

@@ -1,0 +1,1 @@
+"""The kernel's FUSE protocol: one `Operations` interface and the servers for it."""

@@ -1,0 +1,1 @@
+"""Checkpoints striped over many objects, and the faces through which programs read them."""
