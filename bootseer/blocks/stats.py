@@ -1,0 +1,110 @@
+"""What fetching cost: counters per source class, written as `fetch.stats` events.
+
+A source class is a short name for what is read (`checkpoint`, `image`, `snapshot`, `plain`), so
+that a report can say which part of a start moved which bytes. Counting is one short lock, since
+every block read passes through here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from bootseer.profiler.events import NullWriter
+
+EVENT = "fetch.stats"
+MAX_CLASSES = 64  # a mistaken class name per object must not grow memory or an event file
+OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counters:
+    """Sums since the start, or differences of two snapshots. Bytes are raw unless said.
+
+    `bytes` came over the wire, hedges and retries included; `delivered_bytes` were given to
+    readers, of which `demand_bytes` were waited for and `cache_bytes` came from the node cache.
+    `hot_bytes` and `background_bytes` were fetched ahead of a reader. `blocked_ns` adds up the
+    time of all readers that waited, so it can exceed the wall time.
+    """
+
+    bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    hedge_wins: int = 0
+    failures: int = 0
+    corrupt: int = 0
+    delivered_bytes: int = 0
+    demand_bytes: int = 0
+    hot_bytes: int = 0
+    background_bytes: int = 0
+    cache_hits: int = 0
+    cache_bytes: int = 0
+    cache_stored_bytes: int = 0
+    cache_corrupt: int = 0
+    demand_waits: int = 0
+    blocked_ns: int = 0
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Counters))
+_POSITION = {name: number for number, name in enumerate(FIELDS)}
+
+
+class Stats:
+    """Counters that any thread may add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[str, list[int]] = {}
+        self._emitted: dict[str, Counters] = {}
+
+    def add(self, source_class: str, **amounts: int) -> None:
+        """Add to the counters of one class; the names are the fields of `Counters`."""
+        with self._lock:
+            sums = self._sums.get(source_class) or self._new(source_class)
+            for name, amount in amounts.items():
+                sums[_POSITION[name]] += amount
+
+    def _new(self, source_class: str) -> list[int]:
+        if len(self._sums) >= MAX_CLASSES:
+            source_class = OTHER
+        return self._sums.setdefault(source_class, [0] * len(FIELDS))
+
+    def snapshot(self) -> dict[str, Counters]:
+        """The sums of every class at this moment."""
+        with self._lock:
+            return {name: Counters(*sums) for name, sums in self._sums.items()}
+
+    def total(self) -> Counters:
+        """The sums over all classes."""
+        classes = list(self.snapshot().values())
+        return Counters(*(sum(getattr(c, name) for c in classes) for name in FIELDS))
+
+    def emit(self, writer: NullWriter, **attributes: str | int | float) -> None:
+        """Write one `point` event a class with what was added since the last `emit`.
+
+        The events' attributes are `bootseer.source_class`, `bootseer.<counter>` for each counter
+        that is not zero, and those given. Classes to which nothing was added are left out.
+        """
+        with self._lock:
+            now = {name: Counters(*sums) for name, sums in self._sums.items()}
+            before, self._emitted = self._emitted, now
+        for source_class, counters in sorted(now.items()):
+            added = difference(counters, before.get(source_class, Counters()))
+            found: dict[str, str | int | float] = {
+                f"bootseer.{name}": getattr(added, name) for name in FIELDS if getattr(added, name)
+            }
+            if found:
+                writer.point(
+                    EVENT, attributes={"bootseer.source_class": source_class, **found, **attributes}
+                )
+
+
+def difference(after: Counters, before: Counters) -> Counters:
+    """What was added between two snapshots of one class."""
+    return Counters(*(getattr(after, name) - getattr(before, name) for name in FIELDS))
+
+
+def source_class(source: object) -> str:
+    """The class a source names itself by its attribute `source_class`, else `plain`."""
+    return str(getattr(source, "source_class", "plain"))
