@@ -1,10 +1,9 @@
 """Settings of `bootseer start`: defaults < `bootseer.toml` < environment < flags.
 
-The records below are the one place that owns names, types, defaults, choices and help; the
-reader, the checks and the documentation are made from them. Apart from the event writer this is
-the only module that reads the environment. `load` is strict (`start --check`); `read` never fails
-on a bad file or variable but returns what was readable and a `Problem` for the rest, so that a
-job starts in spite of its configuration.
+The records of `config_sections` own names, types, defaults, choices and help. Apart from the
+event writer this is the only module that reads the environment. `load` is strict
+(`start --check`); `read` never fails on a bad file or variable but returns what was readable and
+a `Problem` for the rest, so that a job starts in spite of its configuration.
 """
 
 from __future__ import annotations
@@ -16,120 +15,17 @@ import pwd
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from bootseer import toml_lines
+from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
 from bootseer.errors import BootseerError, UsageError, from_os_error
 
 DEFAULT_FILE = "bootseer.toml"
 MAX_FILE_BYTES = 1 << 20
-
-
-_T = TypeVar("_T")
-
-
-def _setting(
-    default: _T, help_text: str, *, env: str = "", minimum: float | None = None, words: bool = False
-) -> _T:
-    """A field with what the reader and the documentation need; `words`: a command line."""
-    metadata = {"help": help_text, "env": env, "minimum": minimum, "words": words}
-    return field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """`[job]`: the job's name and how it is watched."""
-
-    events: str = _setting(
-        "",
-        "Directory for event files (or one `.jsonl` file). Empty: the user's state directory.",
-        env="BOOTSEER_EVENTS",
-    )
-    uid: str = _setting(
-        "", "Name shared by all processes and attempts of the job. Empty: from the scheduler."
-    )
-    attempt: int = _setting(
-        0, "Number of this start of the job; 0 is the first.", env="BOOTSEER_ATTEMPT", minimum=0
-    )
-    log_rules: tuple[str, ...] = _setting(
-        (), "Rule files or shipped rules (`torchrun`, `huggingface`, ...) for the job's output."
-    )
-    phase: str = _setting(
-        "", "Measure the whole job as this phase; like `log_rules`, this keeps bootseer in front."
-    )
-    import_times: bool = _setting(False, "Record the heaviest imports of the job's Python.")
-
-
-@dataclass(frozen=True, slots=True)
-class DepsSettings:
-    """`[deps]`: what installs the dependencies, and how their snapshot is kept and restored."""
-
-    enabled: bool = _setting(True, "False: `install` runs plainly, without a snapshot.")
-    install: tuple[str, ...] = _setting(
-        (),
-        "Command that installs the dependencies. Empty: this part has nothing to do.",
-        words=True,
-    )
-    key_files: tuple[str, ...] = _setting(
-        (), "Files whose contents decide what is installed (`requirements.txt`, a lock file)."
-    )
-    also: tuple[str, ...] = _setting(
-        (), "Further directories that the command changes and that belong to the snapshot."
-    )
-    exclude: tuple[str, ...] = _setting((), "Patterns of paths that stay out of the snapshot.")
-    key_env: tuple[str, ...] = _setting(
-        (), "Names of environment variables whose values decide what is installed."
-    )
-    store: str = _setting(
-        "",
-        "Directory shared by the nodes that holds snapshots. Empty: the user's data directory.",
-        env="BOOTSEER_STORE",
-    )
-    cache: str = _setting(
-        "",
-        "Directory of this node, kept between starts: snapshots are unpacked there once and then "
-        "shared. Empty: nothing is shared; notes are kept in the user's cache.",
-        env="BOOTSEER_CACHE",
-    )
-    wait: Literal["auto", "always", "never"] = _setting(
-        "auto", "Whether to wait for another node that is installing the same at this moment."
-    )
-    form: Literal[
-        "auto", "overlay", "bind", "symlink", "reflink", "hardlink", "copy", "archive"
-    ] = _setting("auto", "How a snapshot is put in place.")
-    wait_limit_s: float = _setting(
-        1800.0, "Longest wait, in seconds, for another node.", minimum=0.0
-    )
-    deadline_s: float = _setting(
-        600.0,
-        "Seconds that our own work may take, then the part is ended and falls back. The install "
-        'command itself has no deadline; `wait = "always"` adds `wait_limit_s`.',
-        minimum=0.1,
-    )
-    publish: Literal["background", "inline"] = _setting(
-        "background", "Whether the job waits until a new snapshot is published."
-    )
-    sign_key: str = _setting("", "File with the key that snapshots are signed and checked with.")
-    allow_setuid: bool = _setting(False, "Whether a restore keeps setuid and setgid bits.")
-    max_age_days: float = _setting(
-        7.0, "Age at which a snapshot of unpinned requirements is made anew.", minimum=0.0
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """All settings; one attribute a section."""
-
-    job: JobSettings = field(default_factory=JobSettings)
-    deps: DepsSettings = field(default_factory=DepsSettings)
-
-
-SECTIONS: Mapping[str, type[JobSettings] | type[DepsSettings]] = types.MappingProxyType(
-    {"job": JobSettings, "deps": DepsSettings}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +54,7 @@ def settings() -> tuple[Setting, ...]:
     )
 
 
-def _of_section(section: str, record: type[JobSettings] | type[DepsSettings]) -> Iterable[Setting]:
+def _of_section(section: str, record: Section) -> Iterable[Setting]:
     hints = typing.get_type_hints(record)
     for item in dataclasses.fields(record):
         assert item.default is not dataclasses.MISSING
@@ -241,14 +137,13 @@ def read(
         _apply_file(path, values, problems)
     _apply_environment(os.environ if environ is None else environ, values, problems)
     values.update(flags or {})
-    chosen: dict[str, dict[str, Value]] = {section: {} for section in SECTIONS}
+    chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for key, value in values.items():
         section, name = key.split(".", 1)
         chosen[section][name] = value
     # The values were checked against the records' own types one by one.
-    job = cast(Callable[..., JobSettings], JobSettings)(**chosen["job"])
-    deps = cast(Callable[..., DepsSettings], DepsSettings)(**chosen["deps"])
-    return Loaded(Config(job, deps), tuple(problems), path)
+    records: dict[str, Any] = {name: SECTIONS[name](**values) for name, values in chosen.items()}
+    return Loaded(Config(**records), tuple(problems), path)
 
 
 def parse_flag(text: str) -> tuple[str, Value]:
@@ -289,7 +184,7 @@ def _apply_file(path: str, values: dict[str, Value], problems: list[Problem]) ->
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
         problems.append(Problem("", "", f"{path}{_toml_fault(error, text)}; correct the file"))
-        _salvage_install(text, values)
+        _salvage_commands(text, values)
         return
     try:
         lines = toml_lines.key_lines(text)
@@ -344,14 +239,14 @@ def _toml_fault(error: Exception, source: str) -> str:
     return f", {place.rstrip(')')}: not valid TOML: {fault}"
 
 
-def _salvage_install(text: str, values: dict[str, Value]) -> None:
-    """A job whose configuration is damaged elsewhere still needs its dependencies."""
-    raw = toml_lines.salvage(text, "deps", "install")
-    setting = next(s for s in settings() if s.key == "deps.install")
-    try:
-        values[setting.key] = from_toml(setting, raw)
-    except ValueError:
-        pass
+def _salvage_commands(text: str, values: dict[str, Value]) -> None:
+    """A job whose configuration is damaged elsewhere still needs its inputs."""
+    for setting in (s for s in settings() if s.key in PLAIN_COMMANDS):
+        raw = toml_lines.salvage(text, setting.section, setting.name)
+        try:
+            values[setting.key] = from_toml(setting, raw)
+        except ValueError:
+            pass
 
 
 def _apply_environment(
@@ -399,8 +294,9 @@ names the first fault with its key, file and line, and exits with code 2; withou
 | on its own command line (`--set`) | says so and exits with code 2: nothing has begun |
 | a key, a type or a value in `[job]`, or its variable | warns; that setting has its default |
 | a key, a type or a value in `[deps]`, or its variable | warns; `install` runs plainly |
-| the file is not valid TOML | warns; `install` runs plainly if it can be read by itself |
-| `install` cannot be read, or the whole file cannot | warns; the job starts at once |
+| a key, a type or a value in `[checkpoint]`, or its variable | warns; `load` runs plainly |
+| the file is not valid TOML | warns; `install` and `load` run plainly as far as they can be read |
+| a command cannot be read, or the whole file cannot | warns; the job starts without it |
 
 The warning is one line on standard error. An event named `config` with `status=fallback` carries
 the reason into the report.

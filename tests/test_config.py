@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import config, toml_lines
-from bootseer.config import Config, DepsSettings, JobSettings
+from bootseer.config_sections import CheckpointSettings, Config, DepsSettings, JobSettings
 from bootseer.errors import NotFoundError, UsageError
 
 WRONG = {
@@ -70,6 +70,20 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     sign_key = "/k"
     allow_setuid = true
     max_age_days = 0.5
+    [checkpoint]
+    enabled = false
+    url = "hdfs://nn:8020/c"
+    to = "/c"
+    load = "hadoop fs -get x /c"
+    form = "copy"
+    buffered = true
+    cache = "/k"
+    memory_mib = 128
+    user = "u"
+    auth = "token"
+    token_file = "/t"
+    ca_file = "/ca"
+    deadline_s = 6
     """
     given_keys = {
         f"{section}.{key}" for section, table in tomllib.loads(text).items() for key in table
@@ -95,6 +109,21 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
             sign_key="/k",
             allow_setuid=True,
             max_age_days=0.5,
+        ),
+        CheckpointSettings(
+            enabled=False,
+            url="hdfs://nn:8020/c",
+            to="/c",
+            load=("hadoop", "fs", "-get", "x", "/c"),
+            form="copy",
+            buffered=True,
+            cache="/k",
+            memory_mib=128,
+            user="u",
+            auth="token",
+            token_file="/t",
+            ca_file="/ca",
+            deadline_s=6.0,
         ),
     )
 
@@ -239,14 +268,14 @@ def test_a_bad_variable_names_itself_the_fault_and_the_valid(
 def test_every_variable_is_read(tmp_path: Path) -> None:
     texts = {
         "text": "x",
-        "whole number": "7",
+        "whole number": "70",
         "number": "7.5",
         "truth value": "off",
         "list of texts": "/a:/b",
         "command": "pip install 'a b'",
     }
     read = {"list of texts": ("/a", "/b"), "command": ("pip", "install", "a b")}
-    read |= {"text": "x", "whole number": 7, "number": 7.5, "truth value": False}
+    read |= {"text": "x", "whole number": 70, "number": 7.5, "truth value": False}
     path = write(tmp_path, "")
     for setting in config.settings():
         text = setting.choices[-1] if setting.choices else texts[setting.shape]

@@ -408,7 +408,8 @@ def test_parts_come_after_those_they_wait_for() -> None:
         def plan(self, config: object, problem: str) -> PartPlan:
             return PartPlan(self.name, self.name, {}, reason=problem, after=self.after)
 
-    from bootseer.config import Config, Loaded
+    from bootseer.config import Loaded
+    from bootseer.config_sections import Config
 
     loaded = Loaded(Config(), (Problem("b", "b.x", "wrong"),), None)
     parts = [Part("a", ("b", "unknown")), Part("b", ()), Part("c", ("a",))]
@@ -419,10 +420,10 @@ def test_parts_come_after_those_they_wait_for() -> None:
 
 
 def test_plans_survive_their_way_to_the_part() -> None:
-    from bootseer import config
-    from bootseer.entrypoint import parts
+    from bootseer.config_sections import Config, DepsSettings
+    from bootseer.entrypoint import deps_part
 
-    deps = config.DepsSettings(install=("a", "b"), also=("/x",), max_age_days=1.5)
-    request = parts.DepsPart().plan(config.Config(deps=deps), "")
+    deps = DepsSettings(install=("a", "b"), also=("/x",), max_age_days=1.5)
+    request = deps_part.DepsPart().plan(Config(deps=deps), "")
     assert request is not None
-    assert parts._deps_settings(json.loads(json.dumps(request.request))) == deps
+    assert deps_part._deps_settings(json.loads(json.dumps(request.request))) == deps

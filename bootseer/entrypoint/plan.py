@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bootseer.config import Config, Loaded, Problem
+from bootseer.config import Loaded, Problem
+from bootseer.config_sections import Config
 
 Request = Mapping[str, object]
 
@@ -48,7 +49,7 @@ class StartPlan:
 
 
 class Plannable(Protocol):
-    """The pure half of a part (see `parts.Part`)."""
+    """The pure half of a part (see `part.Part`)."""
 
     @property
     def name(self) -> str: ...

@@ -1,0 +1,90 @@
+"""Dependencies as a part of a start."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from bootseer.config import default_cache, default_store
+from bootseer.config_sections import Config, DepsSettings
+from bootseer.entrypoint import process
+from bootseer.entrypoint.part import Progress
+from bootseer.entrypoint.plan import PartPlan, Request
+from bootseer.errors import BusyError
+from bootseer.profiler.events import NullWriter
+
+if TYPE_CHECKING:
+    from bootseer.depsnap import settings
+
+ENDED_BY_SIGNAL = "ended by a signal"
+"""The result by which a snapshot's run tells that a signal cut it short."""
+
+
+class DepsPart:
+    """Dependencies: restore a snapshot, or run the install command and take one."""
+
+    name = "deps"
+    phase = "deps.install"
+
+    def plan(self, config: Config, problem: str) -> PartPlan | None:
+        deps = config.deps
+        if not deps.install:
+            return None
+        if problem or not deps.enabled:
+            return PartPlan(self.name, self.phase, None, plain=deps.install, reason=problem)
+        # Waiting for another node has a bound of its own where it was asked for.
+        waiting_s = deps.wait_limit_s if deps.wait == "always" else 0.0
+        return PartPlan(
+            self.name,
+            self.phase,
+            dataclasses.asdict(deps),
+            plain=deps.install,
+            deadline_s=deps.deadline_s + waiting_s,
+        )
+
+    def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
+        from bootseer.depsnap import run
+
+        deps = _deps_settings(request)
+        outcome = run.execute(self._settings(deps), deps.install, writer, progress)
+        if outcome.result == ENDED_BY_SIGNAL:
+            raise BusyError("the part was told to end by a signal")
+        if outcome.reasons:
+            process.say(f"deps: {'; '.join(outcome.reasons)}")
+        return outcome.code
+
+    def repair(self, request: Request) -> None:
+        from bootseer.depsnap import run
+
+        deps = _deps_settings(request)
+        run.repair(self._settings(deps), deps.install)
+
+    def _settings(self, deps: DepsSettings) -> settings.DepsSettings:
+        from bootseer.depsnap import settings
+
+        return settings.DepsSettings(
+            store=deps.store or default_store(),
+            cache=deps.cache or default_cache(),
+            share_trees=bool(deps.cache),
+            environ=dict(os.environ),
+            cwd=os.getcwd(),
+            key_files=deps.key_files,
+            key_env=deps.key_env,
+            also=deps.also,
+            exclude=deps.exclude,
+            wait=deps.wait,
+            wait_limit_s=deps.wait_limit_s,
+            form=deps.form,
+            publish=deps.publish,
+            max_age_s=deps.max_age_days * settings.DAY_S,
+            sign_key=deps.sign_key or None,
+            allow_setuid=deps.allow_setuid,
+        )
+
+
+def _deps_settings(request: Request) -> DepsSettings:
+    """The section as it was before its way through JSON made lists of the tuples."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
+    return cast(Callable[..., DepsSettings], DepsSettings)(**values)
