@@ -1,0 +1,138 @@
+"""The names of a striped checkpoint on its store, and finding what is current.
+
+`<name>.stripes/CURRENT` points to `<name>.stripes/v-<time>-<hex>/`, which holds `manifest.json`
+and the stripes (of a file) or `data/` (of a tree).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
+
+from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.storage.base import Store
+from bootseer.stripedfs.fields import digest_of
+from bootseer.stripedfs.layout import stripe_name
+from bootseer.stripedfs.manifest import (
+    MANIFEST_LIMIT_BYTES,
+    POINTER_LIMIT_BYTES,
+    Manifest,
+    Pointer,
+    TreeFile,
+    TreeManifest,
+)
+
+SUFFIX = ".stripes"
+CURRENT = "CURRENT"
+MANIFEST = "manifest.json"
+DATA = "data"
+T = TypeVar("T", Manifest, TreeManifest)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Version:
+    """One whole version of a checkpoint: its folder on the store, and the pointer that named it."""
+
+    folder: str
+    pointer: Pointer
+
+    @property
+    def is_tree(self) -> bool:
+        """True for a directory checkpoint."""
+        return self.pointer.kind == "tree"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StripedObject:
+    """One striped file: the folder that holds its stripes, and its manifest."""
+
+    folder: str
+    manifest: Manifest
+
+    def part(self, stripe: int) -> str:
+        """The store's name of a stripe."""
+        return f"{self.folder}/{stripe_name(stripe)}"
+
+
+def folder_of(name: str) -> str:
+    """The folder of a checkpoint, which may be named with or without its suffix."""
+    return name if name.endswith(SUFFIX) else name + SUFFIX
+
+
+def current(store: Store, name: str) -> Version | None:
+    """The current version of a checkpoint; None when none was ever published under this name."""
+    folder = folder_of(name)
+    pointer_name = f"{folder}/{CURRENT}"
+    try:
+        data = store.read(pointer_name, limit_bytes=POINTER_LIMIT_BYTES)
+    except NotFoundError:
+        return None
+    pointer = Pointer.parse(data, f"{pointer_name} in {store.url}")
+    return Version(f"{folder}/{pointer.version}", pointer)
+
+
+def load(store: Store, name: str) -> tuple[Version, Manifest | TreeManifest] | None:
+    """The current version with its manifest; None as `current`.
+
+    A version that was replaced and collected while we looked is looked for once more. Raises
+    CorruptDataError for damage, NotFoundError when the version that is pointed to is gone.
+    """
+    found = current(store, name)
+    if found is None:
+        return None
+    try:
+        return found, manifest_of(store, found)
+    except NotFoundError as error:
+        again = current(store, name)
+        if again is None or again.folder == found.folder:
+            raise NotFoundError(
+                f"{found.folder} in {store.url} is gone or incomplete, yet it is the current "
+                "version; put the checkpoint anew"
+            ) from error
+        return again, manifest_of(store, again)
+
+
+def manifest_of(store: Store, version: Version) -> Manifest | TreeManifest:
+    """A version's manifest, checked against its pointer."""
+    pointer = version.pointer
+    name = f"{version.folder}/{MANIFEST}"
+    expected = (pointer.manifest_bytes, pointer.manifest_digest)
+    parsed: Manifest | TreeManifest
+    if version.is_tree:
+        parsed = _read(store, name, expected, TreeManifest.parse)
+        size_bytes = parsed.size_bytes
+    else:
+        parsed = _read(store, name, expected, Manifest.parse)
+        size_bytes = parsed.layout.size_bytes
+    if size_bytes != pointer.size_bytes:
+        raise CorruptDataError(
+            f"{name} in {store.url} is of {size_bytes} bytes, its pointer says "
+            f"{pointer.size_bytes}; put the checkpoint anew"
+        )
+    return parsed
+
+
+def striped_file(store: Store, version: Version, entry: TreeFile) -> StripedObject:
+    """A striped file of a tree with its manifest, checked against the tree's."""
+    folder = f"{version.folder}/{entry.object}"
+    name = f"{folder}/{MANIFEST}"
+    manifest = _read(store, name, (entry.manifest_bytes, entry.digest), Manifest.parse)
+    if manifest.layout.size_bytes != entry.size_bytes:
+        raise CorruptDataError(
+            f"{name} in {store.url} is of {manifest.layout.size_bytes} bytes, the tree says "
+            f"{entry.size_bytes}; put the checkpoint anew"
+        )
+    return StripedObject(folder, manifest)
+
+
+def _read(
+    store: Store, name: str, expected: tuple[int, bytes], parse: Callable[[bytes, str], T]
+) -> T:
+    where = f"{name} in {store.url}"
+    data = store.read(name, limit_bytes=MANIFEST_LIMIT_BYTES)
+    # Parsed first: that a newer bootseer wrote it is the better message.
+    parsed = parse(data, where)
+    if (len(data), digest_of(data)) != expected:
+        raise CorruptDataError(f"{where} is not the one that was published; put it anew")
+    return parsed
