@@ -34,10 +34,17 @@ class AccessDeniedError(BootseerError):
 
 
 class StoreUnavailableError(BootseerError):
-    """A store cannot be reached or answers with faults of its own."""
+    """A store cannot be reached or answers with faults of its own.
+
+    `retry_after_s` is the wait that the server asked for before another try; 0 where it did not.
+    """
 
     exit_code = 5
     retryable = True
+
+    def __init__(self, message: str = "", *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class CorruptDataError(BootseerError):

@@ -52,8 +52,8 @@ def test_urls(tmp_path: Path) -> None:
     assert open_store(f"file://{tmp_path}/a%20b").url == f"file://{tmp_path}/a b"
     assert open_store("file://localhost/x").url == "file:///x"
     assert open_store("relative").url == f"file://{os.getcwd()}/relative"
-    with pytest.raises(NotSupportedError, match=r"hdfs:// is not supported; today.*file://"):
-        open_store("hdfs://namenode/x")
+    with pytest.raises(NotSupportedError, match=r"gopher:// is not supported; .*file://"):
+        open_store("gopher://host/x")
     for bad in ("", "file://", "file://host/x"):
         with pytest.raises(UsageError):
             open_store(bad)

@@ -20,8 +20,9 @@ from typing import Protocol, Self
 
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.attempt import Attempt
+from bootseer.storage.options import DEFAULTS, StoreOptions
 
-SCHEMES_TODAY = "file:// and plain directory paths"
+SCHEMES_TODAY = "use a directory, file://, http(s)://, webhdfs(s):// or hdfs://"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,26 +194,46 @@ def check_name(name: str) -> str:
     return name
 
 
-def open_store(url: str) -> Store:
-    """Open the store at `file:///dir`, or at a plain directory path.
+def open_store(url: str, options: StoreOptions | None = None) -> Store:
+    """Open the store rooted at a folder: a URL, or a plain directory path.
 
-    Nothing is created or contacted yet. Raises NotSupportedError for another scheme and
-    UsageError for a URL without a directory.
+    Nothing is created or contacted yet, and a scheme's libraries load with its first use. Raises
+    NotSupportedError for another scheme, or one whose library is not installed, and UsageError
+    for a URL that cannot be used.
     """
-    from bootseer.storage.local import LocalStore
+    from bootseer.storage.urls import HTTP_SCHEMES, WEBHDFS_SCHEMES, parse_url
 
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        if not url:
-            raise UsageError("the store is an empty string; give a directory or file:///directory")
-        return LocalStore(url)
-    if scheme.lower() != "file":
-        raise NotSupportedError(
-            f"store scheme {scheme}:// is not supported; today there are {SCHEMES_TODAY}"
-        )
-    host, slash, path = rest.partition("/")
-    if host not in ("", "localhost") or not slash:
-        raise UsageError("a file:// store needs an absolute path, as in file:///mnt/share")
-    from urllib.parse import unquote
+    options = options or DEFAULTS
+    parsed = parse_url(url)
+    if parsed.scheme == "file":
+        from bootseer.storage.local import LocalStore
 
-    return LocalStore("/" + unquote(path))
+        return LocalStore(parsed.path)
+    if parsed.scheme in HTTP_SCHEMES:
+        from bootseer.storage.http import HttpStore
+
+        return HttpStore(url, options)
+    if parsed.scheme in WEBHDFS_SCHEMES:
+        from bootseer.storage.webhdfs import WebHdfsStore
+
+        return WebHdfsStore(url, options)
+    if parsed.scheme == "hdfs":
+        if options.hdfs_backend == "arrow":
+            from bootseer.storage.arrow import ArrowStore
+
+            return ArrowStore(url, options)
+        from bootseer.storage.hdfs import HdfsStore
+
+        return HdfsStore(url, options)
+    raise NotSupportedError(f"store scheme {parsed.scheme}:// is not supported; {SCHEMES_TODAY}")
+
+
+def open_object(url: str, options: StoreOptions | None = None) -> tuple[Store, str]:
+    """Open the store of an object's folder; returns it with the object's name, decoded.
+
+    Raises as `open_store`, and UsageError for a URL that names no object.
+    """
+    from bootseer.storage.urls import split_object
+
+    folder, name = split_object(url)
+    return open_store(folder, options), name

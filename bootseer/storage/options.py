@@ -1,0 +1,43 @@
+"""How stores are opened: the one place of their defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from bootseer.storage.attempt import STALL_S
+
+Authentication = Literal["auto", "simple", "token", "kerberos"]
+HdfsBackend = Literal["native", "arrow"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """What a URL does not say. 0 and "" mean the store's own default.
+
+    `auth` is "simple" (a user name that is believed), "token" (an HDFS delegation token, or a
+    bearer token for HTTP) or "kerberos"; "auto" takes a token where there is one, else simple.
+    `token_file` holds the token: its text, or Hadoop's own token file. `ca_file` is the only
+    authority believed by TLS when it is given. `hosts` are further NameNodes, each "host:port",
+    of the cluster that the URL names.
+    """
+
+    user: str = ""
+    token_file: str = ""
+    auth: Authentication = "auto"
+    ca_file: str = ""
+    hosts: tuple[str, ...] = ()
+    hdfs_backend: HdfsBackend = "native"
+    streams: int = 0
+    """Requests at a time; see `Preferred`."""
+    range_bytes: int = 0
+    """Bytes of one request at most; see `Preferred`."""
+    connect_s: float = 5.0
+    """The longest wait for a connection."""
+    stall_s: float = STALL_S
+    """The longest wait for the next byte, where no `Attempt` says another."""
+    retry_s: float = 30.0
+    """How long calls without data (stat, list, rename, …) are tried again for."""
+
+
+DEFAULTS = StoreOptions()

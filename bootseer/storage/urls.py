@@ -1,0 +1,151 @@
+"""Store URLs: taken apart, and shown without what they must not show. Pure; no I/O.
+
+Terms: the *authority* is one "host:port"; *shown* is the spelling that may be printed. It has
+no user, no password and no query, since a query may carry a delegation token or a signature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from urllib.parse import parse_qsl, quote, unquote
+
+from bootseer.errors import UsageError
+
+HTTP_SCHEMES = ("http", "https")
+WEBHDFS_SCHEMES = ("webhdfs", "webhdfss")
+DEFAULT_PORTS = {"http": 80, "https": 443, "webhdfs": 9870, "webhdfss": 9871, "hdfs": 8020}
+SAME_SCHEMES = {"swebhdfs": "webhdfss"}
+
+# Parameters of signed URLs and tokens, as S3, GCS, Azure, CloudFront and WebHDFS spell them.
+_SECRET_NAME = re.compile(
+    r"delegation|token|secret|password|signature|credential|apikey|api_key"
+    r"|sig|se|sp|st|sv|sr|spr|skoid|sktid|skt|ske|sks|skv"
+    r"|awsaccesskeyid|googleaccessid|expires|policy|key-pair-id|[\w.-]*token|x-(amz|goog)-[\w-]+",
+    re.IGNORECASE,
+)
+_SECRET_TEXT = re.compile(
+    r"(?i)(delegation|[\w-]*token|sig|[\w-]*signature|password|secret|[\w-]*credential)"
+    r"(=|%3d)[^\s&\"'<>,;)\]]+"
+)
+_USER_TEXT = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@?#]+@")
+_BEARER_TEXT = re.compile(r"(?i)\b(bearer|basic|negotiate)\s+[A-Za-z0-9+/=._~-]{6,}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """One parsed URL. `repr` shows no more than `shown`."""
+
+    scheme: str
+    """In lower case, one spelling a scheme; "file" for a plain path."""
+    hosts: tuple[str, ...]
+    """One "host:port" each; several NameNodes of one cluster; () for files."""
+    path: str
+    """Absolute (or a plain path as given), percent-decoded."""
+    user: str = ""
+    password: str = dataclasses.field(default="", repr=False)
+    query: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def shown(self) -> str:
+        """The URL as messages may print it."""
+        if self.scheme == "file":
+            return f"file://{self.path}"
+        default = f":{DEFAULT_PORTS[self.scheme]}" if self.scheme in HTTP_SCHEMES else ""
+        hosts = ",".join(h.removesuffix(default) if default else h for h in self.hosts)
+        return f"{self.scheme}://{hosts}{self.path.rstrip('/') or '/'}"
+
+    def parameter(self, name: str) -> str:
+        """The first value of a query parameter, decoded; "" when there is none."""
+        return next((v for k, v in parse_qsl(self.query) if k.lower() == name), "")
+
+    def __repr__(self) -> str:
+        return f"StoreUrl({self.shown!r})"
+
+
+def parse_url(url: str) -> StoreUrl:
+    """Take a store's URL apart; UsageError when it is none, its secrets unsaid.
+
+    A text without "://" is a plain path. Several hosts may be given, separated by commas, where
+    one cluster has several NameNodes: `webhdfs://nn1:9870,nn2:9870/path`.
+    """
+    head, mark, rest = url.partition("://")
+    if not mark:
+        if not url:
+            raise UsageError("the store is an empty string; give a directory or a URL")
+        return StoreUrl("file", (), url)
+    scheme = SAME_SCHEMES.get(head.lower(), head.lower())
+    if scheme == "file":
+        host, slash, path = rest.partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise UsageError("a file:// store needs an absolute path, as in file:///mnt/share")
+        return StoreUrl("file", (), "/" + unquote(path))
+    rest, _, _fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    userinfo, _, names = netloc.rpartition("@")
+    user, _, password = userinfo.partition(":")
+    hosts = tuple(_authority(scheme, name) for name in names.split(","))
+    if len(hosts) > 1 and scheme in HTTP_SCHEMES:
+        raise UsageError(f"{scheme}:// takes one host; only HDFS URLs name several")
+    return StoreUrl(scheme, hosts, unquote(slash + path), unquote(user), unquote(password), query)
+
+
+def split_object(url: str) -> tuple[str, str]:
+    """Split a URL (or plain path) into its folder's URL and its last part, decoded.
+
+    A query stays with the folder. UsageError when there is no last part.
+    """
+    whole, mark, query = url.partition("?") if "://" in url else (url, "", "")
+    scheme, colon, rest = whole.partition("://")
+    body = (rest if colon else whole).rstrip("/")
+    folder, slash, last = body.rpartition("/")
+    if not last or (colon and not slash):
+        raise UsageError(f"{safe_url(url)} names no object; add its name after the folder")
+    if not colon:
+        return (folder or "/") if slash else ".", last
+    name = unquote(last)
+    if "/" in name:
+        raise UsageError(f"{safe_url(url)}: a name cannot hold an encoded slash")
+    return f"{scheme}://{folder}/{mark}{query}", name
+
+
+def safe_url(url: str) -> str:
+    """Any URL without user, password, query and fragment; safe to print."""
+    return _USER_TEXT.sub(r"\1", url.partition("?")[0].partition("#")[0])
+
+
+def redact(text: str) -> str:
+    """A foreign message without the tokens, signatures and passwords that it may quote."""
+    text = _SECRET_TEXT.sub(r"\1\2…", text)
+    return _BEARER_TEXT.sub(r"\1 …", _USER_TEXT.sub(r"\1", text))
+
+
+def plain_query(query: str) -> str:
+    """What of a query tells objects apart: all but signatures and tokens, which change."""
+    return "&".join(
+        p for p in query.split("&") if p and not _SECRET_NAME.fullmatch(p.partition("=")[0])
+    )
+
+
+def quote_path(path: str) -> str:
+    """Percent-encode a decoded path for a request line."""
+    return quote(path, safe="/~!$&'()*,;:@")
+
+
+def split_authority(authority: str) -> tuple[str, int]:
+    """Split "host:port" ("[::1]:80" too); the brackets go."""
+    host, _, port = authority.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _authority(scheme: str, name: str) -> str:
+    """Complete a host with its scheme's port; an HDFS name without one may be a nameservice."""
+    host, colon, port = name.rpartition(":")
+    if not colon or name.endswith("]"):
+        host, port = name, ""
+    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        raise UsageError(f"{scheme}:// needs a host and, after a colon, its port's number")
+    if port or scheme == "hdfs":
+        return name
+    return f"{host}:{DEFAULT_PORTS.get(scheme, 0)}"

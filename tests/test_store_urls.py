@@ -1,0 +1,109 @@
+"""Store URLs: parts, HA spelling, and that nothing secret is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.errors import UsageError
+from bootseer.storage import urls
+from bootseer.storage.base import open_object
+from bootseer.storage.options import StoreOptions
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "hosts", "path", "shown"),
+    [
+        ("/a/b", "file", (), "/a/b", "file:///a/b"),
+        ("file:///a%20b", "file", (), "/a b", "file:///a b"),
+        ("http://h", "http", ("h:80",), "", "http://h/"),
+        ("HTTPS://h:444/a%20b/", "https", ("h:444",), "/a b/", "https://h:444/a b"),
+        ("webhdfs://nn/a", "webhdfs", ("nn:9870",), "/a", "webhdfs://nn:9870/a"),
+        ("swebhdfs://nn/a", "webhdfss", ("nn:9871",), "/a", "webhdfss://nn:9871/a"),
+        ("webhdfs://a:1,b:2/x", "webhdfs", ("a:1", "b:2"), "/x", "webhdfs://a:1,b:2/x"),
+        ("hdfs://ns/x", "hdfs", ("ns",), "/x", "hdfs://ns/x"),
+        ("http://[::1]:8080/x", "http", ("[::1]:8080",), "/x", "http://[::1]:8080/x"),
+        ("http://[::1]/x", "http", ("[::1]:80",), "/x", "http://[::1]/x"),
+    ],
+)
+def test_parts(url: str, scheme: str, hosts: tuple[str, ...], path: str, shown: str) -> None:
+    parsed = urls.parse_url(url)
+    assert (parsed.scheme, parsed.hosts, parsed.path, parsed.shown) == (scheme, hosts, path, shown)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["", "file://", "file://host/x", "http://", "http:///x", "http://h:/x", "http://h:x/",
+     "http://h:70000/", "http://a,b/x", "webhdfs://a,,b/x", "hdfs:///x"],
+)  # fmt: skip
+def test_urls_that_cannot_be_used(bad: str) -> None:
+    if bad == "http://h:/x":
+        assert urls.parse_url(bad).hosts == ("h:80",)
+        return
+    with pytest.raises(UsageError):
+        urls.parse_url(bad)
+
+
+def test_an_unusable_url_is_refused_without_its_password() -> None:
+    for url in ("http://u:S3CRET@h:port/x", "nn://u:S3CRET@h/x", "http://u:S3CRET@h"):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever of ours it is
+            open_object(url)
+        assert "S3CRET" not in str(caught.value)
+
+
+@given(st.text(min_size=8, max_size=20, alphabet="abcdefXYZ0123456789_-"))
+def test_secrets_are_never_shown(secret: str) -> None:
+    secret = f"q9{secret}"
+    for url in (
+        f"webhdfs://nn:1/x?delegation={secret}",
+        f"https://user:{secret}@h/x?X-Amz-Signature={secret}&sig={secret}",
+        f"http://h/x?anything={secret}",
+    ):
+        parsed = urls.parse_url(url)
+        assert secret not in parsed.shown
+        assert secret not in repr(parsed)
+        assert secret not in urls.safe_url(url)
+        assert secret not in urls.redact(f"cannot get {url.replace('anything', 'token')}: refused")
+    assert secret not in urls.redact(f"Authorization: Bearer {secret}")
+    assert secret not in urls.redact(f"Location: http://dn:2/p?op=OPEN&delegation={secret}&o=1")
+    assert secret not in urls.redact(f"http://dn:2/p?op=OPEN%26delegation%3D{secret}")
+
+
+def test_redaction_keeps_the_rest() -> None:
+    text = "http://u:p@dn:2/p?op=OPEN&delegation=abc&offset=5 refused"
+    assert urls.redact(text) == "http://dn:2/p?op=OPEN&delegation=…&offset=5 refused"
+    assert urls.redact("a plain message about tokens") == "a plain message about tokens"
+
+
+def test_signatures_do_not_tell_objects_apart() -> None:
+    assert urls.plain_query("versionId=3&X-Amz-Signature=a&Expires=4") == "versionId=3"
+    assert urls.plain_query("file=a") != urls.plain_query("file=b")
+
+
+@pytest.mark.parametrize(
+    ("url", "folder", "name"),
+    [
+        ("/a/b", "/a", "b"),
+        ("/b", "/", "b"),
+        ("b", ".", "b"),
+        ("file:///a/b%20c", "file:///a/", "b c"),
+        ("http://h/b?sig=1", "http://h/?sig=1", "b"),
+        ("webhdfs://nn/a/b/", "webhdfs://nn/a/", "b"),
+    ],
+)
+def test_splitting_an_object_off(url: str, folder: str, name: str) -> None:
+    assert urls.split_object(url) == (folder, name)
+
+
+def test_nothing_to_split_off() -> None:
+    for url in ("http://h", "http://h/", "/", "http://h/a%2Fb"):
+        with pytest.raises(UsageError):
+            urls.split_object(url)
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        StoreOptions().user = "x"  # type: ignore[misc]
