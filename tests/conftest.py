@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hdfs_lab import hdfs, hdfs_folder, own_hdfs
 from hypothesis import settings
+
+__all__ = ["hdfs", "hdfs_folder", "own_hdfs"]
+"""Fixtures that every module may ask for."""
 
 # A loaded machine is slow, not wrong: no test is timed, those of hypothesis included.
 settings.register_profile("untimed", deadline=None)

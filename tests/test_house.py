@@ -46,7 +46,8 @@ def pytest_collection_modifyitems(config, items):
 
 def run(tmp_path: Path, *options: str, user: int) -> tuple[int, list[str]]:
     """Run the small tests above under our conftest as if by this user; return the lines printed."""
-    (tmp_path / "conftest.py").write_text(CONFTEST.read_text(encoding="utf-8"))
+    for file in (CONFTEST, CONFTEST.with_name("hdfs_lab.py")):
+        (tmp_path / file.name).write_text(file.read_text(encoding="utf-8"))
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "as_user.py").write_text(AS_USER.format(privileged=user == 0))

@@ -1,0 +1,301 @@
+"""A NameNode (or two) and DataNodes on this machine, up in seconds and down for certain."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tools.hdfs import settings
+from tools.hdfs.jars import classpath
+from tools.hdfs.process import COMMON, FULL_SPEED, HEAP, QUICK_START, Server, wait_until
+
+NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+ADMIN = "org.apache.hadoop.hdfs.tools.DFSAdmin"
+HA_ADMIN = "org.apache.hadoop.hdfs.tools.DFSHAAdmin"
+READY_S = 90.0
+
+
+class Cluster:
+    """A running HDFS below `directory`, which must not be in use; a context manager.
+
+    `hosts` names for each DataNode the address it listens on and the command prefix that enters
+    its network namespace; without it all servers are on 127.0.0.1, on ports of their own. Leaving
+    the block kills every server; so does the end of this process, or of the thread that started
+    them, by whatever cause. `full_speed` lets Java compile for throughput, not for a quick start.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        datanodes: int = 3,
+        replication: int = 1,
+        block_bytes: int = 128 << 20,
+        permissions: bool = True,
+        full_speed: bool = False,
+        ha: bool = False,
+        host: str = "127.0.0.1",
+        hosts: Sequence[tuple[str, Sequence[str]]] = (),
+        extra: dict[str, str] | None = None,
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self.replication = replication
+        self._java = (*HEAP, *(FULL_SPEED if full_speed else QUICK_START))
+        self._hosts = list(hosts) or [("127.0.0.1", ())] * datanodes
+        self._site = settings.site(
+            replication=replication, block_bytes=block_bytes, permissions=permissions
+        ) | (extra or {})
+        self._ha = ha
+        names = ("nn1", "nn2") if ha else ("nn1",)
+        self.namenode_nodes = [
+            settings.NameNode(name, host, settings.free_ports(host)) for name in names
+        ]
+        self.datanode_ports: list[settings.Ports] = []
+        self.namenodes: list[Server] = []
+        self.datanodes: list[Server] = []
+        self._classpath = ""
+
+    # What clients need.
+
+    @property
+    def hdfs_url(self) -> str:
+        """`hdfs://host:port`, or the name service of an HA cluster."""
+        return settings.common(self.namenode_nodes, self.directory)["fs.defaultFS"]
+
+    @property
+    def webhdfs_url(self) -> str:
+        """`webhdfs://host:port` of the first NameNode."""
+        return f"webhdfs://{self.http_addresses[0]}"
+
+    @property
+    def http_addresses(self) -> list[str]:
+        """`host:port` of each NameNode's WebHDFS."""
+        return [f"{n.host}:{n.ports.http}" for n in self.namenode_nodes]
+
+    @property
+    def rpc_addresses(self) -> list[str]:
+        """`host:port` of each NameNode's RPC."""
+        return [f"{n.host}:{n.ports.rpc}" for n in self.namenode_nodes]
+
+    @property
+    def datanode_http_addresses(self) -> list[str]:
+        """`host:port` of each DataNode's WebHDFS."""
+        pairs = zip(self._hosts, self.datanode_ports, strict=True)
+        return [f"{host}:{ports.http}" for (host, _), ports in pairs]
+
+    @property
+    def conf(self) -> Path:
+        """A HADOOP_CONF_DIR for clients."""
+        return self.directory / "client"
+
+    # Life.
+
+    def start(self) -> Self:
+        """Start everything and return when all DataNodes serve. Raises RuntimeError."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._prepare()
+            # DataNodes try until the NameNode is there, so their start overlaps with its own.
+            for node in self.datanodes:
+                node.start()
+            self._format()
+            for node in self.namenodes:
+                node.start()
+            if self._ha:
+                self._wait_for_http()
+                self.make_active(0)
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Kill every server; twice is safe. The files stay."""
+        for server in (*self.datanodes, *self.namenodes):
+            server.kill()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # Faults.
+
+    def kill_datanode(self, number: int) -> None:
+        self.datanodes[number].kill()
+
+    def pause_datanode(self, number: int) -> None:
+        """Stop it as a hung machine stands still: its connections stay open."""
+        self.datanodes[number].send(signal.SIGSTOP)
+
+    def resume_datanode(self, number: int) -> None:
+        self.datanodes[number].send(signal.SIGCONT)
+
+    def start_datanode(self, number: int) -> None:
+        """Start a killed one again, with its blocks, at its address."""
+        self.datanodes[number].start()
+        host, ports = self._hosts[number][0], self.datanode_ports[number]
+        wait_until(
+            "the DataNode has registered again",
+            lambda: "BP-" in str(_jmx(host, ports.http, "DataNode", "DataNodeInfo")),
+            READY_S,
+            [self.datanodes[number]],
+        )
+
+    def restart_namenode(self, number: int = 0) -> None:
+        self.namenodes[number].kill()
+        self.namenodes[number].start()
+        if not self._ha:
+            self.wait_ready()
+
+    def make_active(self, number: int) -> None:
+        """Fail over to this NameNode; the other one becomes (or is) standby or dead."""
+        names = [n.id for n in self.namenode_nodes]
+        other = 1 - number
+        if self.namenodes[other].running():
+            self.run(HA_ADMIN, "-transitionToStandby", names[other])
+        self.run(HA_ADMIN, "-transitionToActive", names[number])
+
+    def safe_mode(self, on: bool) -> None:
+        self.run(ADMIN, "-safemode", "enter" if on else "leave")
+
+    def admin(self, *arguments: str) -> str:
+        """Run `hdfs dfsadmin` with these arguments; its output. RuntimeError when it fails."""
+        return self.run(ADMIN, *arguments)
+
+    def run(self, main: str, *arguments: str) -> str:
+        """Run one of Hadoop's command-line tools as the superuser."""
+        command = ["java", *COMMON, *QUICK_START, "-cp", f"{self.conf}:{self._classpath}", main]
+        done = subprocess.run(
+            [*command, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=READY_S,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{main} {' '.join(arguments)}: {done.stdout}{done.stderr[-2000:]}")
+        return done.stdout
+
+    def block_files(self, number: int) -> list[Path]:
+        """The block files that one DataNode stores (each has a `.meta` of checksums beside it)."""
+        found = (self.datanodes[number].folder / "data").rglob("blk_*")
+        return sorted(p for p in found if p.suffix != ".meta")
+
+    # State.
+
+    def live_datanodes(self) -> int:
+        """How many DataNodes the (active) NameNode counts as alive; -1 while it does not answer."""
+        counts = [self._live(n.host, n.ports.http) for n in self.namenode_nodes]
+        return min(counts) if self._ha else counts[0]
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Return when every running DataNode has registered and writes are accepted."""
+        running = [s for s in (*self.namenodes, *self.datanodes) if s.running()]
+        wanted = sum(s.running() for s in self.datanodes)
+        wait_until(
+            f"{wanted} DataNodes serve",
+            lambda: self.live_datanodes() >= wanted and not self._safe(),
+            timeout_s,
+            running,
+        )
+
+    def _live(self, host: str, port: int) -> int:
+        state = _jmx(host, port, "NameNode", "FSNamesystemState")
+        return int(state.get("NumLiveDataNodes", -1))  # type: ignore[call-overload, no-any-return]
+
+    def _safe(self) -> bool:
+        return all(
+            _jmx(n.host, n.ports.http, "NameNode", "NameNodeInfo").get("Safemode") != ""
+            for n in self.namenode_nodes
+        )
+
+    def _wait_for_http(self) -> None:
+        wait_until(
+            "the NameNodes answer",
+            lambda: all(self._live(n.host, n.ports.http) >= 0 for n in self.namenode_nodes),
+            READY_S,
+            self.namenodes,
+        )
+
+    # Making.
+
+    def _prepare(self) -> None:
+        self._classpath = classpath()
+        core = settings.common(self.namenode_nodes, self.directory)
+        names = settings.name_addresses(self.namenode_nodes)
+        settings.write(self.conf, core, names | self._site)
+        self.datanode_ports = [settings.free_ports_here() for _ in self._hosts]
+        for node in self.namenode_nodes:
+            folder = self.directory / node.id
+            own = {"dfs.namenode.name.dir": f"file://{folder}/name"}
+            if self._ha:
+                own["dfs.ha.namenode.id"] = node.id
+                own["dfs.namenode.shared.edits.dir"] = f"file://{self.directory}/edits"
+                own["dfs.ha.fencing.methods"] = "shell(true)"
+                own["dfs.ha.tail-edits.period"] = "1"
+            settings.write(folder, core, names | self._site | own)
+            self.namenodes.append(self._server(node.id, NAMENODE, folder))
+        for number, (host, prefix) in enumerate(self._hosts):
+            folder = self.directory / f"dn{number}"
+            ports = self.datanode_ports[number]
+            own = {
+                "dfs.datanode.data.dir": f"file://{folder}/data",
+                "dfs.datanode.address": f"{host}:{ports.data}",
+                "dfs.datanode.http.address": f"{host}:{ports.http}",
+                "dfs.datanode.https.address": f"{host}:{ports.https}",
+                "dfs.datanode.ipc.address": f"{host}:{ports.rpc}",
+                "dfs.datanode.hostname": host,
+            }
+            settings.write(folder, core, names | self._site | own)
+            self.datanodes.append(self._server(f"dn{number}", DATANODE, folder, prefix))
+
+    def _server(self, name: str, main: str, folder: Path, prefix: Sequence[str] = ()) -> Server:
+        return Server(name, main, folder, self._classpath, options=self._java, prefix=prefix)
+
+    def _format(self) -> None:
+        first = self.namenodes[0]
+        if (first.folder / "name/current").exists():
+            return
+        if self._ha:
+            (self.directory / "edits").mkdir(exist_ok=True)
+        formatter = Server(
+            "format",
+            NAMENODE,
+            first.folder,
+            self._classpath,
+            options=self._java,
+            arguments=("-format", "-force", "-nonInteractive"),
+        )
+        formatter.start()
+        if formatter.wait(READY_S):
+            raise RuntimeError(f"formatting failed; {formatter.tail()}")
+        for other in self.namenodes[1:]:
+            shutil.copytree(first.folder / "name", other.folder / "name")
+
+
+def _jmx(host: str, port: int, service: str, bean: str) -> dict[str, object]:
+    """One bean of a server's /jmx page; empty while it does not answer."""
+    url = f"http://{host}:{port}/jmx?qry=Hadoop:service={service},name={bean}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as answer:
+            beans = json.load(answer)["beans"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return dict(beans[0]) if beans else {}
