@@ -1,0 +1,156 @@
+"""A store's folder as its users see it: each striped checkpoint under its own name.
+
+`ckpt.pt.stripes/` with a current version appears as the file `ckpt.pt`, or as the folder `ckpt`
+for a directory checkpoint, and hides a plain object of the same name. What lies within a directory
+checkpoint is found in its manifest. Folders of checkpoints that were never published are not
+there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import posixpath
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bootseer.errors import NotFoundError
+from bootseer.storage.base import Stat, Store
+from bootseer.stripedfs import versions
+from bootseer.stripedfs.manifest import TreeEntry, TreeFile, TreeFolder, TreeLink, TreeManifest
+from bootseer.stripedfs.opening import Tree, file_source, in_parallel, open_source, plain_source
+from bootseer.stripedfs.source import FileSource
+from bootseer.stripedfs.versions import SUFFIX, Version
+
+ROOT = Stat("", 0, 0.0, True)
+
+
+class Found(NamedTuple):
+    """One file or folder; `name` is the user's, without any suffix of ours.
+
+    `version` is there for a striped file and for the root of a directory checkpoint; `tree` and
+    `entry` for what lies within one.
+    """
+
+    name: str
+    size_bytes: int
+    mtime_s: float
+    is_folder: bool
+    version: Version | None = None
+    tree: Tree | None = None
+    entry: TreeEntry | None = None
+
+    @property
+    def striped(self) -> bool:
+        """Whether the bytes are striped."""
+        if self.tree is not None:
+            return isinstance(self.entry, TreeFile) and self.entry.striped
+        return self.version is not None and not self.is_folder
+
+
+def look(store: Store, name: str) -> Found:
+    """What a name stands for. Raises NotFoundError when it stands for nothing."""
+    name = name.removesuffix(SUFFIX)
+    if not name:
+        return _plain(ROOT)
+    version = versions.current(store, name)
+    if version is not None:
+        return _versioned(name, version)
+    try:
+        return _plain(store.stat(name))
+    except NotFoundError:
+        found = _within_tree(store, name)
+        if found is None:
+            raise
+        return found
+
+
+def children(store: Store, folder: Found) -> list[Found]:
+    """What lies directly in a folder, by name."""
+    if folder.tree is not None or folder.version is not None:
+        tree = folder.tree if folder.tree is not None else _tree(store, folder)
+        top = "" if folder.entry is None else folder.entry.path
+        inside = [e for e in tree.manifest.entries if posixpath.dirname(e.path) == top]
+        named = ((f"{folder.name}/{posixpath.basename(e.path)}", e) for e in inside)
+        return [found for name, e in named if (found := _entry(tree, name, e)) is not None]
+    plain: dict[str, Found] = {}
+    striped: list[str] = []
+    for stat in store.list(folder.name):
+        if stat.is_folder and stat.name.endswith(SUFFIX):
+            striped.append(stat.name.removesuffix(SUFFIX))
+        else:
+            plain[stat.name] = _plain(stat)
+    for name, version in zip(
+        striped, in_parallel(lambda n: versions.current(store, n), striped), strict=True
+    ):
+        if version is not None:
+            plain[name] = _versioned(name, version)
+    return [plain[name] for name in sorted(plain)]
+
+
+def source_of(store: Store, found: Found) -> FileSource:
+    """Open a file that was found. Raises UsageError for a folder."""
+    if found.tree is not None:
+        return found.tree.file("" if found.entry is None else found.entry.path)
+    if found.version is None:
+        return plain_source(store, found.name)
+    if not found.is_folder:
+        try:
+            manifest = versions.manifest_of(store, found.version)
+        except NotFoundError:
+            return open_source(store, found.name)  # replaced meanwhile: take the new version
+        if not isinstance(manifest, TreeManifest):
+            return file_source(store, found.version, manifest)
+    return open_source(store, found.name)
+
+
+def _plain(stat: Stat) -> Found:
+    return Found(stat.name, stat.size_bytes, stat.mtime_s, stat.is_folder)
+
+
+def _versioned(name: str, version: Version) -> Found:
+    size = 0 if version.is_tree else version.pointer.size_bytes
+    return Found(name, size, _published_s(version), version.is_tree, version)
+
+
+def _published_s(version: Version) -> float:
+    """When the version was written, as its name says."""
+    text = version.pointer.version.split("-")[1]
+    when = datetime.datetime.strptime(text, "%Y%m%dT%H%M%SZ")
+    return when.replace(tzinfo=datetime.UTC).timestamp()
+
+
+def _tree(store: Store, found: Found) -> Tree:
+    loaded = versions.load(store, found.name)
+    if loaded is None or not isinstance(loaded[1], TreeManifest):
+        raise NotFoundError(f"{found.name} in {store.url} was removed or replaced meanwhile")
+    return Tree(store, loaded[0], loaded[1])
+
+
+def _within_tree(store: Store, name: str) -> Found | None:
+    """The entry if a folder above it is a directory checkpoint."""
+    for root in _parents(name):
+        loaded = versions.load(store, root)
+        if loaded is not None and isinstance(loaded[1], TreeManifest):
+            tree = Tree(store, loaded[0], loaded[1])
+            return _entry(tree, name, tree.find(name[len(root) + 1 :]))
+    return None
+
+
+def _parents(name: str) -> Iterator[str]:
+    parent = posixpath.dirname(name)
+    while parent:
+        yield parent
+        parent = posixpath.dirname(parent)
+
+
+def _entry(tree: Tree, name: str, entry: TreeEntry) -> Found | None:
+    """An entry under the name it was reached by; None for a link that leads nowhere."""
+    if isinstance(entry, TreeLink):
+        try:
+            entry = tree.find(entry.path)
+        except NotFoundError:
+            return None
+    if isinstance(entry, TreeFile):
+        return Found(name, entry.size_bytes, entry.mtime_ns / 1e9, False, tree.version, tree, entry)
+    mtime_ns = entry.mtime_ns if isinstance(entry, TreeFolder) else 0
+    return Found(name, 0, mtime_ns / 1e9, True, tree.version, tree, entry)
