@@ -1,0 +1,285 @@
+"""The node cache: blocks of immutable objects in a folder that all processes of a node share.
+
+`<directory>/<object>/data` is a sparse file with a block at its place in the object, `present`
+tells which blocks are there, with a check of each (see `presence`). `<directory>/usage` counts
+bytes.
+
+**Killed at any point** (kill -9): a block's entry is written after the whole of its bytes, in one
+write that no page boundary cuts, so an entry without its bytes cannot be; bytes without an entry
+do not count. New objects are made beside and renamed. Locks and claims end with the process.
+
+**Power lost**: nothing is synced, so `present`, `data` and folders may come back in any older
+mixture, with zeros, or with other files' old bytes. Every read compares the block with its entry
+(xxh3-128 of bytes and number), so what does not fit together is dropped and fetched again; a
+header that does not fit drops the object. That costs 0.03 s a GB, and makes a clean stop nothing
+that anybody needs to remember: a block is verified at its first use and at each later one, also
+for sources that have no digests of their own.
+
+**Several processes**: readers need no lock at all, since a block that is being replaced merely
+fails its check. A shared flock on `present` pins an object while it is open; eviction takes it
+exclusively, or leaves the object alone. Blocks are claimed by locks on their entries, so that
+two processes rarely fetch the same one. No lock is ever waited for: whoever does not get one does
+without the cache, so a stopped process stops nobody else.
+
+**Full**: objects are evicted by their last start, oldest first, down to nine tenths of the limit.
+Where that does not help, or the medium is full or broken, storing ends and `told` hears why,
+once; reads go on.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+
+from bootseer.blocks import eviction, presence
+from bootseer.blocks.cached import CachedObject
+from bootseer.blocks.presence import Identity, identity_of
+from bootseer.blocks.source import BlockSource
+from bootseer.errors import UsageError, from_os_error
+
+LOW_WATER = 0.9
+FULL_PAUSE_S = 5.0  # how long a cache whose objects are all in use is not asked for room again
+LOCK_TRIES = 20
+LOCK_PAUSE_S = 0.001
+_COUNTER = struct.Struct("<Q")
+_MEDIUM_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _nobody(reason: str) -> None:
+    """Nobody listens."""
+
+
+class NodeCache:
+    """Opens cached objects below `directory` and keeps them within `limit_bytes` together.
+
+    `told` is called once, from any thread, when storing ends: with the reason, for a person.
+    The limit counts allocated bytes; blocks being written at the moment may stand above it.
+    Raises UsageError for a limit that is none and AccessDeniedError or another BootseerError when
+    the directory cannot be used; a full medium is no error.
+    """
+
+    def __init__(
+        self, directory: str, limit_bytes: int, *, told: Callable[[str], None] = _nobody
+    ) -> None:
+        if limit_bytes <= 0:
+            raise UsageError(f"a cache of {limit_bytes} bytes holds nothing; give a larger limit")
+        self.directory = os.path.abspath(directory)
+        self.limit_bytes = limit_bytes
+        self.corrupt_blocks = 0
+        self._told = told
+        self._lock = threading.Lock()  # of the counter; held over its quick file operations
+        self._stopped = ""
+        self._full_until = 0.0
+        self._usage_fd = -1
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._usage_fd = os.open(f"{self.directory}/usage", flags, 0o600)
+        except OSError as error:
+            if error.errno not in _MEDIUM_FULL:
+                raise from_os_error(error, f"use the cache in {self.directory}") from error
+            self._stop(f"the cache in {self.directory} has no space for anything")
+
+    @property
+    def stopped(self) -> str:
+        """Why nothing is stored any more; "" while storing goes on."""
+        return self._stopped
+
+    def open(self, source: BlockSource) -> CachedObject:
+        """The cached object of a source, made when it is new; it counts as started now.
+
+        For a source without a key, and on any fault of the cache, the object holds nothing and
+        stores nothing.
+        """
+        identity = identity_of(source)
+        if identity is None or self._usage_fd < 0:
+            return CachedObject(None, self)
+        try:
+            found = self._open_files(identity)
+        except OSError as error:
+            self.failed(error)
+            found = None
+        return CachedObject(identity, self, *found) if found else CachedObject(None, self)
+
+    def _open_files(self, identity: Identity) -> tuple[int, int] | None:
+        folder = f"{self.directory}/{identity.folder}"
+        for _ in range(LOCK_TRIES):
+            try:
+                files = _open_pinned(folder, identity)
+            except FileNotFoundError:
+                if os.path.isdir(folder):
+                    eviction.discard(folder, unless=identity)
+                elif not self.reserve(identity.table_bytes + 4096):
+                    return None
+                else:
+                    self._create(folder, identity)
+                continue
+            if files is not None:
+                return files
+            eviction.discard(folder, unless=identity)
+            time.sleep(LOCK_PAUSE_S)  # somebody may be evicting it
+        return None
+
+    def _create(self, folder: str, identity: Identity) -> None:
+        """Make an empty object beside its place and move it there, unless somebody else did."""
+        new = f"{self.directory}/{eviction.NEW}{uuid.uuid4().hex}"
+        os.mkdir(new, 0o700)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(f"{new}/present", flags, 0o600), "wb", buffering=0) as file:
+                file.write(identity.header)
+                # Reserved, so that entries can always be written, and dropped, on a full medium.
+                os.posix_fallocate(file.fileno(), 0, identity.table_bytes)
+            with open(os.open(f"{new}/data", flags, 0o600), "wb", buffering=0) as file:
+                os.ftruncate(file.fileno(), identity.size_bytes)
+            os.rename(new, folder)
+        except OSError as error:
+            shutil.rmtree(new, ignore_errors=True)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+    def reserve(self, wanted_bytes: int) -> bool:
+        """Count bytes that are about to be written, evicting where the limit says so."""
+        if self._stopped or time.monotonic() < self._full_until:
+            return False
+        if not self._lock.acquire(timeout=LOCK_TRIES * LOCK_PAUSE_S):
+            return False  # somebody evicts: that takes longer than fetching the block again
+        failure: OSError | None = None
+        granted: bool | None = False
+        try:
+            granted = self._count(_rounded(wanted_bytes))
+        except OSError as error:
+            failure = error
+        finally:
+            self._lock.release()
+        if failure is not None:
+            self.failed(failure)
+        if granted is None:
+            self._tell(
+                f"the cache in {self.directory} is at its limit of {self.limit_bytes} bytes and "
+                "all of it is in use; give it a higher limit"
+            )
+        return bool(granted)
+
+    def _count(self, wanted_bytes: int) -> bool | None:
+        """Whether there is room; None when there is none although all was tried."""
+        if not self._lock_usage():
+            return False
+        try:
+            stored = os.pread(self._usage_fd, _COUNTER.size, 0)
+            # Without a usable counter (a new or a spoiled cache) the folders tell.
+            known = len(stored) == _COUNTER.size
+            counted = _COUNTER.unpack(stored)[0] if known else self.limit_bytes
+            if counted + wanted_bytes > self.limit_bytes:
+                goal = int(self.limit_bytes * LOW_WATER) - wanted_bytes
+                counted = eviction.shrink(self.directory, self.limit_bytes - wanted_bytes, goal)
+            if counted + wanted_bytes > self.limit_bytes:
+                self._full_until = time.monotonic() + FULL_PAUSE_S
+                return None
+            os.pwrite(self._usage_fd, _COUNTER.pack(counted + wanted_bytes), 0)
+            return True
+        finally:
+            fcntl.flock(self._usage_fd, fcntl.LOCK_UN)
+
+    def _lock_usage(self) -> bool:
+        for _ in range(LOCK_TRIES):
+            if self._usage_fd < 0:
+                return False
+            try:
+                fcntl.flock(self._usage_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(LOCK_PAUSE_S)
+        return False
+
+    def failed(self, error: OSError) -> bool:
+        """Writing failed: make room once where that can help, else end storing."""
+        if error.errno in _MEDIUM_FULL and self._evict_some():
+            return True
+        what = error.strerror or str(error)
+        self._stop(f"the cache in {self.directory} keeps nothing more: {what}")
+        return False
+
+    def _evict_some(self) -> bool:
+        """On a full medium give up a tenth of what is cached; True when anything was freed."""
+        try:
+            used = eviction.used_bytes(self.directory)
+            goal = int(used * LOW_WATER)
+            return eviction.shrink(self.directory, goal, goal) < used
+        except OSError:
+            return False
+
+    def found_corrupt(self) -> None:
+        """Count a block that did not match its entry."""
+        self.corrupt_blocks += 1
+
+    def used_bytes(self) -> int:
+        """Allocated bytes of all objects, by looking at each."""
+        try:
+            return eviction.used_bytes(self.directory)
+        except OSError as error:
+            raise from_os_error(error, f"look at the cache in {self.directory}") from error
+
+    def _stop(self, reason: str) -> None:
+        self._stopped = self._stopped or reason
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        told, self._told = self._told, _nobody
+        told(reason)
+
+    def close(self) -> None:
+        """Close the counter; open objects live on without storing. Twice is safe."""
+        with self._lock:
+            fd, self._usage_fd = self._usage_fd, -1
+            self._stopped = self._stopped or "the cache was closed"
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> NodeCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _open_pinned(folder: str, identity: Identity) -> tuple[int, int] | None:
+    """Descriptors of `present` and `data`, pinned; None when the object cannot be used as it is.
+
+    Raises FileNotFoundError where there is no such object.
+    """
+    present_fd = os.open(f"{folder}/present", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    data_fd = -1
+    try:
+        fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Evicted between open and flock: the name leads elsewhere, or nowhere.
+        still_there = os.path.samestat(os.stat(f"{folder}/present"), os.fstat(present_fd))
+        if still_there and presence.read_identity(present_fd) == identity:
+            data_fd = os.open(f"{folder}/data", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            os.utime(folder)
+            files, present_fd, data_fd = (present_fd, data_fd), -1, -1
+            return files
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    finally:
+        for fd in (present_fd, data_fd):
+            if fd >= 0:
+                os.close(fd)
+    return None
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // 4096) * 4096

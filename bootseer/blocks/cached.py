@@ -1,0 +1,225 @@
+"""One object of the node cache, opened by one process: `data` (sparse) and `present`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from bootseer.blocks import presence
+from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, Identity
+
+
+class Room(Protocol):
+    """What an object asks of its cache before and after it writes."""
+
+    @property
+    def stopped(self) -> str:
+        """Why nothing is stored any more; "" while storing goes on."""
+
+    def reserve(self, wanted_bytes: int) -> bool:
+        """Whether so many bytes may be written now; quick, never an error."""
+
+    def failed(self, error: OSError) -> bool:
+        """Writing failed; True when there is room now and trying once more makes sense."""
+
+    def found_corrupt(self) -> None:
+        """A block did not match its entry and was dropped."""
+
+
+class CachedObject:
+    """Blocks of one object; pinned (never evicted) until closed. Every method is thread-safe.
+
+    No method raises for a fault of the cache: a block that cannot be read or stored is simply
+    not there. `close` while other threads read is safe; they finish, or find nothing.
+    """
+
+    def __init__(
+        self, identity: Identity | None, room: Room, present_fd: int = -1, data_fd: int = -1
+    ) -> None:
+        self._identity = identity
+        self._room = room
+        self._present_fd, self._data_fd = present_fd, data_fd
+        self._lock = threading.Lock()
+        self._users = 0
+        self._open = identity is not None
+
+    @property
+    def usable(self) -> bool:
+        """False for an object that is not cached at all, or is closed."""
+        return self._open
+
+    @property
+    def storing(self) -> bool:
+        """Whether `store` may still keep something."""
+        return self._open and not self._room.stopped
+
+    def present(self, index: int) -> bool:
+        """Whether the block is there, so that `read` will most likely give it."""
+        return self._with(lambda: presence.read_entry(self._present_fd, index) != ABSENT)
+
+    def missing(self, first: int, count: int) -> list[int]:
+        """Those of the blocks `[first, first + count)` that are not there."""
+        found: list[int] = []
+
+        def look() -> bool:
+            entries = presence.read_entries(self._present_fd, first, count)
+            starts = range(0, count * ENTRY_BYTES, ENTRY_BYTES)
+            absent = (first + i for i, s in enumerate(starts) if entries.startswith(ABSENT, s))
+            found.extend(absent)
+            return True
+
+        return found if self._with(look) else list(range(first, first + count))
+
+    def read(self, index: int, raw: memoryview) -> bool:
+        """Fill `raw` with the whole block; False when it is absent.
+
+        The bytes are verified each time. One that does not match its entry is dropped and
+        reported as absent; `raw` may then have been written to.
+        """
+        return self._with(lambda: self._read(index, raw))
+
+    def _read(self, index: int, raw: memoryview) -> bool:
+        identity = self._identity
+        entry = presence.read_entry(self._present_fd, index)
+        if entry == ABSENT or identity is None:
+            return False
+        whole = _fill(self._data_fd, index * identity.block_bytes, raw)
+        if whole and presence.check_of(index, raw) == entry:
+            return True
+        # Another process may have dropped it and put it there anew meanwhile; then ours is lost
+        # once more, and fetched once more. Never wrong, and rare.
+        presence.write_entry(self._present_fd, index, ABSENT)
+        self._room.found_corrupt()
+        return False
+
+    def store(self, index: int, raw: memoryview) -> None:
+        """Keep a verified block, if there is room; `raw` is free again on return."""
+        if self.storing:
+            self._with(lambda: self._store(index, raw))
+
+    def _store(self, index: int, raw: memoryview) -> bool:
+        if self._identity is None or presence.read_entry(self._present_fd, index) != ABSENT:
+            return False
+        if not self._room.reserve(len(raw)):
+            return False
+        entry = presence.check_of(index, raw)
+        offset = index * self._identity.block_bytes
+        for again in (False, True):
+            try:
+                _write(self._data_fd, offset, raw)
+                presence.write_entry(self._present_fd, index, entry)
+                return True
+            except OSError as error:
+                _punch_quietly(self._data_fd, offset, len(raw))
+                if again or not self._room.failed(error):
+                    return False
+        return False
+
+    def claim(self, index: int) -> bool:
+        """Take the right to fetch a block; False while another process holds it.
+
+        A claim ends with `unclaim`, with `close`, or with the process. Threads of one process
+        share it. It is advice: who waited long enough for another's claim fetches all the same.
+        Where nothing can be stored there is nothing to wait for, and every claim is granted.
+        """
+        if not self.storing:
+            return True
+        refused: list[int] = []
+
+        def take() -> bool:
+            if not presence.claim_entry(self._present_fd, index):
+                refused.append(index)
+            return True
+
+        self._with(take)
+        return not refused
+
+    def unclaim(self, index: int) -> None:
+        """Give a claim up; after `store`, or when fetching failed. Not holding one is no error."""
+
+        def give() -> bool:
+            presence.unclaim_entry(self._present_fd, index)
+            return True
+
+        self._with(give)
+
+    def close(self) -> None:
+        """Unpin and close; twice is safe."""
+        with self._lock:
+            was_open, self._open = self._open, False
+            last = was_open and self._users == 0
+        if last:
+            self._close_files()
+
+    def _with(self, act: Callable[[], bool]) -> bool:
+        """Run `act` while the descriptors are certainly open; its OSErrors mean "not there"."""
+        with self._lock:
+            if not self._open:
+                return False
+            self._users += 1
+        try:
+            return act()
+        except OSError:
+            return False  # a failing disk must cost speed only
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._users == 0 and not self._open
+            if last:
+                self._close_files()
+
+    def _close_files(self) -> None:
+        for fd in (self._data_fd, self._present_fd):
+            os.close(fd)
+        self._present_fd = self._data_fd = -1
+
+    def __enter__(self) -> CachedObject:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _fill(fd: int, offset: int, raw: memoryview) -> bool:
+    done = 0
+    while done < len(raw):
+        count = os.preadv(fd, [raw[done:]], offset + done)
+        if count == 0:
+            return False
+        done += count
+    return True
+
+
+def _write(fd: int, offset: int, raw: memoryview) -> None:
+    done = 0
+    while done < len(raw):
+        done += os.pwrite(fd, raw[done:], offset + done)
+
+
+def punch(fd: int, offset: int, length: int) -> None:
+    """Give the space of a range back; OSError where the file system cannot."""
+    import ctypes
+
+    keep_size_and_punch = 0x01 | 0x02
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_int(fd), ctypes.c_int(keep_size_and_punch))
+    arguments_64 = (ctypes.c_int64(offset), ctypes.c_int64(length))
+    if libc.fallocate(*arguments, *arguments_64) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _punch_quietly(fd: int, offset: int, length: int) -> None:
+    """Part of a block may have been written: it counts nowhere, so it should take no space."""
+    try:
+        punch(fd, offset, length)
+    except OSError:
+        pass  # the space is found again when the object is evicted

@@ -1,0 +1,169 @@
+"""Making room in the node cache: whole objects or their ends, by their last start."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from typing import NamedTuple
+
+from bootseer.blocks import presence
+from bootseer.blocks.cached import punch
+from bootseer.blocks.presence import ABSENT, Identity
+
+NEW = ".new-"
+DEAD = ".dead-"
+ABANDONED_S = 600.0  # a `.new-` folder so old has no living maker
+_RUN_BLOCKS = 1024
+
+
+class Usage(NamedTuple):
+    """One object folder: when it was last opened and the bytes it takes."""
+
+    path: str
+    started_ns: int
+    used_bytes: int
+
+
+def survey(directory: str) -> list[Usage]:
+    """All objects, the one that was opened longest ago first. Clears what killed processes left."""
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith((NEW, DEAD)):
+                _clear(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                try:
+                    found.append(_usage(entry.path))
+                except (FileNotFoundError, NotADirectoryError):
+                    discard(entry.path)  # half an object: nobody can use it
+    return sorted(found, key=lambda usage: usage.started_ns)
+
+
+def used_bytes(directory: str) -> int:
+    """Allocated bytes of all objects."""
+    return sum(usage.used_bytes for usage in survey(directory))
+
+
+def shrink(directory: str, limit_bytes: int, goal_bytes: int) -> int:
+    """Evict down to the goal if more than the limit is used; returns what is used then.
+
+    Objects that are open anywhere are left alone.
+    """
+    objects = survey(directory)
+    used = sum(usage.used_bytes for usage in objects)
+    if used <= limit_bytes:
+        return used
+    for usage in objects:
+        if used <= goal_bytes:
+            break
+        used -= _evict(usage, used - goal_bytes)
+    return used
+
+
+def discard(path: str, unless: Identity | None = None) -> bool:
+    """Remove an object, unless it is open or is a sound one of the given identity."""
+    present_fd = _lock_alone(path)
+    if present_fd is None:
+        return False
+    try:
+        whole = present_fd >= 0 and os.path.exists(f"{path}/data")
+        if unless is not None and whole and presence.read_identity(present_fd) == unless:
+            return False
+        return _remove(path)
+    finally:
+        if present_fd >= 0:
+            os.close(present_fd)
+
+
+def _evict(usage: Usage, wanted_bytes: int) -> int:
+    """Free about so many bytes of an object, or all of it; returns the bytes freed."""
+    present_fd = _lock_alone(usage.path)
+    if present_fd is None:
+        return 0
+    try:
+        if present_fd >= 0 and wanted_bytes < usage.used_bytes // 2:
+            # The end goes first: a start reads what lies in front sooner and more often.
+            freed = _cut(usage.path, present_fd, wanted_bytes)
+            if freed:
+                return freed
+        return usage.used_bytes if _remove(usage.path) else 0
+    except OSError:
+        return usage.used_bytes if _remove(usage.path) else 0
+    finally:
+        if present_fd >= 0:
+            os.close(present_fd)
+
+
+def _cut(path: str, present_fd: int, wanted_bytes: int) -> int:
+    """Punch blocks out, from the last one down, until enough is free; returns the bytes freed."""
+    identity = presence.read_identity(present_fd)
+    if identity is None:
+        return 0
+    data_fd = os.open(f"{path}/data", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        before = os.fstat(data_fd).st_blocks
+        end = identity.blocks
+        while end > 0 and (before - os.fstat(data_fd).st_blocks) * 512 < wanted_bytes:
+            first = max(0, end - _run_blocks(identity, wanted_bytes))
+            if presence.read_entries(present_fd, first, end - first).strip(b"\0"):
+                absent = ABSENT * (end - first)
+                os.pwrite(present_fd, absent, presence.position(first))
+                length = (end - first) * identity.block_bytes
+                punch(data_fd, first * identity.block_bytes, length)
+            end = first
+        return (before - os.fstat(data_fd).st_blocks) * 512
+    finally:
+        os.close(data_fd)
+
+
+def _run_blocks(identity: Identity, wanted_bytes: int) -> int:
+    return max(1, min(_RUN_BLOCKS, wanted_bytes // identity.block_bytes))
+
+
+def _lock_alone(path: str) -> int | None:
+    """The descriptor of an object's `present`, locked; -1 where it has none; None when in use."""
+    try:
+        fd = os.open(f"{path}/present", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return -1 if os.path.isdir(path) else None
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(f"{path}/present"), os.fstat(fd)):
+            return fd
+    except OSError:  # held by a reader, or removed meanwhile
+        pass
+    os.close(fd)
+    return None
+
+
+def _remove(path: str) -> bool:
+    """Take an object out of the way in one step, then delete it."""
+    dead = f"{os.path.dirname(path)}/{DEAD}{uuid.uuid4().hex}"
+    try:
+        os.rename(path, dead)
+    except OSError:
+        return False
+    shutil.rmtree(dead, ignore_errors=True)
+    return True
+
+
+def _clear(path: str) -> None:
+    """Remove what a killed process left: evicted objects at once, new ones when they are old."""
+    try:
+        young = time.time() - os.stat(path).st_mtime < ABANDONED_S
+    except OSError:
+        return
+    if os.path.basename(path).startswith(DEAD) or not young:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _usage(path: str) -> Usage:
+    present, data = os.stat(f"{path}/present"), os.stat(f"{path}/data")
+    # A start that seems to lie in the future (the clock was set back) counts as one of now.
+    started_ns = min(os.stat(path).st_mtime_ns, time.time_ns())
+    return Usage(path, started_ns, (present.st_blocks + data.st_blocks) * 512)
