@@ -1,0 +1,147 @@
+"""What HTTP answers mean: addresses, redirects, ranges and error classes. Pure."""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+from typing import NamedTuple, Protocol
+from urllib.parse import urljoin, urlsplit
+
+from bootseer.errors import (
+    AccessDeniedError,
+    BootseerError,
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    StoreUnavailableError,
+)
+from bootseer.storage.urls import split_authority
+
+REDIRECTS = frozenset((301, 302, 303, 307, 308))
+REFUSALS = frozenset((401, 403, 407))
+MISSING = frozenset((404, 410))
+MAY_HEAL = frozenset((408, 421, 425, 429, 500, 502, 503, 504, 507, 509))
+LONGEST_ADVICE_S = 300.0
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)", re.IGNORECASE)
+
+
+class Headers(Protocol):
+    """Header fields by name, in any case."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
+class Origin(NamedTuple):
+    """One server: what a connection is good for."""
+
+    tls: bool
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """The "host:port" that messages and replicas are spelt with."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Target(NamedTuple):
+    """An absolute address. `request` (path and query) may hold a token: never print it."""
+
+    origin: Origin
+    request: str
+
+    def __repr__(self) -> str:
+        return f"Target({self.origin.authority!r})"
+
+
+class ContentRange(NamedTuple):
+    """A parsed Content-Range: bytes `[start, end)` of `size`; -1 where the server said `*`."""
+
+    start: int
+    end: int
+    size: int
+
+
+def origin_of(tls: bool, authority: str) -> Origin:
+    """The origin of a "host:port"."""
+    host, port = split_authority(authority)
+    return Origin(tls, host, port)
+
+
+def resolve(base: Target, location: str | None, what: str) -> Target:
+    """The address that a redirect leads to; StoreUnavailableError when it is none."""
+    scheme = "https" if base.origin.tls else "http"
+    try:
+        parts = urlsplit(urljoin(f"{scheme}://{base.origin.authority}{base.request}", location))
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    if not location or not host or parts.scheme not in ("http", "https"):
+        raise StoreUnavailableError(
+            f"cannot {what}: {base.origin.authority} redirects to no address that can be used"
+        )
+    tls = parts.scheme == "https"
+    if base.origin.tls and not tls:
+        raise AccessDeniedError(
+            f"cannot {what}: {base.origin.authority} redirects from https to http, which is not"
+            " followed; let it redirect to https"
+        )
+    request = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(c <= " " or c == "\x7f" for c in request):
+        raise StoreUnavailableError(f"cannot {what}: a redirect holds characters that none may")
+    return Target(Origin(tls, host, port or (443 if tls else 80)), request)
+
+
+def content_range(text: str | None) -> ContentRange | None:
+    """Parse a Content-Range; None when there is none or it makes no sense."""
+    match = _CONTENT_RANGE.fullmatch((text or "").strip())
+    if match is None:
+        return None
+    first, last, size = match.groups()
+    total = -1 if size == "*" else int(size)
+    if first is None:
+        return ContentRange(-1, -1, total)
+    start, end = int(first), int(last) + 1
+    return ContentRange(start, end, total) if start < end and (total < 0 or end <= total) else None
+
+
+def retry_after(headers: Headers) -> float:
+    """Seconds that a Retry-After asks for, given in seconds or as a date; 0 without."""
+    text = (headers.get("Retry-After") or "").strip()
+    if not text:
+        return 0.0
+    if text.isascii() and text.isdigit():
+        wait_s = float(text)
+    else:
+        try:
+            wait_s = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except ValueError:
+            return 0.0
+    return min(max(wait_s, 0.0), LONGEST_ADVICE_S)
+
+
+def modified_s(headers: Headers) -> float:
+    """Last-Modified in seconds since the epoch; 0 when it is missing or makes no sense."""
+    try:
+        return email.utils.parsedate_to_datetime(headers.get("Last-Modified") or "").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def answer_error(
+    status: int, reason: str, headers: Headers, authority: str, what: str
+) -> BootseerError:
+    """Our error for an answer that is not what was asked for."""
+    said = f"cannot {what}: {authority} answers {status} {reason[:60]}".rstrip()
+    if status in REFUSALS:
+        return AccessDeniedError(f"{said}; check the user, the token or the signature")
+    if status in MISSING:
+        return NotFoundError(f"{said}; check the name")
+    if status == 416:
+        return CorruptDataError(f"{said}: the object ends before this range; it is truncated")
+    if status in MAY_HEAL:
+        return StoreUnavailableError(said, retry_after_s=retry_after(headers))
+    if status in REDIRECTS:
+        return StoreUnavailableError(f"{said} too often; its redirects lead in a circle")
+    return NotSupportedError(f"{said}; it does not do what is needed of it")

@@ -1,0 +1,383 @@
+"""Pooled HTTP/1.1 connections whose bodies land straight in the caller's buffers.
+
+`http.client` sends the request and parses the answer's head; the body is then received from the
+socket itself into the destination, without a copy in user space. Proxies of the environment are
+not used. One request is one `Exchange`; whether its connection is kept is decided when it ends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from bootseer.errors import (
+    AccessDeniedError,
+    BootseerError,
+    CorruptDataError,
+    StoreUnavailableError,
+    UsageError,
+)
+from bootseer.storage.answers import Origin
+from bootseer.storage.attempt import Attempt
+
+PIECE_BYTES = 1 << 20  # one system call; progress and a cancel are seen between two
+IDLE_S = 30.0  # servers close kept connections after 60 s and more
+IDLE_CONNECTIONS = 64
+DRAIN_BYTES = 64 << 10  # read what is left of a small body rather than connect anew
+WAITS = 4  # a wait without a byte is cut into so many, so that a stall is seen a quarter late
+
+Filled = Callable[[int], None]
+
+
+class ShortBodyError(StoreUnavailableError):
+    """A body ended before the length that was announced or asked for."""
+
+
+class Pool:
+    """Idle connections by origin; any number of threads may use one pool.
+
+    `connect_s` bounds connecting and, for TLS, the handshake; `ca_file` is the one authority
+    believed, the system's when empty.
+    """
+
+    def __init__(self, *, connect_s: float, ca_file: str = "") -> None:
+        self._connect_s = connect_s
+        self._ca_file = ca_file
+        self._lock = threading.Lock()
+        self._idle: dict[Origin, list[tuple[float, http.client.HTTPConnection]]] = {}
+        self._context: ssl.SSLContext | None = None
+
+    def request(
+        self,
+        origin: Origin,
+        method: str,
+        target: str,
+        *,
+        headers: Mapping[str, str],
+        attempt: Attempt,
+        what: str,
+    ) -> Exchange:
+        """Send one request without a body and wait for the head of its answer.
+
+        `what` completes "cannot …" and names the object, without secrets. A kept connection that
+        turns out to be closed is replaced once. Raises StoreUnavailableError.
+        """
+        connection = self._take(origin)
+        if connection is not None:
+            try:
+                return self._exchange(connection, origin, method, target, headers, attempt, what)
+            except (ConnectionError, http.client.BadStatusLine):
+                connection.close()  # closed by the server while it was idle
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                raise broken(error, origin, what, attempt) from error
+        connection = self.connect(origin, what, attempt)
+        try:
+            return self._exchange(connection, origin, method, target, headers, attempt, what)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise broken(error, origin, what, attempt) from error
+
+    def connect(self, origin: Origin, what: str, attempt: Attempt) -> http.client.HTTPConnection:
+        """Open a new connection that is not kept. Raises StoreUnavailableError."""
+        if attempt.cancelled:
+            raise StoreUnavailableError(f"cannot {what}: it was given up")
+        connection: http.client.HTTPConnection
+        if origin.tls:
+            connection = http.client.HTTPSConnection(
+                origin.host, origin.port, timeout=self._connect_s, context=self._tls()
+            )
+        else:
+            connection = http.client.HTTPConnection(
+                origin.host, origin.port, timeout=self._connect_s
+            )
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise unreachable(error, origin, what) from error
+        return connection
+
+    def close(self) -> None:
+        """Close all idle connections; the pool stays usable."""
+        with self._lock:
+            dropped = [c for idle in self._idle.values() for _, c in idle]
+            self._idle.clear()
+        for connection in dropped:
+            connection.close()
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        origin: Origin,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        attempt: Attempt,
+        what: str,
+    ) -> Exchange:
+        sock = connection.sock
+        sock.settimeout(attempt.stall_s)
+        attempt.replica = origin.authority
+        attempt.on_cancel(lambda: shut_down(sock))
+        try:
+            connection.request(method, target, headers=dict(headers))
+            response = connection.getresponse()
+        except BaseException:
+            attempt.on_cancel(None)
+            raise
+        return Exchange(self, origin, connection, sock, response, attempt, what)
+
+    def _take(self, origin: Origin) -> http.client.HTTPConnection | None:
+        """The connection used last that still looks open."""
+        old = time.monotonic() - IDLE_S
+        dropped, found = [], None
+        with self._lock:
+            idle = self._idle.get(origin, [])
+            while idle and found is None:
+                since, connection = idle.pop()
+                if since < old or _is_readable(connection.sock):
+                    dropped.append(connection)
+                else:
+                    found = connection
+        for connection in dropped:
+            connection.close()
+        return found
+
+    def _keep(self, origin: Origin, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(origin, [])
+            if len(idle) < IDLE_CONNECTIONS:
+                idle.append((time.monotonic(), connection))
+                return
+        connection.close()
+
+    def _tls(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._context is None:
+                try:
+                    self._context = ssl.create_default_context(cafile=self._ca_file or None)
+                except (OSError, ssl.SSLError) as error:
+                    raise UsageError(
+                        f"the CA file {self._ca_file} cannot be used; give PEM certificates"
+                    ) from error
+            return self._context
+
+
+class Exchange:
+    """One answer: its status and headers, and the body still on its way; a context manager."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        origin: Origin,
+        connection: http.client.HTTPConnection,
+        sock: socket.socket,
+        response: http.client.HTTPResponse,
+        attempt: Attempt,
+        what: str,
+    ) -> None:
+        self._pool, self._origin, self._connection = pool, origin, connection
+        self._sock, self._response, self._attempt, self._what = sock, response, attempt, what
+        self.length = response.length
+        """Bytes of the body as announced; None when chunked or up to the connection's end."""
+        self._left = response.length
+        self._raw = False
+        self.status = response.status
+        self.reason = response.reason
+        self.headers = response.headers
+        self.authority = origin.authority
+
+    def fill(self, buffers: Sequence[memoryview], filled: Filled | None) -> None:
+        """Receive the body into all `buffers`; ShortBodyError when it ends before."""
+        done, total = 0, sum(map(len, buffers))
+        receive = self._receive_decoded if self._left is None else self._receive
+        try:
+            for number, buffer in enumerate(buffers):
+                view = buffer
+                while view:
+                    count = receive(view)
+                    if count == 0:
+                        raise self._short(done, total)
+                    done += count
+                    self._attempt.received_bytes += count
+                    view = view[count:]
+                if filled is not None:
+                    filled(number)
+        except (OSError, http.client.HTTPException) as error:
+            raise broken(error, self._origin, self._what, self._attempt, done, total) from error
+
+    def read_all(self, limit_bytes: int) -> bytes:
+        """The whole body; CorruptDataError when it is longer than the limit."""
+        parts, size = [], 0
+        announced, self._left = self._left, None
+        try:
+            while size <= limit_bytes:
+                # One byte more than allowed tells a body that is too long.
+                part = self._response.read(min(PIECE_BYTES, limit_bytes + 1 - size))
+                if not part:
+                    break
+                parts.append(part)
+                size += len(part)
+        except (OSError, http.client.HTTPException) as error:
+            raise broken(error, self._origin, self._what, self._attempt, size) from error
+        if announced is not None and size < min(announced, limit_bytes + 1):
+            raise self._short(size, announced)
+        if size > limit_bytes:
+            raise CorruptDataError(
+                f"cannot {self._what}: the answer has more than the {limit_bytes} bytes it may have"
+            )
+        self._left = 0
+        return b"".join(parts)
+
+    def expect_end(self, total: int) -> None:
+        """CorruptDataError when a body of unannounced length goes on after `total` bytes."""
+        try:
+            if self._left is None and self._response.read(1):
+                raise CorruptDataError(
+                    f"cannot {self._what}: the answer goes on after {total} bytes"
+                )
+        except (OSError, http.client.HTTPException) as error:
+            raise broken(error, self._origin, self._what, self._attempt, total) from error
+        if self._left is None:
+            self._left = 0
+
+    def close(self) -> None:
+        """Keep the connection when the answer was read to its end, else close it."""
+        self._attempt.on_cancel(None)
+        whole = self._left == 0 or self._response.isclosed() or self._drained()
+        keep = whole and not self._response.will_close and not self._attempt.cancelled
+        self._response.close()
+        if keep:
+            self._pool._keep(self._origin, self._connection)
+        else:
+            self._connection.close()
+
+    def _drained(self) -> bool:
+        """Read what is left of a small body, so that its connection can be kept."""
+        if self._left is None or self._left > DRAIN_BYTES or self._response.will_close:
+            return False
+        view = memoryview(bytearray(self._left))
+        try:
+            while view and (count := self._receive(view)):
+                view = view[count:]
+        except (OSError, http.client.HTTPException):
+            return False
+        return not view
+
+    def _receive(self, view: memoryview) -> int:
+        """Receive some of a body of known length; 0 at its end."""
+        left = self._left or 0
+        view = view[: min(left, PIECE_BYTES)]
+        if not view:
+            return 0
+        if not self._raw:  # whoever read the head may hold the body's first bytes
+            ahead = len(self._response.fp.peek(1))
+            count: int = self._response.fp.readinto(view[:ahead])
+            if ahead <= len(view):
+                self._receive_from_socket()
+        elif isinstance(self._sock, ssl.SSLSocket):
+            count = self._sock.recv_into(view)
+        else:
+            count = self._receive_plain(view)
+        self._left = left - count
+        return count
+
+    def _receive_from_socket(self) -> None:
+        self._raw = True
+        if not isinstance(self._sock, ssl.SSLSocket):
+            # Blocking, with the kernel to end a wait, so that one call may fill a whole piece.
+            self._sock.settimeout(None)
+            micro_s = max(1, int(self._attempt.stall_s / WAITS * 1e6))
+            limit = struct.pack("@ll", *divmod(micro_s, 1_000_000))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+    def _receive_plain(self, view: memoryview) -> int:
+        for _ in range(WAITS):
+            try:
+                return self._sock.recv_into(view, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue
+        raise TimeoutError
+
+    def _receive_decoded(self, view: memoryview) -> int:
+        return self._response.readinto(view[:PIECE_BYTES])
+
+    def _short(self, done: int, total: int) -> BootseerError:
+        if self._attempt.cancelled:
+            return StoreUnavailableError(f"cannot {self._what}: it was given up")
+        return ShortBodyError(
+            f"cannot {self._what}: {self._origin.authority} ended the answer after {done} of"
+            f" {total} bytes"
+        )
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            self._left = None  # interrupted: close, wait for nothing
+        self.close()
+
+
+def shut_down(sock: socket.socket) -> None:
+    """Wake whoever waits on a socket; the descriptor stays. Safe from any thread."""
+    try:
+        # Not SSLSocket's own method: it drops the TLS state under the reader's feet.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    except OSError:
+        pass  # not connected any more
+
+
+def broken(
+    error: Exception, origin: Origin, what: str, attempt: Attempt, done: int = 0, total: int = -1
+) -> BootseerError:
+    """Our error for a connection that failed while in use."""
+    if attempt.cancelled:
+        return StoreUnavailableError(f"cannot {what}: it was given up")
+    place = f"after {done} of {total} bytes" if total >= 0 else f"after {done} bytes"
+    where = f"{origin.authority} {place}" if done or total >= 0 else origin.authority
+    if isinstance(error, TimeoutError):
+        return StoreUnavailableError(
+            f"cannot {what}: {where} sent nothing for {attempt.stall_s:g} s"
+        )
+    if isinstance(error, http.client.IncompleteRead):
+        return ShortBodyError(f"cannot {what}: {where} ended the answer early")
+    reason = getattr(error, "strerror", None) or type(error).__name__
+    return StoreUnavailableError(f"cannot {what}: the connection to {where} broke ({reason})")
+
+
+def unreachable(error: OSError, origin: Origin, what: str) -> BootseerError:
+    """Our error for a connection that could not be made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AccessDeniedError(
+            f"cannot {what}: the certificate of {origin.authority} is not trusted"
+            f" ({error.verify_message}); name its authority's file as ca_file"
+        )
+    if isinstance(error, ssl.SSLError):
+        return StoreUnavailableError(
+            f"cannot {what}: {origin.authority} speaks no TLS that we do ({error.reason})"
+        )
+    reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
+    return StoreUnavailableError(f"cannot {what}: {origin.authority} is not reachable ({reason})")
+
+
+def _is_readable(sock: socket.socket | None) -> bool:
+    """Whether an idle connection was closed by the server (or says what nobody asked)."""
+    if sock is None:
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(0))

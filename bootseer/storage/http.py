@@ -1,0 +1,324 @@
+"""A read-only store of a web server's objects: `http://` and `https://`, by ranges.
+
+Every answer is checked before its bytes are used: the status, Content-Range, the length, and,
+for an object that was looked at before, that it is still the same one. Redirects are followed
+here; a signed address that one led to is used until it is refused. Nothing can be written and
+nothing listed. Proxies named by the environment are not used.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    NotSupportedError,
+    StoreUnavailableError,
+)
+from bootseer.storage.answers import (
+    REDIRECTS,
+    REFUSALS,
+    Headers,
+    Target,
+    answer_error,
+    content_range,
+    modified_s,
+    origin_of,
+    resolve,
+)
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import (
+    NO_HINTS,
+    ObjectWriter,
+    Placed,
+    Preferred,
+    Stat,
+    WriteHints,
+    check_name,
+)
+from bootseer.storage.connection import Exchange, Pool
+from bootseer.storage.credentials import read_token
+from bootseer.storage.options import StoreOptions
+from bootseer.storage.retry import retrying
+from bootseer.storage.urls import parse_url, plain_query, quote_path
+
+RANGE_BYTES = 8 << 20
+STREAMS = 24
+HOPS = 5
+KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest go first
+
+EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
+
+V = TypeVar("V")
+
+
+class HttpStore:
+    """`Store` over the folder of a web server; any number of threads may use it."""
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        self._at = parse_url(url)
+        if options.auth == "kerberos":
+            raise NotSupportedError(
+                f"{self._at.shown}: Kerberos is for webhdfs:// and hdfs://; use a token or a user"
+            )
+        self._options = options
+        self._origin = origin_of(self._at.scheme == "https", self._at.hosts[0])
+        self._pool = Pool(connect_s=options.connect_s, ca_file=options.ca_file)
+        self._lock = threading.Lock()
+        self._resolved: dict[str, Target] = {}
+        self._seen: dict[str, tuple[str, int]] = {}
+        query = plain_query(self._at.query)
+        self._query_mark = hashlib.sha256(query.encode()).hexdigest()[:12] if query else ""
+
+    @property
+    def url(self) -> str:
+        return self._at.shown
+
+    def __repr__(self) -> str:
+        return f"HttpStore({self.url!r})"
+
+    @property
+    def preferred(self) -> Preferred:
+        return Preferred(self._options.range_bytes or RANGE_BYTES, self._options.streams or STREAMS)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def places(self, name: str) -> list[Placed]:
+        return [Placed(0, self.stat(name).size_bytes)]
+
+    def write_places(self) -> list[str]:
+        return []
+
+    def local_path(self, name: str) -> str | None:
+        return None
+
+    def stat(self, name: str) -> Stat:
+        what = f"look at {check_name(name)} in {self.url}"
+        found = retrying(lambda: self._stat(name, what), retry_s=self._options.retry_s)
+        with self._lock:
+            _remember(self._seen, name, (_strong_tag(found.version), found.size_bytes))
+        return found
+
+    def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
+        view = memoryview(buffer).cast("B")
+        retrying(
+            lambda: self.read_scatter(name, offset, [view], self._attempt()),
+            retry_s=self._options.retry_s,
+        )
+
+    def read_scatter(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        what = f"read {check_name(name)} in {self.url}"
+        total = sum(map(len, buffers))
+        if not total:
+            for number in range(len(buffers) if filled else 0):
+                filled(number)  # type: ignore[misc]
+            return
+        span = {"Range": f"bytes={offset}-{offset + total - 1}"}
+        with self._open("GET", name, span, attempt, what) as exchange:
+            self._check_range(exchange, name, offset, total, what)
+            exchange.fill(buffers, filled)
+            exchange.expect_end(total)
+
+    def read(self, name: str, *, limit_bytes: int) -> bytes:
+        what = f"read {check_name(name)} in {self.url}"
+
+        def whole() -> bytes:
+            with self._open("GET", name, {}, self._attempt(), what) as exchange:
+                if exchange.status != 200:
+                    raise self._error(exchange, what)
+                if (exchange.length or 0) > limit_bytes:
+                    raise CorruptDataError(
+                        f"{name} in {self.url} has {exchange.length} bytes, more than the"
+                        f" {limit_bytes} it may have"
+                    )
+                return exchange.read_all(limit_bytes)
+
+        return retrying(whole, retry_s=self._options.retry_s)
+
+    def create(self, name: str, data: bytes) -> bool:
+        raise self._read_only(f"write {name}")
+
+    def replace(self, name: str, data: bytes) -> None:
+        raise self._read_only(f"write {name}")
+
+    def create_from_file(self, name: str, path: str) -> bool:
+        raise self._read_only(f"write {name}")
+
+    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> ObjectWriter:
+        raise self._read_only(f"write {name}")
+
+    def rename(self, old: str, new: str) -> None:
+        raise self._read_only(f"rename {old}")
+
+    def delete(self, name: str) -> None:
+        raise self._read_only(f"delete {name}")
+
+    def delete_tree(self, folder: str) -> None:
+        raise self._read_only(f"delete {folder}")
+
+    def mkdir(self, folder: str) -> None:
+        raise self._read_only(f"make the folder {folder}")
+
+    def temporary(self, folder: str) -> str:
+        raise self._read_only(f"write in {folder}")
+
+    def list(self, folder: str) -> Iterator[Stat]:
+        raise NotSupportedError(f"{self.url} cannot be listed: HTTP has no folders; name objects")
+
+    def temporaries(self, folder: str) -> Iterator[Stat]:
+        return iter(())
+
+    def _read_only(self, action: str) -> NotSupportedError:
+        return NotSupportedError(
+            f"cannot {action} in {self.url}: http(s) stores are read-only; use another store"
+        )
+
+    def _attempt(self) -> Attempt:
+        return Attempt(stall_s=self._options.stall_s)
+
+    def _stat(self, name: str, what: str) -> Stat:
+        """HEAD, or one byte's GET where HEAD is refused (signed addresses) or tells no length."""
+        with self._open("HEAD", name, {}, self._attempt(), what) as exchange:
+            length = exchange.headers.get("Content-Length", "")
+            if exchange.status == 200 and length.isascii() and length.isdigit():
+                return self._described(name, int(length), exchange.headers)
+            if exchange.status not in {200, 400, 405, 501, *REFUSALS}:
+                raise self._error(exchange, what)
+        with self._open("GET", name, {"Range": "bytes=0-0"}, self._attempt(), what) as exchange:
+            span = content_range(exchange.headers.get("Content-Range"))
+            if exchange.status == 200 and exchange.length is not None:
+                return self._described(name, exchange.length, exchange.headers)
+            if exchange.status not in (206, 416):
+                raise self._error(exchange, what)
+            if span is None or span.size < 0:
+                raise NotSupportedError(f"cannot {what}: the server does not tell its size")
+            return self._described(name, span.size, exchange.headers)
+
+    def _described(self, name: str, size: int, headers: Headers) -> Stat:
+        mark = headers.get("ETag") or headers.get("Last-Modified") or ""
+        version = f"{mark}:{size}:{self._query_mark}" if mark else ""
+        return Stat(name, size, modified_s(headers), False, version)
+
+    def _check_range(
+        self, exchange: Exchange, name: str, offset: int, total: int, what: str
+    ) -> None:
+        """Raise unless the body is exactly the range that was asked for, of the same object."""
+        if exchange.status == 200:
+            if offset or exchange.length != total:
+                raise NotSupportedError(
+                    f"cannot {what}: the server ignores ranges and sends the whole of"
+                    f" {exchange.length} bytes; use a server that serves ranges"
+                )
+            size = total
+        elif exchange.status == 206:
+            span = content_range(exchange.headers.get("Content-Range"))
+            if span is None or span.start != offset:
+                raise StoreUnavailableError(
+                    f"cannot {what}: the server sends another range than bytes"
+                    f" {offset}-{offset + total - 1}"
+                )
+            if span.end < offset + total:
+                raise CorruptDataError(
+                    f"{name} in {self.url} ends at byte {span.end}, before {offset + total};"
+                    " it is truncated"
+                )
+            if span.end > offset + total or exchange.length not in (None, total):
+                raise StoreUnavailableError(
+                    f"cannot {what}: the server's length is not the length of the range"
+                )
+            size = span.size
+        else:
+            raise self._error(exchange, what)
+        with self._lock:
+            tag, known = self._seen.get(name, ("", -1))
+        now = _strong_tag(exchange.headers.get("ETag") or "")
+        if (tag and now and tag != now) or (known >= 0 and size >= 0 and known != size):
+            raise CorruptDataError(
+                f"{name} in {self.url} was changed on the server while it was read; open it again"
+            )
+
+    def _open(
+        self, method: str, name: str, headers: Mapping[str, str], attempt: Attempt, what: str
+    ) -> Exchange:
+        """The answer at the end of all redirects; the caller closes it."""
+        with self._lock:
+            known = self._resolved.get(name)
+        if known is not None:
+            exchange = self._send(method, known, headers, attempt, what)
+            if exchange.status not in EXPIRED:
+                return exchange
+            exchange.close()  # the signature expired: ask where the object is now
+            with self._lock:
+                self._resolved.pop(name, None)
+        query = f"?{self._at.query}" if self._at.query else ""
+        path = f"{self._at.path.rstrip('/')}/{name}"
+        target = start = Target(self._origin, quote_path(path) + query)
+        for _ in range(HOPS + 1):
+            exchange = self._send(method, target, headers, attempt, what)
+            if exchange.status not in REDIRECTS:
+                break
+            with exchange:
+                target = resolve(target, exchange.headers.get("Location"), what)
+        else:
+            raise self._error(exchange, what)
+        if target != start and exchange.status in (200, 206):
+            with self._lock:
+                _remember(self._resolved, name, target)
+        return exchange
+
+    def _send(
+        self, method: str, target: Target, headers: Mapping[str, str], attempt: Attempt, what: str
+    ) -> Exchange:
+        sent = {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
+        if target.origin == self._origin:  # nobody else is told who we are
+            sent.update(self._authorization())
+        exchange = self._pool.request(
+            target.origin, method, target.request, headers=sent, attempt=attempt, what=what
+        )
+        coding = exchange.headers.get("Content-Encoding", "identity").strip().lower()
+        if exchange.status in (200, 206) and coding not in ("", "identity"):
+            exchange.close()
+            raise NotSupportedError(
+                f"cannot {what}: the server sends Content-Encoding {coding[:20]} though none was"
+                " asked for; switch its compression off for this path"
+            )
+        return exchange
+
+    def _authorization(self) -> dict[str, str]:
+        if self._options.token_file and self._options.auth != "simple":
+            return {"Authorization": f"Bearer {read_token(self._options.token_file)}"}
+        if self._at.password or self._at.user:
+            pair = f"{self._at.user}:{self._at.password}".encode()
+            return {"Authorization": "Basic " + base64.b64encode(pair).decode("ascii")}
+        return {}
+
+    def _error(self, exchange: Exchange, what: str) -> BootseerError:
+        return answer_error(
+            exchange.status, exchange.reason, exchange.headers, exchange.authority, what
+        )
+
+
+def _strong_tag(text: str) -> str:
+    """The ETag at the start of a version, when it is one that promises equal bytes."""
+    return text[: text.find('"', 1) + 1] if text.startswith('"') else ""
+
+
+def _remember(known: dict[str, V], name: str, value: V) -> None:
+    """Keep a value as the youngest; the oldest goes when there are too many."""
+    known.pop(name, None)
+    known[name] = value
+    if len(known) > KNOWN_OBJECTS:
+        del known[next(iter(known))]
