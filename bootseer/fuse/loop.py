@@ -1,0 +1,209 @@
+"""The threads that receive requests from `/dev/fuse` and answer them.
+
+READ is answered by the thread that received it, or parked by the operations and answered from
+any other thread. What the operations call quick is answered at once too. Requests that may wait
+for a network (all of writing, and what `Operations.slow` names) go to a few more threads, so
+that no wait ever keeps a reader from being heard.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from bootseer.fuse.faults import Faults
+from bootseer.fuse.operations import Data, Reply
+from bootseer.fuse.parked import GONE, Parked, ParkedReads, send_data, send_error
+from bootseer.fuse.session import UNANSWERED, Session
+from bootseer.fuse.wire import HOT, INTERRUPT_IN, OUT_HEADER, Opcode
+
+_GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
+_HEADER_BYTES = 40
+_SPARE_BYTES = 4096
+_COPY_BYTES = 16 << 10
+_MOST_IDLE_BUFFERS = 4
+
+
+class Later:
+    """What `read` calls to answer later; one for each thread, set up anew for each request."""
+
+    __slots__ = ("_reads", "pid", "taken", "unique")
+
+    def __init__(self, reads: ParkedReads) -> None:
+        self._reads = reads
+        self.unique = 0
+        self.pid = 0
+        self.taken: Parked | None = None
+
+    def __call__(self) -> Reply:
+        if self.taken is None:
+            self.taken = self._reads.park(self.unique, self.pid)
+        return self.taken
+
+
+class Loop:
+    """Serves one device. `on_death` is called by a receiving thread that failed."""
+
+    def __init__(
+        self,
+        device: int,
+        session: Session,
+        faults: Faults,
+        *,
+        max_write_bytes: int,
+        slow_threads: int,
+        on_death: Callable[[], None],
+    ) -> None:
+        self._device = device
+        self._session = session
+        self._faults = faults
+        self._buffer_bytes = max_write_bytes + _SPARE_BYTES
+        self._slow = session.slow_opcodes()
+        self._most_workers = slow_threads
+        self._on_death = on_death
+        self.parked = ParkedReads(device)
+        self._work: queue.SimpleQueue[tuple[bytearray | bytes, int] | None] = queue.SimpleQueue()
+        self._workers: list[threading.Thread] = []
+        self._busy = 0
+        self._buffers: list[bytearray] = []
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        """Receive and answer until the mount is gone; the body of each receiving thread."""
+        try:
+            self._receive()
+        except BaseException as error:
+            # A reader whose server is deaf hangs for ever; better that it fails now.
+            self._faults.failed("a receiving thread", error)
+            self._on_death()
+            raise
+
+    def stop(self) -> None:
+        """End the extra threads."""
+        with self._lock:
+            workers = list(self._workers)
+        for _ in workers:
+            self._work.put(None)
+        for worker in workers:
+            if worker is not threading.current_thread():
+                worker.join(5.0)
+
+    def _receive(self) -> None:
+        device, read_device, write_device = self._device, os.readv, os.writev
+        read, unpack, pack = self._session.operations.read, HOT.unpack_from, OUT_HEADER.struct.pack
+        later = Later(self.parked)
+        opcode_read = int(Opcode.READ)
+        buffer = bytearray(self._buffer_bytes)
+        vector = [buffer]
+        while True:
+            try:
+                count = read_device(device, vector)
+            except OSError as error:
+                if error.errno in _GO_ON:
+                    continue
+                if error.errno == errno.ENODEV:
+                    return
+                raise
+            _, opcode, unique, inode, pid, handle, offset, size = unpack(buffer)
+            if opcode != opcode_read:
+                vector[0] = buffer = self._take_other(opcode, buffer, count)
+                continue
+            later.unique, later.pid, later.taken = unique, pid, None
+            try:
+                data = read(inode, handle, offset, size, later)
+            except Exception as error:  # one failing read must cost one answer only
+                self._refuse(unique, later, error)
+                continue
+            if data is None:
+                if later.taken is None:
+                    self._refuse(unique, later, TypeError("neither bytes nor a reply taken"))
+                continue
+            views, release = data
+            if len(views) != 1:
+                self._send(unique, data)
+                continue
+            view = views[0]
+            try:
+                write_device(device, (pack(16 + len(view), 0, unique), view))
+            except OSError as error:
+                self._unsent(unique, error)
+            if release is not None:
+                release()
+
+    def _take_other(self, opcode: int, buffer: bytearray, count: int) -> bytearray:
+        """All but READ; returns the buffer to receive into from now on."""
+        if opcode in self._slow:
+            return self._hand_over(buffer, count)
+        if opcode == Opcode.INTERRUPT:
+            self.parked.interrupt(INTERRUPT_IN.struct.unpack_from(buffer, _HEADER_BYTES)[0])
+        else:
+            self._answer(memoryview(buffer)[:count])
+        return buffer
+
+    def _send(self, unique: int, data: Data) -> None:
+        try:
+            send_data(self._device, unique, data)
+        except OSError as error:
+            self._unsent(unique, error)
+
+    def _unsent(self, unique: int, error: OSError) -> None:
+        """The kernel would not take an answer. It fails the request itself, but for ENOMEM."""
+        if error.errno in GONE:
+            return
+        self._faults.failed("sending an answer", error)
+        if error.errno == errno.ENOMEM:
+            send_error(self._device, unique, errno.EIO)
+
+    def _refuse(self, unique: int, later: Later, error: Exception) -> None:
+        number = self._session.errno_of(error, "read")
+        if later.taken is not None:
+            later.taken.error(number)
+        else:
+            send_error(self._device, unique, number)
+
+    def _answer(self, data: memoryview) -> None:
+        """Answer one request that is not READ."""
+        if HOT.unpack_from(data.obj)[1] in UNANSWERED:
+            self._session.forget(data)
+            return
+        unique, number, answer = self._session.answer(data)
+        header = OUT_HEADER.struct.pack(16 + len(answer), -number, unique)
+        try:
+            os.writev(self._device, (header, answer))
+        except OSError as error:
+            self._unsent(unique, error)
+
+    def _hand_over(self, buffer: bytearray, count: int) -> bytearray:
+        """Let another thread answer; returns the buffer to receive into from now on."""
+        with self._lock:
+            self._busy += 1
+            if self._busy > len(self._workers) < self._most_workers:
+                worker = threading.Thread(target=self._run_slow, name="fuse-slow", daemon=True)
+                self._workers.append(worker)
+                worker.start()
+        if count <= _COPY_BYTES:
+            self._work.put((bytes(memoryview(buffer)[:count]).ljust(HOT.size, b"\0"), count))
+            return buffer
+        self._work.put((buffer, count))
+        with self._lock:
+            return self._buffers.pop() if self._buffers else bytearray(self._buffer_bytes)
+
+    def _run_slow(self) -> None:
+        while True:
+            work = self._work.get()
+            if work is None:
+                return
+            buffer, count = work
+            try:
+                self._answer(memoryview(buffer)[:count])
+            except BaseException as error:
+                self._faults.failed("a slow thread", error)
+                self._on_death()
+                raise
+            with self._lock:
+                self._busy -= 1
+                if isinstance(buffer, bytearray) and len(self._buffers) < _MOST_IDLE_BUFFERS:
+                    self._buffers.append(buffer)

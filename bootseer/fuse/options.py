@@ -1,0 +1,34 @@
+"""How a file system is mounted and served; the one place of these defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountOptions:
+    """Settings of one mount.
+
+    `allow_other` lets other users in (a plain user needs `user_allow_other` in /etc/fuse.conf).
+    `threads` receive requests and answer reads; `slow_threads` at most run what may wait for a
+    network (writing, and what the operations name in `slow`). `timeout_s` is how long the kernel
+    may keep names and attributes. `passthrough` lets the kernel read `Opened.backing_fd` itself
+    (needs CAP_SYS_ADMIN); the mount then counts as one more layer of stacked file systems, of
+    which Linux allows two, so leave it off below an EROFS image that an overlay covers.
+    `on_fault` hears of each kind of internal fault once, beside the event `fuse.fault`.
+    """
+
+    read_only: bool = True
+    allow_other: bool = False
+    fsname: str = "bootseer"
+    threads: int = 2
+    slow_threads: int = 8
+    max_read_bytes: int = 1 << 20
+    max_write_bytes: int = 1 << 20
+    read_ahead_kib: int = 1024
+    timeout_s: float = 60.0
+    max_background: int = 64
+    passthrough: bool = False
+    unmount_grace_s: float = 5.0
+    on_fault: Callable[[str], None] | None = None

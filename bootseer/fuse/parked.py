@@ -1,0 +1,161 @@
+"""Reads that wait for their bytes: answered later, from any thread, or given up when killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import OrderedDict
+
+from bootseer.fuse.operations import Data
+from bootseer.fuse.replies import header
+from bootseer.fuse.wire import OUT_HEADER
+
+_EARLY_KEPT = 256
+_WATCH_S = 0.1
+_KILLED = 1 << 8
+_MOST_VIEWS = 1000
+_pack = OUT_HEADER.struct.pack
+
+GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
+"""What writing an answer says when nobody waits for it: interrupted in the queue, or unmounted."""
+
+
+def send_data(device: int, unique: int, data: Data) -> None:
+    """Send an answer's bytes and release them. Raises OSError of the device, but for `GONE`."""
+    views, release = data
+    try:
+        if len(views) > _MOST_VIEWS:
+            views = [b"".join(views)]
+        os.writev(device, (_pack(16 + sum(map(len, views)), 0, unique), *views))
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+    finally:
+        if release is not None:
+            release()
+
+
+def send_error(device: int, unique: int, number: int) -> None:
+    """Send an errno as the answer."""
+    try:
+        os.write(device, header(unique, error=number))
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+
+
+class Parked:
+    """One waiting read: the `Reply` that operations take."""
+
+    __slots__ = ("_interrupted", "_reads", "pid", "unique")
+
+    def __init__(self, reads: ParkedReads, unique: int, pid: int) -> None:
+        self._reads = reads
+        self._interrupted = False
+        self.unique = unique
+        self.pid = pid
+
+    def data(self, data: Data) -> None:
+        """See `operations.Reply`. After `interrupted` the bytes are only released."""
+        if self._reads.take(self):
+            send_data(self._reads.device, self.unique, data)
+        elif data.release is not None:
+            data.release()
+
+    def error(self, number: int) -> None:
+        """See `operations.Reply`."""
+        if self._reads.take(self):
+            send_error(self._reads.device, self.unique, number)
+
+    @property
+    def interrupted(self) -> bool:
+        """The reader was killed, and its read answered with EINTR."""
+        return self._interrupted
+
+    def give_up(self) -> None:
+        """Answer a killed reader, which could not end otherwise."""
+        if self._reads.take(self):
+            self._interrupted = True
+            send_error(self._reads.device, self.unique, errno.EINTR)
+
+
+class ParkedReads:
+    """All waiting reads of a mount.
+
+    A signal that a reader survives must not cut its read short (EINTR from a file breaks
+    programs), and the kernel announces only the first signal. So a reader that got one is
+    looked at, ten times a second, until it has its bytes or is found killed.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._waiting: dict[int, Parked] = {}
+        self._early: OrderedDict[int, None] = OrderedDict()
+        self._suspects: set[int] = set()
+        self._lock = threading.Lock()
+        self._watching = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def park(self, unique: int, pid: int) -> Parked:
+        """A reply to be given later."""
+        parked = Parked(self, unique, pid)
+        with self._lock:
+            self._waiting[unique] = parked
+            early = unique in self._early
+            if early:
+                del self._early[unique]
+        if early:
+            self.interrupt(unique)
+        return parked
+
+    def take(self, parked: Parked) -> bool:
+        """True for the one caller that may answer."""
+        return self._waiting.pop(parked.unique, None) is parked
+
+    def interrupt(self, unique: int) -> None:
+        """The kernel says that the reader got a signal; its read may not be parked yet."""
+        with self._lock:
+            if unique not in self._waiting:
+                self._early[unique] = None
+                if len(self._early) > _EARLY_KEPT:
+                    self._early.popitem(last=False)
+                return
+            self._suspects.add(unique)
+            start = not self._watching
+            self._watching = True
+        if start:
+            threading.Thread(target=self._watch, name="fuse-signals", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            with self._lock:
+                self._suspects &= self._waiting.keys()
+                suspects = [self._waiting[u] for u in self._suspects if u in self._waiting]
+                if not suspects:
+                    self._watching = False
+                    return
+            for parked in suspects:
+                if _is_killed(parked.pid):
+                    parked.give_up()
+            time.sleep(_WATCH_S)
+
+
+def _is_killed(thread: int) -> bool:
+    """Whether SIGKILL is pending, which every deadly signal becomes for each thread it ends.
+
+    0 = a process outside our PID namespace, of which nothing can be known.
+    """
+    if thread == 0:
+        return False
+    try:
+        with open(f"/proc/{thread}/status", "rb") as file:
+            for line in file:
+                if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line[8:], 16) & _KILLED:
+                    return True
+    except OSError:
+        return False
+    return False

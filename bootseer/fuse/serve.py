@@ -1,0 +1,180 @@
+"""Serving operations at a mount point, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from types import TracebackType
+
+from bootseer.errors import BootseerError, BusyError, NotFoundError, StoreUnavailableError
+from bootseer.fuse import wire
+from bootseer.fuse.backing import Backings
+from bootseer.fuse.faults import Faults
+from bootseer.fuse.loop import Loop
+from bootseer.fuse.mount import can_mount, is_passed, open_mount, set_read_ahead, unmount
+from bootseer.fuse.notify import Notifier
+from bootseer.fuse.operations import Data, Operations
+from bootseer.fuse.options import MountOptions
+from bootseer.fuse.parked import send_data, send_error
+from bootseer.fuse.session import Negotiated, Session, init_answer, negotiate
+
+_FIRST_BUFFER_BYTES = 1 << 20
+_RETRY_S = 0.05
+
+
+def handshake(device: int, options: MountOptions) -> Negotiated:
+    """Answer INIT, the first request of every mount, and return what was settled.
+
+    Raises StoreUnavailableError when the mount ended before, or the kernel speaks otherwise.
+    """
+    os.set_blocking(device, True)
+    buffer = bytearray(_FIRST_BUFFER_BYTES)
+    try:
+        while True:
+            count = os.readv(device, [buffer])
+            request = wire.parse(memoryview(buffer)[:count])
+            if request.opcode != wire.Opcode.INIT:
+                send_error(device, request.unique, 5)
+                continue
+            settled = negotiate(request.body, options, privileged=can_mount())
+            answer = init_answer(request.body, settled, options)
+            send_data(device, request.unique, Data((answer,)))
+            return settled
+    except (OSError, wire.WireError) as error:
+        raise StoreUnavailableError(f"the kernel does not begin a mount: {error}") from error
+
+
+class Mount:
+    """A mounted file system, served by threads of this process.
+
+    `with Mount(operations, "/mnt/x") as mount:` serves inside the block; `run()` serves until
+    somebody unmounts. A process must not look into its own mount from a thread that serves it.
+    A descriptor that was passed in (`/dev/fd/N`, `unix:PATH`) is served until its mount ends or
+    this process does; whoever mounted it unmounts it.
+    """
+
+    def __init__(
+        self, operations: Operations, mountpoint: str, *, options: MountOptions | None = None
+    ) -> None:
+        options = options or MountOptions()
+        if not hasattr(operations, "write"):
+            options = dataclasses.replace(options, read_only=True)
+        self.operations = operations
+        self.mountpoint = mountpoint
+        self.options = options
+        self._faults = Faults(options.on_fault)
+        self._device = -1
+        self._threads: list[threading.Thread] = []
+        self._loop: Loop | None = None
+        self._closing = threading.Lock()
+
+    def start(self) -> None:
+        """Mount, and serve in threads; returns once the mount answers. Raises as `open_mount`."""
+        device = open_mount(self.mountpoint, self.options)
+        try:
+            settled = handshake(device, self.options)
+            set_read_ahead(self.mountpoint, self.options.read_ahead_kib)
+            self.adopt(device, settled)
+        except BaseException:
+            self._abandon()
+            os.close(device)
+            raise
+
+    def adopt(self, device: int, settled: Negotiated, *, took_over: bool = False) -> None:
+        """Serve a mount whose INIT was answered already; `took_over` from another server."""
+        backings = Backings(
+            device, enabled=settled.passthrough, took_over=took_over, faults=self._faults
+        )
+        session = Session(self.operations, self.options, backings, self._faults)
+        self._loop = Loop(
+            device,
+            session,
+            self._faults,
+            max_write_bytes=settled.max_write_bytes,
+            slow_threads=self.options.slow_threads,
+            on_death=self._abandon,
+        )
+        self._device = device
+        for number in range(self.options.threads):
+            name = f"fuse-{number}"
+            self._threads.append(threading.Thread(target=self._loop.serve, name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def notifier(self) -> Notifier:
+        """To push bytes into the page cache, or invalidate what is there."""
+        return Notifier(self._device)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the mount is there and answered."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the mount is gone, whoever unmounted it; False when the time is over first."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
+        return not self.serving
+
+    def run(self) -> None:
+        """Mount and serve until somebody unmounts; unmounts when a signal's exception comes."""
+        with self:
+            self.wait()
+
+    def unmount(self) -> None:
+        """Unmount; a busy mount loses its name after `unmount_grace_s`, and then its users.
+
+        Twice is safe. Not for a passed descriptor.
+        """
+        if not self.serving or is_passed(self.mountpoint):
+            return
+        end = time.monotonic() + self.options.unmount_grace_s
+        while self.serving:
+            try:
+                unmount(self.mountpoint)
+                break
+            except NotFoundError:
+                break  # somebody else unmounted; open files may keep it served
+            except BusyError:
+                if time.monotonic() >= end:
+                    break
+                time.sleep(_RETRY_S)
+        if not self.wait(1.0):
+            self._abandon()
+            self.wait(1.0)
+
+    def close(self) -> None:
+        """Unmount, end the threads and tell the operations. Twice is safe."""
+        with self._closing:
+            self.unmount()
+            device, self._device = self._device, -1
+            if device < 0 or self.serving:
+                return  # threads still wait on the descriptor: it ends with the process
+            if self._loop is not None:
+                self._loop.stop()
+            os.close(device)
+            self.operations.destroy()
+
+    def _abandon(self) -> None:
+        """Nobody serves any more: end the connection, so that readers fail instead of waiting."""
+        if is_passed(self.mountpoint):
+            os._exit(70)  # the descriptor is closed with the process; nothing else ends it
+        with contextlib.suppress(BootseerError):
+            unmount(self.mountpoint, lazily=True, force=True)
+
+    def __enter__(self) -> Mount:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

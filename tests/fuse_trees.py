@@ -1,0 +1,121 @@
+"""Small file systems in memory, for tests of the FUSE servers."""
+
+from __future__ import annotations
+
+import errno
+import stat
+import threading
+from collections.abc import Callable, Sequence
+
+from bootseer.fuse.operations import (
+    ROOT,
+    Attr,
+    Data,
+    Entry,
+    FileSystemError,
+    Handle,
+    Inode,
+    Opened,
+    Reply,
+)
+
+MTIME_NS = 1_700_000_000_123_456_789
+Later = Callable[[], Reply]
+
+
+def pattern(size_bytes: int, seed: int = 0) -> bytes:
+    """Bytes that differ at every offset, so that a shifted or repeated block shows."""
+    first, words = seed * 1_000_003, (size_bytes + 7) // 8
+    numbers = ((n * 0x9E3779B97F4A7C15) & (2**64 - 1) for n in range(first, first + words))
+    return b"".join(n.to_bytes(8, "little") for n in numbers)[:size_bytes]
+
+
+class MemoryTree:
+    """A read-only tree of {path: bytes, or None for a directory}, with `links` to targets.
+
+    Inode numbers follow the sorted paths, so they mean the same in every process.
+    """
+
+    def __init__(
+        self,
+        files: dict[str, bytes | None],
+        *,
+        links: dict[str, bytes] | None = None,
+        xattrs: dict[bytes, bytes] | None = None,
+        direct: bool = False,
+        keep_cache: bool = True,
+    ) -> None:
+        self.links = links or {}
+        self.files = files
+        self.xattrs = xattrs or {}
+        self.direct, self.keep_cache = direct, keep_cache
+        paths = sorted({*files, *self.links})
+        self.inodes = {path: Inode(number) for number, path in enumerate(paths, 2)}
+        self.paths = {number: path for path, number in self.inodes.items()} | {ROOT: ""}
+        self.forgotten: dict[int, int] = {}
+        self.looked_up: dict[int, int] = {}
+        self.reads: list[tuple[int, int, int]] = []
+        self.released = 0
+        self.destroyed = threading.Event()
+
+    def _attr(self, path: str) -> Attr:
+        inode = self.inodes[path] if path else ROOT
+        if path in self.links:
+            return Attr(inode, stat.S_IFLNK | 0o777, len(self.links[path]), MTIME_NS)
+        content = self.files[path] if path else None
+        if content is None:
+            return Attr(inode, stat.S_IFDIR | 0o755, 0, MTIME_NS, 2)
+        return Attr(inode, stat.S_IFREG | 0o444, len(content), MTIME_NS)
+
+    def lookup(self, parent: Inode, name: bytes) -> Attr:
+        path = f"{self.paths[parent]}/{name.decode()}".lstrip("/")
+        if path not in self.inodes:
+            raise FileSystemError(errno.ENOENT)
+        attr = self._attr(path)
+        self.looked_up[attr.inode] = self.looked_up.get(attr.inode, 0) + 1
+        return attr
+
+    def getattr(self, inode: Inode) -> Attr:
+        return self._attr(self.paths[inode])
+
+    def readlink(self, inode: Inode) -> bytes:
+        return self.links[self.paths[inode]]
+
+    def readdir(self, inode: Inode) -> Sequence[Entry]:
+        prefix = self.paths[inode] + "/" if inode != ROOT else ""
+        below = [p for p in self.inodes if p.startswith(prefix) and "/" not in p[len(prefix) :]]
+        return [Entry(p[len(prefix) :].encode(), self._attr(p)) for p in below]
+
+    def open(self, inode: Inode, flags: int) -> Opened:
+        return Opened(Handle(inode), self.direct, self.keep_cache)
+
+    def content(self, inode: Inode) -> bytes:
+        content = self.files[self.paths[inode]]
+        assert content is not None
+        return content
+
+    def read(
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
+    ) -> Data | None:
+        self.reads.append((inode, offset, size))
+        return Data((memoryview(self.content(inode))[offset : offset + size],))
+
+    def release(self, inode: Inode, handle: Handle) -> None:
+        self.released += 1
+
+    def statfs(self) -> tuple[int, int, int, int]:
+        return 1 << 40, 1 << 30, len(self.inodes), 7
+
+    def getxattr(self, inode: Inode, name: bytes) -> bytes:
+        if name not in self.xattrs:
+            raise FileSystemError(errno.ENODATA)
+        return self.xattrs[name]
+
+    def listxattr(self, inode: Inode) -> Sequence[bytes]:
+        return list(self.xattrs)
+
+    def forget(self, inode: Inode, count: int) -> None:
+        self.forgotten[inode] = self.forgotten.get(inode, 0) + count
+
+    def destroy(self) -> None:
+        self.destroyed.set()
