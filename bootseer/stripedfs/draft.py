@@ -1,0 +1,257 @@
+"""A version being written: a temporary folder that becomes a version at once, or vanishes.
+
+Beside the data it holds `writing/`: `put.json` (what is being put), `lease/` (whether somebody
+still writes) and records of what is complete. A draft whose writer is gone may be taken over by
+who puts the same thing again; the one who succeeds in renaming it has it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from bootseer.errors import (
+    BootseerError,
+    BusyError,
+    CorruptDataError,
+    NotFoundError,
+    StoreUnavailableError,
+    UsageError,
+)
+from bootseer.storage import lease as leases
+from bootseer.storage.base import Store
+from bootseer.stripedfs.fields import digest_of
+from bootseer.stripedfs.manifest import Kind, Pointer
+from bootseer.stripedfs.versions import CURRENT, MANIFEST, Version, current, folder_of
+
+WRITING = "writing"
+NOTE = "put.json"
+LEASE = "lease"
+NOTE_LIMIT_BYTES = 64 << 10
+BEAT_S = 10.0
+STALE_S = 60.0
+
+
+class Draft:
+    """A temporary folder of one checkpoint; as a context manager it discards what is unpublished.
+
+    `token` names it to other processes that shall write into it too (`join`).
+    """
+
+    def __init__(
+        self, store: Store, name: str, folder: str, lease: leases.Lease | None, *, adopted: bool
+    ) -> None:
+        self.store = store
+        self.name = name
+        self.folder = folder
+        self.adopted = adopted
+        self._lease = lease
+        self._open = lease is not None  # who joined neither publishes nor removes
+
+    @classmethod
+    def begin(cls, store: Store, name: str, note: dict[str, Any]) -> Draft:
+        """Make a fresh one. `note` is what `adopt` will compare."""
+        folder = store.temporary(folder_of(name))
+        lease = _lease(store, folder)
+        draft = cls(store, name, folder, lease, adopted=False)
+        try:
+            store.replace(f"{folder}/{WRITING}/{NOTE}", json.dumps(note).encode())
+        except BaseException:
+            draft.discard()
+            raise
+        return draft
+
+    @classmethod
+    def adopt(cls, store: Store, name: str, note: dict[str, Any]) -> Draft | None:
+        """Take over a draft of the same note whose writer is gone; None when there is none."""
+        base = folder_of(name)
+        for folder in temporaries(store, base):
+            if read_note(store, folder) != note or not idle(store, base, folder):
+                continue
+            ours = store.temporary(base)
+            try:
+                store.rename(folder, ours)
+                store.delete_tree(f"{ours}/{WRITING}/{LEASE}")
+            except (NotFoundError, BusyError):
+                continue  # another was quicker
+            return cls(store, name, ours, _lease(store, ours), adopted=True)
+        return None
+
+    @classmethod
+    def join(cls, store: Store, name: str, token: str) -> Draft:
+        """Write into a draft that another process began and will publish."""
+        if "/" in token or not token.startswith("."):
+            raise UsageError(f"{token!r} is no token of a checkpoint being written")
+        folder = f"{folder_of(name)}/{token}"
+        store.stat(f"{folder}/{WRITING}/{NOTE}")
+        return cls(store, name, folder, None, adopted=False)
+
+    @property
+    def token(self) -> str:
+        """Names this draft to `join`."""
+        return self.folder.rpartition("/")[2]
+
+    @property
+    def writing(self) -> str:
+        """The folder of records, which is removed before the version is published."""
+        return f"{self.folder}/{WRITING}"
+
+    def check(self) -> None:
+        """Raise BusyError when another process took this draft over: we were stopped too long."""
+        if self._lease is None:
+            return
+        self._lease.renew()
+        try:
+            self.store.stat(f"{self.writing}/{NOTE}")
+        except NotFoundError:
+            lost = True
+        else:
+            lost = self._lease.lost
+        if lost:
+            raise BusyError(
+                f"writing {self.name} to {self.store.url} was interrupted for too long; "
+                "put it again"
+            )
+
+    def publish(self, kind: Kind, size_bytes: int, manifest: bytes) -> Version:
+        """Write the manifest, give the folder its version's name, and point to it.
+
+        Of several who publish at once the last pointer wins; every version stays whole.
+        """
+        name = f"{self.folder}/{MANIFEST}"
+        self.store.replace(name, manifest)
+        found = self.store.stat(name).size_bytes
+        if found != len(manifest):
+            raise StoreUnavailableError(
+                f"{name} in {self.store.url} holds {found} of {len(manifest)} bytes; put it again"
+            )
+        self.check()
+        self._stop_lease()
+        self.store.delete_tree(self.writing)  # without its note nobody can take it over any more
+        pointer = Pointer(kind, version_name(), size_bytes, len(manifest), digest_of(manifest))
+        version = Version(f"{folder_of(self.name)}/{pointer.version}", pointer)
+        self._rename(version.folder)
+        self._open = False
+        self._point(version)
+        return version
+
+    def _rename(self, final: str) -> None:
+        try:
+            self.store.rename(self.folder, final)
+        except NotFoundError:
+            # A request repeated after its first answer was lost finds its own work done.
+            self.store.stat(f"{final}/{MANIFEST}")
+
+    def _point(self, version: Version) -> None:
+        pointer_name = f"{folder_of(self.name)}/{CURRENT}"
+        try:
+            self.store.replace(pointer_name, version.pointer.encode())
+        except BootseerError:
+            self._remove_unless_current(version)
+            raise
+        try:
+            self.store.stat(f"{version.folder}/{MANIFEST}")
+        except NotFoundError as error:
+            raise BusyError(
+                f"{version.folder} in {self.store.url} was collected while it was published; "
+                "put it again, and give gc a grace period"
+            ) from error
+
+    def _remove_unless_current(self, version: Version) -> None:
+        try:
+            found = current(self.store, self.name)
+            if found is None or found.folder != version.folder:
+                self.store.delete_tree(version.folder)
+        except BootseerError:
+            return  # who cannot be asked may point to it already: left to gc
+
+    def keep(self) -> None:
+        """Leave it to be taken over by who puts the same again."""
+        self._open = False
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+
+    def discard(self) -> None:
+        """Remove it, as far as the store can be reached; twice is safe, as after `publish`."""
+        if not self._open:
+            return
+        self._open = False
+        self._stop_lease()
+        try:
+            self.store.delete_tree(self.folder)
+        except BootseerError:
+            return  # gc finds it
+
+    def _stop_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.forget()
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+
+def version_name() -> str:
+    """A fresh name; names sort by time as far as clocks agree, which nothing relies on."""
+    return f"v-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+
+
+def temporaries(store: Store, base: str) -> Iterator[str]:
+    """Folders of drafts, finished by nobody yet."""
+    try:
+        found = [stat.name for stat in store.temporaries(base) if stat.is_folder]
+    except NotFoundError:
+        return
+    yield from found
+
+
+def read_note(store: Store, folder: str) -> dict[str, Any] | None:
+    """What a draft says it is; None for one without a readable note."""
+    try:
+        note = json.loads(store.read(f"{folder}/{WRITING}/{NOTE}", limit_bytes=NOTE_LIMIT_BYTES))
+    except (NotFoundError, CorruptDataError, ValueError, RecursionError):
+        return None
+    return note if isinstance(note, dict) else None
+
+
+def idle(store: Store, base: str, folder: str) -> bool:
+    """Whether a draft's writer is surely or very likely gone."""
+    lease_folder = f"{folder}/{WRITING}/{LEASE}"
+    _, free = leases.Watch(store, lease_folder).look()
+    if free:
+        return True
+    try:
+        beat_s = max(stat.mtime_s for stat in store.list(lease_folder))
+    except (NotFoundError, ValueError):
+        return False
+    return store_now_s(store, base) - beat_s > STALE_S
+
+
+def store_now_s(store: Store, base: str) -> float:
+    """The store's own clock, asked by writing an object: no two clocks are ever compared."""
+    probe = store.temporary(base)
+    store.replace(probe, b"")
+    try:
+        return store.stat(probe).mtime_s
+    finally:
+        store.delete(probe)
+
+
+def _lease(store: Store, folder: str) -> leases.Lease:
+    lease = leases.try_acquire(store, f"{folder}/{WRITING}/{LEASE}", beat_s=BEAT_S, ttl_s=STALE_S)
+    if lease is None:
+        raise BusyError(f"{folder} in {store.url} was taken by another process; put it again")
+    return lease
