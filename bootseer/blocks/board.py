@@ -1,0 +1,700 @@
+"""The fetcher's decisions: what is wanted, in flight and ready. No threads, no I/O, no clock.
+
+Every method is called with the fetcher's lock held and returns quickly. What must happen outside
+the lock is left in `woken` (groups whose waiters to wake), `cancels` (attempts to cancel) and
+`fresh` (blocks that need a plan); `Fetcher` takes these after each call.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from bootseer.blocks import retry
+from bootseer.blocks.plan import Piece
+from bootseer.blocks.pool import Pool, Slot
+from bootseer.blocks.settings import FetchSettings, Priority
+from bootseer.blocks.source import BlockSource, block_length
+from bootseer.blocks.state import Block, Copy, Flight, Group, Job, Line, Object, Status
+from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, StoreUnavailableError
+from bootseer.storage.attempt import Attempt
+
+FIRST_WAITS = 32
+DEMAND_SHARE = 8  # an eighth of the memory and of the connections is kept for demand
+
+
+class Want(NamedTuple):
+    """One block somebody needs, and where its bytes go; `landing` takes the whole block."""
+
+    index: int
+    copies: Sequence[Copy] = ()
+    landing: memoryview | None = None
+
+
+class Settled(NamedTuple):
+    """What is left to do for a block that arrived, outside the lock."""
+
+    fill: Slot | None = None
+    """Copy the landed bytes here and settle again: others wait for the block too."""
+    copies: Sequence[tuple[Group, Sequence[Copy]]] = ()
+    """Copy from the block into readers' memory, then tell `copied`."""
+
+
+NOTHING_LEFT = Settled()
+
+
+class Board:
+    """See the module text."""
+
+    def __init__(self, settings: FetchSettings) -> None:
+        self.settings = settings
+        self.pool = Pool(settings.memory_bytes)
+        self.objects: dict[str | int, Object] = {}
+        self.lines: dict[int, Line] = {}
+        self.flights: set[Flight] = set()
+        self.woken: list[Group] = []
+        self.cancels: list[Attempt] = []
+        self.fresh: list[Block] = []
+        self.starved = False
+        self._ready: OrderedDict[Block, None] = OrderedDict()  # unpinned, least recently used first
+        self._ready_bytes = 0
+        self._delayed: list[tuple[float, int, Job]] = []
+        self._held: dict[Group, tuple[Object, tuple[int, int]]] = {}
+        self._running = [0, 0, 0]  # flights by priority
+        self._suspects: dict[str, float] = {}
+        self._load: dict[str, int] = {}
+        self._seq = 0
+
+    # --- objects -----------------------------------------------------------------------------
+
+    def object_of(self, source: BlockSource) -> Object:
+        """The record of a source, made at its first use."""
+        key: str | int = source.key or id(source)
+        found = self.objects.get(key)
+        if found is None:
+            store = source.store
+            preferred = store.preferred
+            streams = min(self.settings.connections, max(1, preferred.streams))
+            line = self.line_of(store, streams)
+            found = Object(key, source, line, max(1, preferred.range_bytes))
+            self.objects[key] = found
+        return found
+
+    def line_of(self, owner: object, streams: int) -> Line:
+        """The queue of jobs for one store or cache."""
+        line = self.lines.get(id(owner))
+        if line is None:
+            line = self.lines[id(owner)] = Line(owner, streams)
+        return line
+
+    def forget(self, found: Object) -> None:
+        """Drop what nobody uses of an object; the record goes once nothing is left of it."""
+        for block in list(found.blocks.values()):
+            if block.status is Status.READY and not block.pins:
+                self._evict(block)
+        if not found.blocks and not found.claims:
+            self.objects.pop(found.key, None)
+            line = found.line
+            if not line.heap and not line.active:
+                self.lines.pop(id(line.owner), None)
+
+    # --- wanting -----------------------------------------------------------------------------
+
+    def want(
+        self, found: Object, wants: Iterable[Want], group: Group
+    ) -> list[tuple[Block, Sequence[Copy]]]:
+        """Join a group to blocks, making those that are absent; `fresh` then needs a plan.
+
+        Returns ready blocks, pinned, to copy from at once; hand each to `unpin` afterwards.
+        """
+        now: list[tuple[Block, Sequence[Copy]]] = []
+        for index, asked, landing in wants:
+            copies = asked
+            block = found.blocks.get(index)
+            if block is not None and block.status is Status.READY:
+                self._use_ready(block, group, copies, landing, now)
+                continue
+            if block is None:
+                block = Block(found, index, block_length(found.source, index), group.priority)
+                found.blocks[index] = block
+                self.fresh.append(block)
+                if landing is not None:
+                    block.landing, block.landing_group = landing, group
+            elif landing is not None:
+                copies = (Copy(0, landing),)
+            if group.priority < block.priority:
+                self._promote(block, group.priority)
+            block.waiters.append((group, copies))
+            group.blocks.append(block)
+            group.remaining += 1
+        return now
+
+    def _use_ready(
+        self,
+        block: Block,
+        group: Group,
+        copies: Sequence[Copy],
+        landing: memoryview | None,
+        now: list[tuple[Block, Sequence[Copy]]],
+    ) -> None:
+        if landing is not None:
+            copies = (Copy(0, landing),)
+        if group.keep:
+            self.pin(block)
+            group.pinned.append(block)
+        elif copies:
+            self.pin(block)
+            now.append((block, copies))
+        elif not block.pins:
+            self.touch(block)
+
+    def _promote(self, block: Block, priority: Priority) -> None:
+        block.priority = priority
+        if block.status is Status.WANTED:
+            block.job = None
+            self.fresh.append(block)
+        for flight in block.flights:
+            if priority < flight.priority:
+                self._running[flight.priority] -= 1
+                self._running[priority] += 1
+                flight.priority = priority
+
+    def all_ready(self, found: Object, first: int, last: int) -> list[Block] | None:
+        """The blocks `first` to `last` if every one of them is in memory."""
+        out = []
+        for index in range(first, last + 1):
+            block = found.blocks.get(index)
+            if block is None or block.status is not Status.READY:
+                return None
+            out.append(block)
+        return out
+
+    def enqueue(self, jobs: Iterable[Job]) -> int:
+        """Put planned jobs in line; blocks that meanwhile have another job stay with that one."""
+        count = 0
+        for job in jobs:
+            for block, _ in job.items:
+                if block.job is None and block.status is Status.WANTED:
+                    block.job = job
+            self._push(job)
+            count += 1
+        return count
+
+    def _push(self, job: Job) -> None:
+        if not job.seq:
+            self._seq += 1
+            job.seq = self._seq
+        heapq.heappush(job.line.heap, job)
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def pin(self, block: Block) -> None:
+        """Keep a ready block's memory."""
+        if not block.pins:
+            del self._ready[block]
+            self._ready_bytes -= self._memory_of(block)
+        block.pins += 1
+
+    def unpin(self, block: Block) -> None:
+        """Undo one `pin`."""
+        block.pins -= 1
+        if not block.pins:
+            self._ready[block] = None
+            self._ready_bytes += self._memory_of(block)
+
+    def touch(self, block: Block) -> None:
+        """An unpinned ready block was used."""
+        self._ready.move_to_end(block)
+
+    @staticmethod
+    def _memory_of(block: Block) -> int:
+        return block.slot.size_bytes if block.slot is not None else 0
+
+    def _evict(self, block: Block) -> None:
+        del self._ready[block]
+        self._ready_bytes -= self._memory_of(block)
+        if block.slot is not None:
+            self.pool.give(block.slot)
+            block.slot = None
+        self._gone(block)
+
+    def _gone(self, block: Block) -> None:
+        block.status = Status.GONE
+        block.waiters = []
+        block.landing = block.landing_group = None
+        if block.object.blocks.get(block.index) is block:
+            del block.object.blocks[block.index]
+
+    def slot(self, size_bytes: int, priority: Priority) -> Slot | None:
+        """Memory for one block, evicting what was not used for longest; None when all is in use."""
+        budget = self.pool.budget_bytes
+        if priority is not Priority.DEMAND:
+            in_use = self.pool.used_bytes - self._ready_bytes + size_bytes
+            if in_use > budget - budget // DEMAND_SHARE and self.flights:
+                return None
+        while True:
+            slot = self.pool.take(size_bytes)
+            if slot is not None or not self._ready:
+                break
+            self._evict(next(iter(self._ready)))
+        if slot is None and not self.flights:
+            # Nothing under way could free any, and whoever holds the rest may wait for this one.
+            slot = self.pool.take(size_bytes, beyond=True)
+        return slot
+
+    # --- starting ----------------------------------------------------------------------------
+
+    def take(self, now_s: float) -> Flight | None:
+        """The next request to make, its memory and connection counted; None when none may start."""
+        self.starved = False
+        while (line := self._next_line()) is not None:
+            flight = self._launch(heapq.heappop(line.heap))
+            if flight is not None:
+                self._start(flight, now_s)
+                return flight
+            if self.starved:
+                return None
+        return None
+
+    def _next_line(self) -> Line | None:
+        best: Line | None = None
+        for line in self.lines.values():
+            if (
+                line.heap
+                and (best is None or line.heap[0] < best.heap[0])
+                and self._may_start(line, line.heap[0])
+            ):
+                best = line
+        return best
+
+    def _may_start(self, line: Line, job: Job) -> bool:
+        most, streams, total = self.settings.connections, line.streams, sum(self._running)
+        if job.hedges is not None:
+            return total < most + max(2, most // 2)
+        if job.priority is Priority.DEMAND:
+            return total < most and line.active <= streams + streams // DEMAND_SHARE
+        if job.priority is Priority.HOT:
+            return total < max(1, most - most // DEMAND_SHARE) and line.active < streams
+        if self._running[Priority.DEMAND] and self._running[Priority.BACKGROUND]:
+            return False  # one goes on, so that nothing starves
+        return total < max(1, most // 2) and line.active < max(1, streams // 2)
+
+    def _launch(self, job: Job) -> Flight | None:
+        start, stop = _leading_run(job)
+        if start == stop:
+            return None
+        flight = Flight(job, job.items[start:stop], Attempt(stall_s=self.settings.stall_s))
+        if not self._give_memory(flight):
+            self.starved = True
+            self._push(job)
+            return None
+        rest = job.items[start + len(flight.items) :]
+        if rest:
+            later = Job(job.line, rest, job.priority, job.hedges)
+            later.seq = job.seq
+            for block, _ in rest:
+                if block.job is job:
+                    block.job = later
+            self._push(later)
+        return flight
+
+    def _give_memory(self, flight: Flight) -> bool:
+        """Find a target for every block, or for the leading ones; False when there is none."""
+        found = flight.items[0][0].object
+        in_place = flight.line is not found.line or found.source.in_place
+        while not in_place:
+            stored = sum(piece.length for _, piece in flight.items)
+            flight.scratch = self.slot(stored, flight.priority)
+            if flight.scratch is not None:
+                break
+            if len(flight.items) == 1:
+                return False
+            del flight.items[len(flight.items) // 2 :]
+        for block, _ in flight.items:
+            if block.landing is not None and block.landing_flight is None:
+                flight.slots.append(None)
+                flight.targets.append(block.landing)
+                continue
+            slot = self.slot(block.length, flight.priority)
+            if slot is None:
+                break
+            flight.slots.append(slot)
+            flight.targets.append(None)
+        del flight.items[len(flight.slots) :]
+        if not flight.items and flight.scratch is not None:
+            self.pool.give(flight.scratch)
+        return bool(flight.items)
+
+    def _start(self, flight: Flight, now_s: float) -> None:
+        owners: dict[Group, None] = {}
+        for (block, _), target in zip(flight.items, flight.targets, strict=True):
+            block.status = Status.FLYING
+            block.job = None
+            block.flights.append(flight)
+            if target is not None:
+                block.landing_flight = flight
+                if block.landing_group is not None:
+                    owners[block.landing_group] = None
+        flight.owners = list(owners)
+        for group in flight.owners:
+            group.writing += 1
+        flight.began_s = flight.progress_s = now_s
+        flight.line.active += 1
+        self._running[flight.priority] += 1
+        self.flights.add(flight)
+
+    def steer(self, flight: Flight, replicas: Sequence[str]) -> None:
+        """Choose the replica a flight asks, counting who is busy."""
+        flight.replicas = tuple(replicas)
+        avoid = frozenset().union(*(block.avoid | block.bad for block, _ in flight.items))
+        if flight.hedges is not None:
+            avoid |= {flight.hedges.attempt.replica or flight.hedges.attempt.prefer} - {""}
+        attempt = flight.attempt
+        self._seq += 1
+        attempt.prefer = retry.choose_replica(
+            flight.replicas,
+            avoid=avoid,
+            suspects=frozenset(self._suspects),
+            load=self._load,
+            turn=self._seq,
+        )
+        attempt.avoid = avoid - {attempt.prefer}
+        attempt.number = max(block.tries for block, _ in flight.items)
+        self._load[attempt.prefer] = self._load.get(attempt.prefer, 0) + 1
+
+    # --- ending ------------------------------------------------------------------------------
+
+    def settle(self, flight: Flight, number: int, now_s: float) -> Settled:
+        """Block `number` of a flight has arrived and was verified."""
+        block, target = flight.items[number][0], flight.targets[number]
+        if not flight.landed:
+            flight.line.first_s.append(now_s - flight.began_s)
+            del flight.line.first_s[:-FIRST_WAITS]
+        flight.landed += 1
+        if block.status is not Status.FLYING:
+            return NOTHING_LEFT  # the other request was first, or nobody wants it any more
+        slot = flight.slots[number]
+        direct = target is not None and target is block.landing
+        if slot is None:
+            others = [w for w in block.waiters if not direct or w[0] is not block.landing_group]
+            if others and (slot := self.slot(block.length, Priority.DEMAND)) is not None:
+                flight.slots[number] = slot
+                flight.landed -= 1
+                return Settled(fill=slot)
+            self._deliver_direct(block, others)
+            return NOTHING_LEFT
+        flight.slots[number] = None
+        block.slot = slot
+        block.status = Status.READY
+        self._ready[block] = None
+        self._ready_bytes += slot.size_bytes
+        copies = self._deliver(block, direct)
+        self._cancel_idle(block)
+        return Settled(copies=copies)
+
+    def _deliver_direct(self, block: Block, others: list[tuple[Group, Sequence[Copy]]]) -> None:
+        """The block stands in its reader's memory alone; `others`, if any, need it once more."""
+        owner = block.landing_group
+        if owner is not None:
+            owner.remaining -= 1
+            self._wake_if_done(owner)
+        block.landing = block.landing_group = None
+        if not others:
+            self._gone(block)
+            self._cancel_idle(block)
+            return
+        block.waiters = others
+        block.status = Status.WANTED
+        block.job = None
+        self.fresh.append(block)
+
+    def _deliver(self, block: Block, direct: bool) -> list[tuple[Group, Sequence[Copy]]]:
+        todo: list[tuple[Group, Sequence[Copy]]] = []
+        for group, copies in block.waiters:
+            group.remaining -= 1
+            if group is block.landing_group and block.landing is not None:
+                if not direct:  # its memory may still be written to by the request that lost
+                    self.pin(block)
+                    group.late.append((block, Copy(0, block.landing)))
+            elif copies:
+                self.pin(block)
+                group.writing += 1
+                todo.append((group, copies))
+            elif group.keep:
+                self.pin(block)
+                group.pinned.append(block)
+            self._wake_if_done(group)
+        block.waiters = []
+        block.landing = block.landing_group = None
+        return todo
+
+    def copied(self, block: Block, copies: Sequence[tuple[Group, Sequence[Copy]]]) -> None:
+        """The copies that `settle` asked for are made."""
+        for group, _ in copies:
+            self.unpin(block)
+            group.writing -= 1
+            self._wake_if_done(group)
+
+    def _cancel_idle(self, block: Block) -> None:
+        """Cancel the requests of a block that now bring nothing anybody wants."""
+        for flight in block.flights:
+            if flight.landed < len(flight.items) and not any(
+                other.status is Status.FLYING for other, _ in reversed(flight.items)
+            ):
+                self._cancel(flight)
+
+    def _cancel(self, flight: Flight) -> None:
+        if flight in self.flights and not flight.attempt.cancelled:
+            self.cancels.append(flight.attempt)
+
+    def ended(self, flight: Flight, error: BaseException | None, now_s: float) -> int:
+        """A request returned: its memory is free again; returns how many blocks are tried again."""
+        self.flights.discard(flight)
+        flight.line.active -= 1
+        self._running[flight.priority] -= 1
+        attempt = flight.attempt
+        if attempt.prefer in self._load:
+            self._load[attempt.prefer] -= 1
+            if not self._load[attempt.prefer]:
+                del self._load[attempt.prefer]
+        replica = attempt.replica or attempt.prefer
+        if isinstance(error, BootseerError) and error.retryable and not attempt.cancelled:
+            self.suspect(replica, now_s)
+        if flight.scratch is not None:
+            self.pool.give(flight.scratch)
+            flight.scratch = None
+        again: dict[float, list[tuple[Block, Piece]]] = {}
+        for number, (block, piece) in enumerate(flight.items):
+            delay_s = self._leave(flight, number, block, error, replica)
+            if delay_s is not None:
+                again.setdefault(delay_s, []).append((block, piece))
+        for group in flight.owners:
+            group.writing -= 1
+            self._wake_if_done(group)
+        for delay_s, items in again.items():
+            self._retry(flight.line, items, delay_s, now_s)
+        return sum(map(len, again.values()))
+
+    def _leave(
+        self,
+        flight: Flight,
+        number: int,
+        block: Block,
+        error: BaseException | None,
+        replica: str,
+    ) -> float | None:
+        """Part one block from a flight that is over; the delay of its next try, if there is one."""
+        block.flights.remove(flight)
+        if block.landing_flight is flight:
+            block.landing_flight = None
+        slot = flight.slots[number]
+        if slot is not None:
+            flight.slots[number] = None
+            self.pool.give(slot)
+        if block.status is not Status.FLYING:
+            return None
+        cause = flight.errors.get(number) or error
+        cancelled = flight.attempt.cancelled and number not in flight.errors
+        if cause is not None and not cancelled and replica:
+            block.avoid |= {replica}
+            if isinstance(cause, CorruptDataError):
+                block.bad |= {replica}
+        if block.flights:
+            return None  # its hedge goes on
+        if not block.waiters:
+            self._gone(block)
+            return None
+        block.status = Status.WANTED
+        if flight.line is not block.object.line:  # not in the cache after all
+            block.uncached = True
+            block.avoid = block.bad = frozenset()
+            self.fresh.append(block)
+            return None
+        if cancelled:
+            return retry.AT_ONCE
+        block.tries += 1
+        cause = cause or StoreUnavailableError(
+            f"{flight.items[number][1].part}: the store ended a request early; try again"
+        )
+        delay_s = retry.next_try_s(
+            cause,
+            tries=block.tries,
+            replicas=flight.replicas,
+            avoid=block.avoid,
+            bad=block.bad,
+            settings=self.settings,
+            chance=flight.chance,
+        )
+        if delay_s is None:
+            self.fail(block, cause)
+        elif delay_s:
+            block.avoid = frozenset()
+        return delay_s
+
+    def _retry(
+        self, line: Line, items: list[tuple[Block, Piece]], delay_s: float, now_s: float
+    ) -> None:
+        job = Job(line, items, min(block.priority for block, _ in items))
+        for block, _ in items:
+            block.job = job
+        if delay_s:
+            self._seq += 1
+            heapq.heappush(self._delayed, (now_s + delay_s, self._seq, job))
+        else:
+            self._push(job)
+
+    def fail(self, block: Block, error: BaseException) -> None:
+        """Give a block up and tell everybody who waits for it."""
+        waiters = block.waiters
+        self._gone(block)
+        for group, _ in waiters:
+            group.remaining -= 1
+            self.fail_group(group, error)
+
+    def fail_group(self, group: Group, error: BaseException) -> None:
+        """End a group with an error: it leaves all its blocks."""
+        group.error = group.error or error
+        self.withdraw(group)
+        self._wake_if_done(group)
+
+    def withdraw(self, group: Group) -> None:
+        """Take a group off all blocks it still waits for, and cancel what then nobody needs.
+
+        What writes into the group's memory is cancelled too; the memory is the group's again
+        when `writing` is 0.
+        """
+        if group.closed:
+            return
+        group.closed = True
+        for block in group.blocks:
+            if block.status is Status.WANTED or block.status is Status.FLYING:
+                self._part(block, group)
+        for block in group.pinned:
+            self.unpin(block)
+        for block, _ in group.late:
+            self.unpin(block)
+        group.blocks, group.pinned, group.late = [], [], []
+
+    def _part(self, block: Block, group: Group) -> None:
+        block.waiters = [waiter for waiter in block.waiters if waiter[0] is not group]
+        if block.landing_group is group:
+            block.landing = block.landing_group = None
+            if block.landing_flight is not None:
+                self._cancel(block.landing_flight)
+        if block.waiters:
+            return
+        if block.status is Status.WANTED:
+            self._gone(block)
+            return
+        for flight in block.flights:
+            if not any(other.waiters for other, _ in flight.items):
+                self._cancel(flight)
+
+    def _wake_if_done(self, group: Group) -> None:
+        if not group.told and group.finished:
+            group.told = group.callback is not None
+            self.woken.append(group)
+
+    # --- time --------------------------------------------------------------------------------
+
+    def hold(self, found: Object, span: tuple[int, int], group: Group) -> None:
+        """Remember a group whose outcome will be collected by `collect`."""
+        found.claims.setdefault(span, []).append(group)
+        self._held[group] = (found, span)
+
+    def collect(self, found: Object, span: tuple[int, int]) -> Group | None:
+        """A group that is done and waits for these bytes, taken off the board."""
+        groups = found.claims.get(span)
+        if not groups:
+            return None
+        for group in groups:
+            if group.told:
+                self._unhold(group)
+                return group
+        return None
+
+    def _unhold(self, group: Group) -> None:
+        found, span = self._held.pop(group)
+        groups = found.claims[span]
+        groups.remove(group)
+        if not groups:
+            del found.claims[span]
+
+    def suspect(self, replica: str, now_s: float) -> None:
+        """Pass a replica over for a while."""
+        if replica:
+            self._suspects[replica] = now_s + self.settings.suspect_s
+
+    def tick(self, now_s: float) -> int:
+        """Start due retries, hedge requests that hang, end late reads; returns new jobs."""
+        jobs = 0
+        while self._delayed and self._delayed[0][0] <= now_s:
+            self._push(heapq.heappop(self._delayed)[2])
+            jobs += 1
+        for replica in [name for name, until_s in self._suspects.items() if until_s <= now_s]:
+            del self._suspects[replica]
+        for group in list(self._held):
+            self._check_held(group, now_s)
+        for flight in list(self.flights):
+            jobs += self._check_flight(flight, now_s)
+        return jobs
+
+    def _check_held(self, group: Group, now_s: float) -> None:
+        if group.told:
+            group.deadline_s = min(group.deadline_s, now_s)
+            if now_s > group.deadline_s + self.settings.claim_s:
+                self._unhold(group)
+                self.withdraw(group)
+        elif now_s > group.deadline_s:
+            self.fail_group(group, DeadlineError("a read was not answered in time; see the store"))
+
+    def _check_flight(self, flight: Flight, now_s: float) -> int:
+        received = flight.attempt.received_bytes
+        if received != flight.progress_bytes:
+            flight.progress_bytes, flight.progress_s = received, now_s
+            return 0
+        if flight.hedged or flight.hedges is not None or not self.settings.hedge_s:
+            return 0
+        replica = flight.attempt.replica or flight.attempt.prefer
+        if flight.priority is not Priority.DEMAND and replica not in self._suspects:
+            return 0
+        limit_s = retry.hedge_after_s(flight.line.first_s, self.settings)
+        if now_s - flight.progress_s < limit_s or flight.line is not flight.items[0][0].object.line:
+            return 0
+        items = [(block, piece) for block, piece in flight.items if block.status is Status.FLYING]
+        flight.hedged = True
+        self.suspect(replica, now_s)
+        if not items:
+            return 0
+        self._push(Job(flight.line, items, flight.priority, flight))
+        return 1
+
+    def next_due_s(self, now_s: float, tick_s: float) -> float | None:
+        """Seconds until `tick` may have something to do; None = not before a new request."""
+        if self.flights or self._held:
+            most = tick_s
+        elif self._delayed:
+            most = max(0.0, self._delayed[0][0] - now_s)
+        else:
+            return None
+        if self._delayed:
+            most = min(most, max(0.0, self._delayed[0][0] - now_s))
+        return most
+
+
+def _leading_run(job: Job) -> tuple[int, int]:
+    """Where the first neighbours of a job that are still its own start and stop."""
+    start = end = 0
+    for number, (block, piece) in enumerate(job.items):
+        if job.hedges is None:
+            usable = block.status is Status.WANTED and block.job is job
+        else:
+            usable = block.status is Status.FLYING and block.flights == [job.hedges]
+        if end and (not usable or piece.offset != end):
+            return start, number
+        if usable:
+            start = start if end else number
+            end = piece.offset + piece.length
+    return (start, len(job.items)) if end else (0, 0)

@@ -1,0 +1,410 @@
+"""The threads that carry out what the board decides; see `blocks.fetch` for the whole picture."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from bootseer.blocks.board import Board
+from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.plan import Piece, plan, request_bytes
+from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, populate
+from bootseer.blocks.settings import FetchSettings, Priority
+from bootseer.blocks.state import Block, Copy, Flight, Group, Job, Object, Status
+from bootseer.blocks.stats import Stats, source_class
+from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
+from bootseer.storage.attempt import Attempt
+
+TICK_S = 0.1
+JOIN_S = 5.0
+POPULATE_BYTES = 256 << 10
+
+Effects = tuple[list[Group], list[Attempt], list[Block]]
+
+
+class Engine:
+    """Board, lock and threads. Names without `_` are for `Fetcher`."""
+
+    def __init__(
+        self, settings: FetchSettings, cache: NodeCache | None, stats: Stats | None
+    ) -> None:
+        self.settings = settings
+        self.board = Board(settings)
+        self.lock = threading.Lock()
+        self.stats = stats or Stats()
+        self.closed = False
+        self._cache = cache
+        self._work = threading.Condition(self.lock)
+        self._clock = threading.Condition(self.lock)
+        self._idle = 0
+        self._workers: set[threading.Thread] = set()
+        self._watcher: threading.Thread | None = None
+
+    # --- called with the lock held -----------------------------------------------------------
+
+    def effects(self) -> Effects:
+        """What the board left to do outside the lock; hand it to `act` there."""
+        board = self.board
+        found = (board.woken, board.cancels, board.fresh)
+        board.woken, board.cancels, board.fresh = [], [], []
+        if board.starved and self._idle:
+            self._work.notify()
+        return found
+
+    # --- called without it -------------------------------------------------------------------
+
+    def act(self, effects: Effects) -> None:
+        """Cancel, plan and wake."""
+        woken, cancels, fresh = effects
+        for attempt in cancels:
+            attempt.cancel()
+        if fresh:
+            self._plan(fresh)
+        for group in woken:
+            if group.callback is None:
+                group.event.set()
+                continue
+            try:
+                group.callback()
+            except Exception:  # a reader's fault must not end a fetch thread
+                pass
+
+    def copy_now(self, ready: Sequence[tuple[Block, Sequence[Copy]]]) -> None:
+        """Copy from pinned blocks into readers' memory and unpin them."""
+        try:
+            for block, copies in ready:
+                _copy_from(block, copies)
+        finally:
+            with self.lock:
+                for block, _ in ready:
+                    self.board.unpin(block)
+                effects = self.effects()
+            self.act(effects)
+
+    def _plan(self, fresh: Sequence[Block]) -> None:
+        """Turn wanted blocks into jobs; a source that cannot say where they are fails them."""
+        together: dict[tuple[Object, Priority], list[Block]] = {}
+        for block in fresh:
+            together.setdefault((block.object, block.priority), []).append(block)
+        for (found, priority), blocks in together.items():
+            try:
+                jobs = self._jobs(found, blocks, priority)
+            except Exception as error:  # a source's own code: its readers get it
+                with self.lock:
+                    for block in blocks:
+                        if block.status is Status.WANTED and block.job is None:
+                            self.board.fail(block, error)
+                    effects = self.effects()
+                self.act(effects)
+                continue
+            with self.lock:
+                starts = self._ready_threads(self.board.enqueue(jobs))
+            for thread in starts:
+                thread.start()
+
+    def _jobs(self, found: Object, blocks: list[Block], priority: Priority) -> list[Job]:
+        by_index = {block.index: block for block in blocks}
+        self._open_cached(found)
+        cached = self._cached(found, blocks)
+        jobs = [
+            Job(
+                self.board.line_of(found.cached, self.settings.cache_streams),
+                [(block, Piece(block.index, "", 0, block.length))],
+                priority,
+            )
+            for block in cached
+        ]
+        for block in cached:
+            del by_index[block.index]
+        if not by_index:
+            return jobs
+        source = found.source
+        pieces = [Piece(index, *source.locate(index)) for index in by_index]
+        requests = plan(
+            pieces,
+            range_bytes=self._range_bytes(found, blocks, pieces, priority),
+            streams=found.line.streams,
+            ends_stretch=source.ends_stretch,
+        )
+        for request in requests:
+            items = [(by_index[piece.block], piece) for piece in request.pieces]
+            jobs.append(Job(found.line, items, priority))
+        return jobs
+
+    def _range_bytes(
+        self, found: Object, blocks: list[Block], pieces: list[Piece], priority: Priority
+    ) -> int:
+        streams, most = found.line.streams, found.range_bytes
+        if any(block.landing is None for block in blocks):
+            most = min(most, max(1, self.settings.memory_bytes // (2 * streams)))
+        least = min(most, self.settings.least_range_bytes)
+        if priority is not Priority.DEMAND:
+            least = max(least, most // 4)  # nobody waits: rather fewer requests
+        total = sum(piece.length for piece in pieces)
+        return request_bytes(total, streams=streams, range_bytes=most, least_bytes=least)
+
+    def _open_cached(self, found: Object) -> None:
+        if not found.stats:
+            found.stats = source_class(found.source)
+            if self._cache is not None and found.source.key:
+                opened = self._cache.open(found.source)
+                if found.cached is None:
+                    found.cached = opened
+                else:
+                    opened.close()
+
+    def _cached(self, found: Object, blocks: list[Block]) -> list[Block]:
+        """Those of the blocks that the node cache holds."""
+        if found.cached is None or not found.cached.usable:
+            return []
+        ask = sorted((block for block in blocks if not block.uncached), key=lambda b: b.index)
+        there: list[Block] = []
+        start = 0
+        for place in range(1, len(ask) + 1):
+            if place < len(ask) and ask[place].index == ask[place - 1].index + 1:
+                continue
+            run = ask[start:place]
+            absent = set(found.cached.missing(run[0].index, len(run)))
+            there += [block for block in run if block.index not in absent]
+            start = place
+        return there
+
+    # --- threads -----------------------------------------------------------------------------
+
+    def _ready_threads(self, jobs: int) -> list[threading.Thread]:
+        """Wake idle workers for new jobs; returns the threads to start, outside the lock."""
+        if self.closed:
+            return []
+        if self._idle:
+            self._work.notify(jobs)
+        most = self.settings.connections + self.settings.connections // 2 + 2
+        wanted = min(jobs - self._idle, most - len(self._workers))
+        starts = [
+            threading.Thread(target=self._run, name="bootseer-fetch", daemon=True)
+            for _ in range(max(0, wanted))
+        ]
+        self._workers.update(starts)
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._watch, name="bootseer-fetch-clock", daemon=True
+            )
+            starts.append(self._watcher)
+        else:
+            self._clock.notify()
+        return starts
+
+    def _run(self) -> None:
+        """A worker: one connection's worth of requests, one after the other."""
+        while (flight := self._next()) is not None:
+            self._fly(flight)
+
+    def _next(self) -> Flight | None:
+        last = False
+        with self.lock:
+            while not self.closed:
+                flight = self.board.take(time.monotonic())
+                if flight is not None:
+                    return flight
+                if last:
+                    break
+                self._idle += 1
+                last = not self._work.wait(self.settings.idle_s)
+                self._idle -= 1
+            self._workers.discard(threading.current_thread())
+        return None
+
+    def _watch(self) -> None:
+        """The clock: retries that are due, requests that hang, deadlines of those not waiting."""
+        while True:
+            with self.lock:
+                if self.closed:
+                    return
+                jobs = self.board.tick(time.monotonic())
+                starts = self._ready_threads(jobs) if jobs else []
+                effects = self.effects()
+            for thread in starts:
+                thread.start()
+            self.act(effects)
+            with self.lock:
+                due_s = self.board.next_due_s(time.monotonic(), TICK_S)
+                woken = self._clock.wait(self.settings.idle_s if due_s is None else due_s)
+                if due_s is None and not woken and not self.board.flights:
+                    self._watcher = None
+                    return
+
+    # --- one request -------------------------------------------------------------------------
+
+    def _fly(self, flight: Flight) -> None:
+        found = flight.items[0][0].object
+        error: BaseException | None = None
+        try:
+            if flight.line is found.line:
+                self._fetch(found, flight)
+            else:
+                self._read_cached(found, flight)
+        except BootseerError as caught:
+            error = caught
+        except Exception as caught:  # a store's foreign error must not end the thread
+            error = StoreUnavailableError(
+                f"reading {flight.items[0][1].part or found.key} failed: "
+                f"{type(caught).__name__}; try again, or look at the store"
+            )
+            error.__cause__ = caught
+        with self.lock:
+            again = self.board.ended(flight, error, time.monotonic())
+            if again:
+                self._clock.notify()
+            effects = self.effects()
+        if flight.line is found.line:
+            self._count(found, flight, again, error)
+        self.act(effects)
+
+    def _fetch(self, found: Object, flight: Flight) -> None:
+        source, first = found.source, flight.items[0][1]
+        replicas = source.replicas(first.part, first.offset)
+        with self.lock:
+            self.board.steer(flight, replicas)
+        raws = _raw_views(flight)
+        stored = raws
+        if flight.scratch is not None:
+            stored, start = [], 0
+            for _, piece in flight.items:
+                stored.append(flight.scratch.view[start : start + piece.length])
+                start += piece.length
+        arrived = self._arrival(found, flight, stored, raws)
+        source.store.read_scatter(first.part, first.offset, stored, flight.attempt, arrived)
+
+    def _arrival(
+        self, found: Object, flight: Flight, stored: list[memoryview], raws: list[memoryview]
+    ) -> Callable[[int], None]:
+        source, items, errors = found.source, flight.items, flight.errors
+
+        def filled(number: int) -> None:
+            try:
+                source.open_block(items[number][0].index, stored[number], raws[number])
+            except Exception as error:  # told to the readers, not to the store
+                errors[number] = error
+                return
+            self._landed(found, flight, number, raws[number], keep=found.cached is not None)
+
+        return filled
+
+    def _read_cached(self, found: Object, flight: Flight) -> None:
+        raws = _raw_views(flight)
+        cached = found.cached
+        for number, (block, _) in enumerate(flight.items):
+            if cached is not None and cached.read(block.index, raws[number]):
+                self.stats.add(found.stats, cache_hits=1, cache_bytes=block.length)
+                self._landed(found, flight, number, raws[number], keep=False)
+
+    def _landed(
+        self, found: Object, flight: Flight, number: int, raw: memoryview, *, keep: bool
+    ) -> None:
+        """A verified block: give it to whoever waits, then to the node cache."""
+        block = flight.items[number][0]
+        keep = keep and found.cached is not None and found.cached.storing
+        if keep and found.cached is not None and flight.targets[number] is not None:
+            found.cached.store(block.index, raw)  # later the memory is its reader's alone
+            keep = False
+        while True:
+            with self.lock:
+                settled = self.board.settle(flight, number, time.monotonic())
+                keep = keep and block.status is Status.READY and settled.fill is None
+                if keep:
+                    self.board.pin(block)
+                effects = self.effects()
+            if settled.fill is None:
+                break
+            copy(settled.fill.view[: block.length], raw)
+        if settled.copies:
+            for _, copies in settled.copies:
+                _copy_from(block, copies)
+            with self.lock:
+                self.board.copied(block, settled.copies)
+                more = self.effects()
+            effects = (effects[0] + more[0], effects[1] + more[1], effects[2] + more[2])
+        self.act(effects)
+        if keep and found.cached is not None:
+            try:
+                found.cached.store(block.index, raw)
+            finally:
+                with self.lock:
+                    self.board.unpin(block)
+
+    def _count(
+        self, found: Object, flight: Flight, again: int, error: BaseException | None
+    ) -> None:
+        received = flight.attempt.received_bytes
+        kind = ("demand_bytes", "hot_bytes", "background_bytes")[flight.priority]
+        corrupt = sum(isinstance(e, CorruptDataError) for e in flight.errors.values())
+        amounts = {"bytes": received, "requests": 1, kind: received}
+        if again:
+            amounts["retries"] = again
+        if flight.hedges is not None:
+            amounts["hedges"] = 1
+            amounts["hedge_wins"] = int(error is None)
+        if error is not None and not flight.attempt.cancelled:
+            amounts["failures"] = 1
+        if corrupt:
+            amounts["corrupt"] = corrupt
+        self.stats.add(found.stats, **amounts)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Fail everybody who waits, cancel every request, end the threads; twice is safe."""
+        board = self.board
+        with self.lock:
+            was_closed, self.closed = self.closed, True
+            error = StoreUnavailableError("the fetcher was closed while a read was under way")
+            for found in list(board.objects.values()):
+                for block in list(found.blocks.values()):
+                    if block.status is not Status.READY:
+                        board.fail(block, error)
+            board.cancels += [flight.attempt for flight in board.flights]
+            self._work.notify_all()
+            self._clock.notify_all()
+            effects = self.effects()
+            threads = [*self._workers, *([self._watcher] if self._watcher else [])]
+        if was_closed:
+            return
+        self.act(effects)
+        until_s = time.monotonic() + JOIN_S
+        for thread in threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(max(0.0, until_s - time.monotonic()))
+        for found in list(board.objects.values()):
+            if found.cached is not None:
+                found.cached.close()
+            with self.lock:
+                board.forget(found)
+        with self.lock:
+            board.pool.clear()
+
+
+def _raw_views(flight: Flight) -> list[memoryview]:
+    """Where each block's raw bytes go; the pages are there afterwards."""
+    out = []
+    for (block, _), slot, target in zip(flight.items, flight.slots, flight.targets, strict=True):
+        if target is not None:
+            if len(target) >= POPULATE_BYTES:
+                populate(target)
+            out.append(target)
+        elif slot is not None:
+            out.append(slot.view[: block.length])
+        else:
+            raise AssertionError("a block without memory was sent")
+    return out
+
+
+def _copy_from(block: Block, copies: Sequence[Copy]) -> None:
+    if block.slot is None:
+        raise AssertionError("a pinned block lost its memory")
+    memory = block.slot.view
+    for item in copies:
+        size = len(item.target)
+        if size <= SMALL_COPY_BYTES:
+            item.target[:] = memory[item.start : item.start + size]
+        else:
+            copy(item.target, memory[item.start : item.start + size])

@@ -1,0 +1,440 @@
+"""The fetcher: brings blocks of immutable objects into memory, each once, soonest wanted first.
+
+**A block** goes through these states (`state.Status`; all transitions are in `board.Board`):
+
+    absent ──want──► WANTED ──take──► FLYING ──verified──► READY ──evicted──► absent
+                       ▲                 │  └──verified, whole in its reader's memory──► absent
+                       └──retry, backoff─┤
+                                         └──final error, or nobody wants it──► absent
+
+* *absent*: no record. *WANTED*: somebody waits, a job in its store's line has it (or a plan is
+  being made, or a retry's time has not come). *FLYING*: one request brings it, or two when the
+  first is slow (a hedge). *READY*: verified, in memory of the pool.
+* **Single flight**: whoever wants a block that is WANTED or FLYING joins its waiters. A higher
+  priority takes a WANTED block out of its job, into one of its own ahead of all lower ones; the
+  old job skips it. A FLYING block's requests are promoted, so that they may be hedged.
+* **Jobs** are planned (`plan`) outside the lock from the blocks that one call made WANTED, and
+  wait in one line a store, by priority, then age. A free worker takes the first job that the
+  connection budget allows: all connections for demand, seven eighths for hot, half for
+  background, and only one background request while demand is under way.
+
+**Who owns memory when.**
+
+* Pool memory belongs to one flight from `take` until the block settles, then to the block until
+  it is evicted; it is never evicted while pinned (`Held`, or a copy being made). What a flight
+  did not turn into a READY block goes back when the *request has returned*, never before: a late
+  loser of a hedge writes into memory that is still its own.
+* A reader's own buffer takes a whole block directly (a *landing*). At most one request has a
+  landing at a time; a hedge or a retry that starts before that one returned uses the pool. A
+  reader comes back only when no request may write to its buffer any more (`Group.writing`): when
+  it fails or passes its deadline, the requests writing there are cancelled and waited for. That
+  takes as long as the store needs to notice, `stall_s` at the very most. `held` has no such
+  memory, so its deadline is exact.
+* Others who wait for a block that lands get a copy, made before the owner of the landing is told.
+
+**Locks.** One lock guards the board; nothing under it blocks: no I/O, no mapping of memory, no
+copy above 32 KiB, no call into a source or store (`replicas` and `locate` included), no callback.
+The locks of a slab (mapping), of an `Attempt`, of a cached object and of the statistics are leaves:
+they may be taken by anybody and take no other. Callbacks (`ready`) and `Attempt.cancel` run
+outside all locks, after the decision; they may call the fetcher again.
+
+**Time.** A clock thread, there only while something is under way, starts due retries, hedges
+requests that stand still, and ends `held` reads at their deadline. Readers that block look after
+their own.
+
+**Forks.** Threads and connections do not survive `fork`: a child must make a fetcher of its own;
+one that was inherited raises UsageError.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+
+from bootseer.blocks.board import Want
+from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.engine import Engine
+from bootseer.blocks.pool import SMALL_COPY_BYTES, copy
+from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
+from bootseer.blocks.source import BlockSource, block_length
+from bootseer.blocks.state import Block, Copy, Group, Object, Status
+from bootseer.blocks.stats import Stats
+from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
+
+__all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
+
+Range = tuple[BlockSource, int, memoryview]
+
+
+class Held:
+    """Bytes in the pool's memory as `views`, readable until `release` is called (once)."""
+
+    __slots__ = ("_blocks", "_engine", "views")
+
+    def __init__(self, engine: Engine, blocks: list[Block], views: list[memoryview]) -> None:
+        self._engine = engine
+        self._blocks = blocks
+        self.views = views
+
+    def release(self) -> None:
+        """Let the memory be used again; twice is safe."""
+        engine, blocks = self._engine, self._blocks
+        if not blocks:
+            return
+        with engine.lock:
+            self._blocks = []
+            for block in blocks:
+                engine.board.unpin(block)
+            effects = engine.effects()
+        engine.act(effects)
+
+
+class Ticket:
+    """A prefetch under way."""
+
+    __slots__ = ("_engine", "_group")
+
+    def __init__(self, engine: Engine, group: Group) -> None:
+        self._engine = engine
+        self._group = group
+
+    def cancel(self) -> None:
+        """Give up what did not start; blocks that others wait for are fetched all the same."""
+        engine = self._engine
+        with engine.lock:
+            engine.board.withdraw(self._group)
+            effects = engine.effects()
+        engine.act(effects)
+        self._group.event.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended: all blocks arrived, or it failed, or was cancelled."""
+        return self._group.finished
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; True when every block arrived."""
+        self._group.event.wait(timeout_s)
+        group = self._group
+        return group.finished and not group.closed and group.error is None
+
+
+class Fetcher:
+    """See the module text. One a process; a context manager; every method is thread-safe."""
+
+    def __init__(
+        self,
+        settings: FetchSettings = DEFAULTS,
+        *,
+        cache: NodeCache | None = None,
+        stats: Stats | None = None,
+    ) -> None:
+        self.settings = settings
+        self._engine = Engine(settings, cache, stats)
+        self._pid = os.getpid()
+
+    @property
+    def stats(self) -> Stats:
+        """What was fetched, and what it cost."""
+        return self._engine.stats
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory mapped for blocks now."""
+        return self._engine.board.pool.mapped_bytes
+
+    def read_into(
+        self,
+        source: BlockSource,
+        offset: int,
+        buffer: memoryview | bytearray,
+        *,
+        priority: Priority = Priority.DEMAND,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Fill `buffer` with the object's bytes from `offset` on; returns how many there were.
+
+        Fewer only at the end of the object. Any size: whole blocks land in `buffer` itself.
+        Raises the last error of a block that failed, CorruptDataError when no replica's bytes
+        were right, and DeadlineError after `deadline_s` (default: the settings'). After an error
+        the contents of `buffer` are undefined.
+        """
+        view = memoryview(buffer).cast("B")
+        if len(view) <= SMALL_COPY_BYTES and self._read_ready(source, offset, view):
+            return len(view)
+        return self.read_many([(source, offset, view)], priority=priority, deadline_s=deadline_s)[0]
+
+    def read_many(
+        self,
+        jobs: Sequence[Range],
+        *,
+        priority: Priority = Priority.DEMAND,
+        deadline_s: float | None = None,
+    ) -> list[int]:
+        """As `read_into` for many ranges, of one or several objects, all at once.
+
+        Returns the bytes of each. A block that several ranges touch is fetched once.
+        """
+        engine, group = self._usable(), Group(priority)
+        counts, wants = _wants_of(jobs)
+        limit_s = time.monotonic() + (
+            self.settings.demand_deadline_s if deadline_s is None else deadline_s
+        )
+        ready: list[tuple[Block, Sequence[Copy]]] = []
+        with engine.lock:
+            self._check_open()
+            for source, wanted in wants:
+                ready += engine.board.want(engine.board.object_of(source), wanted, group)
+            effects = engine.effects()
+        try:
+            engine.act(effects)
+        finally:
+            engine.copy_now(ready)
+        if group.blocks or group.error is not None:
+            self._wait(group, limit_s)
+        return counts
+
+    def held(
+        self,
+        source: BlockSource,
+        offset: int,
+        length: int,
+        ready: Callable[[], None] | None = None,
+        priority: Priority = Priority.DEMAND,
+    ) -> Held | None:
+        """Bytes in memory without a copy, if they are there; else None, and they are fetched.
+
+        `ready()` is called once, from a fetch thread, when they have arrived or failed: then call
+        again with the same range, which returns them or raises. (Should it return None once more,
+        because somebody else took the call's place and memory was short, `ready` will be called
+        once more.) What was announced and nobody came for is let go after `claim_s`. The bytes
+        are fewer than `length` only at the end of the object.
+        """
+        engine = self._usable()
+        length = min(length, source.size_bytes - offset)
+        if length <= 0 or offset < 0:
+            return Held(engine, [], [])
+        size = source.block_bytes
+        first, last = offset // size, (offset + length - 1) // size
+        with engine.lock:
+            self._check_open()
+            board = engine.board
+            found = board.object_of(source)
+            claim = board.collect(found, (offset, length))
+            blocks = claim.pinned if claim is not None else board.all_ready(found, first, last)
+            if claim is None and blocks is not None:
+                for block in blocks:
+                    board.pin(block)
+            if blocks is None:
+                self._start_held(found, (offset, length), ready, priority)
+            effects = engine.effects()
+        engine.act(effects)
+        if claim is not None and claim.error is not None:
+            raise _again(claim.error)
+        if blocks is None:
+            return None
+        return Held(engine, blocks, _views(blocks, offset, length, size))
+
+    def _start_held(
+        self,
+        found: Object,
+        span: tuple[int, int],
+        ready: Callable[[], None] | None,
+        priority: Priority,
+    ) -> None:
+        board, size = self._engine.board, found.source.block_bytes
+        deadline_s = time.monotonic() + self.settings.demand_deadline_s
+        keep = ready is not None
+        group = Group(priority, keep=keep, callback=ready, deadline_s=deadline_s)
+        indices = range(span[0] // size, (span[0] + span[1] - 1) // size + 1)
+        board.want(found, map(Want, indices), group)
+        if keep:
+            board.hold(found, span, group)
+
+    def prefetch(
+        self,
+        source: BlockSource,
+        offset: int,
+        length: int,
+        priority: Priority = Priority.BACKGROUND,
+    ) -> Ticket:
+        """Start fetching a range into memory (and the node cache); returns at once.
+
+        HOT for what will be asked for soon (read-ahead, replay), BACKGROUND for filling a cache.
+        Keep the range small against `memory_bytes`, or issue it in pieces: what arrives beyond
+        it pushes out what arrived before.
+        """
+        engine, group = self._usable(), Group(priority)
+        length = min(length, source.size_bytes - offset)
+        if length > 0:
+            size = source.block_bytes
+            indices = range(offset // size, (offset + length - 1) // size + 1)
+            with engine.lock:
+                self._check_open()
+                engine.board.want(engine.board.object_of(source), map(Want, indices), group)
+                if group.finished:
+                    group.event.set()
+                effects = engine.effects()
+            engine.act(effects)
+        else:
+            group.event.set()
+        return Ticket(engine, group)
+
+    def forget(self, source: BlockSource) -> None:
+        """Drop what memory holds of an object and nobody uses, and unpin it in the node cache."""
+        engine = self._engine
+        with engine.lock:
+            found = engine.board.objects.get(source.key or id(source))
+            if found is None:
+                return
+            engine.board.forget(found)
+            cached = found.cached if found.key not in engine.board.objects else None
+            effects = engine.effects()
+        engine.act(effects)
+        if cached is not None:
+            cached.close()
+
+    def close(self) -> None:
+        """End every request; who waits gets StoreUnavailableError. Twice is safe."""
+        if os.getpid() == self._pid:
+            self._engine.close()
+
+    def __enter__(self) -> Fetcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _usable(self) -> Engine:
+        if os.getpid() != self._pid:
+            raise UsageError("a fetcher does not survive fork; make a new one in the child process")
+        return self._engine
+
+    def _check_open(self) -> None:
+        if self._engine.closed:
+            raise UsageError("the fetcher is closed; make a new one")
+
+    def _read_ready(self, source: BlockSource, offset: int, view: memoryview) -> bool:
+        """Copy a few bytes of one block that is in memory; False when it is not as simple."""
+        engine, size, length = self._usable(), source.block_bytes, len(view)
+        index, start = divmod(offset, size)
+        with engine.lock:
+            found = engine.board.objects.get(source.key or id(source))
+            block = found.blocks.get(index) if found is not None else None
+            if block is None or block.status is not Status.READY or block.slot is None:
+                return False
+            if offset < 0 or start + length > block.length:
+                return False
+            view[:] = block.slot.view[start : start + length]
+            if not block.pins:
+                engine.board.touch(block)
+        return True
+
+    def _wait(self, group: Group, limit_s: float) -> None:
+        """Wait until a reader's group is finished; raises its error."""
+        engine = self._engine
+        began_ns = time.monotonic_ns()
+        try:
+            while not self._finished(group):
+                left_s = limit_s - time.monotonic()
+                if left_s > 0 and not group.closed:
+                    group.event.wait(left_s)
+                elif not group.closed:
+                    self._give_up(
+                        group, DeadlineError("a read was not done in time; see the store")
+                    )
+                else:
+                    group.event.wait()  # cancelled requests may still write to our memory
+        except BaseException:
+            self._give_up(group, StoreUnavailableError("a read was interrupted"))
+            while not self._finished(group):
+                group.event.wait()
+            raise
+        for block, item in group.late:
+            copy(item.target, block.slot.view[: block.length])  # type: ignore[union-attr]
+        with engine.lock:
+            for block, _ in group.late:
+                engine.board.unpin(block)
+            group.late = []
+            effects = engine.effects()
+        engine.act(effects)
+        if group.priority is Priority.DEMAND and group.blocks:
+            waited_ns = time.monotonic_ns() - began_ns
+            engine.stats.add(group.blocks[0].object.stats, demand_waits=1, blocked_ns=waited_ns)
+        if group.error is not None:
+            raise _again(group.error)
+
+    def _finished(self, group: Group) -> bool:
+        with self._engine.lock:
+            group.event.clear()
+            return group.finished
+
+    def _give_up(self, group: Group, error: BaseException) -> None:
+        with self._engine.lock:
+            if not group.finished:
+                self._engine.board.fail_group(group, error)
+            effects = self._engine.effects()
+        self._engine.act(effects)
+
+
+def _wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, list[Want]]]]:
+    """Cut ranges at block borders: the bytes of each range, and what is wanted of each source."""
+    counts: list[int] = []
+    copies: dict[str | int, tuple[BlockSource, dict[int, list[Copy]]]] = {}
+    for source, offset, buffer in jobs:
+        if offset < 0:
+            raise UsageError(f"a read cannot begin at byte {offset}; offsets start at 0")
+        view = memoryview(buffer).cast("B")
+        length = max(0, min(len(view), source.size_bytes - offset))
+        counts.append(length)
+        by_index = copies.setdefault(source.key or id(source), (source, {}))[1]
+        for index, item in _cut(view[:length], offset, source.block_bytes):
+            by_index.setdefault(index, []).append(item)
+    wants = []
+    for source, by_index in copies.values():
+        wants.append((source, list(_wants(source, by_index))))
+    return counts, wants
+
+
+def _cut(view: memoryview, offset: int, block_bytes: int) -> Iterable[tuple[int, Copy]]:
+    done = 0
+    while done < len(view):
+        index, start = divmod(offset + done, block_bytes)
+        size = min(block_bytes - start, len(view) - done)
+        yield index, Copy(start, view[done : done + size])
+        done += size
+
+
+def _wants(source: BlockSource, by_index: dict[int, list[Copy]]) -> Iterable[Want]:
+    for index, items in by_index.items():
+        whole = len(items) == 1 and len(items[0].target) == block_length(source, index)
+        yield Want(index, (), items[0].target) if whole else Want(index, items)
+
+
+def _views(blocks: list[Block], offset: int, length: int, block_bytes: int) -> list[memoryview]:
+    out = []
+    for block in sorted(blocks, key=lambda b: b.index):
+        begin = block.index * block_bytes
+        start, stop = max(0, offset - begin), min(block.length, offset + length - begin)
+        if block.slot is None:
+            raise AssertionError("a pinned block lost its memory")
+        out.append(block.slot.view[start:stop])
+    return out
+
+
+def _again(error: BaseException) -> BaseException:
+    """An error that several readers get: one exception object each."""
+    if isinstance(error, BootseerError):
+        fresh = type(error)(*error.args)
+        fresh.__cause__ = error
+        return fresh
+    return error

@@ -1,0 +1,121 @@
+"""Which requests bring wanted blocks: pure arithmetic, no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+
+class Piece(NamedTuple):
+    """Block number `block` lies in bytes `[offset, offset + length)` of the object `part`."""
+
+    block: int
+    part: str
+    offset: int
+    length: int
+
+
+class Request(NamedTuple):
+    """Pieces that lie back to back in one stretch of one part: one request brings them all."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def part(self) -> str:
+        return self.pieces[0].part
+
+    @property
+    def offset(self) -> int:
+        return self.pieces[0].offset
+
+    @property
+    def length(self) -> int:
+        last = self.pieces[-1]
+        return last.offset + last.length - self.offset
+
+
+EndsStretch = Callable[[str, int], int]
+
+
+def request_bytes(
+    total_bytes: int, *, streams: int, range_bytes: int, least_bytes: int = 1 << 20
+) -> int:
+    """The size of requests that brings `total_bytes` over `streams` at once soonest.
+
+    Never above `range_bytes`; the same number of requests for every stream, so that none idles
+    while the last ones arrive; not below `least_bytes`, where a request's latency would rule.
+    """
+    rounds = max(1, -(-total_bytes // (streams * range_bytes)))
+    even = -(-total_bytes // (rounds * streams))
+    return min(range_bytes, max(least_bytes, even))
+
+
+def plan(
+    pieces: Iterable[Piece],
+    *,
+    range_bytes: int,
+    streams: int = 1,
+    ends_stretch: EndsStretch | None = None,
+) -> list[Request]:
+    """Merge neighbours into requests, in the order in which they should be sent.
+
+    A request holds at most `range_bytes`, unless a single piece is longer. Requests follow the
+    position of their first block, except that within the next few rounds of `streams` requests
+    the parts and stretches take turns, so that every server that holds some of them works from
+    the start.
+    """
+    lanes: list[tuple[int, Request]] = []
+    for ordered in _by_part(pieces):
+        lanes += _cut(ordered, range_bytes, ends_stretch, len(lanes))
+    lanes.sort(key=lambda lane: lane[1].pieces[0].block)
+    window = 2 * max(1, streams)
+    out: list[Request] = []
+    for start in range(0, len(lanes), window):
+        out += _take_turns(lanes[start : start + window])
+    return out
+
+
+def _by_part(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    parts: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        parts.setdefault(piece.part, []).append(piece)
+    for ordered in parts.values():
+        ordered.sort(key=lambda piece: piece.offset)
+    return list(parts.values())
+
+
+def _cut(
+    ordered: Sequence[Piece], range_bytes: int, ends_stretch: EndsStretch | None, lane: int
+) -> list[tuple[int, Request]]:
+    """Requests over one part's pieces, each with a number that its stretch alone has."""
+    out: list[tuple[int, Request]] = []
+    run: list[Piece] = []
+    stretch_end = run_end = start = 0
+    for piece in ordered:
+        crosses = ends_stretch is not None and piece.offset >= stretch_end
+        too_long = piece.offset + piece.length - start > range_bytes
+        if run and (piece.offset != run_end or crosses or too_long):
+            out.append((lane, Request(tuple(run))))
+            run = []
+        if crosses and ends_stretch is not None:
+            stretch_end = ends_stretch(piece.part, piece.offset)
+            lane += 1
+        if not run:
+            start = piece.offset
+        run.append(piece)
+        run_end = piece.offset + piece.length
+    if run:
+        out.append((lane, Request(tuple(run))))
+    return out
+
+
+def _take_turns(lanes: Sequence[tuple[int, Request]]) -> list[Request]:
+    """One request of each lane, then the second of each, and so on."""
+    turns: list[tuple[int, int, Request]] = []
+    seen: dict[int, int] = {}
+    for place, (lane, request) in enumerate(lanes):
+        turn = seen.get(lane, 0)
+        seen[lane] = turn + 1
+        turns.append((turn, place, request))
+    turns.sort(key=lambda t: t[:2])
+    return [request for _, _, request in turns]

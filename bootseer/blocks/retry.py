@@ -1,0 +1,72 @@
+"""Whether and when a failed block is asked for again, and from whom: pure decisions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from bootseer.blocks.settings import FetchSettings
+from bootseer.errors import BootseerError, CorruptDataError
+
+AT_ONCE = 0.0
+
+
+def backoff_s(failures: int, settings: FetchSettings, chance: float) -> float:
+    """Full jitter: a share `chance` (0 to 1) of a time that doubles with each failure."""
+    most = settings.backoff_s * 2.0 ** min(failures - 1, 30)
+    return chance * min(settings.backoff_limit_s, most)
+
+
+def next_try_s(
+    error: BaseException,
+    *,
+    tries: int,
+    replicas: Sequence[str],
+    avoid: frozenset[str],
+    bad: frozenset[str],
+    settings: FetchSettings,
+    chance: float | None = None,
+) -> float | None:
+    """Seconds until the next try of a block that failed `tries` times, or None: `error` is final.
+
+    `avoid` are the replicas that failed, `bad` those of them whose bytes were wrong. As long as
+    there are others known, the next one is asked at once.
+    """
+    if tries >= settings.tries:
+        return None
+    if isinstance(error, CorruptDataError):
+        if replicas and not set(replicas) - bad:
+            return None
+        if not replicas and tries >= settings.corrupt_tries:
+            return None
+        return AT_ONCE
+    if not (isinstance(error, BootseerError) and error.retryable):
+        return None
+    if set(replicas) - avoid:
+        return AT_ONCE
+    return backoff_s(tries, settings, random.random() if chance is None else chance)
+
+
+def choose_replica(
+    replicas: Sequence[str],
+    *,
+    avoid: frozenset[str],
+    suspects: frozenset[str],
+    load: Mapping[str, int],
+    turn: int,
+) -> str:
+    """The replica to ask: none that failed, rather no suspect, then the least busy; "" = any."""
+    if not replicas:
+        return ""
+    usable = [name for name in replicas if name not in avoid] or list(replicas)
+    usable = [name for name in usable if name not in suspects] or usable
+    first = turn % len(usable)
+    return min(usable[first:] + usable[:first], key=lambda name: load.get(name, 0))
+
+
+def hedge_after_s(first_waits_s: Sequence[float], settings: FetchSettings) -> float:
+    """How long a request may stand still before a second one is made."""
+    if not first_waits_s:
+        return settings.hedge_s
+    usual = sorted(first_waits_s)[len(first_waits_s) // 2]
+    return min(max(settings.hedge_s, 3 * usual), max(settings.hedge_s, settings.hedge_limit_s))

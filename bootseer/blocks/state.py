@@ -1,0 +1,247 @@
+"""Records of the fetcher's state machine; see `blocks.fetch` for what they mean together."""
+
+from __future__ import annotations
+
+import enum
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bootseer.blocks.plan import Piece
+from bootseer.blocks.pool import Slot
+from bootseer.blocks.settings import Priority
+from bootseer.blocks.source import BlockSource
+from bootseer.storage.attempt import Attempt
+
+
+class Status(enum.IntEnum):
+    """Where a block stands; one that has no record is absent."""
+
+    WANTED = 0
+    FLYING = 1
+    READY = 2
+    GONE = 3
+    """Delivered without a copy of ours, failed, or given up: its record counts no more."""
+
+
+class Copy:
+    """Bytes `[start, start + len(target))` of a block belong into a reader's `target`."""
+
+    __slots__ = ("start", "target")
+
+    def __init__(self, start: int, target: memoryview) -> None:
+        self.start = start
+        self.target = target
+
+
+class Group:
+    """Somebody who waits for blocks: a reader, a FUSE read, a prefetch.
+
+    It is finished when none of its blocks remains, or one failed (`error`), and nobody writes
+    into its memory any more (`writing`). `keep` pins its blocks in memory until it is collected.
+    """
+
+    __slots__ = (
+        "blocks",
+        "callback",
+        "closed",
+        "deadline_s",
+        "error",
+        "event",
+        "keep",
+        "late",
+        "pinned",
+        "priority",
+        "remaining",
+        "told",
+        "writing",
+    )
+
+    def __init__(
+        self,
+        priority: Priority,
+        *,
+        keep: bool = False,
+        callback: Callable[[], None] | None = None,
+        deadline_s: float = 0.0,
+    ) -> None:
+        self.priority = priority
+        self.keep = keep
+        self.callback = callback
+        self.deadline_s = deadline_s
+        self.event = threading.Event()
+        self.blocks: list[Block] = []
+        self.pinned: list[Block] = []
+        self.late: list[tuple[Block, Copy]] = []  # won by a hedge; the reader copies them itself
+        self.remaining = 0
+        self.writing = 0
+        self.error: BaseException | None = None
+        self.closed = False  # withdrawn: nothing new may be written into its memory
+        self.told = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return self.writing == 0 and (self.closed or self.remaining == 0)
+
+
+class Object:
+    """One source as the fetcher knows it."""
+
+    __slots__ = ("blocks", "cached", "claims", "key", "line", "range_bytes", "source", "stats")
+
+    def __init__(self, key: str | int, source: BlockSource, line: Line, range_bytes: int) -> None:
+        self.key = key
+        self.source = source
+        self.line = line
+        self.range_bytes = range_bytes
+        self.blocks: dict[int, Block] = {}
+        self.claims: dict[tuple[int, int], list[Group]] = {}
+        self.cached: CachedBlocks | None = None
+        self.stats = ""
+
+
+class CachedBlocks(Protocol):
+    """What the fetcher asks of an object of the node cache (see `blocks.cached`)."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may hold anything."""
+
+    @property
+    def storing(self) -> bool:
+        """Whether `store` may still keep something."""
+
+    def missing(self, first: int, count: int) -> list[int]:
+        """Blocks that are not there."""
+
+    def read(self, index: int, raw: memoryview) -> bool:
+        """Fill `raw`, verified; False when it is not there."""
+
+    def store(self, index: int, raw: memoryview) -> None:
+        """Keep a verified block."""
+
+    def close(self) -> None:
+        """Unpin."""
+
+
+class Block:
+    """One block that is wanted, in flight or ready."""
+
+    __slots__ = (
+        "avoid",
+        "bad",
+        "flights",
+        "index",
+        "job",
+        "landing",
+        "landing_flight",
+        "landing_group",
+        "length",
+        "object",
+        "pins",
+        "priority",
+        "slot",
+        "status",
+        "tries",
+        "uncached",
+        "waiters",
+    )
+
+    def __init__(self, parent: Object, index: int, length: int, priority: Priority) -> None:
+        self.object = parent
+        self.index = index
+        self.length = length
+        self.priority = priority
+        self.status = Status.WANTED
+        self.waiters: list[tuple[Group, Sequence[Copy]]] = []
+        self.job: Job | None = None
+        self.flights: list[Flight] = []
+        self.slot: Slot | None = None
+        self.pins = 0
+        self.landing: memoryview | None = None  # a reader's memory for the whole block
+        self.landing_group: Group | None = None
+        self.landing_flight: Flight | None = None  # the one request that may write there
+        self.tries = 0
+        self.uncached = False  # the cache was asked in vain
+        self.avoid: frozenset[str] = frozenset()
+        self.bad: frozenset[str] = frozenset()  # replicas whose bytes were wrong
+
+
+class Job:
+    """Blocks that one request could bring, in its order; waits in a line for a free connection."""
+
+    __slots__ = ("hedges", "items", "line", "priority", "seq")
+
+    def __init__(
+        self,
+        line: Line,
+        items: list[tuple[Block, Piece]],
+        priority: Priority,
+        hedges: Flight | None = None,
+    ) -> None:
+        self.line = line
+        self.items = items
+        self.priority = priority
+        self.hedges = hedges
+        self.seq = 0
+
+    def __lt__(self, other: Job) -> bool:
+        return (self.priority, self.seq) < (other.priority, other.seq)
+
+
+class Line:
+    """The jobs for one store (or for one cache), and how many of them run."""
+
+    __slots__ = ("active", "first_s", "heap", "owner", "streams")
+
+    def __init__(self, owner: object, streams: int) -> None:
+        self.owner = owner  # kept, so that its identity stays its own
+        self.streams = max(1, streams)
+        self.heap: list[Job] = []
+        self.active = 0
+        self.first_s: list[float] = []  # recent waits for a request's first block
+
+
+class Flight:
+    """One request under way, or one reading from the cache."""
+
+    __slots__ = (
+        "attempt",
+        "began_s",
+        "chance",
+        "errors",
+        "hedged",
+        "hedges",
+        "items",
+        "landed",
+        "line",
+        "owners",
+        "priority",
+        "progress_bytes",
+        "progress_s",
+        "replicas",
+        "scratch",
+        "slots",
+        "targets",
+    )
+
+    def __init__(self, job: Job, items: list[tuple[Block, Piece]], attempt: Attempt) -> None:
+        self.line = job.line
+        self.items = items
+        self.priority = job.priority
+        self.hedges = job.hedges
+        self.attempt = attempt
+        self.hedged = False
+        self.slots: list[Slot | None] = []
+        self.targets: list[memoryview | None] = []
+        self.scratch: Slot | None = None
+        self.owners: list[Group] = []  # whose memory it writes to
+        self.errors: dict[int, BaseException] = {}
+        self.landed = 0
+        self.replicas: tuple[str, ...] = ()
+        self.chance = random.random()  # one for all its blocks, so that they stay together
+        self.began_s = 0.0
+        self.progress_s = 0.0
+        self.progress_bytes = 0
