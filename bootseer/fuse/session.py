@@ -240,11 +240,12 @@ class Session:
     def _opened(self, inode: Inode, flags: int, opened: Opened) -> bytes:
         reads_only = flags & os.O_ACCMODE == os.O_RDONLY
         wanted = replies.FOPEN_NOFLUSH if reads_only else 0
-        if opened.keep_cache:
+        extra, backing_id = self._backings.opened(inode, opened)
+        # With passthrough the cache is the backing file's, and KEEP_CACHE makes open fail (EIO).
+        if opened.keep_cache and not extra & replies.FOPEN_PASSTHROUGH:
             wanted |= replies.FOPEN_KEEP_CACHE
         if opened.direct:
             wanted |= replies.FOPEN_DIRECT_IO
-        extra, backing_id = self._backings.opened(inode, opened)
         return replies.opened(opened.handle, wanted | extra, backing_id)
 
     def _statfs(self, request: Request) -> bytes:
