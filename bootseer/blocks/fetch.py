@@ -57,6 +57,7 @@ from bootseer.blocks.board import Want
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.engine import Engine
 from bootseer.blocks.pool import SMALL_COPY_BYTES, copy
+from bootseer.blocks.readahead import ReadAhead, Share
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, block_length
 from bootseer.blocks.state import Block, Copy, Group, Object, Status
@@ -133,6 +134,7 @@ class Fetcher:
     ) -> None:
         self.settings = settings
         self._engine = Engine(settings, cache, stats)
+        self._share = Share(settings.memory_bytes // 2)
         self._pid = os.getpid()
 
     @property
@@ -281,6 +283,13 @@ class Fetcher:
         else:
             group.event.set()
         return Ticket(engine, group)
+
+    def read_ahead(self, source: BlockSource) -> ReadAhead:
+        """Follow the reads of one open handle of a source: all handles share half the memory.
+
+        Pass each read to `note`, and what that returns to `prefetch` at HOT priority.
+        """
+        return ReadAhead(source.size_bytes, self._share, block_bytes=source.block_bytes)
 
     def forget(self, source: BlockSource) -> None:
         """Drop what memory holds of an object and nobody uses, and unpin it in the node cache."""
