@@ -67,9 +67,10 @@ def look(store: Store, name: str) -> Found:
 def children(store: Store, folder: Found) -> list[Found]:
     """What lies directly in a folder, by name."""
     if folder.tree is not None or folder.version is not None:
-        tree = folder.tree if folder.tree is not None else _tree(store, folder)
+        tree = rooted(store, folder).tree
+        assert tree is not None
         top = "" if folder.entry is None else folder.entry.path
-        inside = [e for e in tree.manifest.entries if posixpath.dirname(e.path) == top]
+        inside = tree.folders.get(top, ())
         named = ((f"{folder.name}/{posixpath.basename(e.path)}", e) for e in inside)
         return [found for name, e in named if (found := _entry(tree, name, e)) is not None]
     plain: dict[str, Found] = {}
@@ -85,6 +86,11 @@ def children(store: Store, folder: Found) -> list[Found]:
         if version is not None:
             plain[name] = _versioned(name, version)
     return [plain[name] for name in sorted(plain)]
+
+
+def rooted(store: Store, found: Found) -> Found:
+    """A directory checkpoint with its manifest read, so that nothing of it is read again."""
+    return found._replace(tree=_tree(store, found)) if found.tree is None else found
 
 
 def source_of(store: Store, found: Found) -> FileSource:
@@ -145,12 +151,16 @@ def _parents(name: str) -> Iterator[str]:
 
 def _entry(tree: Tree, name: str, entry: TreeEntry) -> Found | None:
     """An entry under the name it was reached by; None for a link that leads nowhere."""
+    target = entry
     if isinstance(entry, TreeLink):
         try:
-            entry = tree.find(entry.path)
+            target = tree.find(entry.path)
         except NotFoundError:
             return None
-    if isinstance(entry, TreeFile):
-        return Found(name, entry.size_bytes, entry.mtime_ns / 1e9, False, tree.version, tree, entry)
-    mtime_ns = entry.mtime_ns if isinstance(entry, TreeFolder) else 0
-    return Found(name, 0, mtime_ns / 1e9, True, tree.version, tree, entry)
+    if isinstance(target, TreeFile):
+        size, mtime_s = target.size_bytes, target.mtime_ns / 1e9
+        return Found(name, size, mtime_s, False, tree.version, tree, entry)
+    mtime_ns = target.mtime_ns if isinstance(target, TreeFolder) else 0
+    # A link to a folder is none: who walks the tree would go round in circles.
+    folder = target is entry
+    return Found(name, 0, mtime_ns / 1e9, folder, tree.version, tree, entry)

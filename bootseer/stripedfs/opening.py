@@ -46,6 +46,10 @@ class Tree:
         self.manifest = manifest
         self.entries = {entry.path: entry for entry in manifest.entries}
         """Every entry by its path; the root is none."""
+        self.folders: dict[str, list[TreeEntry]] = {}
+        """What lies directly in each folder that is not empty; "" is the root."""
+        for entry in manifest.entries:
+            self.folders.setdefault(posixpath.dirname(entry.path), []).append(entry)
 
     def find(self, path: str) -> TreeEntry:
         """The entry that a path leads to, through the tree's links. Raises NotFoundError."""

@@ -1,0 +1,277 @@
+"""A checkpoint file as a Python file object: seekable, read in parallel, verified.
+
+`open` takes a striped checkpoint by its name, a file within a directory checkpoint, or any plain
+object of a store. The object can be given to `torch.load`, pandas, pyarrow or anything else that
+reads binary files; whole large reads land in the reader's own buffer.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bootseer.errors import CorruptDataError, NotFoundError, UsageError
+from bootseer.storage.base import Store, open_object, open_store
+from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.stripedfs import versions
+from bootseer.stripedfs.manifest import TreeManifest
+from bootseer.stripedfs.opening import Tree, open_entry, open_source
+from bootseer.stripedfs.source import FileSource
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.readahead import ReadAhead
+
+PEEK_BYTES = 64 << 10
+
+
+class StripedFile(io.RawIOBase):
+    """A checkpoint file for reading; `open` makes one.
+
+    `read_at` may be called from any number of threads; the position of `read` and `seek` is one
+    for all, as with every file object. Reads are short only at the end. They raise our errors:
+    CorruptDataError (wrong bytes on every replica, or a plain file that changed meanwhile),
+    StoreUnavailableError, DeadlineError. It can be pickled, and used after a fork: the receiving
+    process opens it anew and refuses other bytes than these.
+    """
+
+    mode = "rb"
+
+    def __init__(
+        self,
+        source: FileSource,
+        *,
+        fetcher: Fetcher | None = None,
+        reopen: Callable[[], FileSource] | None = None,
+        name: str = "",
+    ) -> None:
+        """`reopen` opens the same file again, elsewhere; it must be picklable for the file to be.
+
+        `name` is what messages and `repr` show: no credentials in it. Without a fetcher, the
+        process's own is shared.
+        """
+        super().__init__()
+        self.name = name
+        self._source = source
+        self._key = source.key
+        self._given = fetcher
+        self._reopen = reopen
+        self._pid = os.getpid()
+        self._position = 0
+        self._ahead: ReadAhead | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._source.size_bytes
+
+    @property
+    def source(self) -> FileSource:
+        """What the fetcher reads; its `key` names the bytes."""
+        return self._source
+
+    def read_at(self, offset: int, buffer: WriteableBuffer) -> int:
+        """Fill `buffer` from `offset` on; returns its bytes, fewer only at the end of the file."""
+        view = memoryview(buffer).cast("B")
+        source, fetcher = self._ready()
+        wanted = min(len(view), source.size_bytes - offset)
+        if offset < 0:
+            raise ValueError(f"a file has no byte {offset}")
+        if wanted <= 0:
+            return 0
+        ahead = self._ahead
+        if ahead is not None:
+            for begin, length in ahead.note(offset, wanted):
+                fetcher.prefetch(source, begin, length)
+        done = fetcher.read_into(source, offset, view[:wanted])
+        if source.doubtful(offset, done):
+            source.confirm()
+        return done
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        done = self.read_at(self._position, buffer)
+        self._position += done
+        return done
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self.size - self._position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        data = bytes_filled(wanted, lambda view: self.read_at(self._position, view))
+        self._position += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Some bytes from here on without moving; this makes reading by lines quick."""
+        length = max(0, min(PEEK_BYTES, self.size - self._position))
+        return bytes_filled(length, lambda view: self.read_at(self._position, view))
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._check()
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}.get(whence)
+        if base is None:
+            raise ValueError(f"whence is {whence}, not 0, 1 or 2")
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, "a position before the file's begin")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        self._check()
+        return self._position
+
+    def readable(self) -> bool:
+        self._check()
+        return True
+
+    def seekable(self) -> bool:
+        self._check()
+        return True
+
+    def close(self) -> None:
+        """Read nothing ahead any more; twice is safe. The store's connections stay for others."""
+        self._ahead = None
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<StripedFile {self.name!r} of {self.size} bytes>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._reopen is None:
+            raise TypeError("this file was made from a source; only one from a URL can be pickled")
+        return (_unpickled, (self._reopen, self._key, self.name, self._position))
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ValueError("the file is closed")
+
+    def _ready(self) -> tuple[FileSource, Fetcher]:
+        """The source and fetcher of this process."""
+        from bootseer.blocks.readahead import ReadAhead
+        from bootseer.stripedfs.shared import shared_fetcher
+
+        self._check()
+        if self._pid != os.getpid() and self._reopen is not None:
+            # Connections are not to be shared with the parent.
+            self._lock = threading.Lock()
+            self._source = _same(self._reopen(), self._key, self.name)
+            self._pid, self._ahead = os.getpid(), None
+        fetcher = self._given if self._given is not None else shared_fetcher()
+        if self._ahead is None:
+            self._ahead = ReadAhead(self._source.size_bytes)
+        return self._source, fetcher
+
+
+class _Reopen:
+    """Opens a URL again, wherever it was pickled to."""
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        self._url, self._options = url, options
+
+    def __call__(self) -> FileSource:
+        return _source_at(self._url, self._options)
+
+
+def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know
+    url: str, *, options: StoreOptions = DEFAULTS, fetcher: Fetcher | None = None
+) -> StripedFile:
+    """Open a file for reading, by the URL of a striped checkpoint or of any plain object.
+
+    `…/ckpt.pt` and `…/ckpt.pt.stripes` name the same striped file; `…/ckpt/rank0.pt` may lie in
+    the directory checkpoint `…/ckpt`. Raises NotFoundError, AccessDeniedError, CorruptDataError
+    (a damaged manifest, a missing stripe, lengths that lie), NotSupportedError (made by a newer
+    version), StoreUnavailableError; UsageError for a folder or a directory checkpoint.
+    """
+    from bootseer.storage.urls import safe_url
+
+    reopen = _Reopen(url, options)
+    return StripedFile(reopen(), fetcher=fetcher, reopen=reopen, name=safe_url(url))
+
+
+def open_tree(url: str, *, options: StoreOptions = DEFAULTS) -> Tree:
+    """Open a directory checkpoint: `.manifest` lists it, `.source(entry)` opens a file of it.
+
+    Raises as `open`; UsageError when the URL names a file.
+    """
+    store, name = open_object(url, options)
+    opened = open_entry(store, name)
+    if not isinstance(opened, Tree):
+        raise UsageError(f"{name} in {store.url} is a file, not a directory checkpoint")
+    return opened
+
+
+class NewBytes:
+    """Bytes that are filled through `view` and then taken, without a second copy of them."""
+
+    __slots__ = ("_stream", "view")
+
+    def __init__(self, length: int) -> None:
+        stream = io.BytesIO()
+        if length:
+            stream.seek(length - 1)
+            stream.write(b"\0")
+            stream.getvalue()  # cuts the buffer to the exact length, which lets it be taken as is
+        self._stream = stream
+        self.view = stream.getbuffer()
+
+    def taken(self, length: int) -> bytes:
+        """The first `length` bytes; nothing may write to `view` any more."""
+        data = self._stream.getvalue()
+        return data if length == len(data) else data[:length]
+
+
+def bytes_filled(length: int, fill: Callable[[memoryview], int]) -> bytes:
+    """New bytes that `fill` writes and counts."""
+    new = NewBytes(max(0, length))
+    return new.taken(fill(new.view) if length > 0 else 0)
+
+
+def _source_at(url: str, options: StoreOptions) -> FileSource:
+    store, name = open_object(url, options)
+    try:
+        return open_source(store, name)
+    except NotFoundError:
+        found = _within_tree(url, options)
+        if found is None:
+            raise
+        return found
+
+
+def _within_tree(url: str, options: StoreOptions) -> FileSource | None:
+    """The file if a folder above it is a directory checkpoint."""
+    from bootseer.storage.urls import split_object
+
+    folder, inner = split_object(url)
+    while True:
+        try:
+            parent, name = split_object(folder)
+        except UsageError:
+            return None
+        store: Store = open_store(parent, options)
+        found = versions.load(store, name)
+        if found is not None and isinstance(found[1], TreeManifest):
+            return Tree(store, found[0], found[1]).file(inner)
+        if parent == folder:
+            return None
+        folder, inner = parent, f"{name}/{inner}"
+
+
+def _same(source: FileSource, key: str, name: str) -> FileSource:
+    if source.key != key:
+        raise CorruptDataError(f"{name} is another one since it was opened; open it again")
+    return source
+
+
+def _unpickled(reopen: Callable[[], FileSource], key: str, name: str, position: int) -> StripedFile:
+    file = StripedFile(_same(reopen(), key, name), reopen=reopen, name=name)
+    file.seek(position)
+    return file

@@ -1,0 +1,398 @@
+"""The fsspec file system `striped`, chained before another: `striped::webhdfs://host/dir/ckpt.pt`.
+
+Reading takes striped checkpoints and plain files alike; what is written is striped, or one plain
+object when it is smaller than a chunk. Errors are those that fsspec's users expect where Python
+has them (FileNotFoundError, PermissionError, IsADirectoryError, FileExistsError), else ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.utils import isfilelike
+
+from bootseer.errors import BootseerError, NotFoundError, NotSupportedError, UsageError
+from bootseer.storage.base import Store, open_store
+from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.stripedfs import chained, names
+from bootseer.stripedfs.file import StripedFile, bytes_filled
+from bootseer.stripedfs.fswrite import WriteFile, python_errors
+from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.source import FileSource
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher
+    from bootseer.stripedfs.saving import SavedFile
+
+COPY_BYTES = 32 << 20
+WRITE = WriteSettings()
+
+
+class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """`fsspec.filesystem("striped", target_protocol="webhdfs", target_options={"host": …})`.
+
+    `options` says what a URL cannot (user, token file, CA, further NameNodes), `writing` how
+    files are striped, `fetcher` brings an own budget of connections and memory.
+    """
+
+    protocol: str | tuple[str, ...] = "striped"
+    cachable = False  # `fo` differs with every URL: fsspec would keep one instance for each
+    root_marker = "/"
+
+    def __init__(
+        self,
+        fo: str = "",
+        target_protocol: str = "file",
+        target_options: dict[str, Any] | None = None,
+        *,
+        options: StoreOptions = DEFAULTS,
+        writing: WriteSettings = WRITE,
+        fetcher: Fetcher | None = None,
+        **storage_options: Any,
+    ) -> None:
+        super().__init__(**storage_options)
+        self._web = target_protocol in chained.WEB
+        given = target_options or {}
+        self._base = "" if self._web else chained.base_url(target_protocol, given)
+        self._options = _with_user(options, given)
+        self._writing = writing
+        self._fetcher = fetcher
+        self._stores: dict[str, Store] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
+        # fsspec's own mark of a chain without a path of its own; the next link's path follows.
+        return "" if text == "striped://" else chained.strip(text)
+
+    @property
+    def fsid(self) -> str:
+        """Names the store this file system is rooted at."""
+        return f"striped_{self._base or 'web'}"
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        stripped = self._strip_protocol(path)
+        with python_errors(stripped):
+            return self._described(stripped, names.look(*self._at(stripped)))
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        """Whether it is there; a store that cannot be asked raises."""
+        try:
+            self.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        stripped = self._strip_protocol(path)
+        with python_errors(stripped):
+            store, name = self._at(stripped)
+            found = names.look(store, name)
+            listed = [self._described(stripped, found)]
+            if found.is_folder:
+                top = stripped.rstrip("/")
+                listed = [
+                    self._described(f"{top}/{child.name.rpartition('/')[2]}", child)
+                    for child in names.children(store, found)
+                ]
+        return listed if detail else [entry["name"] for entry in listed]
+
+    def modified(self, path: str) -> Any:
+        import datetime
+
+        return datetime.datetime.fromtimestamp(self.info(path)["mtime"], datetime.UTC)
+
+    def created(self, path: str) -> Any:
+        return self.modified(path)
+
+    def checksum(self, path: str) -> str:
+        """Names the bytes: equal ones of striped files mean equal bytes."""
+        return self._source(self._strip_protocol(path)).key
+
+    def ukey(self, path: str) -> str:
+        return self.checksum(path)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: Any = None,
+        autocommit: bool = True,
+        cache_options: Any = None,
+        **kwargs: Any,
+    ) -> io.RawIOBase:
+        if mode == "rb":
+            return self._file(path)
+        if mode not in ("wb", "xb"):
+            raise NotSupportedError(f"{path} cannot be opened as {mode!r}; files are written once")
+        if mode == "xb" and self.exists(path):
+            raise FileExistsError(errno.EEXIST, "it exists already", path)
+        return WriteFile(self._saved(path), path, autocommit=autocommit)
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        with self._file(self._strip_protocol(path)) as file:
+            first, last = _bounds(start, end, file.size)
+            with python_errors(path):
+                return bytes_filled(last - first, lambda view: file.read_at(first, view))
+
+    def cat_ranges(
+        self,
+        paths: Sequence[str] | str,
+        starts: Sequence[int | None] | int | None,
+        ends: Sequence[int | None] | int | None,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        from bootseer.stripedfs.ranges import read_ranges
+
+        if isinstance(paths, str):
+            raise TypeError("cat_ranges takes a list of paths")
+        begins = starts if isinstance(starts, Sequence) else [starts] * len(paths)
+        limits = ends if isinstance(ends, Sequence) else [ends] * len(paths)
+        if not len(paths) == len(begins) == len(limits):
+            raise ValueError("cat_ranges takes as many starts and ends as paths")
+        stripped = [self._strip_protocol(path) for path in paths]
+        results = read_ranges(
+            self._source_or_error,
+            [(p, b, e) for p, b, e in zip(stripped, begins, limits, strict=True)],
+            bounds=_bounds,
+            fetcher=self._fetcher,
+        )
+        if on_error == "raise":
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+        return list(results)
+
+    def get_file(
+        self,
+        rpath: str,
+        lpath: Any,
+        callback: Callback = DEFAULT_CALLBACK,
+        outfile: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        path = self._strip_protocol(rpath)
+        if not isfilelike(lpath) and self.isdir(path):
+            os.makedirs(lpath, exist_ok=True)
+            return
+        with self._file(path) as file, contextlib.ExitStack() as stack:
+            callback.set_size(file.size)
+            given = lpath if isfilelike(lpath) else outfile
+            target = given or stack.enter_context(open(_made(lpath), "wb", buffering=0))
+            buffer = memoryview(bytearray(max(1, min(COPY_BYTES, file.size))))
+            while count := file.readinto(buffer):
+                left = buffer[:count]
+                while left:
+                    left = left[target.write(left) :]
+                callback.relative_update(count)
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def put_file(
+        self,
+        lpath: str,
+        rpath: str,
+        callback: Callback = DEFAULT_CALLBACK,
+        mode: str = "overwrite",
+        **kwargs: Any,
+    ) -> None:
+        path = self._strip_protocol(rpath)
+        if os.path.isdir(lpath):
+            self.makedirs(path, exist_ok=True)
+            return
+        callback.set_size(os.path.getsize(lpath))
+        with (
+            open(lpath, "rb", buffering=0) as source,
+            self._open(path, "xb" if mode == "create" else "wb") as target,
+        ):
+            buffer = memoryview(bytearray(COPY_BYTES))
+            while count := source.readinto(buffer):
+                target.write(buffer[:count])
+                callback.relative_update(count)
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        path = self._strip_protocol(path)
+        if self.exists(path):
+            raise FileExistsError(errno.EEXIST, "it exists already", path)
+        if not create_parents and not self.isdir(self._parent(path)):
+            raise FileNotFoundError(errno.ENOENT, "its folder does not exist", path)
+        self.makedirs(path, exist_ok=True)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        path = self._strip_protocol(path)
+        if not exist_ok and self.exists(path):
+            raise FileExistsError(errno.EEXIST, "it exists already", path)
+        with python_errors(path):
+            store, name = self._at(path)
+            if name:
+                store.mkdir(name)
+
+    def rmdir(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        if not self.isdir(path):
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        if self.ls(path, detail=False):
+            raise OSError(errno.ENOTEMPTY, "the folder is not empty", path)
+        self.rm_file(path)
+
+    def rm_file(self, path: str) -> None:
+        from bootseer.stripedfs import changing
+
+        path = self._strip_protocol(path)
+        with python_errors(path):
+            store, name = self._at(path)
+            changing.remove(store, names.look(store, name))
+
+    _rm = rm_file
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        from bootseer.stripedfs import changing
+
+        for each in path if isinstance(path, list) else [path]:
+            for found in self.expand_path(each, maxdepth=maxdepth):
+                with python_errors(found):
+                    store, name = self._at(found)
+                    changing.remove(store, names.look(store, name), recursive=recursive)
+
+    def mv(
+        self,
+        path1: str,
+        path2: str,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        from bootseer.stripedfs import changing
+
+        old, new = self._strip_protocol(path1), self._strip_protocol(path2)
+        if old == new:
+            return
+        with python_errors(old):
+            store, name = self._at(old)
+            found = names.look(store, name)
+            if found.is_folder and not recursive and found.version is None:
+                raise IsADirectoryError(errno.EISDIR, "a folder moves only recursively", old)
+            if new.endswith("/") or self.isdir(new):
+                new = f"{new.rstrip('/')}/{old.rpartition('/')[2]}"
+            target, new_name = self._at(new)
+            if target is not store:
+                raise NotSupportedError(f"{old} cannot be moved to another store; copy it")
+            changing.move(store, found, new_name)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        old, new = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.isdir(old):
+            self.makedirs(new, exist_ok=True)
+            return
+        with self._file(old) as source, self._open(new, "wb") as target:
+            buffer = memoryview(bytearray(max(1, min(COPY_BYTES, source.size))))
+            while count := source.readinto(buffer):
+                target.write(buffer[:count])
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _at(self, path: str) -> tuple[Store, str]:
+        if self._web and "://" not in path:
+            raise UsageError(f"{path} is no URL; give it whole, from https:// on")
+        url, name = chained.split(self._base, path)
+        store = self._stores.get(url)
+        if store is None:
+            store = self._stores.setdefault(url, open_store(url, self._options))
+        return store, name
+
+    def _source(self, path: str) -> FileSource:
+        with python_errors(path):
+            store, name = self._at(path)
+            found = names.look(store, name)
+            if found.is_folder:
+                raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+            return names.source_of(store, found)
+
+    def _source_or_error(self, path: str) -> FileSource | Exception:
+        try:
+            return self._source(path)
+        except (BootseerError, OSError) as error:
+            return error
+
+    def _file(self, path: str) -> StripedFile:
+        reopen: Callable[[], FileSource] = _Reopen(self, path)
+        return StripedFile(reopen(), fetcher=self._fetcher, reopen=reopen, name=path)
+
+    def _saved(self, path: str) -> SavedFile:
+        from bootseer.stripedfs.saving import SavedFile
+
+        with python_errors(path):
+            store, name = self._at(path)
+            try:
+                found = names.look(store, name)
+            except NotFoundError:
+                pass
+            else:
+                if found.is_folder:
+                    raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+            return SavedFile(store, name, self._writing)
+
+    def _described(self, path: str, found: names.Found) -> dict[str, Any]:
+        return {
+            "name": path,
+            "size": found.size_bytes,
+            "type": "directory" if found.is_folder else "file",
+            "mtime": found.mtime_s,
+            "striped": found.striped,
+        }
+
+
+class _Reopen:
+    """Opens a path again with a file system of the same arguments, wherever it was pickled to."""
+
+    def __init__(self, files: StripedFileSystem, path: str) -> None:
+        self._files, self._path = files, path
+
+    def __call__(self) -> FileSource:
+        return self._files._source(self._path)
+
+
+def register(*, hdfs: bool = True, webhdfs: bool = True) -> None:
+    """Make fsspec's own `hdfs://` and `webhdfs://` read and write through us, in this process.
+
+    Without this call only `striped::…` URLs do.
+    """
+    from bootseer.stripedfs import fsregister
+
+    fsregister.register(hdfs=hdfs, webhdfs=webhdfs)
+
+
+def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
+    """Python's slice rules."""
+    first, last, _ = slice(start, end).indices(size)
+    return first, max(first, last)
+
+
+def _made(lpath: Any) -> str:
+    path: str = os.fspath(lpath)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    return path
+
+
+def _with_user(options: StoreOptions, given: dict[str, Any]) -> StoreOptions:
+    import dataclasses
+
+    user = given.get("user") or given.get("username")
+    return dataclasses.replace(options, user=str(user)) if user and not options.user else options

@@ -1,0 +1,73 @@
+"""What fsspec gives its users to write into, and the exceptions they expect."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fsspec.utils import stringify_path
+
+from bootseer.errors import AccessDeniedError, NotFoundError
+
+if TYPE_CHECKING:
+    from bootseer.stripedfs.saving import SavedFile
+
+
+class WriteFile(io.RawIOBase):
+    """A file being written; `close` publishes, an exception in its `with` block gives it up."""
+
+    mode = "wb"
+
+    def __init__(self, saved: SavedFile, path: str, *, autocommit: bool) -> None:
+        super().__init__()
+        self.path = path
+        self._saved = saved
+        self._autocommit = autocommit
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._saved.size_bytes
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        with python_errors(self.path):
+            self._saved.write(view)
+        return len(view)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        if self._autocommit:
+            self.commit()
+
+    def commit(self) -> None:
+        """Publish (fsspec's transactions call it)."""
+        with python_errors(self.path):
+            self._saved.close()
+
+    def discard(self) -> None:
+        """Give up; nothing becomes visible."""
+        self._autocommit = False
+        self._saved.abort()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None:
+            self.discard()
+        super().__exit__(kind, error, traceback)
+
+
+@contextlib.contextmanager
+def python_errors(path: Any) -> Iterator[None]:
+    """What Python has an exception for becomes that, with ours as its cause."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, str(error), stringify_path(path)) from error
+    except AccessDeniedError as error:
+        raise PermissionError(errno.EACCES, str(error), stringify_path(path)) from error

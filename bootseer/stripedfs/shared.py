@@ -1,0 +1,46 @@
+"""The fetcher of this process, for whoever brings none of their own.
+
+One connection and memory budget a process: every file object and file system shares it. A forked
+child gets a fresh one with its first use, since threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher
+
+
+class _Shared:
+    """Holds the one fetcher and the process it belongs to."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.fetcher: Fetcher | None = None
+        self.pid = 0
+
+
+_shared = _Shared()
+
+
+def shared_fetcher() -> Fetcher:
+    """This process's fetcher, made with the first call and never closed."""
+    found = _shared.fetcher
+    if found is not None and _shared.pid == os.getpid():
+        return found
+    with _shared.lock:
+        if _shared.fetcher is None or _shared.pid != os.getpid():
+            from bootseer.blocks.fetch import Fetcher
+
+            _shared.fetcher, _shared.pid = Fetcher(), os.getpid()
+        return _shared.fetcher
+
+
+def _new_lock() -> None:
+    _shared.lock = threading.Lock()  # another thread may have held the parent's
+
+
+os.register_at_fork(after_in_child=_new_lock)

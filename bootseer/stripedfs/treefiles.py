@@ -1,0 +1,233 @@
+"""Files of a mounted tree being read: answers at once from memory, or later from fetch threads."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from bootseer.errors import (
+    AccessDeniedError,
+    BootseerError,
+    NoSpaceError,
+    NotFoundError,
+    UsageError,
+)
+from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
+from bootseer.stripedfs.source import FileSource
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher, Held
+    from bootseer.blocks.readahead import ReadAhead
+
+NOTHING = Data((b"",))
+COUNTER_BITS = 24
+HELPERS = 4
+MOST_KEPT_SOURCES = 256
+"""Sources of closed files kept for whoever opens them next; one costs 16 bytes a chunk."""
+
+_ERRNOS = (
+    (NotFoundError, errno.ENOENT),
+    (AccessDeniedError, errno.EACCES),
+    (NoSpaceError, errno.ENOSPC),
+    (UsageError, errno.EINVAL),
+)
+
+
+class Complaints:
+    """Tells `say` of each fault, but the same words only once."""
+
+    def __init__(self, say: Callable[[str], None] | None) -> None:
+        self._say = say
+        self._said: set[str] = set()
+
+    def number(self, error: BaseException, where: str) -> int:
+        """The errno that an error is answered with; said unless it is an ordinary refusal."""
+        if isinstance(error, FileSystemError):
+            return error.errno or errno.EIO
+        number = next((n for kind, n in _ERRNOS if isinstance(error, kind)), errno.EIO)
+        text = str(error) if isinstance(error, BootseerError) else f"internal fault: {error!r}"
+        if number == errno.EIO and self._say is not None and text not in self._said:
+            if len(self._said) < 1000:
+                self._said.add(text)
+            self._say(f"{where}: {text}")
+        return number
+
+
+class OpenFile:
+    """One opening of a file: its source, and what was read of it so far."""
+
+    __slots__ = ("_ahead", "_files", "_lock", "_source", "_where")
+
+    def __init__(self, files: OpenFiles, source: FileSource, where: str) -> None:
+        from bootseer.blocks.readahead import ReadAhead
+
+        self._files = files
+        self._source = source
+        self._where = where
+        self._ahead: ReadAhead = ReadAhead(source.size_bytes)
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
+        """See `Operations.read`."""
+        source, files = self._source, self._files
+        size = min(size, source.size_bytes - offset)
+        if size <= 0:
+            return NOTHING
+        with self._lock:
+            wanted = self._ahead.note(offset, size)
+        for begin, length in wanted:
+            files.fetcher.prefetch(source, begin, length)
+        waiting = _Waiting(files, source, offset, size, self._where)
+        held = files.fetcher.held(source, offset, size, waiting.ready)
+        if held is not None and not source.doubtful(offset, size):
+            return Data(held.views, held.release)
+        waiting.park(later(), held)
+        return None
+
+
+class _Waiting:
+    """A read whose bytes are not there yet, or are in doubt."""
+
+    __slots__ = ("_files", "_lock", "_offset", "_reply", "_size", "_source", "_there", "_where")
+
+    def __init__(
+        self, files: OpenFiles, source: FileSource, offset: int, size: int, where: str
+    ) -> None:
+        self._files, self._source, self._where = files, source, where
+        self._offset, self._size = offset, size
+        self._lock = threading.Lock()
+        self._reply: Reply | None = None
+        self._there = False
+
+    def ready(self) -> None:
+        """The bytes are there or have failed; called from a fetch thread."""
+        with self._lock:
+            self._there = True
+            reply = self._reply
+        if reply is not None:
+            self._collect(reply)
+
+    def park(self, reply: Reply, held: Held | None) -> None:
+        """Answer later; with `held`, as soon as the doubts about it are settled."""
+        if held is not None:
+            self._confirm(reply, held)
+            return
+        with self._lock:
+            self._reply = reply
+            there = self._there
+        if there:
+            self._collect(reply)
+
+    def _collect(self, reply: Reply) -> None:
+        source = self._source
+        try:
+            with self._lock:
+                self._there = False
+            held = self._files.fetcher.held(source, self._offset, self._size, self.ready)
+        except Exception as error:  # whatever it is, the reader must not wait for ever
+            reply.error(self._files.complaints.number(error, self._where))
+            return
+        if held is None:
+            return  # evicted before we came: `ready` will be called again
+        if reply.interrupted:
+            held.release()
+        elif source.doubtful(self._offset, self._size):
+            self._confirm(reply, held)
+        else:
+            reply.data(Data(held.views, held.release))
+
+    def _confirm(self, reply: Reply, held: Held) -> None:
+        """In a thread that may wait for the store."""
+
+        def settle() -> None:
+            try:
+                self._source.confirm()
+            except Exception as error:  # whatever it is, the reader must not wait for ever
+                held.release()
+                reply.error(self._files.complaints.number(error, self._where))
+                return
+            reply.data(Data(held.views, held.release))
+
+        self._files.help(settle)
+
+
+class OpenFiles:
+    """The files that are open, by handle.
+
+    A handle names the bytes it was opened for, so that another process can take it over: it goes
+    on only with the same bytes, and gives ESTALE when the file was replaced meanwhile.
+    """
+
+    def __init__(self, fetcher: Fetcher, complaints: Complaints) -> None:
+        self.fetcher = fetcher
+        self.complaints = complaints
+        self._lock = threading.Lock()
+        self._open: dict[Handle, OpenFile] = {}
+        self._sources: dict[Inode, tuple[object, FileSource]] = {}
+        self._counter = itertools.count(int.from_bytes(os.urandom(3)))
+        self._pool: ThreadPoolExecutor | None = None
+
+    def source(self, inode: Inode, stamp: object, opening: Callable[[], FileSource]) -> FileSource:
+        """The source of a file, opened unless one of the same `stamp` is kept. May wait."""
+        with self._lock:
+            kept = self._sources.get(inode)
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
+        source = opening()
+        with self._lock:
+            self._sources.pop(inode, None)
+            self._sources[inode] = (stamp, source)
+            while len(self._sources) > MOST_KEPT_SOURCES:
+                del self._sources[next(iter(self._sources))]
+        return source
+
+    def add(self, source: FileSource, where: str) -> Handle:
+        """A fresh handle for a file."""
+        number = next(self._counter) & (1 << COUNTER_BITS) - 1
+        handle = Handle(_tag(source) << COUNTER_BITS | number)
+        with self._lock:
+            self._open[handle] = OpenFile(self, source, where)
+        return handle
+
+    def get(self, handle: Handle) -> OpenFile | None:
+        """The open file, unless another process opened it."""
+        return self._open.get(handle)
+
+    def revive(self, handle: Handle, source: FileSource, where: str) -> OpenFile:
+        """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
+        if handle >> COUNTER_BITS != _tag(source):
+            raise FileSystemError(errno.ESTALE)
+        with self._lock:
+            return self._open.setdefault(handle, OpenFile(self, source, where))
+
+    def drop(self, handle: Handle) -> None:
+        """The kernel closed it."""
+        with self._lock:
+            self._open.pop(handle, None)
+
+    def help(self, work: Callable[[], None]) -> None:
+        """Do something that may wait, in a thread that no reader needs."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(HELPERS, "stripe-helper")
+            pool = self._pool
+        pool.submit(work)
+
+    def close(self) -> None:
+        """End the helping threads."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _tag(source: FileSource) -> int:
+    """Names a source's bytes within a handle."""
+    return xxhash.xxh3_64_intdigest(source.key.encode(errors="surrogateescape")) >> COUNTER_BITS
