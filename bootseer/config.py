@@ -88,6 +88,17 @@ def _user_directory(variable: str, below_home: str, environ: Mapping[str, str] |
     return os.path.join(base, "bootseer")
 
 
+def registry_auth_files(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Where container tools keep registry logins, in the order in which they are tried."""
+    env = os.environ if environ is None else environ
+    home = env.get("HOME") or _home()
+    named = [env["REGISTRY_AUTH_FILE"]] if env.get("REGISTRY_AUTH_FILE") else []
+    if env.get("XDG_RUNTIME_DIR"):
+        named.append(f"{env['XDG_RUNTIME_DIR']}/containers/auth.json")
+    docker = env.get("DOCKER_CONFIG") or f"{home}/.docker"
+    return [*named, f"{home}/.config/containers/auth.json", f"{docker}/config.json"]
+
+
 def _home() -> str:
     """This user's home by the user database; `/`, as container runtimes have it, for one unknown.
 

@@ -1,0 +1,211 @@
+"""`bootseer inject` and `uninject`: manifests in, manifests out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bootseer.errors import NotSupportedError, UsageError, from_os_error
+
+if TYPE_CHECKING:
+    from bootseer.kubernetes.inject import Injected, Resolve
+    from bootseer.kubernetes.options import Options, Place
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+file_option = click.option(
+    "-f", "--filename", "path", required=True, metavar="FILE", help="The manifest; - = stdin."
+)
+output_option = click.option(
+    "-o", "--output", metavar="FILE", help="Where to write; default: stdout. May be FILE itself."
+)
+
+
+_INJECTION = (
+    click.option(
+        "--parts",
+        default="events,deps,checkpoint",
+        show_default=True,
+        metavar="LIST",
+        help="What the wrapper does besides starting the job, separated by commas.",
+    ),
+    click.option(
+        "--tier",
+        type=click.Choice(["none", "fuse", "privileged"]),
+        default="none",
+        show_default=True,
+        help="Privilege to ask for: none, a device plugin's /dev/fuse, or a privileged container.",
+    ),
+    click.option(
+        "--fuse-resource", metavar="NAME", help="The device plugin's resource, for --tier fuse."
+    ),
+    click.option("--image", metavar="REF", help="The init container's image."),
+    click.option("--image-pull-policy", metavar="POLICY", help="Its imagePullPolicy."),
+    click.option("--container", metavar="NAME", help="The container that is the job."),
+    click.option(
+        "--command",
+        "job",
+        metavar="WORDS",
+        help="The job's command, as a shell splits it, where the manifest leaves it to the image.",
+    ),
+    click.option(
+        "--events",
+        metavar="PLACE",
+        help="Where events go: pvc:CLAIM or host:/DIR, for all pods; default: the pod itself.",
+    ),
+    click.option("--store", metavar="PLACE", help="Snapshots: pvc:CLAIM, host:/DIR or a URL."),
+    click.option("--cache", metavar="PLACE", help="The node's cache: host:/DIR or pvc:CLAIM."),
+    click.option("--config-map", metavar="NAME", help="ConfigMap that holds bootseer.toml."),
+    click.option("--offline", is_flag=True, help="Never ask a registry for an image's command."),
+    click.option("--plain-http", is_flag=True, help="Ask registries over http, without TLS."),
+)
+
+
+def injection_options(function: F) -> F:
+    """The options that say what is put in."""
+    for option in reversed(_INJECTION):
+        function = option(function)
+    return function
+
+
+def read(path: str) -> tuple[bytes, str]:
+    """A file's bytes and the name that messages call it by."""
+    if path == "-":
+        return sys.stdin.buffer.read(), "standard input"
+    try:
+        with open(path, "rb") as file:
+            return file.read(), path
+    except OSError as error:
+        raise from_os_error(error, f"read the manifest {path}") from error
+
+
+def write(raw: str, output: str | None) -> None:
+    """To standard output, or to a file by temporary name and rename."""
+    data = raw.encode()
+    if output is None or output == "-":
+        sys.stdout.buffer.write(data)
+        return
+    folder = os.path.dirname(os.path.abspath(output))
+    try:
+        fd, temporary = tempfile.mkstemp(dir=folder, prefix=".bootseer-")
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            mode = os.stat(output).st_mode & 0o777 if os.path.exists(output) else 0o644
+            os.chmod(temporary, mode)
+            os.replace(temporary, output)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise from_os_error(error, f"write the manifest {output}") from error
+
+
+@click.command(
+    help="""Put bootseer into every pod of a manifest, and write the manifest.
+
+    Only lines are put in: comments, order and quoting of the rest stay. Injecting again changes
+    nothing; `bootseer uninject` gives the original back to the byte. A pod that cannot be
+    injected safely is named with the reason, and nothing is written unless --skip-refused.
+    """
+)
+@file_option
+@output_option
+@injection_options
+@click.option("--skip-refused", is_flag=True, help="Write the rest though pods were refused.")
+@click.option("--explain", is_flag=True, help="List each change and its reason instead of writing.")
+@click.option("--json", "as_json", is_flag=True, help="With --explain: as JSON.")
+def command(**given: Any) -> int:
+    from bootseer.kubernetes import inject, yamltext
+
+    data, name = read(given["path"])
+    result = inject.inject(yamltext.decode(data, name), options_of(given), resolver_of(given))
+    if given["explain"]:
+        _explain(result, as_json=given["as_json"])
+        return NotSupportedError.exit_code if result.refusals else 0
+    for refusal in result.refusals:
+        click.echo(f"bootseer: {name}: {refusal.pod}: {refusal.reason}", err=True)
+    if result.refusals and not given["skip_refused"]:
+        raise NotSupportedError(
+            f"{name}: {len(result.refusals)} of its pods cannot be injected, nothing was written; "
+            "mend them, or leave them out by --skip-refused"
+        )
+    if not result.changes and not result.refusals:
+        click.echo(f"bootseer: {name}: there is no pod in it; written as it was", err=True)
+    write(result.raw, given["output"])
+    return 0
+
+
+def resolver_of(given: dict[str, Any]) -> Resolve | None:
+    """What asks registries for an image's command, None where that was not wanted."""
+    from bootseer.kubernetes.image_config import resolver
+
+    return None if given["offline"] else resolver(plain_http=given["plain_http"])
+
+
+def options_of(given: dict[str, Any]) -> Options:
+    """The options of `injection_options` as the library takes them."""
+    import shlex
+
+    from bootseer.kubernetes import options
+
+    parts = [part.strip() for part in given["parts"].split(",") if part.strip()]
+    unknown = [part for part in parts if part not in options.PARTS]
+    if unknown:
+        raise UsageError(f"--parts: unknown {unknown[0]!r}; there are {', '.join(options.PARTS)}")
+    if given["tier"] == "fuse" and not given["fuse_resource"]:
+        raise UsageError("--tier fuse needs --fuse-resource, the name that the device plugin gives")
+    store = given["store"] or ""
+    is_url = "://" in store
+    more = {"image": given["image"]} if given["image"] else {}
+    return options.Options(
+        parts=tuple(parts),
+        tier=given["tier"],
+        container=given["container"] or "",
+        command=tuple(shlex.split(given["job"] or "")),
+        events=_place("--events", given["events"]) or options.Place(),
+        store=None if is_url else _place("--store", store),
+        store_url=store if is_url else "",
+        cache=_place("--cache", given["cache"]),
+        config_map=given["config_map"] or "",
+        fuse_resource=given["fuse_resource"] or "",
+        pull_policy=given["image_pull_policy"] or "",
+        **more,
+    )
+
+
+def _place(option: str, text: str | None) -> Place | None:
+    from bootseer.kubernetes.options import Place
+
+    if not text:
+        return None
+    kind, colon, name = text.partition(":")
+    if kind == "pvc" and colon and name:
+        return Place("claim", name)
+    if kind == "host" and name.startswith("/"):
+        return Place("host", name)
+    raise UsageError(f"{option} {text}: not a place; write pvc:CLAIM or host:/DIRECTORY")
+
+
+def _explain(result: Injected, *, as_json: bool) -> None:
+    import dataclasses
+
+    if as_json:
+        told = {
+            "changes": [dataclasses.asdict(change) for change in result.changes],
+            "refusals": [dataclasses.asdict(refusal) for refusal in result.refusals],
+        }
+        click.echo(json.dumps(told, indent=1))
+        return
+    for change in result.changes:
+        click.echo(f"line {change.line}: {change.pod}: {change.what}\n    {change.why}")
+    for refusal in result.refusals:
+        click.echo(f"line {refusal.line}: {refusal.pod}: not injected\n    {refusal.reason}")

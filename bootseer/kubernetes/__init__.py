@@ -1,0 +1,1 @@
+"""Manifests: bootseer put into any pod template, and taken out again."""

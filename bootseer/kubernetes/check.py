@@ -1,0 +1,109 @@
+"""Which tier of privilege each pod of a manifest has, what that allows, and what stands in the way.
+
+Tiers: `none` (any pod: restore by copy, checkpoints through fsspec or copied), `fuse` (a device
+plugin gives /dev/fuse: checkpoints mounted), `privileged` (mounts of every kind).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import yaml
+
+from bootseer.errors import BootseerError
+from bootseer.kubernetes import inject, pods, uninject, yamltext
+from bootseer.kubernetes.options import Options, Tier
+from bootseer.kubernetes.pods import Pod
+from bootseer.kubernetes.yamltext import Text, child, labels, scalar
+
+ALLOWED: dict[Tier, str] = {
+    "none": "dependencies are restored by copy, checkpoints read through fsspec or copied",
+    "fuse": "as none, and checkpoints are mounted through the device plugin's /dev/fuse",
+    "privileged": "dependencies and checkpoints are mounted",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One pod: its tier and why, notes on what will or will not work, and why it is refused."""
+
+    line: int
+    pod: str
+    container: str
+    injected: bool
+    tier: Tier
+    why: str
+    notes: tuple[str, ...]
+    refusal: str
+
+
+def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -> list[Finding]:
+    """Look at every pod of a manifest; raises as `inject` does for text that is none."""
+    refused = {r.pod: r.reason for r in inject.inject(text, options, resolve).refusals}
+    before = {
+        f"{pod.title} {pod.path}": uninject.is_injected(pod)
+        for document in yamltext.documents(text)
+        for pod in pods.find(document)
+    }
+    bare = dataclasses.replace(text, raw=uninject.uninject(text))
+    out = []
+    for document in yamltext.documents(bare):
+        for pod in pods.find(document):
+            title = f"{pod.title} {pod.path}"
+            out.append(_finding(pod, options, before.get(title, False), refused.get(title, "")))
+    return out
+
+
+def _finding(pod: Pod, options: Options, injected: bool, refusal: str) -> Finding:
+    try:
+        container = inject.choose_container(pod, options)
+    except BootseerError as error:
+        reason = refusal or str(error)
+        line = pod.spec.start_mark.line + 1
+        title = f"{pod.title} {pod.path}"
+        return Finding(line, title, "", injected, "none", "its container is not known", (), reason)
+    tier, why = _tier(container, options)
+    return Finding(
+        line=container.start_mark.line + 1,
+        pod=f"{pod.title} {pod.path}",
+        container=pods.container_name(container),
+        injected=injected,
+        tier=tier,
+        why=why,
+        notes=tuple(_notes(pod, container, options)),
+        refusal=refusal,
+    )
+
+
+def _tier(container: yaml.MappingNode, options: Options) -> tuple[Tier, str]:
+    if scalar(child(container, "securityContext", "privileged")) == "true":
+        return "privileged", "the container is privileged"
+    if options.tier == "privileged":
+        return "privileged", "--tier privileged makes the container privileged"
+    limits = labels(child(container, "resources", "limits"))
+    device = next((key for key in limits if "fuse" in key), "")
+    if device:
+        return "fuse", f"the container asks for the device {device}"
+    if options.tier == "fuse":
+        return "fuse", f"--tier fuse asks for the device {options.fuse_resource}"
+    return "none", "the container is not privileged and asks for no FUSE device"
+
+
+def _notes(pod: Pod, container: yaml.MappingNode, options: Options) -> list[str]:
+    out = []
+    context = child(container, "securityContext")
+    if scalar(child(context, "readOnlyRootFilesystem")) == "true":
+        out.append(
+            "its root file system is read-only: dependencies need a writable target, such as a "
+            "virtual environment on an emptyDir"
+        )
+    if "events" in options.parts and options.events.kind == "pod":
+        out.append("events lie in the pod and go with it; keep them by --events pvc:CLAIM")
+    places = (options.events, options.store, options.cache)
+    if any(place is not None and place.kind == "host" for place in places):
+        out.append("host:/DIR is refused in namespaces of pod security baseline or restricted")
+    if options.tier == "privileged":
+        out.append("a privileged container is refused in such namespaces too")
+    if scalar(child(pod.spec, "hostPID")) == "true":
+        out.append("it shares the node's processes, so the wrapper is not process 1")
+    return out

@@ -1,0 +1,176 @@
+"""Insertions into a manifest's text, written so that they can be found and taken out again.
+
+Two ways of writing, by the style of the place:
+
+* in block style whole lines, between `# bootseer:begin DIGEST` and `# bootseer:end`; the digest
+  is of the lines between, so that a change made inside them is noticed;
+* in flow style (JSON is that) inline, directly behind the opening bracket. A key that was not
+  there before is written with two spaces before its colon, which tells it from one that was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import yaml
+
+from bootseer.errors import NotSupportedError
+from bootseer.kubernetes import yamltext
+from bootseer.kubernetes.yamltext import Text
+
+BEGIN, END = "# bootseer:begin", "# bootseer:end"
+OWN_COLON = "  :"
+
+Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Edit:
+    """Characters to put in at an index of the original text; several at one index keep order."""
+
+    at: int
+    text: str
+
+
+class CannotEditError(NotSupportedError):
+    """The place cannot be edited without touching what is there."""
+
+
+def apply(raw: str, edits: Sequence[Edit]) -> str:
+    """The text with all insertions made."""
+    out, last = [], 0
+    for edit in sorted(edits, key=lambda e: e.at):
+        out += [raw[last : edit.at], edit.text]
+        last = edit.at
+    return "".join([*out, raw[last:]])
+
+
+def digest(lines: Sequence[str]) -> str:
+    """What stands behind `bootseer:begin` for these lines (without their newlines)."""
+    return hashlib.sha256("\n".join(line.strip() for line in lines).encode()).hexdigest()[:12]
+
+
+def prepend(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value]) -> list[Edit]:
+    """Put `new` items before those of the list at `key`, which is made where it is missing.
+
+    Raises CannotEditError where the list is an alias, null in flow style, or no list.
+    """
+    for name, key_node, value in yamltext.pairs(mapping):
+        if name != key:
+            continue
+        if isinstance(value, yaml.SequenceNode):
+            _check_own(text, key_node, value)
+            return [_into_sequence(text, value, new)]
+        if yamltext.is_null(value) and not value.value and not mapping.flow_style:
+            lines = block_items(new, text.column(key_node.start_mark.index))
+            return [_whole_lines(text, text.line_end(key_node.start_mark.index), lines)]
+        raise CannotEditError(f"{text.where(value)}: {key} is not a list; make it one or remove it")
+    return [add_keys(text, mapping, {key: new})]
+
+
+def _check_own(text: Text, key: yaml.Node, value: yaml.SequenceNode) -> None:
+    if value.start_mark.index < key.start_mark.index:
+        raise CannotEditError(
+            f"{text.where(key)}: the value is an alias of what stands at line "
+            f"{value.start_mark.line + 1}; write it out here"
+        )
+    if value.flow_style and text.raw.startswith(OWN_COLON, key.end_mark.index):
+        raise CannotEditError(f"{text.where(key)}: remove the spaces before the colon")
+
+
+def _into_sequence(text: Text, sequence: yaml.SequenceNode, new: Sequence[Value]) -> Edit:
+    start = sequence.start_mark.index
+    if sequence.flow_style:
+        inline = ", ".join(flow(value) for value in new)
+        return Edit(text.raw.index("[", start) + 1, inline + (", " if sequence.value else ""))
+    column = text.column(start)
+    if text.raw[text.line_start(start) : start].strip():
+        raise CannotEditError(
+            f"{text.where(sequence)}: the list begins behind other text on its line"
+        )
+    return _whole_lines(text, text.line_start(start), block_items(new, column))
+
+
+def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) -> Edit:
+    """Put new keys into a mapping that has none of them."""
+    start = mapping.start_mark.index
+    if mapping.flow_style:
+        inline = ", ".join(
+            f"{json.dumps(key)}{OWN_COLON} {flow(value)}" for key, value in new.items()
+        )
+        return Edit(text.raw.index("{", start) + 1, inline + (", " if mapping.value else ""))
+    column = text.column(start)
+    if not text.raw[text.line_start(start) : start].strip():
+        return _whole_lines(text, text.line_start(start), block_keys(new, column))
+    # `- name: x`: the first key shares its line with the dash, so go behind a one-line value.
+    for _, key, value in yamltext.pairs(mapping):
+        one_line = key.start_mark.line == value.end_mark.line
+        written_out = value.start_mark.index >= key.start_mark.index
+        if (
+            one_line
+            and written_out
+            and isinstance(value, yaml.ScalarNode)
+            and value.style
+            not in (
+                "|",
+                ">",
+            )
+        ):
+            at = text.line_end(value.end_mark.index)
+            return _whole_lines(text, at, block_keys(new, column))
+    raise CannotEditError(f"{text.where(mapping)}: no key with a value on one line to write behind")
+
+
+def _whole_lines(text: Text, at: int, lines: Sequence[str]) -> Edit:
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+    marked = [f"{indent}{BEGIN} {digest(lines)}", *lines, f"{indent}{END}"]
+    inserted = "".join(line + text.newline for line in marked)
+    if at and text.raw[at - 1] != "\n":  # behind a last line without its newline
+        inserted = text.newline + inserted[: -len(text.newline)]
+    return Edit(at, inserted)
+
+
+def block_items(values: Sequence[Value], column: int) -> list[str]:
+    """Items of a block list whose dashes stand at `column`."""
+    out: list[str] = []
+    for value in values:
+        if isinstance(value, Mapping) and value:
+            lines = block_keys(value, column + 2)
+            out += [" " * column + "- " + lines[0].lstrip(), *lines[1:]]
+        else:
+            out.append(" " * column + "- " + _short(value))
+    return out
+
+
+def block_keys(values: Mapping[str, Value], column: int) -> list[str]:
+    """Entries of a block mapping at `column`."""
+    out: list[str] = []
+    for key, value in values.items():
+        head = f"{' ' * column}{key}:"
+        if isinstance(value, Mapping) and value:
+            out += [head, *block_keys(value, column + 2)]
+        elif isinstance(value, Sequence) and not isinstance(value, str) and value:
+            out += [head, *block_items(value, column)]
+        else:
+            out.append(f"{head} {_short(value)}")
+    return out
+
+
+def _short(value: Value) -> str:
+    """A value on one line; texts that no reader can take for anything else go unquoted."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _AMBIGUOUS:
+        return value
+    return flow(value)
+
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
+_AMBIGUOUS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+
+
+def flow(value: Value) -> str:
+    """One value on one line: JSON, which every YAML reader takes."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,308 @@
+"""Put bootseer into the pods of a manifest, by insertions into its text alone.
+
+A pod that cannot be injected safely is refused with the reason and the line; nothing of its text
+is touched then. Injecting again takes the first injection out before, so it changes nothing, or
+brings an older one up to date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import yaml
+
+from bootseer.errors import BootseerError
+from bootseer.kubernetes import edits, pods, uninject, yamltext
+from bootseer.kubernetes import options as names
+from bootseer.kubernetes.edits import CannotEditError, Edit
+from bootseer.kubernetes.image_config import ImageConfig
+from bootseer.kubernetes.options import Options
+from bootseer.kubernetes.plan import Additions, additions, prefix
+from bootseer.kubernetes.pods import Pod
+from bootseer.kubernetes.yamltext import Text
+
+Resolve = Callable[[str], ImageConfig]
+"""An image's name to its entrypoint and command; raises a BootseerError that says why not."""
+
+RUNTIME_KINDS = ("TrainingRuntime", "ClusterTrainingRuntime")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that was put in, for `--explain`."""
+
+    line: int
+    pod: str
+    what: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """One pod that was left as it is, and why."""
+
+    line: int
+    pod: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Injected:
+    """The new text, and what was done and not done."""
+
+    raw: str
+    changes: tuple[Change, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Injected:
+    """Inject every pod of a manifest that can be.
+
+    Raises UsageError for text that is no valid YAML and CorruptDataError where an earlier
+    injection was changed by hand.
+    """
+    clean = dataclasses.replace(text, raw=uninject.uninject(text))
+    all_edits: list[Edit] = []
+    changes: list[Change] = []
+    refusals: list[Refusal] = []
+    for document in yamltext.documents(clean):
+        if _kind(document.root) == "TrainJob":
+            _train_job(clean, document.root, options, all_edits, changes)
+        for pod in pods.find(document):
+            try:
+                made, told = _Injection(clean, pod, options, resolve).run()
+            except BootseerError as error:
+                line = pod.spec.start_mark.line + 1
+                refusals.append(Refusal(line, f"{pod.title} {pod.path}", str(error)))
+                continue
+            all_edits += made
+            changes += told
+    return Injected(edits.apply(clean.raw, all_edits), tuple(changes), tuple(refusals))
+
+
+def _kind(root: yaml.Node) -> str:
+    return yamltext.scalar(yamltext.child(root, "kind"))
+
+
+def _train_job(
+    text: Text,
+    root: yaml.MappingNode,
+    options: Options,
+    all_edits: list[Edit],
+    changes: list[Change],
+) -> None:
+    """A TrainJob has no pod of its own: only its command is wrapped, its runtime has the rest."""
+    trainer = yamltext.child(root, "spec", "trainer")
+    command = yamltext.child(trainer, "command")
+    if not isinstance(trainer, yaml.MappingNode) or not yamltext.items(command):
+        return
+    all_edits += edits.prepend(text, trainer, "command", prefix(options))
+    assert command is not None
+    changes.append(
+        Change(
+            command.start_mark.line + 1,
+            f"TrainJob/{yamltext.scalar(yamltext.child(root, 'metadata', 'name'))}",
+            f"command: {' '.join(prefix(options))}",
+            "the wrapper measures the job and starts it; inject the TrainingRuntime that this "
+            "job names as well, it brings the wrapper into the pods",
+        )
+    )
+
+
+class _Injection:
+    """One pod's injection: all edits, or one refusal."""
+
+    def __init__(self, text: Text, pod: Pod, options: Options, resolve: Resolve | None) -> None:
+        self._text, self._pod, self._options, self._resolve = text, pod, options, resolve
+        self._edits: list[Edit] = []
+        self._changes: list[Change] = []
+
+    def run(self) -> tuple[list[Edit], list[Change]]:
+        """Return all edits; raises a BootseerError with the reason for a refusal."""
+        self._check_pod()
+        container = choose_container(self._pod, self._options)
+        self._check_merges(container, ("command", "args", "env", "volumeMounts"))
+        there = [
+            yamltext.scalar(yamltext.child(entry, "name"))
+            for entry in yamltext.items(yamltext.child(container, "env"))
+        ]
+        new = additions(self._options, self._pod.uid_label, there)
+        self._pod_level(new)
+        self._container_level(container, new)
+        return self._edits, self._changes
+
+    def _check_pod(self) -> None:
+        pod = self._pod
+        if pod.shared:
+            raise CannotEditError(
+                "this pod is written once and used at several places by an alias; "
+                "write it out at each of them"
+            )
+        if yamltext.scalar(yamltext.child(pod.spec, "os", "name")) == "windows":
+            raise CannotEditError("it runs on Windows, where the wrapper does not; leave it out")
+        self._check_merges(pod.spec, ("initContainers", "volumes"))
+        for key in ("initContainers", "containers", "volumes"):
+            for entry in yamltext.items(yamltext.child(pod.spec, key)):
+                name = yamltext.scalar(yamltext.child(entry, "name"))
+                if name in names.NAMES:
+                    raise CannotEditError(
+                        f"{self._text.where(entry)}: {key} has one named {name!r} that is not "
+                        "ours; rename it"
+                    )
+
+    def _check_merges(self, node: yaml.MappingNode, keys: Sequence[str]) -> None:
+        if yamltext.merges(node):
+            for key in keys:
+                if yamltext.child(node, key) is None:
+                    raise CannotEditError(
+                        f"{self._text.where(node)}: {key} may come from what is merged in by "
+                        "`<<`; write it out"
+                    )
+
+    def _add(self, node: yaml.MappingNode, key: str, new: Sequence[edits.Value], why: str) -> None:
+        self._edits += edits.prepend(self._text, node, key, new)
+        titles = [str(v["name"]) for v in new if isinstance(v, dict)] or [str(v) for v in new]
+        self._tell(node, f"{key}: {', '.join(titles)}", why)
+
+    def _tell(self, node: yaml.Node, what: str, why: str) -> None:
+        title = f"{self._pod.title} {self._pod.path}"
+        self._changes.append(Change(node.start_mark.line + 1, title, what, why))
+
+    def _pod_level(self, new: Additions) -> None:
+        spec = self._pod.spec
+        wanted = {
+            "initContainers": (
+                [new.init_container],
+                "copies the wrapper into the pod, before every other init container",
+            ),
+            "volumes": (new.volumes, "hold the wrapper, the events and what the parts keep"),
+        }
+        missing: dict[str, edits.Value] = {}
+        for key, (values, why) in wanted.items():
+            if yamltext.child(spec, key) is None:
+                missing[key] = values
+                self._tell(spec, f"{key}: {', '.join(str(v['name']) for v in values)}", why)
+            else:
+                self._add(spec, key, values, why)
+        if missing:
+            self._edits.append(edits.add_keys(self._text, spec, missing))
+
+    def _container_level(self, container: yaml.MappingNode, new: Additions) -> None:
+        missing: dict[str, edits.Value] = {}
+        wanted = {
+            "env": (new.environment, "tells the wrapper whose start this is and where events go"),
+            "volumeMounts": (new.mounts, "the wrapper, the events and what the parts keep"),
+        }
+        for key, (values, why) in wanted.items():
+            if yamltext.child(container, key) is None:
+                missing[key] = values
+                self._tell(container, f"{key}: {', '.join(str(v['name']) for v in values)}", why)
+            else:
+                self._add(container, key, values, why)
+        missing |= self._tier(container)
+        words = list(new.prefix)
+        why = "the wrapper measures the start, makes the inputs ready and becomes the job"
+        if yamltext.items(yamltext.child(container, "command")):
+            self._add(container, "command", words, why)
+        elif self._pod.owner_kind in RUNTIME_KINDS and not self._options.command:
+            self._tell(container, "no command", "each TrainJob brings its own; inject these too")
+        else:
+            missing |= self._command_of_image(container, words)
+            self._tell(container, f"command: {' '.join(words)} ...", why)
+        if missing:
+            self._edits.append(edits.add_keys(self._text, container, missing))
+
+    def _tier(self, container: yaml.MappingNode) -> dict[str, edits.Value]:
+        """What the asked privilege needs; keys to add to the container are returned."""
+        options = self._options
+        if options.tier == "none":
+            return {}
+        if options.tier == "fuse":
+            self._tell(container, f"limits: {options.fuse_resource}", "brings /dev/fuse to the job")
+            return self._nested(container, ("resources", "limits"), {options.fuse_resource: 1})
+        self._tell(container, "privileged: true", "lets the wrapper mount in the container")
+        return self._nested(container, ("securityContext",), {"privileged": True})
+
+    def _nested(
+        self, container: yaml.MappingNode, path: tuple[str, ...], new: Mapping[str, edits.Value]
+    ) -> dict[str, edits.Value]:
+        """Put keys into a mapping below the container; what is missing above it is returned."""
+        node, wanted = container, new
+        for depth, key in enumerate(path):
+            below = yamltext.child(node, key)
+            if below is None:
+                for name in reversed(path[depth + 1 :]):
+                    wanted = {name: wanted}
+                if node is container:
+                    return {key: wanted}
+                self._edits.append(edits.add_keys(self._text, node, {key: wanted}))
+                return {}
+            if not isinstance(below, yaml.MappingNode) or below.flow_style:
+                raise CannotEditError(
+                    f"{self._text.where(below)}: write {key} in block style, one key a line"
+                )
+            self._check_merges(below, list(new))
+            node = below
+        for key in new:
+            if yamltext.child(node, key) is not None:
+                raise CannotEditError(f"{self._text.where(node)}: {key} is set there already")
+        self._edits.append(edits.add_keys(self._text, node, new))
+        return {}
+
+    def _command_of_image(
+        self, container: yaml.MappingNode, words: list[str]
+    ) -> dict[str, edits.Value]:
+        """The command written out where the manifest leaves it to the image.
+
+        Kubernetes drops the image's CMD as soon as a command is given, so that is written too.
+        """
+        command = yamltext.child(container, "command")
+        if command is not None:
+            raise CannotEditError(
+                f"{self._text.where(command)}: an empty command; remove it or fill it"
+            )
+        has_args = yamltext.child(container, "args") is not None
+        if self._options.command:
+            return {"command": [*words, *self._options.command]}
+        image = yamltext.scalar(yamltext.child(container, "image"))
+        name = pods.container_name(container)
+        hint = f"give it by --command (kubectl's {self._pod.title}, container {name})"
+        if self._resolve is None or not image:
+            raise CannotEditError(f"the command of container {name} is its image's; {hint}")
+        try:
+            config = self._resolve(image)
+        except BootseerError as error:
+            raise CannotEditError(
+                f"the command of container {name} is its image's, and {error}; {hint}"
+            ) from error
+        if not config.entrypoint and (has_args or not config.command):
+            if has_args:
+                return {"command": words}
+            raise CannotEditError(f"the image {image} names no command either; {hint}")
+        out: dict[str, edits.Value] = {"command": [*words, *config.entrypoint]}
+        if not has_args and config.command:
+            out["args"] = list(config.command)
+        return out
+
+
+def choose_container(pod: Pod, options: Options) -> yaml.MappingNode:
+    """Which container of a pod is the job; raises CannotEditError when nobody can tell."""
+    found = {pods.container_name(c): c for c in pod.containers()}
+    wanted = options.container or pod.annotation(pods.DEFAULT_CONTAINER)
+    if wanted:
+        if wanted not in found:
+            raise CannotEditError(f"it has no container {wanted!r}; it has {', '.join(found)}")
+        return found[wanted]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    with_device = [c for c in found.values() if pods.asks_for_accelerator(c)]
+    if len(with_device) == 1:
+        return with_device[0]
+    for name in pods.JOB_CONTAINERS:
+        if name in found:
+            return found[name]
+    raise CannotEditError(
+        f"it has several containers ({', '.join(found)}); name the job's by --container, or by "
+        f"the annotation {pods.DEFAULT_CONTAINER}"
+    )

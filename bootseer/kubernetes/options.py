@@ -1,0 +1,68 @@
+"""What is asked of an injection, and the names that everything we put in carries."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from bootseer import __version__
+
+INIT_CONTAINER = "bootseer-init"
+VOLUME = "bootseer"
+EVENTS_VOLUME, STORE_VOLUME = "bootseer-events", "bootseer-store"
+CACHE_VOLUME, CONFIG_VOLUME = "bootseer-cache", "bootseer-config"
+NAMES = (VOLUME, EVENTS_VOLUME, STORE_VOLUME, CACHE_VOLUME, CONFIG_VOLUME, INIT_CONTAINER)
+
+HOME = "/opt/bootseer"
+LAUNCHER = f"{HOME}/bin/bootseer"
+EVENTS_PATH, STORE_PATH, CACHE_PATH = "/bootseer/events", "/bootseer/store", "/bootseer/cache"
+CONFIG_PATH = "/bootseer/config"
+MARK_VARIABLE = "BOOTSEER_INJECTED"
+
+VARIABLES = (
+    "BOOTSEER_EVENTS",
+    "BOOTSEER_JOB_UID",
+    "K8S_POD_NAME",
+    "K8S_POD_UID",
+    "K8S_NAMESPACE",
+    "K8S_NODE_NAME",
+    "BOOTSEER_STORE",
+    "BOOTSEER_CACHE",
+)
+"""Variables that we set; in a list they stand before `MARK_VARIABLE`."""
+
+Part = Literal["events", "deps", "checkpoint"]
+PARTS: tuple[Part, ...] = ("events", "deps", "checkpoint")
+Tier = Literal["none", "fuse", "privileged"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a volume of ours lies: a claim, a directory of the node, or the pod itself."""
+
+    kind: Literal["claim", "host", "pod"] = "pod"
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One injection.
+
+    `parts`: what the wrapper does besides starting the job. `store` is where snapshots lie: a
+    place, or a URL when `store_url` is set. `container`: which one is the job; "" = found.
+    `command`: the job's command where the manifest leaves it to the image.
+    """
+
+    image: str = f"bootseer-init:{__version__}"
+    parts: tuple[Part, ...] = PARTS
+    tier: Tier = "none"
+    container: str = ""
+    command: tuple[str, ...] = ()
+    events: Place = Place()
+    store: Place | None = None
+    store_url: str = ""
+    cache: Place | None = None
+    config_map: str = ""
+    fuse_resource: str = ""
+    pull_policy: str = ""
+    read_image: bool = True

@@ -1,0 +1,114 @@
+"""Where in a manifest pods are described, whatever kind of object describes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import yaml
+
+from bootseer.kubernetes.yamltext import Document, child, items, labels, pairs, scalar
+
+JOB_CONTAINERS = ("pytorch", "node", "trainer", "tensorflow", "mpi", "worker")
+"""Names that training operators demand of the container that trains."""
+
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+
+_NO_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret")
+"""Kinds whose text may look like a pod's without being one."""
+
+UID_LABELS = {
+    "Job": "controller-uid",
+    "JobSet": "jobset.sigs.k8s.io/jobset-uid",
+    "PyTorchJob": "training.kubeflow.org/job-name",
+    "TrainJob": "jobset.sigs.k8s.io/jobset-uid",
+}
+"""The label that all pods of one start share, by kind of object (set by its controller)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod description: `template` has metadata and spec, `owner` is the object it stands in.
+
+    `path` is the keys from the object to the pod's spec, for messages and `--explain`.
+    """
+
+    owner_kind: str
+    owner_name: str
+    path: str
+    template: yaml.MappingNode
+    spec: yaml.MappingNode
+    shared: bool
+
+    @property
+    def title(self) -> str:
+        """The object in words: `Job/train`."""
+        return f"{self.owner_kind or 'object'}/{self.owner_name or '(unnamed)'}"
+
+    @property
+    def uid_label(self) -> str:
+        """The label whose value names the start, "" where no controller sets one."""
+        return UID_LABELS.get(self.owner_kind, "")
+
+    def containers(self) -> list[yaml.MappingNode]:
+        """The pod's containers, init containers not among them."""
+        found = items(child(self.spec, "containers"))
+        return [node for node in found if isinstance(node, yaml.MappingNode)]
+
+    def annotation(self, name: str) -> str:
+        """One annotation of the pod, "" when it is not there."""
+        return labels(child(self.template, "metadata", "annotations")).get(name, "")
+
+
+def find(document: Document) -> Iterator[Pod]:
+    """All pods of a document, in the order of the text."""
+    yield from _objects(document, document.root)
+
+
+def _objects(document: Document, root: yaml.MappingNode) -> Iterator[Pod]:
+    kind = scalar(child(root, "kind"))
+    if kind in _NO_PODS:
+        return
+    members = child(root, "items")
+    if kind.endswith("List") and isinstance(members, yaml.SequenceNode):
+        for member in members.value:
+            if isinstance(member, yaml.MappingNode):
+                yield from _objects(document, member)
+        return
+    name = scalar(child(root, "metadata", "name"))
+    name = name or scalar(child(root, "metadata", "generateName"))
+    yield from _below(document, root, kind, name, [])
+
+
+def _below(
+    document: Document, node: yaml.Node, kind: str, name: str, path: list[str]
+) -> Iterator[Pod]:
+    if isinstance(node, yaml.MappingNode):
+        spec = child(node, "spec")
+        if isinstance(spec, yaml.MappingNode) and _is_pod_spec(spec):
+            where = ".".join([*path, "spec"])
+            yield Pod(kind, name, where, node, spec, id(spec) in document.aliased)
+            return
+        for key, _, value in pairs(node):
+            yield from _below(document, value, kind, name, [*path, key])
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _below(document, value, kind, name, [*path[:-1], f"{path[-1]}[{number}]"])
+
+
+def _is_pod_spec(spec: yaml.MappingNode) -> bool:
+    found = child(spec, "containers")
+    if not isinstance(found, yaml.SequenceNode) or not found.value:
+        return False
+    return all(isinstance(c, yaml.MappingNode) and child(c, "name") for c in found.value)
+
+
+def container_name(node: yaml.MappingNode) -> str:
+    """A container's name."""
+    return scalar(child(node, "name"))
+
+
+def asks_for_accelerator(node: yaml.MappingNode) -> bool:
+    """Whether a container asks for a GPU or another device of a vendor."""
+    limits = labels(child(node, "resources", "limits"))
+    return any("/" in key and not key.startswith(("kubernetes.io/", "bootseer")) for key in limits)

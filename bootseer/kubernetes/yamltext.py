@@ -1,0 +1,191 @@
+"""A manifest as text with the places of its nodes: what is edited is the text, never a dump.
+
+YAML (JSON is a subset of it) is parsed only to learn where things stand, so comments, key order,
+quoting and newlines stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import yaml
+import yaml.reader
+
+from bootseer.errors import UsageError
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MERGE = "tag:yaml.org,2002:merge"
+_NULL = "tag:yaml.org,2002:null"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Text:
+    """One file: its characters, its name for messages, and the newline its lines end with."""
+
+    raw: str
+    name: str
+    newline: str
+
+    def line_start(self, index: int) -> int:
+        """Index of the first character of the line that holds `index`."""
+        return self.raw.rfind("\n", 0, index) + 1
+
+    def line_end(self, index: int) -> int:
+        """Index behind the newline that ends the line of `index` (or the end of the text)."""
+        end = self.raw.find("\n", index)
+        return len(self.raw) if end < 0 else end + 1
+
+    def column(self, index: int) -> int:
+        """Characters between the start of the line and `index`."""
+        return index - self.line_start(index)
+
+    def where(self, node: yaml.Node) -> str:
+        """`file, line N` for messages."""
+        return f"{self.name}, line {node.start_mark.line + 1}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document that holds a mapping; `aliased` are nodes reached by more than one way."""
+
+    root: yaml.MappingNode
+    aliased: frozenset[int]
+
+
+def decode(data: bytes, name: str) -> Text:
+    """Decode a manifest; UsageError when it is not UTF-8 text."""
+    try:
+        raw = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}, line {line}: not UTF-8 text; save the file as UTF-8") from error
+    first = raw.find("\n")
+    newline = "\r\n" if first > 0 and raw[first - 1] == "\r" else "\n"
+    return Text(raw, name, newline)
+
+
+def documents(text: Text) -> list[Document]:
+    """Parse all documents; empty ones and those that hold no mapping are left out.
+
+    Raises UsageError with file and line for malformed YAML and for a key given twice in one
+    mapping: readers differ in which of the two they believe.
+    """
+    shift = 1 if text.raw.startswith("\ufeff") else 0
+    try:
+        # The mark of a byte order mark would shift every index behind it by one.
+        roots = list(yaml.compose_all(text.raw[shift:], Loader=_LOADER))
+    except yaml.YAMLError as error:
+        raise UsageError(_fault(text, error)) from error
+    except RecursionError as error:
+        raise UsageError(f"{text.name}: nested too deeply to be a manifest") from error
+    if shift and roots:
+        raise UsageError(f"{text.name}: begins with a byte order mark; save it as plain UTF-8")
+    found = (root for root in roots if isinstance(root, yaml.MappingNode))
+    return [Document(root, _aliased(text, root)) for root in found]
+
+
+def _fault(text: Text, error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        number = text.raw.count("\n", 0, error.position) + 1
+        return f"{text.name}, line {number}: a control character, not allowed in YAML; remove it"
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "cannot be read"
+    if mark is None:
+        return f"{text.name}: not valid YAML: {problem}; correct the file"
+    hint = ""
+    start = text.line_start(min(mark.index, len(text.raw)))
+    line = text.raw[start : text.line_end(start)]
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        hint = " (a tab indents this line; YAML wants spaces)"
+    return f"{text.name}, line {mark.line + 1}: not valid YAML: {problem}{hint}; correct the file"
+
+
+def _aliased(text: Text, root: yaml.Node) -> frozenset[int]:
+    """Ids of nodes that stand at more than one place, and of all that is below them."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    stack: list[tuple[yaml.Node, bool]] = [(root, False)]
+    while stack:
+        node, below = stack.pop()
+        again = id(node) in seen
+        if again and (id(node) in shared or not (below or again)):
+            continue
+        seen.add(id(node))
+        below = below or again
+        if below:
+            shared.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            if not again:
+                _check_keys(text, node)
+            stack += [(child, below) for pair in node.value for child in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            stack += [(child, below) for child in node.value]
+    return frozenset(shared)
+
+
+def _check_keys(text: Text, node: yaml.MappingNode) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in seen and key.tag != _MERGE:
+            raise UsageError(
+                f"{text.where(key)}: the key {key.value!r} is there twice; remove one of the two"
+            )
+        seen.add(key.value)
+
+
+def pairs(node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """(key, key node, value node) of a mapping's own entries; nothing for anything else."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key.value, key, value
+
+
+def child(node: yaml.Node | None, *path: str) -> yaml.Node | None:
+    """The node at a path of keys, None when any of them is missing."""
+    for name in path:
+        found = None
+        for key, _, value in pairs(node):
+            if key == name:
+                found = value
+        if found is None:
+            return None
+        node = found
+    return node
+
+
+def merges(node: yaml.MappingNode) -> bool:
+    """Whether entries of another mapping are merged into this one (`<<: *base`)."""
+    return any(key.tag == _MERGE for key, _ in node.value)
+
+
+def is_null(node: yaml.Node) -> bool:
+    """Whether a value is null, written out or left empty."""
+    return isinstance(node, yaml.ScalarNode) and node.tag == _NULL
+
+
+def scalar(node: yaml.Node | None) -> str:
+    """A scalar's text, "" for anything else."""
+    return node.value if isinstance(node, yaml.ScalarNode) else ""
+
+
+def items(node: yaml.Node | None) -> Sequence[yaml.Node]:
+    """A sequence's items, none for anything else."""
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
+
+
+def plain(node: yaml.Node | None) -> object:
+    """The value as Python data, every scalar as its text; for looking at, never for writing."""
+    if isinstance(node, yaml.MappingNode):
+        return {key: plain(value) for key, _, value in pairs(node)}
+    if isinstance(node, yaml.SequenceNode):
+        return [plain(value) for value in node.value]
+    return None if node is None or is_null(node) else scalar(node)
+
+
+def labels(node: yaml.Node | None) -> Mapping[str, str]:
+    """A mapping of texts, as labels and annotations are."""
+    return {key: scalar(value) for key, _, value in pairs(node)}

@@ -1,0 +1,500 @@
+"""Injection into manifests: what is put in, and that exactly that comes out again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.errors import CorruptDataError, NotFoundError, UsageError
+from bootseer.kubernetes import inject, uninject, yamltext
+from bootseer.kubernetes.image_config import ImageConfig
+from bootseer.kubernetes.options import LAUNCHER, Options, Place
+
+JOB = """\
+# a job
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train}   # its name
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - name: main   # the job
+        image: python:3.11
+        # what runs
+        command:
+        - python
+        - train.py
+        volumeMounts: [{name: data, mountPath: /data}]
+        env:
+          - name: A
+            value: "1"
+      volumes:
+      - name: data
+        emptyDir: {}
+"""
+
+POD_FLOW = '{"kind": "Pod", "spec": {"containers": [{"name": "a", "command": ["x"]}]}}'
+POD_PRETTY = json.dumps(json.loads(POD_FLOW), indent=4)
+POD_JACKSON = POD_PRETTY.replace('":', '" :')
+POD_DASH = "kind: Pod\nspec:\n  containers:\n  - image: i\n    name: a\n    command: [\"x\", 'y z']"
+POD_WINDOWS = JOB.replace("\n", "\r\n")
+POD_EMPTY_KEYS = (
+    "kind: Pod\nspec:\n    containers:\n      - name: a\n        command: [x]\n        env:\n"
+    "    volumes:\n"
+)
+TWO = f"{JOB}---\n# nothing\n---\n{POD_DASH}\n"
+LIST = json.dumps({"kind": "List", "items": [json.loads(POD_FLOW)] * 2})
+
+SAMPLES = [
+    JOB,
+    POD_FLOW,
+    POD_PRETTY,
+    POD_JACKSON,
+    POD_DASH,
+    POD_WINDOWS,
+    POD_EMPTY_KEYS,
+    TWO,
+    LIST,
+]
+
+
+def text(raw: str) -> yamltext.Text:
+    return yamltext.decode(raw.encode(), "job.yaml")
+
+
+def done(raw: str, options: Options | None = None, **more: Any) -> str:
+    """Inject, with no pod refused."""
+    result = inject.inject(text(raw), options or Options(**more))
+    assert not result.refusals
+    return result.raw
+
+
+def taken_out(raw: str) -> str:
+    return uninject.uninject(text(raw))
+
+
+def refusal(raw: str, options: Options | None = None, resolve: Any = None) -> str:
+    """The reason for which the only pod is refused; its text is as it was then."""
+    result = inject.inject(text(raw), options or Options(), resolve)
+    assert result.raw == raw
+    (found,) = result.refusals
+    return found.reason
+
+
+def pods_of(raw: str) -> list[dict[str, Any]]:
+    """All pod specs of the manifests, as a cluster would read them."""
+    found = []
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            if isinstance(node.get("containers"), list):
+                found.append(node)
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    for document in yaml.safe_load_all(raw):
+        walk(document)
+    return found
+
+
+@pytest.mark.parametrize("raw", SAMPLES)
+def test_every_pod_gets_everything_and_gives_it_back_to_the_byte(raw: str) -> None:
+    new = done(raw)
+    before, after = pods_of(raw), pods_of(new)
+    assert len(before) == len(after) > 0
+    for old, pod in zip(before, after, strict=True):
+        assert pod["initContainers"][0]["name"] == "bootseer-init"
+        volumes = [v["name"] for v in pod["volumes"]]
+        assert volumes[:2] == ["bootseer", "bootseer-events"]
+        assert volumes[2:] == [v["name"] for v in old.get("volumes") or []]
+        old_main, main = old["containers"][0], pod["containers"][0]
+        assert main["command"] == [LAUNCHER, "start", "--", *old_main["command"]]
+        assert [m["name"] for m in main["volumeMounts"]][:2] == ["bootseer", "bootseer-events"]
+        names = [entry["name"] for entry in main["env"]]
+        assert names.index("BOOTSEER_EVENTS") == 0
+        assert names[names.index("BOOTSEER_INJECTED") + 1 :] == [
+            entry["name"] for entry in old_main.get("env") or []
+        ]
+    assert taken_out(new) == raw
+    assert done(new) == new
+
+
+@pytest.mark.parametrize("raw", SAMPLES)
+def test_the_original_stands_in_the_result_untouched(raw: str) -> None:
+    """Only insertions: the original is what is left when characters are left out."""
+    rest = iter(done(raw))
+    assert all(character in rest for character in raw)
+
+
+@pytest.mark.parametrize("raw", SAMPLES)
+def test_a_manifest_that_a_tool_wrote_anew_loses_all_of_ours(raw: str) -> None:
+    again = yaml.safe_dump_all(list(yaml.safe_load_all(done(raw))), sort_keys=True)
+    bare = taken_out(again)
+    assert "bootseer" not in bare
+    wanted = [[c["command"] for c in pod["containers"]] for pod in pods_of(raw)]
+    assert [[c["command"] for c in pod["containers"]] for pod in pods_of(bare)] == wanted
+
+
+def test_windows_newlines_stay() -> None:
+    new = done(POD_WINDOWS)
+    assert new.count("\n") == new.count("\r\n")
+
+
+def test_edits_made_after_injecting_survive() -> None:
+    new = done(JOB)
+    edited = new.replace('value: "1"', 'value: "2"').replace("- train.py", "- train2.py")
+    edited = edited.replace("# a job", "# our job")
+    wanted = JOB.replace('value: "1"', 'value: "2"').replace("- train.py", "- train2.py")
+    assert taken_out(edited) == wanted.replace("# a job", "# our job")
+    flow = done(POD_FLOW).replace('"x"]', '"x", "--lr", "2"]')
+    assert json.loads(taken_out(flow))["spec"]["containers"][0]["command"] == ["x", "--lr", "2"]
+
+
+def test_items_that_others_put_before_ours_survive() -> None:
+    new = done(POD_FLOW)
+    document = json.loads(new)
+    main = document["spec"]["containers"][0]
+    main["env"].insert(0, {"name": "K", "value": "v"})
+    main["env"].append({"name": "K8S_NODE_NAME", "value": "mine"})
+    bare = json.loads(taken_out(json.dumps(document)))["spec"]["containers"][0]
+    assert [entry["name"] for entry in bare["env"]] == ["K", "K8S_NODE_NAME"]
+
+
+def test_lines_changed_between_our_marks_are_not_thrown_away() -> None:
+    new = done(JOB).replace(
+        "        emptyDir: {}\n      # bootseer:end", "        mine: 1\n      # bootseer:end", 1
+    )
+    assert new != done(JOB)
+    with pytest.raises(CorruptDataError, match=r"job.yaml, line \d+: lines between the bootseer"):
+        taken_out(new)
+    with pytest.raises(CorruptDataError, match="has no end"):
+        taken_out(done(JOB).replace("# bootseer:end", "# end"))
+
+
+def test_another_version_is_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bootseer.kubernetes import plan
+
+    monkeypatch.setattr(plan, "__version__", "0.0.9")
+    old = done(JOB, image="bootseer-init:0.0.9")
+    monkeypatch.undo()
+    assert "0.0.9" in old
+    assert done(old) == done(JOB)
+    assert done(POD_FLOW) == done(done(POD_FLOW, image="other:1"))
+
+
+def test_variables_that_the_manifest_sets_are_left_as_they_are() -> None:
+    raw = JOB.replace("name: A", "name: BOOTSEER_EVENTS")
+    (pod,) = pods_of(done(raw))
+    events = [e for e in pod["containers"][0]["env"] if e["name"] == "BOOTSEER_EVENTS"]
+    assert events == [{"name": "BOOTSEER_EVENTS", "value": "1"}]
+    assert taken_out(done(raw)) == raw
+
+
+def test_parts_and_places_decide_volumes_and_words() -> None:
+    (pod,) = pods_of(done(JOB, parts=("events",)))
+    assert pod["containers"][0]["command"][:3] == [LAUNCHER, "run", "--"]
+    options = Options(
+        events=Place("claim", "events"),
+        store=Place("host", "/srv/store"),
+        cache=Place("host", "/srv/cache"),
+        config_map="settings",
+    )
+    (pod,) = pods_of(done(JOB, options))
+    volumes = {v.pop("name"): v for v in pod["volumes"]}
+    assert volumes["bootseer-events"] == {"persistentVolumeClaim": {"claimName": "events"}}
+    assert volumes["bootseer-store"]["hostPath"]["path"] == "/srv/store"
+    assert volumes["bootseer-config"] == {"configMap": {"name": "settings"}}
+    main = pod["containers"][0]
+    assert main["command"][1:4] == ["start", "-c", "/bootseer/config/bootseer.toml"]
+    values = {e["name"]: e.get("value") for e in main["env"]}
+    assert values["BOOTSEER_STORE"] == "/bootseer/store"
+    url = "webhdfs://nn:50070/snapshots"
+    (pod,) = pods_of(done(JOB, store_url=url))
+    values = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}
+    assert values["BOOTSEER_STORE"] == url
+
+
+@pytest.mark.parametrize(
+    ("raw", "needle"),
+    [
+        (JOB, "x/fuse: 1"),
+        (
+            JOB.replace(
+                "        env:",
+                "        resources: \n          limits:\n            cpu: 2\n        env:",
+            ),
+            "x/fuse: 1",
+        ),
+        (
+            JOB.replace(
+                "        env:", "        resources:\n          requests: {cpu: 2}\n        env:"
+            ),
+            "x/fuse: 1",
+        ),
+    ],
+)
+def test_a_fuse_device_is_asked_for(raw: str, needle: str) -> None:
+    options = Options(tier="fuse", fuse_resource="x/fuse")
+    new = done(raw, options)
+    assert pods_of(new)[0]["containers"][0]["resources"]["limits"]["x/fuse"] == 1
+    assert needle in new
+    assert taken_out(new) == raw
+    flow = raw.replace("        env:", "        resources: {limits: {cpu: 1}}\n        env:")
+    if "resources" not in raw:
+        assert "block style" in refusal(flow, options)
+
+
+def test_a_privileged_container_is_asked_for() -> None:
+    new = done(JOB, tier="privileged")
+    assert pods_of(new)[0]["containers"][0]["securityContext"] == {"privileged": True}
+    assert taken_out(new) == JOB
+    denied = JOB.replace(
+        "        env:", "        securityContext:\n          privileged: false\n        env:"
+    )
+    assert "privileged is set there already" in refusal(denied, Options(tier="privileged"))
+
+
+# --- commands that come from the image ----------------------------------------------------------
+
+BARE = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: a\n    image: repo/i:1\n"
+
+
+def test_an_images_own_command_is_written_out() -> None:
+    asked = []
+
+    def resolve(image: str) -> ImageConfig:
+        asked.append(image)
+        return ImageConfig(("/entry",), ("serve", "--all"))
+
+    result = inject.inject(text(BARE), Options(), resolve)
+    (pod,) = pods_of(result.raw)
+    assert pod["containers"][0]["command"] == [LAUNCHER, "start", "--", "/entry"]
+    assert pod["containers"][0]["args"] == ["serve", "--all"]
+    assert asked == ["repo/i:1"]
+    assert taken_out(result.raw) == BARE
+    flow = json.dumps(yaml.safe_load(BARE))
+    assert taken_out(inject.inject(text(flow), Options(), resolve).raw) == flow
+
+
+def test_arguments_of_the_manifest_go_to_the_images_entrypoint() -> None:
+    raw = BARE + "    args: [--lr, '1']\n"
+    result = inject.inject(text(raw), Options(), lambda _: ImageConfig(("/entry",), ("serve",)))
+    main = pods_of(result.raw)[0]["containers"][0]
+    assert (main["command"][3:], main["args"]) == (["/entry"], ["--lr", "1"])
+    result = inject.inject(text(raw), Options(), lambda _: ImageConfig((), ("serve",)))
+    main = pods_of(result.raw)[0]["containers"][0]
+    assert (main["command"], main["args"]) == ([LAUNCHER, "start", "--"], ["--lr", "1"])
+
+
+def test_a_command_that_nobody_knows_is_asked_for() -> None:
+    def lost(image: str) -> ImageConfig:
+        raise NotFoundError(f"the registry x does not have {image}")
+
+    assert "give it by --command" in refusal(BARE)
+    assert "does not have repo/i:1; give it by --command" in refusal(BARE, None, lost)
+    assert "names no command either" in refusal(BARE, None, lambda _: ImageConfig((), ()))
+    (pod,) = pods_of(done(BARE, command=("python", "t.py")))
+    assert pod["containers"][0]["command"][3:] == ["python", "t.py"]
+
+
+# --- pods that are refused ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (JOB.replace("name: data\n        emptyDir", "name: bootseer\n        emptyDir"), "rename"),
+        (
+            JOB.replace("      containers:", "      os: {name: windows}\n      containers:"),
+            "Windows",
+        ),
+        (
+            JOB.replace(
+                "        command:\n        - python\n        - train.py", "        command: x"
+            ),
+            "empty command|not a list",
+        ),
+        (POD_FLOW.replace('["x"]', "null"), "empty command"),
+        (
+            JOB.replace("      volumes:", "      - name: two\n        image: i\n      volumes:"),
+            "--container",
+        ),
+    ],
+)
+def test_what_cannot_be_done_safely_is_refused(raw: str, reason: str) -> None:
+    import re
+
+    assert re.search(reason, refusal(raw))
+
+
+def test_an_alias_is_not_edited_behind_its_other_users_backs() -> None:
+    shared = """\
+base: &pod
+  spec:
+    containers:
+    - {name: a, command: [x]}
+kind: Thing
+first: *pod
+second: *pod
+"""
+    result = inject.inject(text(shared), Options())
+    assert result.raw == shared
+    assert all("alias" in r.reason for r in result.refusals)
+    merged = "common: &c\n  env: [{name: A, value: b}]\nkind: Pod\nspec:\n  containers:\n" + (
+        "  - <<: *c\n    name: a\n    command: [x]\n"
+    )
+    assert "merged in by `<<`" in refusal(merged)
+    alias = (
+        "vols: &v [{name: d, emptyDir: {}}]\nkind: Pod\nspec:\n  volumes: *v\n  containers:\n"
+        + ("  - name: a\n    command: [x]\n")
+    )
+    assert "alias of what stands at line 1" in refusal(alias)
+
+
+def test_which_container_is_the_job() -> None:
+    two = JOB.replace(
+        "      volumes:",
+        "      - name: two\n        image: i\n        command: [y]\n      volumes:",
+    )
+    assert pods_of(done(two, container="two"))[0]["containers"][1]["command"][0] == LAUNCHER
+    with_gpu = two.replace("[y]\n", "[y]\n        resources: {limits: {nvidia.com/gpu: 8}}\n")
+    assert pods_of(done(with_gpu))[0]["containers"][1]["command"][0] == LAUNCHER
+    named = two.replace("name: two", "name: pytorch")
+    assert pods_of(done(named))[0]["containers"][1]["command"][0] == LAUNCHER
+    note = "    metadata:\n      annotations:\n        kubectl.kubernetes.io/"
+    note += "default-container: two\n    spec:"
+    annotated = two.replace("    spec:\n      restart", f"{note}\n      restart")
+    assert pods_of(done(annotated))[0]["containers"][1]["command"][0] == LAUNCHER
+    assert "no container 'x'; it has main, two" in refusal(two, Options(container="x"))
+
+
+def test_objects_without_pods_and_definitions_are_left_alone() -> None:
+    raw = """\
+kind: ConfigMap
+data: {a: b}
+---
+kind: CustomResourceDefinition
+spec: {spec: {containers: [{name: a}]}}
+---
+- a list
+---
+just text
+"""
+    result = inject.inject(text(raw), Options())
+    assert (result.raw, result.changes, result.refusals) == (raw, (), ())
+
+
+def test_a_train_jobs_command_is_wrapped_and_its_runtime_brings_the_rest() -> None:
+    job = "kind: TrainJob\nmetadata: {name: t}\nspec:\n  trainer:\n    command:\n    - torchrun\n"
+    new = done(job)
+    assert yaml.safe_load(new)["spec"]["trainer"]["command"] == [
+        LAUNCHER,
+        "start",
+        "--",
+        "torchrun",
+    ]
+    assert taken_out(new) == job
+    runtime = """\
+kind: ClusterTrainingRuntime
+metadata: {name: r}
+spec:
+  template:
+    spec:
+      replicatedJobs:
+      - name: node
+        template: {spec: {template: {spec: {containers: [{name: node, image: i}]}}}}
+"""
+    (pod,) = pods_of(done(runtime))
+    assert "command" not in pod["containers"][0]
+    assert pod["initContainers"][0]["name"] == "bootseer-init"
+    assert taken_out(done(runtime)) == runtime
+
+
+# --- text that is none ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("kind: Pod\nspec:\n\tcontainers: []\n", r"line 3: .*a tab indents this line"),
+        ("a: [1, 2\n", r"line \d: not valid YAML"),
+        ("kind: Pod\nkind: Job\n", r"line 2: the key 'kind' is there twice"),
+        ("kind: Pod\na: \x7f\n", "line 2: a control character"),
+        ("\ufeffkind: Pod\n", "byte order mark"),
+        ("[" * 5000, "not valid YAML|nested"),
+    ],
+)
+def test_malformed_text_is_one_clear_error(raw: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        inject.inject(text(raw), Options())
+
+
+def test_bytes_that_are_no_text_are_one_clear_error() -> None:
+    with pytest.raises(UsageError, match="line 2: not UTF-8"):
+        yamltext.decode(b"a: 1\nb: \xff\n", "x.yaml")
+
+
+# --- arbitrary manifests -------------------------------------------------------------------------
+
+NAMES = st.text("abcdefgh-", min_size=1, max_size=6)
+PRINTABLE = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co", "Zl", "Zp"])
+SCALARS = st.one_of(st.text(PRINTABLE, max_size=8), st.integers(), st.booleans(), st.none())
+EXTRA = st.dictionaries(NAMES, st.recursive(SCALARS, lambda s: st.lists(s, max_size=3)), max_size=3)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> str:
+    """A pod somewhere in an object, in a style drawn at random."""
+    main: dict[str, Any] = {"name": draw(NAMES), "command": draw(st.lists(NAMES, min_size=1))}
+    main |= {k: v for k, v in draw(EXTRA).items() if k not in main}
+    if draw(st.booleans()):
+        main["env"] = [{"name": n, "value": "v"} for n in draw(st.lists(NAMES, max_size=3))]
+    if draw(st.booleans()):
+        main["volumeMounts"] = [{"name": n, "mountPath": "/m"} for n in draw(st.lists(NAMES))]
+    keys = list(main)
+    main = {key: main[key] for key in draw(st.permutations(keys))}
+    spec: dict[str, Any] = {"containers": [main], **draw(EXTRA)}
+    if draw(st.booleans()):
+        spec["volumes"] = [{"name": n, "emptyDir": {}} for n in draw(st.lists(NAMES))]
+    spec = {key: spec[key] for key in draw(st.permutations(list(spec)))}
+    document: Any = {"kind": "Thing", "metadata": {"name": "n"}, "spec": spec}
+    for _ in range(draw(st.integers(0, 2))):
+        document = {"kind": "Thing", draw(NAMES): document}
+    style = draw(st.sampled_from([False, None, True, "json", "pretty"]))
+    if style == "json":
+        return json.dumps(document, ensure_ascii=False)
+    if style == "pretty":
+        return json.dumps(document, indent=draw(st.integers(1, 4)), ensure_ascii=False)
+    raw = yaml.safe_dump(
+        document,
+        default_flow_style=style,
+        sort_keys=False,
+        indent=draw(st.integers(2, 6)),
+        allow_unicode=draw(st.booleans()),
+        width=draw(st.sampled_from([20, 80, 1000])),
+    )
+    newline = draw(st.sampled_from(["\n", "\r\n"]))
+    return raw.replace("\n", newline).rstrip("\r\n") if draw(st.booleans()) else raw
+
+
+@given(manifests())
+def test_any_manifest_comes_back_to_the_byte(raw: str) -> None:
+    result = inject.inject(text(raw), Options())
+    if not result.refusals:
+        before, after = list(yaml.safe_load_all(raw)), list(yaml.safe_load_all(result.raw))
+        assert before != after
+        assert pods_of(result.raw)[0]["containers"][0]["command"][0] == LAUNCHER
+    assert taken_out(result.raw) == raw
+    again = inject.inject(dataclasses.replace(text(raw), raw=result.raw), Options())
+    assert again.raw == result.raw
