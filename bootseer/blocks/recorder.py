@@ -1,0 +1,110 @@
+"""Recording a start's touches as they happen, at next to no cost for the reader."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from bootseer.blocks.extent import PAGE_BYTES
+from bootseer.blocks.trace import LIMITS, NEAR_MS, Touched, Trace
+
+WINDOW_S = 120.0  # a start whose first step comes later is recorded so far
+_SEGMENT_PAGES = 4096
+
+
+class Recorder:
+    """First touches of one object, page by page, from its making until `end` or the window's end.
+
+    `touch` is for what a program asked for itself: whoever reads ahead, replays or fills calls
+    nothing here. Memory is one byte a page around what was touched, and the touches themselves,
+    of which `most_extents` are kept.
+    """
+
+    def __init__(
+        self,
+        object_name: str,
+        size_bytes: int,
+        workload: str = "",
+        *,
+        window_s: float = WINDOW_S,
+        page_bytes: int = PAGE_BYTES,
+        most_extents: int = LIMITS.extents,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._about = (object_name, size_bytes, workload, page_bytes)
+        self._page_bytes, self._size_bytes = page_bytes, size_bytes
+        self._most_extents = most_extents
+        self._clock = clock
+        self._begun_s = clock()
+        self._window_s = window_s
+        self._recording = True
+        self._lock = threading.Lock()
+        self._segments: dict[int, bytearray] = {}
+        self._touches: list[list[int]] = []  # first page, page count, milliseconds
+
+    @property
+    def recording(self) -> bool:
+        """Whether `touch` still does something."""
+        return self._recording
+
+    def touch(self, offset: int, length: int) -> None:
+        """A program read these bytes; from any thread, often."""
+        if not self._recording:
+            return
+        end = min(offset + length, self._size_bytes)
+        if end <= offset or offset < 0:
+            return
+        first, last = offset // self._page_bytes, (end - 1) // self._page_bytes
+        elapsed_s = self._clock() - self._begun_s
+        with self._lock:
+            if elapsed_s > self._window_s or len(self._touches) >= self._most_extents:
+                self._recording = False
+            else:
+                self._mark(first, last + 1, int(elapsed_s * 1000))
+
+    def _mark(self, page: int, stop: int, at_ms: int) -> None:
+        """Note those pages of `[page, stop)` that were not touched before."""
+        while page < stop:
+            number, start = divmod(page, _SEGMENT_PAGES)
+            segment = self._segments.get(number)
+            if segment is None:
+                segment = self._segments[number] = bytearray(_SEGMENT_PAGES)
+            limit = min(_SEGMENT_PAGES, start + stop - page)
+            new = segment.find(0, start, limit)
+            if new < 0:
+                page += limit - start
+                continue
+            known = segment.find(1, new, limit)
+            behind = limit if known < 0 else known
+            segment[new:behind] = b"\x01" * (behind - new)
+            self._add(number * _SEGMENT_PAGES + new, behind - new, at_ms)
+            page += behind - start
+
+    def _add(self, first: int, count: int, at_ms: int) -> None:
+        if self._touches:
+            last = self._touches[-1]
+            if last[0] + last[1] == first and at_ms - last[2] <= NEAR_MS:
+                last[1] += count
+                return
+        self._touches.append([first, count, at_ms])
+
+    def end(self) -> None:
+        """The first step was reached, or nobody cares any more; twice is safe."""
+        self._recording = False
+
+    def trace(self, *, full: bool) -> Trace:
+        """What was touched so far.
+
+        `full`: this start was a cold one to which nothing was replayed, so that what it did not
+        touch says something too.
+        """
+        name, size_bytes, workload, page_bytes = self._about
+        with self._lock:
+            touches = [tuple(touch) for touch in self._touches]
+        extents = []
+        for first, count, at_ms in touches:
+            offset = first * page_bytes
+            length = min(count * page_bytes, size_bytes - offset)
+            extents.append(Touched(offset, length, at_ms, 1))
+        return Trace(name, size_bytes, workload, int(full), tuple(extents), page_bytes)

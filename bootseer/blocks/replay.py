@@ -1,0 +1,207 @@
+"""Replay: fetch what earlier starts touched, in their order, before this one asks for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from bootseer.blocks.extent import Extent
+from bootseer.blocks.settings import Priority
+from bootseer.blocks.source import BlockSource, block_count
+from bootseer.blocks.trace import Trace
+from bootseer.errors import BootseerError, UsageError
+
+WINDOW_BYTES = 64 << 20
+STEP_BYTES = 8 << 20
+FAILURES = 3  # in a row: the store is gone, and demand readers deserve what is left of it
+_POLL_S = 0.5
+
+
+class Ticket(Protocol):
+    """A prefetch under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended, well or not."""
+
+    def cancel(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end; True when every block arrived."""
+
+
+class Prefetcher(Protocol):
+    """What replay needs of the fetcher; `prefetch` returns at once."""
+
+    def prefetch(
+        self, source: BlockSource, offset: int, length: int, priority: Priority
+    ) -> Ticket: ...
+
+
+def plan_replay(
+    trace: Trace, block_bytes: int, *, step_bytes: int = STEP_BYTES, most_bytes: int | None = None
+) -> list[Extent]:
+    """Whole blocks in the order of their first touch, neighbours in one step; each block once.
+
+    Steps have at most `step_bytes` (one block at least), all together at most `most_bytes`.
+    """
+    done: set[int] = set()
+    runs: list[list[int]] = []  # first block, block behind the last
+    room = max(1, step_bytes // block_bytes)
+    left = len(range(0, trace.size_bytes, block_bytes))
+    if most_bytes is not None:
+        left = min(left, most_bytes // block_bytes)
+    for extent in trace.extents:
+        first = extent.offset // block_bytes
+        for block in range(first, -(-(extent.offset + extent.length) // block_bytes)):
+            if block in done:
+                continue
+            if len(done) >= left:
+                break
+            done.add(block)
+            if runs and runs[-1][1] == block and block - runs[-1][0] < room:
+                runs[-1][1] += 1
+            else:
+                runs.append([block, block + 1])
+    steps = []
+    for start, stop in runs:
+        end = min(stop * block_bytes, trace.size_bytes)
+        steps.append(Extent(start * block_bytes, end - start * block_bytes))
+    return steps
+
+
+class Replay:
+    """Prefetches a trace's blocks through a fetcher, from a thread of its own.
+
+    At most `window_bytes` are under way at a time, so that demand finds the queues short. Where no
+    node cache takes the blocks, `most_bytes` is the memory that they may fill. A few faults in a
+    row end the replay, and `failed` says so; no reader ever sees them. Raises UsageError when the
+    trace is of another object.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        fetcher: Prefetcher,
+        source: BlockSource,
+        *,
+        window_bytes: int = WINDOW_BYTES,
+        most_bytes: int | None = None,
+        finished: Callable[[], None] | None = None,
+    ) -> None:
+        if trace.size_bytes != source.size_bytes or trace.object != source.key:
+            raise UsageError(
+                f"the trace is of {trace.object}, not of {source.key or 'this object'}"
+            )
+        self._fetcher, self._source = fetcher, source
+        self._steps = deque(plan_replay(trace, source.block_bytes, most_bytes=most_bytes))
+        self._window_bytes = window_bytes
+        self._finished = finished
+        self._changed = threading.Condition()
+        self._paused = self._closed = False
+        self._flying: deque[tuple[Ticket, int]] = deque()
+        self._thread: threading.Thread | None = None
+        self.replayed_bytes = 0
+        self.failed_steps = 0
+        self.failed = ""
+
+    def start(self) -> Replay:
+        """Begin; returns at once. A second call changes nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
+            self._thread.start()
+        return self
+
+    def pause(self) -> None:
+        """Issue nothing more until `resume`; what is under way goes on. Returns at once."""
+        self._set(paused=True)
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._set(paused=False)
+
+    def _set(self, *, paused: bool) -> None:
+        with self._changed:
+            self._paused = paused
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it has ended, well or not, within the time."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is not None and not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Cancel what is under way and end; twice is safe."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            failures = 0
+            while self._fill():
+                failures = 0 if self._reap() else failures + 1
+                if failures == FAILURES:
+                    self.failed = f"{failures} steps in a row could not be fetched"
+                    break
+        except BootseerError as error:
+            self.failed = str(error)  # the fetcher was closed
+        finally:
+            for ticket, _ in self._flying:
+                ticket.cancel()
+            if self._finished is not None:
+                self._finished()
+
+    def _fill(self) -> bool:
+        """Issue steps while the window has room; False when nothing is left to wait for."""
+        while True:
+            with self._changed:
+                while self._paused and not self._closed and not self._flying:
+                    self._changed.wait()
+                if self._closed:
+                    return False
+                flying = sum(length for _, length in self._flying)
+                full = self._flying and flying >= self._window_bytes
+                if self._paused or full or not self._steps:
+                    return bool(self._flying)
+                step = self._steps.popleft()
+            # Outside the lock: pausing must never wait for a fetcher.
+            ticket = self._fetcher.prefetch(self._source, step.offset, step.length, Priority.HOT)
+            self._flying.append((ticket, step.length))
+
+    def _reap(self) -> bool:
+        """Wait for the oldest step, or until we are closed; False when it failed."""
+        ticket, length = self._flying[0]
+        while not (arrived := ticket.wait(_POLL_S)) and not ticket.done:
+            with self._changed:
+                if self._closed:
+                    return True
+        self._flying.popleft()
+        if not arrived:
+            self.failed_steps += 1
+            return False
+        self.replayed_bytes += length
+        return True
+
+    def __enter__(self) -> Replay:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def covers_most(trace: Trace, source: BlockSource, share: float = 0.9) -> bool:
+    """Whether the trace touches so much of the object that fetching all of it in order is best."""
+    touched = sum(step.length for step in plan_replay(trace, source.block_bytes))
+    return block_count(source) > 0 and touched >= share * source.size_bytes

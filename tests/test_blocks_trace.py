@@ -1,0 +1,341 @@
+"""Traces: recorded, written, read, merged over starts, carried to another version."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.blocks import trace
+from bootseer.blocks.extent import Extent
+from bootseer.blocks.recorder import Recorder
+from bootseer.blocks.trace import FilePlace, Limits, Move, Touched, Trace
+from bootseer.errors import CorruptDataError, UsageError
+
+PAGE = 4096
+PAGES = 64
+SIZE = PAGES * PAGE - 100
+
+
+def of(starts: int, *rows: tuple[int, int, int, int], size: int = SIZE) -> Trace:
+    """A trace of (first page, pages, milliseconds, starts seen)."""
+    extents = []
+    for page, count, at_ms, seen in rows:
+        length = min(count * PAGE, size - page * PAGE)
+        extents.append(Touched(page * PAGE, length, at_ms, seen))
+    return Trace("object", size, "train", starts, tuple(extents))
+
+
+def pages(some: Trace) -> dict[int, tuple[int, int]]:
+    """Page → (milliseconds, starts seen)."""
+    found: dict[int, tuple[int, int]] = {}
+    for e in some.extents:
+        for page in range(e.offset // PAGE, -(-(e.offset + e.length) // PAGE)):
+            assert page not in found
+            found[page] = (e.first_touch_ms, e.starts_seen)
+    return found
+
+
+@st.composite
+def starts(draw: st.DrawFn, full: bool | None = None) -> Trace:
+    """What one start touched: random pages at random moments."""
+    count = int(draw(st.booleans()) if full is None else full)
+    taken = draw(st.sets(st.integers(0, PAGES - 1), max_size=20))
+    rows = [(page, 1, draw(st.integers(0, 5)) * 100, 1) for page in sorted(taken)]
+    rows.sort(key=lambda row: row[2])
+    return of(count, *rows)
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+@given(starts())
+def test_a_trace_comes_back(some: Trace):
+    assert trace.parse(trace.serialise(some)) == some
+
+
+def packed(**changed: object) -> bytes:
+    document = json.loads(zstandard.decompress(trace.serialise(of(2, (0, 1, 5, 1), (2, 3, 9, 2)))))
+    for name, value in changed.items():
+        if value is None:
+            del document[name]
+        else:
+            document[name] = value
+    return zstandard.compress(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"extents": None},
+        {"extents": 7},
+        {"extents": {}},
+        {"extents": [7]},
+        {"extents": [[0, 4096, 0]]},
+        {"extents": [[0, 4096, 0, 1, 1]]},
+        {"extents": [[-4096, 4096, 0, 1]]},
+        {"extents": [[0, 0, 0, 1]]},
+        {"extents": [[0, 100, 0, 1]]},
+        {"extents": [[1, 4095, 0, 1]]},
+        {"extents": [[0, 1 << 40, 0, 1]]},
+        {"extents": [[1 << 40, 4096, 0, 1]]},
+        {"extents": [[0, 4096, -1, 1]]},
+        {"extents": [[0, 4096, 0, 0]]},
+        {"extents": [[0, 4096, 0, 3]]},
+        {"extents": [[0, 4096, 0, True]]},
+        {"extents": [[0, 4096.0, 0, 1]]},
+        {"extents": [[0, "4096", 0, 1]]},
+        {"extents": [[0, 8192, 0, 1], [4096, 4096, 0, 1]]},
+        {"size": -1},
+        {"size": "1"},
+        {"page": 0},
+        {"page": 3},
+        {"starts": -1},
+        {"starts": 1 << 40},
+        {"object": 7},
+        {"workload": "x" * 1000},
+    ],
+    ids=str,
+)
+def test_implausible_files_are_refused(change: dict[str, object]):
+    assert trace.parse(packed()).starts == 2
+    with pytest.raises(CorruptDataError):
+        trace.parse(packed(**change))
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_refused(noise: bytes):
+    with pytest.raises(CorruptDataError):
+        trace.parse(noise)
+    with pytest.raises(CorruptDataError):
+        trace.parse(zstandard.compress(noise))
+
+
+def test_damage_bombs_and_depth_are_refused():
+    whole = trace.serialise(of(1, (0, 1, 5, 1)))
+    for length in range(len(whole)):
+        with pytest.raises(CorruptDataError):
+            trace.parse(whole[:length])
+    with pytest.raises(CorruptDataError, match="more than"):
+        trace.parse(zstandard.compress(bytes(9 << 20)), limits=Limits(raw_bytes=1 << 20))
+    with pytest.raises(CorruptDataError):
+        trace.parse(zstandard.compress(b"[" * 500_000))
+    with pytest.raises(CorruptDataError):
+        trace.parse(zstandard.compress(b'{"version":1,"size":' + b"9" * 100_000 + b"}"))
+    with pytest.raises(CorruptDataError):
+        trace.parse(whole, limits=Limits(packed_bytes=10))
+    with pytest.raises(CorruptDataError):
+        trace.parse(packed(), limits=Limits(extents=1))
+
+
+# --- recording -------------------------------------------------------------------------------
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_first_touches_are_kept_in_order():
+    clock = Clock()
+    recorder = Recorder("object", SIZE, "train", clock=clock)
+    for at_s, offset, length in [
+        (0.0, 40 * PAGE + 5, 10),
+        (0.1, 10 * PAGE, PAGE + 1),
+        (0.2, 9 * PAGE, 4 * PAGE),  # pages 10 and 11 are known
+        (0.3, 40 * PAGE, PAGE),
+        (0.4, SIZE - 1, 500),
+        (0.5, SIZE, 10),
+        (0.5, 0, 0),
+    ]:
+        clock.now_s = 1000.0 + at_s
+        recorder.touch(offset, length)
+    found = recorder.trace(full=True)
+    assert found.starts == 1
+    assert [(e.offset // PAGE, e.length, round(e.first_touch_ms / 100)) for e in found.extents] == [
+        (40, PAGE, 0),
+        (10, 2 * PAGE, 1),
+        (9, PAGE, 2),
+        (12, PAGE, 2),
+        (63, PAGE - 100, 4),
+    ]
+    assert trace.parse(trace.serialise(found)) == found
+
+
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 9000)), max_size=30))
+def test_a_recorder_knows_every_page_once(touches: list[tuple[int, int]]):
+    recorder = Recorder("object", 10_000, page_bytes=1)
+    expected: set[int] = set()
+    for offset, length in touches:
+        recorder.touch(offset, length)
+        expected |= set(range(offset, min(offset + length, 10_000)))
+    extents = recorder.trace(full=True).extents
+    found = [n for e in extents for n in range(e.offset, e.offset + e.length)]
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+def test_recording_ends_with_its_window_with_end_and_with_its_limit():
+    clock = Clock()
+    recorder = Recorder("object", SIZE, window_s=120.0, clock=clock)
+    recorder.touch(0, 1)
+    clock.now_s += 121
+    recorder.touch(PAGE, 1)
+    assert not recorder.recording
+    assert list(pages(recorder.trace(full=True))) == [0]
+
+    recorder = Recorder("object", SIZE)
+    recorder.touch(0, 1)
+    recorder.end()
+    recorder.touch(PAGE, 1)
+    assert list(pages(recorder.trace(full=True))) == [0]
+
+    recorder = Recorder("object", SIZE, most_extents=2)
+    for page in (0, 2, 4, 6):
+        recorder.touch(page * PAGE, 1)
+    assert list(pages(recorder.trace(full=True))) == [0, 2]
+
+
+def test_threads_record_together():
+    recorder = Recorder("object", SIZE)
+    order = list(range(PAGES))
+
+    def read(seed: int) -> None:
+        mine = order.copy()
+        random.Random(seed).shuffle(mine)
+        for page in mine:
+            recorder.touch(page * PAGE, PAGE)
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(pages(recorder.trace(full=True))) == order
+
+
+# --- merging ---------------------------------------------------------------------------------
+
+
+@given(st.lists(starts(), min_size=1, max_size=6))
+def test_merging_is_the_union_with_counts(some: list[Trace]):
+    merged = trace.merge(some)
+    full = sum(t.starts for t in some)
+    assert merged.starts == full
+    counts: dict[int, int] = {}
+    for page in itertools.chain(*map(pages, some)):
+        counts[page] = counts.get(page, 0) + 1
+    assert {p: seen for p, (_, seen) in pages(merged).items()} == {
+        p: min(count, max(full, 1)) for p, count in counts.items()
+    }
+    times = [e.first_touch_ms for e in merged.extents]
+    assert times == sorted(times)
+
+
+@given(st.lists(starts(full=True), min_size=1, max_size=4), st.lists(starts(full=False)))
+def test_partial_starts_never_lower_a_share_nor_change_the_order(
+    full: list[Trace], partial: list[Trace]
+):
+    before, after = trace.merge(full), trace.merge([*full, *partial])
+    assert after.starts == before.starts
+    known, found = pages(before), pages(after)
+    for page, (at_ms, seen) in known.items():
+        assert found[page][1] >= seen
+        assert abs(found[page][0] - at_ms) <= trace.NEAR_MS
+    assert set(pages(before.hot(0.5))) <= set(pages(after.hot(0.5)))
+
+
+def test_twenty_warm_starts_leave_the_hot_set_as_it_was():
+    cold = trace.merge([of(1, (0, 4, 0, 1), (10, 2, 50, 1), (5, 1, 90, 1))] * 5)
+    warm = [of(0, (10, 1, 3, 1)), of(0), of(0, (5, 1, 1, 1), (0, 4, 2, 1))]
+    merged = cold
+    for number in range(20):
+        merged = trace.merge([merged, warm[number % 3]])
+    assert pages(merged.hot(0.5)) == pages(cold.hot(0.5))
+
+
+def test_the_share_drops_what_few_starts_touched_and_the_median_orders():
+    merged = trace.merge(
+        [
+            of(1, (0, 1, 900, 1), (1, 1, 100, 1)),
+            of(1, (0, 1, 100, 1), (1, 1, 300, 1)),
+            of(1, (0, 1, 200, 1), (1, 1, 300, 1), (9, 1, 0, 1)),
+        ],
+        share=0.5,
+    )
+    assert pages(merged) == {0: (200, 3), 1: (300, 3)}
+
+
+def test_merging_at_once_or_step_by_step_gives_the_same_counts():
+    some = [of(1, (n, 3, 100, 1)) for n in range(6)]
+    at_once, steps = trace.merge(some), some[0]
+    for one in some[1:]:
+        steps = trace.merge([steps, one])
+    assert pages(at_once) == pages(steps)
+
+
+def test_other_objects_are_not_merged():
+    with pytest.raises(UsageError):
+        trace.merge([])
+    with pytest.raises(UsageError):
+        trace.merge([of(1), of(1, size=SIZE + 1)])
+
+
+def test_a_count_of_a_million_starts_costs_nothing():
+    some = of(1 << 20, (0, PAGES, 5, 1 << 20))
+    assert pages(trace.merge([some, some]))[0] == (5, 1 << 21)
+
+
+# --- carrying over ---------------------------------------------------------------------------
+
+
+def test_what_moved_is_found_where_it_lies_now():
+    old = {
+        "lib/a": FilePlace("A", (Extent(0, 3 * PAGE), Extent(10 * PAGE, PAGE))),
+        "lib/b": FilePlace("B", (Extent(20 * PAGE, 2 * PAGE),)),
+        "lib/c": FilePlace("C", (Extent(30 * PAGE, 2 * PAGE),)),
+    }
+    new = {
+        "lib/a": FilePlace("A", (Extent(5 * PAGE, PAGE), Extent(40 * PAGE, 3 * PAGE))),
+        "lib/b": FilePlace("changed", (Extent(0, 2 * PAGE),)),
+        "elsewhere/c": FilePlace("C", (Extent(50 * PAGE, 2 * PAGE),)),
+        "new": FilePlace("N", (Extent(60 * PAGE, PAGE),)),
+    }
+    some = of(4, (0, 1, 7, 4), (2, 1, 9, 3), (10, 1, 5, 2), (20, 1, 1, 4), (31, 1, 20, 1))
+    found = trace.carry_over(some, trace.moves(old, new), "new object", SIZE)
+    assert (found.object, found.starts, found.workload) == ("new object", 4, "train")
+    assert pages(found) == {5: (7, 4), 41: (9, 3), 42: (5, 2), 51: (20, 1)}
+    assert trace.parse(trace.serialise(found)) == found
+
+
+@given(
+    starts(full=True),
+    st.lists(
+        st.tuples(st.integers(0, SIZE - 1), st.integers(0, SIZE - 1), st.integers(1, 9 * PAGE)),
+        max_size=8,
+    ),
+)
+def test_carrying_over_finds_exactly_the_pages_that_moved(
+    some: Trace, chosen: list[tuple[int, int, int]]
+):
+    moved = [Move(o, n, min(length, SIZE - o, SIZE - n)) for o, n, length in chosen]
+    found = trace.carry_over(some, moved, "new", SIZE)
+    touched = {b for e in some.extents for b in range(e.offset, e.offset + e.length, 1)}
+    expected = {
+        (m.new + b - m.old) // PAGE
+        for m in moved
+        for b in range(m.old, m.old + m.length)
+        if b in touched
+    }
+    assert set(pages(found)) == expected
+    assert trace.parse(trace.serialise(found)) == found
