@@ -26,6 +26,13 @@ from bootseer.storage.options import StoreOptions
         ("webhdfs://a:1,b:2/x", "webhdfs", ("a:1", "b:2"), "/x", "webhdfs://a:1,b:2/x"),
         ("hdfs://ns/x", "hdfs", ("ns",), "/x", "hdfs://ns/x"),
         ("http://[::1]:8080/x", "http", ("[::1]:8080",), "/x", "http://[::1]:8080/x"),
+        (
+            "webhdfs://nn/a%23%3Fb%2541",
+            "webhdfs",
+            ("nn:9870",),
+            "/a#?b%41",
+            "webhdfs://nn:9870/a%23%3Fb%2541",
+        ),
         ("http://[::1]/x", "http", ("[::1]:80",), "/x", "http://[::1]/x"),
     ],
 )

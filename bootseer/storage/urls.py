@@ -53,7 +53,10 @@ class StoreUrl:
             return f"file://{self.path}"
         default = f":{DEFAULT_PORTS[self.scheme]}" if self.scheme in HTTP_SCHEMES else ""
         hosts = ",".join(h.removesuffix(default) if default else h for h in self.hosts)
-        return f"{self.scheme}://{hosts}{self.path.rstrip('/') or '/'}"
+        path = self.path.rstrip("/") or "/"
+        for mark in "%?#":  # these alone would be read otherwise when the text is opened again
+            path = path.replace(mark, f"%{ord(mark):02X}")
+        return f"{self.scheme}://{hosts}{path}"
 
     def parameter(self, name: str) -> str:
         """The first value of a query parameter, decoded; "" when there is none."""
