@@ -9,7 +9,7 @@ import sys
 
 from bench import harness
 
-NAMES = ("wrapper", "events", "report", "depsnap")
+NAMES = ("wrapper", "events", "report", "depsnap", "fuse")
 
 
 def results_page() -> str:
