@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,6 @@ class StripedFile(io.RawIOBase):
         self._pid = os.getpid()
         self._position = 0
         self._ahead: ReadAhead | None = None
-        self._lock = threading.Lock()
 
     @property
     def size(self) -> int:
@@ -80,16 +78,16 @@ class StripedFile(io.RawIOBase):
     def read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         """Fill `buffer` from `offset` on; returns its bytes, fewer only at the end of the file."""
         view = memoryview(buffer).cast("B")
-        source, fetcher = self._ready()
+        from bootseer.blocks.settings import Priority
+
+        source, fetcher, ahead = self._ready()
         wanted = min(len(view), source.size_bytes - offset)
         if offset < 0:
             raise ValueError(f"a file has no byte {offset}")
         if wanted <= 0:
             return 0
-        ahead = self._ahead
-        if ahead is not None:
-            for begin, length in ahead.note(offset, wanted):
-                fetcher.prefetch(source, begin, length)
+        for begin, length in ahead.note(offset, wanted):
+            fetcher.prefetch(source, begin, length, Priority.HOT)
         done = fetcher.read_into(source, offset, view[:wanted])
         if source.doubtful(offset, done):
             source.confirm()
@@ -139,7 +137,9 @@ class StripedFile(io.RawIOBase):
 
     def close(self) -> None:
         """Read nothing ahead any more; twice is safe. The store's connections stay for others."""
-        self._ahead = None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
         super().close()
 
     def __repr__(self) -> str:
@@ -154,21 +154,29 @@ class StripedFile(io.RawIOBase):
         if self.closed:
             raise ValueError("the file is closed")
 
-    def _ready(self) -> tuple[FileSource, Fetcher]:
-        """The source and fetcher of this process."""
+    def _ready(self) -> tuple[FileSource, Fetcher, ReadAhead]:
+        """The source, fetcher and read-ahead of this process."""
         from bootseer.blocks.readahead import ReadAhead
-        from bootseer.stripedfs.shared import shared_fetcher
+        from bootseer.stripedfs.shared import share_of, shared_fetcher
 
         self._check()
-        if self._pid != os.getpid() and self._reopen is not None:
-            # Connections are not to be shared with the parent.
-            self._lock = threading.Lock()
-            self._source = _same(self._reopen(), self._key, self.name)
-            self._pid, self._ahead = os.getpid(), None
+        if self._pid != os.getpid():
+            self._arrive()
         fetcher = self._given if self._given is not None else shared_fetcher()
-        if self._ahead is None:
-            self._ahead = ReadAhead(self._source.size_bytes)
-        return self._source, fetcher
+        ahead = self._ahead
+        if ahead is None:
+            source = self._source
+            ahead = self._ahead = ReadAhead(
+                source.size_bytes, share_of(fetcher), block_bytes=source.block_bytes
+            )
+        return self._source, fetcher, ahead
+
+    def _arrive(self) -> None:
+        """After a fork: neither connections nor threads are to be shared with the parent."""
+        if self._reopen is None:
+            raise UsageError("this file was made from a source; open it in the child process")
+        self._source = _same(self._reopen(), self._key, self.name)
+        self._pid, self._ahead, self._given = os.getpid(), None, None
 
 
 class _Reopen:

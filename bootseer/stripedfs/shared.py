@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.readahead import Share
 
 
 class _Shared:
@@ -21,6 +23,7 @@ class _Shared:
         self.lock = threading.Lock()
         self.fetcher: Fetcher | None = None
         self.pid = 0
+        self.shares: weakref.WeakKeyDictionary[Fetcher, Share] = weakref.WeakKeyDictionary()
 
 
 _shared = _Shared()
@@ -37,6 +40,17 @@ def shared_fetcher() -> Fetcher:
 
             _shared.fetcher, _shared.pid = Fetcher(), os.getpid()
         return _shared.fetcher
+
+
+def share_of(fetcher: Fetcher) -> Share:
+    """What all files read through a fetcher may have fetched ahead together: half its memory."""
+    with _shared.lock:
+        found = _shared.shares.get(fetcher)
+        if found is None:
+            from bootseer.blocks.readahead import Share
+
+            found = _shared.shares[fetcher] = Share(fetcher.settings.memory_bytes // 2)
+        return found
 
 
 def _new_lock() -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from bootseer.blocks.readahead import ReadAhead
+from bootseer.blocks.settings import Priority
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
@@ -20,11 +22,11 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
+from bootseer.stripedfs.shared import share_of
 from bootseer.stripedfs.source import FileSource
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher, Held
-    from bootseer.blocks.readahead import ReadAhead
 
 NOTHING = Data((b"",))
 COUNTER_BITS = 24
@@ -63,16 +65,18 @@ class Complaints:
 class OpenFile:
     """One opening of a file: its source, and what was read of it so far."""
 
-    __slots__ = ("_ahead", "_files", "_lock", "_source", "_where")
+    __slots__ = ("_ahead", "_files", "_source", "_where")
 
     def __init__(self, files: OpenFiles, source: FileSource, where: str) -> None:
-        from bootseer.blocks.readahead import ReadAhead
-
         self._files = files
         self._source = source
         self._where = where
-        self._ahead: ReadAhead = ReadAhead(source.size_bytes)
-        self._lock = threading.Lock()
+        share = share_of(files.fetcher)
+        self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
+
+    def close(self) -> None:
+        """It is read no more."""
+        self._ahead.close()
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
         """See `Operations.read`."""
@@ -80,10 +84,8 @@ class OpenFile:
         size = min(size, source.size_bytes - offset)
         if size <= 0:
             return NOTHING
-        with self._lock:
-            wanted = self._ahead.note(offset, size)
-        for begin, length in wanted:
-            files.fetcher.prefetch(source, begin, length)
+        for begin, length in self._ahead.note(offset, size):
+            files.fetcher.prefetch(source, begin, length, Priority.HOT)
         waiting = _Waiting(files, source, offset, size, self._where)
         held = files.fetcher.held(source, offset, size, waiting.ready)
         if held is not None and not source.doubtful(offset, size):
@@ -210,7 +212,9 @@ class OpenFiles:
     def drop(self, handle: Handle) -> None:
         """The kernel closed it."""
         with self._lock:
-            self._open.pop(handle, None)
+            found = self._open.pop(handle, None)
+        if found is not None:
+            found.close()
 
     def help(self, work: Callable[[], None]) -> None:
         """Do something that may wait, in a thread that no reader needs."""
