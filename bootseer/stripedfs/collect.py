@@ -1,0 +1,163 @@
+"""Removing what no checkpoint needs: replaced versions, and drafts whose writer is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from bootseer.errors import BootseerError, BusyError, CorruptDataError, NotFoundError
+from bootseer.storage.base import Stat, Store
+from bootseer.stripedfs.draft import LEASE, STALE_S, WRITING, idle, store_now_s, temporaries
+from bootseer.stripedfs.manifest import VERSION_PATTERN
+from bootseer.stripedfs.versions import CURRENT, MANIFEST, SUFFIX, current, folder_of
+
+GRACE_S = 3600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Removed:
+    """One thing that was removed, or would be; `age_s` is how long nobody has needed it."""
+
+    name: str
+    reason: str
+    age_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unused:
+    """A version that the pointer does not name, and since when (the store's clock)."""
+
+    name: str
+    since_s: float
+
+
+def checkpoints(store: Store, name: str) -> list[str]:
+    """The checkpoint of this name, or else those directly in the folder of this name."""
+    base = folder_of(name) if name else ""
+    if base:
+        try:
+            if store.stat(base).is_folder:
+                return [base]
+        except NotFoundError:
+            pass
+    folder = name
+    found = [s.name for s in store.list(folder) if s.is_folder and s.name.endswith(SUFFIX)]
+    return sorted(found)
+
+
+def collect(
+    store: Store, name: str, *, grace_s: float = GRACE_S, dry_run: bool = False
+) -> Iterator[Removed]:
+    """Collect one checkpoint; yields each thing after it was removed.
+
+    A version goes when it has not been current for `grace_s`, so that readers that opened it can
+    end; a draft when nobody has written to it for as long. With a damaged pointer no version goes.
+    Raises the store's errors.
+    """
+    base = folder_of(name)
+    now_s = store_now_s(store, base)
+    doomed = list(_versions(store, base, now_s, grace_s))
+    doomed += _drafts(store, base, now_s, grace_s)
+    for each in doomed:
+        if not dry_run:
+            if each.reason == "unreferenced version" and _is_current(store, base, each.name):
+                continue  # published while we looked
+            store.delete_tree(each.name)
+        yield each
+
+
+def _is_current(store: Store, base: str, name: str) -> bool:
+    found = current(store, base)
+    return found is not None and found.folder == name
+
+
+def _versions(store: Store, base: str, now_s: float, grace_s: float) -> Iterator[Removed]:
+    try:
+        pointed = current(store, base)
+    except CorruptDataError:
+        return
+    kept = pointed.folder if pointed is not None else ""
+    dated = [
+        (_finished_s(store, stat), stat.name)
+        for stat in store.list(base)
+        if stat.is_folder and VERSION_PATTERN.match(stat.name.rpartition("/")[2])
+    ]
+    for unused in unreferenced(dated, kept):
+        if now_s - unused.since_s >= grace_s:
+            yield Removed(unused.name, "unreferenced version", now_s - unused.since_s)
+
+
+def unreferenced(dated: list[tuple[float, str]], kept: str) -> list[Unused]:
+    """Versions, given as (when finished, name), that are not `kept`.
+
+    One was replaced when the next was finished; one without a next was never current, or lost a
+    race, and is unused since it was made.
+    """
+    ordered = sorted(dated)
+    unused = []
+    for place, (finished_s, name) in enumerate(ordered):
+        later = ordered[place + 1][0] if place + 1 < len(ordered) else finished_s
+        if name != kept:
+            unused.append(Unused(name, later))
+    return unused
+
+
+def _finished_s(store: Store, version: Stat) -> float:
+    try:
+        return store.stat(f"{version.name}/{MANIFEST}").mtime_s
+    except NotFoundError:
+        return version.mtime_s
+
+
+def _drafts(store: Store, base: str, now_s: float, grace_s: float) -> list[Removed]:
+    found = []
+    try:
+        listed = list(store.temporaries(base))
+    except NotFoundError:
+        return []
+    for stat in listed:
+        last_s = _last_written_s(store, stat)
+        if now_s - last_s < grace_s:
+            continue
+        if stat.is_folder and not idle(store, base, stat.name):
+            continue
+        if stat.is_folder or now_s - last_s >= STALE_S:  # a probe or pointer lives for an instant
+            found.append(Removed(stat.name, "orphaned temporary", now_s - last_s))
+    return found
+
+
+def _last_written_s(store: Store, stat: Stat) -> float:
+    newest_s = stat.mtime_s
+    for folder in (f"{stat.name}/{WRITING}", f"{stat.name}/{WRITING}/{LEASE}"):
+        try:
+            newest_s = max([newest_s, *(s.mtime_s for s in store.list(folder))])
+        except (NotFoundError, BootseerError):
+            break
+    return newest_s
+
+
+def remove(store: Store, name: str, *, force: bool = False) -> str:
+    """Remove a striped checkpoint with all its versions; returns its folder.
+
+    Readers that have it open lose it. Raises NotFoundError when there is none, BusyError when
+    somebody is writing it and `force` is not given.
+    """
+    base = folder_of(name)
+    if not _exists(store, base):
+        raise NotFoundError(f"there is no striped checkpoint {name} in {store.url}; check the name")
+    if not force:
+        for draft in temporaries(store, base):
+            if not idle(store, base, draft):
+                raise BusyError(
+                    f"{name} in {store.url} is being written; wait, or force its removal"
+                )
+    store.delete(f"{base}/{CURRENT}")  # first, so that nobody opens half a checkpoint
+    store.delete_tree(base)
+    return base
+
+
+def _exists(store: Store, base: str) -> bool:
+    try:
+        return store.stat(base).is_folder
+    except NotFoundError:
+        return False

@@ -1,0 +1,235 @@
+"""Fetch a checkpoint, or any plain object, into a local file or directory: parallel, verified."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from bootseer.errors import CorruptDataError, NoSpaceError, from_os_error
+from bootseer.storage.base import Store
+from bootseer.stripedfs import transfer
+from bootseer.stripedfs.landing import Landing
+from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
+from bootseer.stripedfs.opening import Tree, open_entry
+from bootseer.stripedfs.settings import SILENT, Progress
+from bootseer.stripedfs.source import FileSource, PlainSource
+from bootseer.stripedfs.stripes import Pool
+from bootseer.stripedfs.versions import SUFFIX
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher
+
+PERMISSIONS = 0o777
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GetReport:
+    """What a get did; `kept_bytes` had arrived in an interrupted one."""
+
+    path: str
+    files: int
+    size_bytes: int
+    kept_bytes: int
+
+
+def get(
+    store: Store,
+    name: str,
+    destination: str,
+    fetcher: Fetcher,
+    *,
+    resume: bool = True,
+    progress: Progress = SILENT,
+) -> GetReport:
+    """Fetch what `name` stands for; `destination` appears at once when all of it is there.
+
+    A file lands in `destination`, or under its own name in it when that is a folder. A directory
+    checkpoint becomes the folder `destination`, which must not exist or be empty. With `resume`
+    what an interrupted get of the same bytes left is verified and kept. Setuid, setgid and sticky
+    bits are not restored. Raises the store's errors, CorruptDataError for damage, NoSpaceError.
+    """
+    found = open_entry(store, name)
+    destination = os.path.abspath(destination)
+    is_folder = isinstance(found, Tree)
+    if not is_folder and os.path.isdir(destination):
+        destination = f"{destination}/{name.rpartition('/')[2].removesuffix(SUFFIX)}"
+    key = _tree_key(found) if isinstance(found, Tree) else found.key
+    with Landing(destination, key, is_folder=is_folder, resume=resume and bool(key)) as landing:
+        run = _Run(landing, fetcher, progress)
+        try:
+            report = run.tree(found) if isinstance(found, Tree) else run.file(found)
+            landing.publish()
+        except NoSpaceError:
+            landing.discard()  # the disk is full: what we hold of it helps nobody
+            raise
+        except BaseException:
+            landing.save()
+            raise
+        return report
+
+
+def _tree_key(tree: Tree) -> str:
+    return f"tree-{tree.version.pointer.manifest_digest.hex()}"
+
+
+class _Run:
+    """One get: batches come from several threads."""
+
+    def __init__(self, landing: Landing, fetcher: Fetcher, progress: Progress) -> None:
+        self._landing, self._fetcher, self._progress = landing, fetcher, progress
+        self._lock = threading.Lock()
+        self._kept_bytes = 0
+
+    def file(self, source: FileSource) -> GetReport:
+        """Fetch a single file."""
+        self._landing.check_room(source.size_bytes)
+        self._progress.expect(source.size_bytes)
+        self._make(self._landing.path(""), source.size_bytes)
+        self._fetch(iter([("", source)]), source)
+        _sync(self._landing.path(""))
+        return GetReport(self._landing.destination, 1, source.size_bytes, self._kept_bytes)
+
+    def tree(self, tree: Tree) -> GetReport:
+        """Fetch a directory checkpoint."""
+        size_bytes = tree.manifest.size_bytes
+        self._landing.check_room(size_bytes)
+        self._progress.expect(size_bytes)
+        entries = tree.manifest.entries
+        folders = [entry for entry in entries if isinstance(entry, TreeFolder)]
+        for folder in folders:
+            _made(self._landing.path(folder.path))
+        files = [entry for entry in entries if isinstance(entry, TreeFile)]
+        self._fetch(self._sources(tree, files), None, tree.store)
+        for file in files:
+            path = self._landing.path(file.path)
+            _sync(path)
+            _dress(path, file.mode, file.mtime_ns)
+        for link in entries:
+            if isinstance(link, TreeLink):
+                _link(link.target, self._landing.path(link.path))
+        for folder in reversed(folders):  # the deepest first: a folder's time changes with content
+            _dress(self._landing.path(folder.path), folder.mode, folder.mtime_ns)
+        os.chmod(self._landing.part, tree.manifest.mode & PERMISSIONS)
+        return GetReport(self._landing.destination, len(files), size_bytes, self._kept_bytes)
+
+    def _sources(self, tree: Tree, files: list[TreeFile]) -> Iterator[tuple[str, FileSource]]:
+        for entry in files:
+            self._make(self._landing.path(entry.path), entry.size_bytes)
+            yield entry.path, tree.source(entry)
+
+    def _fetch(
+        self,
+        files: Iterator[tuple[str, FileSource]],
+        only: FileSource | None,
+        store: Store | None = None,
+    ) -> None:
+        place = only.store if only is not None else store
+        assert place is not None
+        transfer.run(files, self._land, limit_bytes=transfer.batch_bytes(place))
+
+    def _make(self, path: str, size_bytes: int) -> None:
+        """Make a file of its final length, or take the one an earlier get left."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(path, flags, 0o644)
+            try:
+                os.ftruncate(fd, size_bytes)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise from_os_error(error, f"write {path}") from error
+
+    def _land(self, batch: transfer.Batch, memory: list[memoryview], pool: Pool) -> None:
+        """Fetch what is missing of a batch and write it to the files."""
+        pool.check()
+        missing = [
+            pair for pair in zip(batch, memory, strict=True) if not self._is_there(*pair, pool)
+        ]
+        transfer.fetch(self._fetcher, missing)
+        for segment, view in missing:
+            _written(self._landing.path(segment.path), segment.offset, view)
+            self._progress.advance(segment.length)
+        self._landing.note([(s.path, s.offset, s.length) for s, _ in missing])
+
+    def _is_there(self, segment: transfer.Segment, view: memoryview, pool: Pool) -> bool:
+        """Whether an earlier get wrote these bytes and they are still right."""
+        if not self._landing.arrived(segment.path, segment.offset, segment.length):
+            return False
+        source = segment.source
+        try:
+            _read(self._landing.path(segment.path), segment.offset, view)
+            if not isinstance(source, PlainSource):  # it has no digests: its note is believed
+                for start in range(0, segment.length, source.block_bytes):
+                    pool.check()
+                    piece = view[start : start + source.block_bytes]
+                    source.open_block((segment.offset + start) // source.block_bytes, piece, piece)
+        except (CorruptDataError, OSError):
+            return False
+        with self._lock:
+            self._kept_bytes += segment.length
+        self._progress.advance(segment.length)
+        return True
+
+
+def _written(path: str, offset: int, view: memoryview) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(fd, view[done:], offset + done)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from error
+
+
+def _read(path: str, offset: int, view: memoryview) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        done = 0
+        while done < len(view):
+            count = os.preadv(fd, [view[done:]], offset + done)
+            if count == 0:
+                raise CorruptDataError(f"{path} is shorter than it was; fetch it again")
+            done += count
+    finally:
+        os.close(fd)
+
+
+def _sync(path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from error
+
+
+def _dress(path: str, mode: int, mtime_ns: int) -> None:
+    try:
+        os.chmod(path, mode & PERMISSIONS)
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+    except OSError as error:
+        raise from_os_error(error, f"set the mode of {path}") from error
+
+
+def _made(path: str) -> None:
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, f"make the folder {path}") from error
+
+
+def _link(target: str, path: str) -> None:
+    try:
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(target, path)
+    except OSError as error:
+        raise from_os_error(error, f"make the link {path}") from error

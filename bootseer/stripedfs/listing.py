@@ -1,0 +1,106 @@
+"""What `ls` tells: checkpoints of a folder, or what one checkpoint holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from bootseer.errors import BootseerError, NotFoundError
+from bootseer.storage.base import Store
+from bootseer.stripedfs import names
+from bootseer.stripedfs.manifest import VERSION_PATTERN, Manifest, TreeFile, TreeLink
+from bootseer.stripedfs.names import Found
+from bootseer.stripedfs.opening import in_parallel
+from bootseer.stripedfs.versions import folder_of, manifest_of, striped_file
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of a listing. `width` and `chunk_bytes` are 0 for what is not striped.
+
+    `versions` counts the whole versions that the store holds of a checkpoint, the current one
+    included; `problem` says why an entry could not be looked at.
+    """
+
+    name: str
+    kind: Literal["file", "tree", "plain", "folder", "link"]
+    size_bytes: int
+    mtime_s: float
+    width: int = 0
+    chunk_bytes: int = 0
+    version: str = ""
+    versions: int = 0
+    target: str = ""
+    problem: str = ""
+
+
+def listing(store: Store, name: str, *, recursive: bool = False) -> list[Listed]:
+    """The checkpoint or folder of this name: of a file itself, else what lies in it, by name.
+
+    `recursive` goes into the folders of a directory checkpoint. Raises NotFoundError when there
+    is nothing of this name.
+    """
+    found = names.look(store, name)
+    if not found.is_folder:
+        return [_described(store, found)]
+    waiting, listed = [found], []
+    while waiting:
+        children = names.children(store, waiting.pop())
+        listed += children
+        if recursive:
+            waiting += [c for c in children if c.is_folder and c.tree is not None]
+    return in_parallel(lambda each: _described(store, each), sorted(listed, key=lambda f: f.name))
+
+
+def _described(store: Store, found: Found) -> Listed:
+    try:
+        if found.tree is not None:
+            return _of_tree(store, found)
+        if found.version is not None:
+            return _of_version(store, found)
+    except BootseerError as error:
+        kind: Literal["tree", "file"] = "tree" if found.is_folder else "file"
+        return Listed(found.name, kind, found.size_bytes, found.mtime_s, problem=str(error))
+    kind_: Literal["folder", "plain"] = "folder" if found.is_folder else "plain"
+    return Listed(found.name, kind_, found.size_bytes, found.mtime_s)
+
+
+def _of_version(store: Store, found: Found) -> Listed:
+    assert found.version is not None
+    pointer = found.version.pointer
+    manifest = manifest_of(store, found.version)
+    striped = isinstance(manifest, Manifest)
+    return Listed(
+        found.name,
+        "file" if striped else "tree",
+        pointer.size_bytes,
+        found.mtime_s,
+        manifest.layout.width if isinstance(manifest, Manifest) else 0,
+        manifest.layout.chunk_bytes if isinstance(manifest, Manifest) else manifest.chunk_bytes,
+        pointer.version,
+        count_versions(store, found.name),
+    )
+
+
+def _of_tree(store: Store, found: Found) -> Listed:
+    assert found.tree is not None
+    entry = found.entry
+    if isinstance(entry, TreeLink):
+        return Listed(found.name, "link", 0, found.mtime_s, target=entry.target)
+    if not isinstance(entry, TreeFile):
+        return Listed(found.name, "folder", 0, found.mtime_s)
+    if not entry.striped:
+        return Listed(found.name, "plain", entry.size_bytes, found.mtime_s)
+    layout = striped_file(store, found.tree.version, entry).manifest.layout
+    return Listed(
+        found.name, "file", entry.size_bytes, found.mtime_s, layout.width, layout.chunk_bytes
+    )
+
+
+def count_versions(store: Store, name: str) -> int:
+    """Whole versions that a checkpoint's folder holds."""
+    try:
+        listed = [s for s in store.list(folder_of(name)) if s.is_folder]
+    except NotFoundError:
+        return 0
+    return sum(1 for s in listed if VERSION_PATTERN.match(s.name.rpartition("/")[2]))
