@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
-from bootseer.errors import BootseerError, BusyError, NotFoundError, StoreUnavailableError
+from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.fuse import wire
 from bootseer.fuse.backing import Backings
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.loop import Loop
-from bootseer.fuse.mount import can_mount, is_passed, open_mount, set_read_ahead, unmount
+from bootseer.fuse.mount import open_mount
+from bootseer.fuse.mounts import MountPoint, can_mount, is_passed
 from bootseer.fuse.notify import Notifier
 from bootseer.fuse.operations import Data, Operations
 from bootseer.fuse.options import MountOptions
@@ -33,16 +35,14 @@ def handshake(device: int, options: MountOptions) -> Negotiated:
     os.set_blocking(device, True)
     buffer = bytearray(_FIRST_BUFFER_BYTES)
     try:
-        while True:
-            count = os.readv(device, [buffer])
-            request = wire.parse(memoryview(buffer)[:count])
-            if request.opcode != wire.Opcode.INIT:
-                send_error(device, request.unique, 5)
-                continue
-            settled = negotiate(request.body, options, privileged=can_mount())
-            answer = init_answer(request.body, settled, options)
-            send_data(device, request.unique, Data((answer,)))
-            return settled
+        count = os.readv(device, [buffer])
+        request = wire.parse(memoryview(buffer)[:count])
+        if request.opcode != wire.Opcode.INIT:
+            send_error(device, request.unique, errno.EIO)
+            raise wire.WireError("another server began it; pass a descriptor just mounted")
+        settled = negotiate(request.body, options, privileged=can_mount())
+        send_data(device, request.unique, Data((init_answer(request.body, settled, options),)))
+        return settled
     except (OSError, wire.WireError) as error:
         raise StoreUnavailableError(f"the kernel does not begin a mount: {error}") from error
 
@@ -52,8 +52,9 @@ class Mount:
 
     `with Mount(operations, "/mnt/x") as mount:` serves inside the block; `run()` serves until
     somebody unmounts. A process must not look into its own mount from a thread that serves it.
-    A descriptor that was passed in (`/dev/fd/N`, `unix:PATH`) is served until its mount ends or
-    this process does; whoever mounted it unmounts it.
+    Operations that have a method `attached(notifier)` are given the notifier before the first
+    request. A descriptor that was passed in (`/dev/fd/N`, `unix:PATH`) is served until its mount
+    ends or this process does; whoever mounted it unmounts it.
     """
 
     def __init__(
@@ -70,21 +71,34 @@ class Mount:
         self._threads: list[threading.Thread] = []
         self._loop: Loop | None = None
         self._closing = threading.Lock()
+        self._point = MountPoint(mountpoint)
 
     def start(self) -> None:
         """Mount, and serve in threads; returns once the mount answers. Raises as `open_mount`."""
         device = open_mount(self.mountpoint, self.options)
         try:
             settled = handshake(device, self.options)
-            set_read_ahead(self.mountpoint, self.options.read_ahead_kib)
+            self._point = MountPoint(self.mountpoint)
+            self._point.set_read_ahead(self.options.read_ahead_kib)
             self.adopt(device, settled)
         except BaseException:
-            self._abandon()
+            MountPoint(self.mountpoint).abandon()
             os.close(device)
             raise
 
-    def adopt(self, device: int, settled: Negotiated, *, took_over: bool = False) -> None:
-        """Serve a mount whose INIT was answered already; `took_over` from another server."""
+    def adopt(
+        self,
+        device: int,
+        settled: Negotiated,
+        *,
+        took_over: bool = False,
+        on_death: Callable[[], None] | None = None,
+    ) -> None:
+        """Serve a mount whose INIT was answered already; `took_over` from another server.
+
+        `on_death` is called when a thread of the server fails; by default the mount is ended.
+        """
+        self._point = MountPoint(self.mountpoint)
         backings = Backings(
             device, enabled=settled.passthrough, took_over=took_over, faults=self._faults
         )
@@ -95,12 +109,14 @@ class Mount:
             self._faults,
             max_write_bytes=settled.max_write_bytes,
             slow_threads=self.options.slow_threads,
-            on_death=self._abandon,
+            on_death=on_death or self._abandon,
         )
         self._device = device
         for number in range(self.options.threads):
             name = f"fuse-{number}"
             self._threads.append(threading.Thread(target=self._loop.serve, name=name, daemon=True))
+        if hasattr(self.operations, "attached"):
+            self.operations.attached(self.notifier)
         for thread in self._threads:
             thread.start()
 
@@ -131,21 +147,16 @@ class Mount:
 
         Twice is safe. Not for a passed descriptor.
         """
-        if not self.serving or is_passed(self.mountpoint):
-            return
         end = time.monotonic() + self.options.unmount_grace_s
-        while self.serving:
+        while self.serving and self._point.present:
             try:
-                unmount(self.mountpoint)
-                break
-            except NotFoundError:
-                break  # somebody else unmounted; open files may keep it served
+                self._point.unmount()
             except BusyError:
                 if time.monotonic() >= end:
                     break
                 time.sleep(_RETRY_S)
-        if not self.wait(1.0):
-            self._abandon()
+        if not is_passed(self.mountpoint) and not self.wait(1.0):
+            self._point.abandon()
             self.wait(1.0)
 
     def close(self) -> None:
@@ -161,11 +172,10 @@ class Mount:
             self.operations.destroy()
 
     def _abandon(self) -> None:
-        """Nobody serves any more: end the connection, so that readers fail instead of waiting."""
+        """A thread failed: readers must not wait for what nobody answers."""
         if is_passed(self.mountpoint):
             os._exit(70)  # the descriptor is closed with the process; nothing else ends it
-        with contextlib.suppress(BootseerError):
-            unmount(self.mountpoint, lazily=True, force=True)
+        self._point.abandon()
 
     def __enter__(self) -> Mount:
         self.start()

@@ -1,0 +1,209 @@
+"""What is mounted, and unmounting it; nothing here looks into a mount, but for one probe."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import subprocess
+import threading
+from typing import NamedTuple
+
+from bootseer.errors import (
+    BootseerError,
+    BusyError,
+    NotFoundError,
+    NotSupportedError,
+    from_os_error,
+)
+
+KIND = "fuse.bootseer"
+"""File system type of our mounts; no other is ever unmounted by us."""
+OTHER_WAYS = (
+    "read it without a mount: `bootseer stripe get`, the fsspec file system `striped::URL`, "
+    "or `bootseer.stripedfs.open`"
+)
+MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 0x1, 0x2, 0x8
+FUSERMOUNT_S = 20.0
+_CAP_SYS_ADMIN = 21
+_PROBE_S = 2.0
+
+
+class Mounted(NamedTuple):
+    """One line of /proc/self/mountinfo."""
+
+    target: str
+    device: str
+    kind: str
+
+
+def parse_mountinfo(text: bytes) -> list[Mounted]:
+    """Mounts in the order of mounting, so that the last one at a target is the visible one."""
+    found = []
+    for line in text.splitlines():
+        left, _, right = line.partition(b" - ")
+        fields, kind = left.split(b" "), right.split(b" ")[0]
+        if len(fields) > 4:
+            target = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), fields[4])
+            found.append(Mounted(os.fsdecode(target), fields[2].decode(), kind.decode()))
+    return found
+
+
+def find_mount(mountpoint: str) -> Mounted | None:
+    """What is mounted exactly at `mountpoint`; its parents are resolved, itself not touched."""
+    parent, name = os.path.split(os.path.abspath(mountpoint))
+    target = os.path.join(os.path.realpath(parent), name)
+    with open("/proc/self/mountinfo", "rb") as file:
+        mounts = parse_mountinfo(file.read())
+    return next((m for m in reversed(mounts) if m.target == target), None)
+
+
+def can_mount() -> bool:
+    """Whether this process is root with CAP_SYS_ADMIN (container roots often lack it)."""
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/status", encoding="ascii") as file:
+        effective = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
+
+
+def is_passed(mountpoint: str) -> bool:
+    """Whether somebody else mounted, and so unmounts."""
+    return mountpoint.startswith(("/dev/fd/", "unix:"))
+
+
+def run_helper(
+    words: list[str],
+    *,
+    pass_fds: tuple[int, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run the setuid `fusermount3`. Raises NotSupportedError when there is none."""
+    base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            ["fusermount3", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            pass_fds=pass_fds,
+            env={**base, **(environment or {})},
+            timeout=FUSERMOUNT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise NotSupportedError(
+            "mounting without CAP_SYS_ADMIN needs fusermount3: install the package fuse3, or "
+            + OTHER_WAYS
+        ) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotSupportedError(f"fusermount3 does not work here: {error}") from error
+
+
+def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> None:
+    """Unmount, as root or through fusermount3. Raises BusyError while files are open there.
+
+    `lazily` takes the name away now and the rest when its last file is closed; `force` also
+    ends the connection, so that who waits gets ECONNABORTED. NotFoundError: nothing is there.
+    """
+    if can_mount():
+        import ctypes
+
+        flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0) | (MNT_FORCE if force else 0)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(mountpoint), flags) == 0:
+            return
+        number = ctypes.get_errno()
+        if number == errno.EBUSY:
+            raise BusyError(f"{mountpoint} is in use; close its files, or unmount it lazily")
+        if number in (errno.EINVAL, errno.ENOENT):
+            raise NotFoundError(f"nothing is mounted at {mountpoint}; check the path")
+        error = OSError(number, os.strerror(number), mountpoint)
+        raise from_os_error(error, f"unmount {mountpoint}") from error
+    words = ["-u", "-q", *(["-z"] if lazily or force else []), "--", mountpoint]
+    done = run_helper(words)
+    if done.returncode:
+        if find_mount(mountpoint) is None:
+            raise NotFoundError(f"nothing is mounted at {mountpoint}; check the path")
+        raise BusyError(
+            f"{mountpoint} cannot be unmounted ({done.stderr.strip() or 'in use'}); close its "
+            "files, or unmount it lazily"
+        )
+
+
+def clear_stale(mountpoint: str) -> None:
+    """Unmount what a crashed server of ours left at `mountpoint`; anything else is left alone.
+
+    Raises BusyError when a living mount of ours is there.
+    """
+    found = find_mount(mountpoint)
+    if found is None or found.kind != KIND:
+        return
+    if _answers(mountpoint):
+        raise BusyError(f"{mountpoint} is mounted already; unmount it first")
+    unmount(mountpoint, lazily=True)
+
+
+def _answers(mountpoint: str) -> bool:
+    """Whether a server stands behind the mount; one that says nothing for 2 s counts too.
+
+    By statvfs, the one question whose answer the kernel does not keep; in a thread of its own,
+    as the call cannot be given up and that server may be stopped.
+    """
+    dead: list[bool] = []
+
+    def probe() -> None:
+        try:
+            os.statvfs(mountpoint)
+        except OSError as error:
+            dead.append(error.errno in (errno.ENOTCONN, errno.ECONNABORTED))
+
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(_PROBE_S)
+    return not any(dead)
+
+
+class MountPoint:
+    """One mount of ours, known by its device number: whatever is put there later stays.
+
+    A passed descriptor is somebody else's to unmount: every method does nothing for it.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        found = None if is_passed(target) else find_mount(target)
+        self._device = found.device if found is not None and found.kind == KIND else ""
+
+    @property
+    def present(self) -> bool:
+        """Whether it is (still) what is mounted there."""
+        if not self._device:
+            return False
+        found = find_mount(self.target)
+        return found is not None and found.device == self._device
+
+    def unmount(self, *, lazily: bool = False, force: bool = False) -> None:
+        """See `unmount`. Raises BusyError and the like; a mount that is gone is fine."""
+        if self.present:
+            with contextlib.suppress(NotFoundError):
+                unmount(self.target, lazily=lazily, force=force)
+
+    def abandon(self) -> None:
+        """Nobody serves any more: end the connection, so that readers fail instead of waiting."""
+        with contextlib.suppress(BootseerError):
+            self.unmount(lazily=True, force=True)
+
+    def set_read_ahead(self, kib: int) -> None:
+        """Raise the kernel's read-ahead, once INIT is answered (which caps it at 128 KiB).
+
+        Without the privilege, or for a passed descriptor, it stays as it is: cold reads are
+        slower then, nothing else.
+        """
+        with contextlib.suppress(OSError):
+            if self.present:
+                path = f"/sys/class/bdi/{self._device}/read_ahead_kb"
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(str(kib))
