@@ -7,12 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import CorruptDataError, NotFoundError, UsageError
-from bootseer.storage.base import Store
+from bootseer.errors import (
+    BootseerError,
+    BusyError,
+    CorruptDataError,
+    NotFoundError,
+    StoreUnavailableError,
+    UsageError,
+)
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import Placed, Store, WriteHints
 
 
 class StoreContract:
-    """`store` is a fresh, empty store; `twin` opens the same place again, as another host would."""
+    """`store` is a fresh, empty store; `twin` opens the same place again, as another host would.
+
+    `races` and `replacements` are counts: lower where each costs a server's answer.
+    """
+
+    no_names = ""
+    """Characters that this kind of store refuses in names, and says so."""
+    races = 10
+    replacements = 20
 
     @pytest.fixture
     def store(self) -> Store:
@@ -119,7 +135,7 @@ class StoreContract:
             store.read_range(name, 0, bytearray(1))
 
     def test_one_of_many_creators_wins(self, store: Store, twin: Store) -> None:
-        for name in (f"r{n}" for n in range(10)):
+        for name in (f"r{n}" for n in range(self.races)):
             won = _race([store, twin] * 4, name)
             assert len(won) == 1
             assert store.read(name, limit_bytes=2) == won[0]
@@ -135,12 +151,183 @@ class StoreContract:
 
         reader = threading.Thread(target=read)
         reader.start()
-        for _ in range(20):
+        for _ in range(self.replacements):
             store.replace("x", b"b" * 50_000)
             store.replace("x", b"a" * 50_000)
         stop.set()
         reader.join()
         assert seen <= {b"a" * 50_000, b"b" * 50_000}
+
+    @pytest.mark.parametrize("name", ["a b/ü%20#?&=+", "100%/~x'(1);,@:$!*", 'f/[x]{y}|\\^`"'])
+    def test_any_character_may_be_in_a_name(self, store: Store, twin: Store, name: str) -> None:
+        for character in self.no_names:
+            name = name.replace(character, "")
+        assert store.create(name, b"12")
+        assert twin.read(name, limit_bytes=2) == b"12"
+        assert [s.name for s in twin.list(name.partition("/")[0])] == [name]
+        twin.rename(name, "plain")
+        assert store.stat("plain").size_bytes == 2
+
+    def test_scattered_read_fills_each_buffer_and_says_so_in_order(self, store: Store) -> None:
+        data = bytes(range(256)) * 4096
+        store.create("x", data)
+        sizes = [1, 0, 4096, 1, 70_000, 300_000]
+        buffers = [memoryview(bytearray(size)) for size in sizes]
+        told: list[tuple[int, bytes]] = []
+        attempt = Attempt()
+        store.read_scatter(
+            "x", 77, buffers, attempt, lambda number: told.append((number, bytes(buffers[number])))
+        )
+        wanted, at = [], 77
+        for number, size in enumerate(sizes):
+            wanted.append((number, data[at : at + size]))
+            at += size
+        assert told == wanted  # whole already when it was told
+        assert attempt.received_bytes == sum(sizes)
+
+    def test_scattered_read_of_nothing(self, store: Store) -> None:
+        store.create("x", b"")
+        told: list[int] = []
+        store.read_scatter("x", 0, [memoryview(bytearray(0))], Attempt(), told.append)
+        store.read_scatter("x", 0, [], Attempt(), told.append)
+        assert told == [0]
+
+    def test_scattered_read_past_the_end(self, store: Store) -> None:
+        store.create("x", bytes(100))
+        with pytest.raises(CorruptDataError, match="truncated"):
+            store.read_scatter("x", 90, [memoryview(bytearray(5))] * 3, Attempt())
+
+    def test_a_cancelled_try_fails_as_one_that_may_heal(self, store: Store) -> None:
+        store.create("x", bytes(100))
+        attempt = Attempt()
+        attempt.cancel()
+        with pytest.raises(StoreUnavailableError):
+            store.read_scatter("x", 0, [memoryview(bytearray(100))], attempt)
+
+    @pytest.mark.parametrize("size", [0, 1, 100_000])
+    def test_places_cover_an_object_without_gaps(self, store: Store, size: int) -> None:
+        store.create("x", bytes(size))
+        _check_cover(store.places("x"), size)
+        with pytest.raises(NotFoundError):
+            store.places("no")
+
+    def test_preferences_can_be_used(self, store: Store) -> None:
+        assert store.preferred.range_bytes >= 1 << 20
+        assert store.preferred.streams >= 1
+
+    def test_writer_shows_nothing_before_its_end(self, store: Store, twin: Store) -> None:
+        with store.writer("f/x") as writer:
+            for piece in (b"one ", bytearray(b"two "), memoryview(b"three"), b""):
+                writer.write(piece)
+            writer.write(bytes(3 << 20))
+            with pytest.raises(NotFoundError):
+                twin.stat("f/x")
+        writer.close()
+        assert twin.stat("f/x").size_bytes == 13 + (3 << 20)
+        start = bytearray(13)
+        twin.read_range("f/x", 0, start)
+        assert start == b"one two three"
+        assert [s.name for s in twin.list("f")] == ["f/x"]
+        assert not list(twin.temporaries("f"))
+
+    def test_writer_replaces(self, store: Store) -> None:
+        store.create("x", b"before")
+        with store.writer("x") as writer:
+            writer.write(b"after that")
+        assert store.read("x", limit_bytes=20) == b"after that"
+
+    def test_writer_of_nothing_makes_an_empty_object(self, store: Store) -> None:
+        with store.writer("x"):
+            pass
+        assert store.read("x", limit_bytes=0) == b""
+
+    def test_writer_given_up_leaves_the_old_object_and_nothing_else(self, store: Store) -> None:
+        store.create("f/x", b"old")
+
+        def fail() -> None:
+            with store.writer("f/x") as writer:
+                writer.write(bytes(1 << 20))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        unused = store.writer("f/x")
+        unused.abort()
+        unused.abort()
+        assert store.read("f/x", limit_bytes=3) == b"old"
+        assert not list(store.temporaries("f"))
+
+    def test_writers_take_every_place_that_is_offered(self, store: Store, twin: Store) -> None:
+        for number, place in enumerate(["", *store.write_places()]):
+            with store.writer(f"x{number}", WriteHints(place=place, replication=1)) as writer:
+                writer.write(b"here")
+            assert twin.read(f"x{number}", limit_bytes=4) == b"here"
+            # Which of several servers on one host took it, only separate hosts can show.
+            assert not place or len(twin.places(f"x{number}")[0].replicas) == 1
+
+    def test_version_changes_with_the_bytes(self, store: Store, twin: Store) -> None:
+        store.create("x", b"1")
+        before = store.stat("x").version
+        assert before
+        assert twin.stat("x").version == before
+        store.replace("x", b"2")
+        assert store.stat("x").version != before
+
+    def test_delete_tree(self, store: Store) -> None:
+        store.create("f/g/x", b"1")
+        store.create("f/y", b"1")
+        store.create("z", b"1")
+        store.delete_tree("f")
+        store.delete_tree("f")
+        store.delete_tree("z")
+        assert not list(store.list(""))
+
+    def test_delete_spares_a_folder_that_is_not_empty(self, store: Store) -> None:
+        store.create("f/x", b"1")
+        with pytest.raises((BusyError, StoreUnavailableError)):
+            store.delete("f")
+        assert store.read("f/x", limit_bytes=1) == b"1"
+
+    def test_folder_can_be_renamed(self, store: Store, twin: Store) -> None:
+        store.create("f/g/x", b"1")
+        store.rename("f", "new/place")
+        assert twin.read("new/place/g/x", limit_bytes=1) == b"1"
+        with pytest.raises(NotFoundError):
+            twin.stat("f")
+
+    def test_folder_never_moves_into_or_over_another(self, store: Store) -> None:
+        store.create("f/x", b"1")
+        store.create("taken/y", b"2")
+        with pytest.raises(BusyError):
+            store.rename("f", "taken")
+        assert store.read("f/x", limit_bytes=1) == b"1"
+        assert [s.name for s in store.list("taken")] == ["taken/y"]
+
+    def test_object_never_moves_into_a_folder(self, store: Store) -> None:
+        store.create("x", b"1")
+        store.create("taken/y", b"2")
+        with pytest.raises(BootseerError):
+            store.rename("x", "taken")
+        assert not store.create("taken", b"3")
+        with pytest.raises(BootseerError):
+            store.replace("taken", b"3")
+        assert [s.name for s in store.list("taken")] == ["taken/y"]
+        assert not list(store.temporaries(""))
+
+    def test_a_closed_store_opens_again(self, store: Store) -> None:
+        store.create("x", b"1")
+        store.close()
+        store.close()
+        assert store.read("x", limit_bytes=1) == b"1"
+
+
+def _check_cover(places: list[Placed], size: int) -> None:
+    assert places
+    end = 0
+    for placed in places:
+        assert placed.offset == end
+        end += placed.length
+    assert end == size
 
 
 def _race(handles: list[Store], name: str) -> list[bytes]:

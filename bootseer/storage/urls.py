@@ -133,7 +133,7 @@ def plain_query(query: str) -> str:
 
 def quote_path(path: str) -> str:
     """Percent-encode a decoded path for a request line."""
-    return quote(path, safe="/~!$&'()*,;:@")
+    return quote(path, safe="/~!$&'()*,:@")
 
 
 def split_authority(authority: str) -> tuple[str, int]:

@@ -60,6 +60,19 @@ class Folder:
         """The absolute path of a name; UsageError when it is none."""
         return f"{self._root.rstrip('/')}/{check_name(name)}"
 
+    def data_path(self, name: str) -> str:
+        """The path of an object that DataNodes are to be asked for.
+
+        Those of Hadoop 2 decode a path twice, so "a%41" would silently be the object "aA".
+        """
+        path = self.path(name)
+        if "%" in path:
+            raise NotSupportedError(
+                f"{name} in {self.url} has a % in its path, which DataNodes misread over WebHDFS;"
+                " use hdfs:// or another name"
+            )
+        return path
+
     def attempt(self) -> Attempt:
         """A try that nobody else watches."""
         return Attempt(stall_s=self.options.stall_s)
@@ -158,12 +171,13 @@ class Folder:
 
         retrying(once, retry_s=self.options.retry_s)
 
-    def delete(self, name: str, *, recursive: str, retry_s: float | None = None) -> None:
-        """Remove an object or folder; a missing one is no error."""
-        self.names.call(
+    def delete(self, name: str, *, recursive: str, retry_s: float | None = None) -> bool:
+        """Remove an object or folder; False when there was none."""
+        found = self.names.call(
             "DELETE", self.path(name), "DELETE", [("recursive", recursive)],
             f"delete {name} in {self.url}", retry_s=retry_s,
         )  # fmt: skip
+        return found.get("boolean") is not False
 
     def mkdir(self, folder: str) -> None:
         what = f"make the folder {folder} in {self.url}"

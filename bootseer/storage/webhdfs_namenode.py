@@ -32,6 +32,7 @@ from bootseer.storage.webhdfs_wire import (
     remote_error,
     remote_exception,
     request_path,
+    same_path,
 )
 
 try:
@@ -112,10 +113,10 @@ class NameNodes:
             with self._answer(method, f"{request}&noredirect=true", what) as got:
                 here = Target(origin_of(self.tls, self._authority_of(got)), request)
                 if got.status_code in REDIRECTS:
-                    return resolve(here, got.headers.get("Location"), what)
+                    return same_path(here, resolve(here, got.headers.get("Location"), what))
                 if "json" in got.headers.get("Content-Type", ""):
                     location = parse_json(got.content, what).get("Location")
-                    return resolve(here, str(location or ""), what)
+                    return same_path(here, resolve(here, str(location or ""), what))
                 # A gateway (HttpFS) serves data itself: ask it again on a connection of ours.
                 secret = [("delegation", self._secret())] if self._uses_token else []
                 return Target(here.origin, request_path(path, op, self._who(parameters) + secret))

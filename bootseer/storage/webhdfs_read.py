@@ -64,7 +64,7 @@ class Reader:
         attempt: Attempt,
         filled: Callable[[int], None] | None = None,
     ) -> None:
-        self._folder.path(name)
+        self._folder.data_path(name)
         what = f"read {name} in {self._folder.url}"
         total = sum(map(len, buffers))
         if not total:
@@ -90,7 +90,7 @@ class Reader:
                 raise self._why_short(name, offset, attempt, error) from error
 
     def whole(self, name: str, *, limit_bytes: int) -> bytes:
-        self._folder.path(name)
+        self._folder.data_path(name)
         what = f"read {name} in {self._folder.url}"
 
         def once() -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from bootseer.errors import (
     AccessDeniedError,
@@ -205,6 +205,15 @@ def request_path(path: str, op: str, parameters: Iterable[tuple[str, str]]) -> s
     """Path and query of a WebHDFS request."""
     query = urlencode([("op", op), *parameters], quote_via=quote)
     return f"{PREFIX}{quote_path(path)}?{query}"
+
+
+def same_path(asked: Target, led_to: Target) -> Target:
+    """A redirect with the path as we spell it: NameNodes leave `;` bare, which then cuts it."""
+    path, _, _ = asked.request.partition("?")
+    theirs, mark, query = led_to.request.partition("?")
+    if unquote(theirs) != unquote(path):
+        return led_to
+    return Target(led_to.origin, path + mark + query)
 
 
 def reusable_parameters(target: Target) -> tuple[tuple[str, str], ...]:

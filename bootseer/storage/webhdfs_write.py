@@ -19,7 +19,6 @@ from bootseer.storage.answers import Target
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Stat, WriteHints
 from bootseer.storage.connection import broken, shut_down
-from bootseer.storage.retry import retrying
 from bootseer.storage.webhdfs_folder import TEMPORARY, Folder
 from bootseer.storage.webhdfs_read import refusal
 from bootseer.storage.webhdfs_wire import at_datanode
@@ -28,7 +27,8 @@ PIECE_BYTES = 1 << 20  # one send; the stall time is for one
 GATHER_BYTES = 256 << 10  # smaller writes are sent together
 GO_AHEAD_S = 3.0  # a server that never says "100 Continue" is sent the data after this
 FLUSH_S = 120.0  # closing waits for every replica
-ABORT_S = 2.0
+ABORT_S = 1.0
+ABORT_WAIT_S = 0.05
 HEAD_BYTES = 4096
 
 
@@ -159,7 +159,7 @@ class WebHdfsWriter:
         *,
         keep_existing: bool = False,
     ) -> None:
-        folder.path(name)
+        folder.data_path(name)
         self._folder, self._name, self._hints = folder, name, hints
         self._keep_existing = keep_existing
         self._what = f"write {name} in {folder.url}"
@@ -205,8 +205,11 @@ class WebHdfsWriter:
         if self._upload is None:
             return
         self._upload.close()
+        end_s = time.monotonic() + ABORT_S
         try:
-            retrying(self._remove, retry_s=ABORT_S)
+            # HDFS may still be about to make the file: it is cut off, so that will be soon.
+            while not self._remove() and time.monotonic() < end_s:
+                time.sleep(ABORT_WAIT_S)
         except BootseerError:
             pass  # out of reach: the temporary stays, hidden, for whoever collects them
 
@@ -224,8 +227,8 @@ class WebHdfsWriter:
                 raise
             self._remove()
 
-    def _remove(self) -> None:
-        self._folder.delete(self._temporary, recursive="false", retry_s=0)
+    def _remove(self) -> bool:
+        return self._folder.delete(self._temporary, recursive="false", retry_s=0)
 
     def _flush(self) -> None:
         if self._gathered:
