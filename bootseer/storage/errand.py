@@ -1,0 +1,150 @@
+"""Calls into libraries that can block for minutes, made so that the caller can walk away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from bootseer.errors import DeadlineError, StoreUnavailableError
+from bootseer.storage.attempt import Attempt
+
+T = TypeVar("T")
+
+
+def within(call: Callable[[], T], timeout_s: float, what: str) -> T:
+    """Return what `call` returns; DeadlineError when it takes longer.
+
+    It then goes on in a thread of its own, and whatever comes of it is dropped: it must neither
+    use the caller's memory for writing nor leave anything that nobody would find.
+    """
+    return _Errand(call).wait(timeout_s, what)
+
+
+class _Errand(Generic[T]):
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._result: list[T] = []
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, name="store-call", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._call())
+        except BaseException as error:  # a thread's errors are its caller's
+            self._error = _as_exception(error)
+        finally:
+            self._done.set()
+
+    def wait(self, timeout_s: float, what: str) -> T:
+        if not self._done.wait(timeout_s):
+            raise DeadlineError(f"cannot {what}: no answer for {timeout_s:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+
+class Transfer:
+    """Pieces of one range, as they come, into buffers that are never touched once it is over.
+
+    `pieces` makes the request when first asked and yields bytes; it runs in a thread of its own,
+    and may stay blocked there after the caller has gone.
+    """
+
+    def __init__(
+        self,
+        pieces: Callable[[], Iterable[bytes]],
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None,
+    ) -> None:
+        self._pieces = pieces
+        self._buffers = buffers
+        self._count = len(buffers)
+        self._attempt = attempt
+        self._filled = filled
+        self._number = 0
+        self._at = 0
+        self._lock = threading.Lock()
+        self._over = False
+        self._error: Exception | None = None
+        self._wake = threading.Event()
+        self._progress_s = time.monotonic()
+
+    def run(self, what: str) -> None:
+        """Fill the buffers; raises what `pieces` or `filled` raised, and as `Attempt` says."""
+        self._skip_filled()
+        if self.complete:
+            return
+        self._attempt.on_cancel(self._wake.set)
+        threading.Thread(target=self._work, name="store-read", daemon=True).start()
+        try:
+            self._watch(what)
+        finally:
+            self._attempt.on_cancel(None)
+            with self._lock:  # from here on the thread finds nothing to write to
+                self._over = True
+                self._buffers = ()
+        if self._error is not None:
+            raise self._error
+
+    def _watch(self, what: str) -> None:
+        stall_s = self._attempt.stall_s
+        while True:
+            quiet_s = time.monotonic() - self._progress_s
+            self._wake.wait(max(stall_s - quiet_s, 0.001))
+            if self._over:
+                return
+            if self._attempt.cancelled:
+                raise StoreUnavailableError(f"cannot {what}: it was given up")
+            if time.monotonic() - self._progress_s >= stall_s:
+                raise StoreUnavailableError(f"cannot {what}: no byte came for {stall_s:g} s")
+
+    def _work(self) -> None:
+        try:
+            for piece in self._pieces():
+                with self._lock:
+                    if self._over:
+                        return
+                    self._place(memoryview(piece))
+        except BaseException as error:  # as above
+            self._error = _as_exception(error)
+        finally:
+            with self._lock:
+                self._over = True
+            self._wake.set()
+
+    def _place(self, piece: memoryview) -> None:
+        self._progress_s = time.monotonic()
+        self._attempt.received_bytes += len(piece)
+        while piece:
+            if self._number >= len(self._buffers):
+                raise StoreUnavailableError("more bytes came than were asked for")
+            buffer = self._buffers[self._number]
+            count = min(len(piece), len(buffer) - self._at)
+            buffer[self._at : self._at + count] = piece[:count]
+            piece = piece[count:]
+            self._at += count
+            self._skip_filled()
+
+    def _skip_filled(self) -> None:
+        """Go on to the next buffer that has room, telling of each that is complete."""
+        while self._number < len(self._buffers) and self._at == len(self._buffers[self._number]):
+            if self._filled is not None:
+                self._filled(self._number)
+            self._number += 1
+            self._at = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every buffer was filled; a false one after `run` means a short answer."""
+        return self._number >= self._count
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """A library's panic is no Exception, though nothing but its own call has failed."""
+    if isinstance(error, Exception):
+        return error
+    return StoreUnavailableError(f"a library failed inside: {type(error).__name__}: {error}")

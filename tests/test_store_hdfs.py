@@ -1,0 +1,178 @@
+"""The HDFS store over hdfs-native: the contract on a real cluster, and what only HDFS does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+from storage_contract import StoreContract
+
+from bootseer.errors import (
+    AccessDeniedError,
+    BusyError,
+    NotFoundError,
+    StoreUnavailableError,
+    UsageError,
+)
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import Store, WriteHints, open_store
+from bootseer.storage.hdfs_errors import from_native_error
+from bootseer.storage.options import StoreOptions
+
+pytestmark = pytest.mark.slow
+
+
+class TestHdfsStore(StoreContract):
+    @pytest.fixture
+    def store(self, hdfs: Any, hdfs_folder: str) -> Store:
+        return open_store(f"{hdfs.hdfs_url}{hdfs_folder}/store")
+
+    @pytest.fixture
+    def twin(self, store: Store) -> Store:
+        return open_store(store.url)
+
+
+@pytest.fixture
+def store(hdfs: Any, hdfs_folder: str) -> Store:
+    return open_store(f"{hdfs.hdfs_url}{hdfs_folder}")
+
+
+def test_blocks_are_places_and_ranges_cross_them(store: Store) -> None:
+    data = os.urandom(1 << 20)
+    with store.writer("big", WriteHints(block_bytes=256 << 10, replication=2)) as out:
+        for at in range(0, len(data), 100_000):
+            out.write(memoryview(data)[at : at + 100_000])
+    assert [(p.offset, p.length) for p in store.places("big")] == [
+        (n * (256 << 10), 256 << 10) for n in range(4)
+    ]
+    buffers = [memoryview(bytearray(n)) for n in (0, 70_000, 1, 300_000, 0, 12_345, 0)]
+    order: list[int] = []
+    store.read_scatter("big", 123_456, buffers, Attempt(), order.append)
+    assert b"".join(buffers) == data[123_456 : 123_456 + 382_346]
+    assert order == list(range(len(buffers)))
+
+
+def test_empty_object(store: Store) -> None:
+    assert store.create("empty", b"")
+    assert store.stat("empty").size_bytes == 0
+    assert store.read("empty", limit_bytes=0) == b""
+    assert [(p.offset, p.length) for p in store.places("empty")] == [(0, 0)]
+
+
+def test_version_changes_with_the_bytes(store: Store) -> None:
+    store.replace("x", b"one")
+    before = store.stat("x").version
+    store.replace("x", b"two")
+    assert before
+    assert store.stat("x").version != before
+
+
+def test_folders_are_moved_but_never_over_another(store: Store) -> None:
+    store.create("a/x", b"1")
+    store.rename("a", "deep/b")
+    assert store.read("deep/b/x", limit_bytes=1) == b"1"
+    store.mkdir("c")
+    with pytest.raises(BusyError, match="choose another"):
+        store.rename("deep/b", "c")
+    store.create("file", b"2")
+    with pytest.raises(UsageError, match="must both be directories"):
+        store.rename("file", "c")
+    with pytest.raises(NotFoundError):
+        list(store.list("file"))
+    with pytest.raises(BusyError):
+        store.delete("deep/b")
+    store.delete_tree("deep")
+    with pytest.raises(NotFoundError):
+        store.stat("deep")
+
+
+def test_aborted_object_leaves_nothing(store: Store) -> None:
+    store.create("x", b"old")
+    out = store.writer("x")
+    out.write(b"new" * 1000)
+    out.abort()
+    out.close()
+    assert store.read("x", limit_bytes=3) == b"old"
+    assert not list(store.temporaries(""))
+
+
+def test_refused_where_the_user_may_not_write(store: Store, hdfs: Any) -> None:
+    # The library takes its user from the environment, so another user is another process.
+    import subprocess
+    import sys
+
+    store.mkdir("roots")
+    code = (
+        "import sys\n"
+        "from bootseer.storage.base import open_store\n"
+        "from bootseer.storage.options import StoreOptions\n"
+        "from bootseer.errors import AccessDeniedError, UsageError\n"
+        "store = open_store(sys.argv[1], StoreOptions(user='alice'))\n"
+        "try: store.create('x', b'1')\n"
+        "except AccessDeniedError as error: print(error)\n"
+        "try: open_store(sys.argv[1], StoreOptions(user='bob'))\n"
+        "except UsageError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{store.url}/roots"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    denied, other = done.stdout.splitlines()
+    assert "Permission denied: user=alice" in denied
+    assert "one user" in other
+
+
+def test_nobody_listens() -> None:
+    store = open_store("hdfs://127.0.0.1:1/x", StoreOptions(retry_s=0.3))
+    with pytest.raises(StoreUnavailableError, match="Connection refused"):
+        store.stat("y")
+    store.close()
+    store.close()
+
+
+def test_several_namenodes_are_tried_in_turn(store: Store, hdfs: Any, hdfs_folder: str) -> None:
+    store.create("x", b"1")
+    url = f"hdfs://127.0.0.1:1,{hdfs.rpc_addresses[0]}{hdfs_folder}"
+    assert open_store(url).read("x", limit_bytes=1) == b"1"
+    more = StoreOptions(hosts=(hdfs.rpc_addresses[0],))
+    assert open_store(f"hdfs://127.0.0.1:1{hdfs_folder}", more).stat("x").size_bytes == 1
+
+
+def test_given_up_while_it_reads(store: Store) -> None:
+    store.create("x", bytes(10 << 20))
+    attempt = Attempt()
+    buffer = bytearray(10 << 20)
+
+    def give_up(_: int) -> None:
+        attempt.cancel()
+
+    with pytest.raises(StoreUnavailableError, match="given up"):
+        store.read_scatter(
+            "x", 0, [memoryview(buffer)[:1000], memoryview(buffer)[1000:]], attempt, give_up
+        )
+    before = threading.active_count()
+    with pytest.raises(StoreUnavailableError, match="given up"):
+        store.read_scatter("x", 0, [memoryview(buffer)], attempt)
+    assert threading.active_count() <= before + 1
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ('RPCError("org.apache.hadoop.security.AccessControlException", "no")', AccessDeniedError),
+        ('RPCError("org.apache.hadoop.ipc.StandbyException", "no")', StoreUnavailableError),
+        ('RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "no")', "NoSpace"),
+        ('RPCError("java.io.IOException", "x could only be replicated to 0 nodes")', "NoSpace"),
+        ('DataTransferError("All DataNodes failed")', StoreUnavailableError),
+    ],
+)
+def test_foreign_errors(said: str, kind: type | str) -> None:
+    error = from_native_error(RuntimeError(said + r"\n\tat org.apache.Stack"), "do it")
+    assert type(error).__name__.startswith(kind if isinstance(kind, str) else kind.__name__)
+    assert "\\tat" not in str(error)
+    hidden = from_native_error(RuntimeError("no: delegation=SECRET&x"), "do it")
+    assert "SECRET" not in str(hidden)
