@@ -34,7 +34,7 @@ from bootseer.stripedfs.manifest import (
     inside,
     parse_entries,
 )
-from bootseer.stripedfs.put import store_manifest
+from bootseer.stripedfs.putting import store_manifest
 from bootseer.stripedfs.settings import SILENT, Progress, WriteSettings, plan_write
 from bootseer.stripedfs.stream import Buffer, StripeStream
 from bootseer.stripedfs.stripes import check_length

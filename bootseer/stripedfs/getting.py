@@ -8,16 +8,16 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bootseer.errors import CorruptDataError, NoSpaceError, from_os_error
+from bootseer.errors import CorruptDataError, NoSpaceError, UsageError, from_os_error
 from bootseer.storage.base import Store
 from bootseer.stripedfs import transfer
 from bootseer.stripedfs.landing import Landing
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
-from bootseer.stripedfs.opening import Tree, open_entry
+from bootseer.stripedfs.names import Found, rooted, source_of
+from bootseer.stripedfs.opening import Tree
 from bootseer.stripedfs.settings import SILENT, Progress
 from bootseer.stripedfs.source import FileSource, PlainSource
 from bootseer.stripedfs.stripes import Pool
-from bootseer.stripedfs.versions import SUFFIX
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
@@ -37,30 +37,30 @@ class GetReport:
 
 def get(
     store: Store,
-    name: str,
+    found: Found,
     destination: str,
     fetcher: Fetcher,
     *,
     resume: bool = True,
     progress: Progress = SILENT,
 ) -> GetReport:
-    """Fetch what `name` stands for; `destination` appears at once when all of it is there.
+    """Fetch what was found; `destination` appears at once when all of it is there.
 
     A file lands in `destination`, or under its own name in it when that is a folder. A directory
     checkpoint becomes the folder `destination`, which must not exist or be empty. With `resume`
     what an interrupted get of the same bytes left is verified and kept. Setuid, setgid and sticky
     bits are not restored. Raises the store's errors, CorruptDataError for damage, NoSpaceError.
     """
-    found = open_entry(store, name)
+    opened = _opened(store, found)
     destination = os.path.abspath(destination)
-    is_folder = isinstance(found, Tree)
+    is_folder = isinstance(opened, Tree)
     if not is_folder and os.path.isdir(destination):
-        destination = f"{destination}/{name.rpartition('/')[2].removesuffix(SUFFIX)}"
-    key = _tree_key(found) if isinstance(found, Tree) else found.key
+        destination = f"{destination}/{found.name.rpartition('/')[2]}"
+    key = _tree_key(opened) if isinstance(opened, Tree) else opened.key
     with Landing(destination, key, is_folder=is_folder, resume=resume and bool(key)) as landing:
         run = _Run(landing, fetcher, progress)
         try:
-            report = run.tree(found) if isinstance(found, Tree) else run.file(found)
+            report = run.tree(opened) if isinstance(opened, Tree) else run.file(opened)
             landing.publish()
         except NoSpaceError:
             landing.discard()  # the disk is full: what we hold of it helps nobody
@@ -69,6 +69,18 @@ def get(
             landing.save()
             raise
         return report
+
+
+def _opened(store: Store, found: Found) -> FileSource | Tree:
+    if not found.is_folder:
+        return source_of(store, found)
+    if found.version is None or found.entry is not None:
+        raise UsageError(
+            f"{found.name} in {store.url} is a folder; name a checkpoint or a file in it"
+        )
+    tree = rooted(store, found).tree
+    assert tree is not None
+    return tree
 
 
 def _tree_key(tree: Tree) -> str:

@@ -34,13 +34,11 @@ class Listed:
     problem: str = ""
 
 
-def listing(store: Store, name: str, *, recursive: bool = False) -> list[Listed]:
-    """The checkpoint or folder of this name: of a file itself, else what lies in it, by name.
+def listing(store: Store, found: Found, *, recursive: bool = False) -> list[Listed]:
+    """What was found: of a file itself, else what lies in it, by name.
 
-    `recursive` goes into the folders of a directory checkpoint. Raises NotFoundError when there
-    is nothing of this name.
+    `recursive` goes into the folders of a directory checkpoint.
     """
-    found = names.look(store, name)
     if not found.is_folder:
         return [_described(store, found)]
     waiting, listed = [found], []

@@ -1,0 +1,43 @@
+"""`bootseer stripe cat`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from bootseer.cli.stripe import jobs_option, options_of, store_options
+
+
+@click.command("cat")
+@jobs_option("Requests at once. Default: what the store is read fastest with, up to 32.")
+@store_options
+@click.argument("url")
+def command(url: str, jobs: int | None, **store: Any) -> int:
+    """Write the file URL, striped or plain, to standard output, verified and in order.
+
+    URL may also name a file within a directory checkpoint.
+    """
+    from bootseer.blocks.fetch import Fetcher, FetchSettings
+    from bootseer.stripedfs.catting import stream
+    from bootseer.stripedfs.locating import locate
+    from bootseer.stripedfs.names import source_of
+
+    settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
+    opened, found = locate(url, options_of(store))
+    try:
+        source = source_of(opened, found)
+        sys.stdout.flush()
+        with Fetcher(settings) as fetcher:
+            for piece in stream(source, fetcher):
+                _write(sys.stdout.fileno(), piece)
+    finally:
+        opened.close()
+    return 0
+
+
+def _write(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,45 @@
+"""From a URL to what it names, within a directory checkpoint too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bootseer.errors import NotFoundError, UsageError
+from bootseer.storage.base import Store, open_store
+from bootseer.stripedfs import names
+from bootseer.stripedfs.names import Found
+
+if TYPE_CHECKING:
+    from bootseer.storage.options import StoreOptions
+
+
+def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, Found]:
+    """What a URL stands for, and the store it was found in, which the caller closes.
+
+    Looks above the URL's folder for a directory checkpoint that holds it. Raises NotFoundError.
+    """
+    from bootseer.storage.urls import split_object
+
+    try:
+        folder, name = split_object(url)
+    except UsageError:
+        store = open_store(url, options)  # the root of a store has no name
+        return store, names.look(store, "")
+    first: NotFoundError | None = None
+    while True:
+        store = open_store(folder, options)
+        try:
+            return store, names.look(store, name)
+        except NotFoundError as error:
+            first = first or error
+            store.close()
+        except BaseException:
+            store.close()
+            raise
+        try:
+            folder, part = split_object(folder)
+        except UsageError:
+            raise first from None
+        if part in (".", ".."):
+            raise first
+        name = f"{part}/{name}"
