@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import queue
 import stat
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from bootseer.fuse.operations import (
     ROOT,
@@ -119,3 +121,40 @@ class MemoryTree:
 
     def destroy(self) -> None:
         self.destroyed.set()
+
+
+class SlowTree(MemoryTree):
+    """Every read waits until the test answers it, from the test's own thread."""
+
+    def __init__(self, files: dict[str, bytes | None], **options: bool) -> None:
+        super().__init__(files, direct=options.get("direct", True))
+        self.waiting: queue.SimpleQueue[Waiting] = queue.SimpleQueue()
+
+    def read(self, inode: Inode, handle: Handle, offset: int, size: int, later: Later) -> None:
+        self.waiting.put(Waiting(self, inode, offset, size, later()))
+
+
+class Waiting(NamedTuple):
+    """One read that waits."""
+
+    tree: MemoryTree
+    inode: Inode
+    offset: int
+    size: int
+    reply: Reply
+
+    def answer(self, release: Callable[[], None] | None = None) -> None:
+        """Send the right bytes."""
+        content = memoryview(self.tree.content(self.inode))
+        self.reply.data(Data((content[self.offset : self.offset + self.size],), release))
+
+
+class FailingTree(MemoryTree):
+    """Fault injection: every read raises `error`."""
+
+    def __init__(self, files: dict[str, bytes | None], error: Exception) -> None:
+        super().__init__(files)
+        self.error = error
+
+    def read(self, inode: Inode, handle: Handle, offset: int, size: int, later: Later) -> Data:
+        raise self.error

@@ -358,7 +358,7 @@ def _listxattr(data: memoryview) -> Listxattr:
 
 def _init(data: memoryview) -> Init:
     """Kernels before 7.36 send 16 bytes only."""
-    padded = bytes(data).ljust(INIT_IN.struct.size, b"\0") if len(data) >= 16 else data
+    padded = bytes(data).ljust(INIT_IN.struct.size, b"\0") if len(data) == 16 else data
     major, minor, max_readahead, flags, flags2, _ = INIT_IN.struct.unpack_from(padded)
     return Init(major, minor, max_readahead, flags | flags2 << 32)
 

@@ -1,0 +1,92 @@
+"""Mounts for tests: served in this process or another, and gone afterwards for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bootseer.fuse.operations import Operations
+from bootseer.fuse.options import MountOptions
+from bootseer.fuse.serve import Mount
+
+MNT_FORCE, MNT_DETACH = 1, 2
+
+
+def end_mount(directory: Path) -> None:
+    """Take it away, readers or not; nothing happens where nothing is mounted."""
+    ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_FORCE | MNT_DETACH)
+
+
+@contextlib.contextmanager
+def mounted(
+    operations: Operations, directory: Path, **options: Any
+) -> Iterator[tuple[Path, list[str]]]:
+    """Serve here; yields the directory and what faults were told. Look inside with `outside`."""
+    directory.mkdir(exist_ok=True)
+    faults: list[str] = []
+    told = MountOptions(on_fault=faults.append, **options)
+    mount = Mount(operations, str(directory), options=told)
+    try:
+        with mount:
+            yield directory, faults
+    finally:
+        end_mount(directory)
+
+
+def in_time(work: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """Run in a thread, so that a mount that does not answer fails the test, not the whole run."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append((True, work()))
+        except BaseException as error:
+            result.append((False, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    assert result, "no answer from the mount"
+    done, value = result[0]
+    if not done:
+        raise value
+    return value
+
+
+def python(code: str, *words: object, **options: Any) -> subprocess.Popen[str]:
+    """A Python process that dies with this one, `code` seeing `sys`, `os` and the words."""
+    prelude = (
+        "import ctypes, os, sys, signal\n"
+        "ctypes.CDLL(None).prctl(1, 9)\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", prelude + code, *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def output(code: str, *words: object, **options: Any) -> str:
+    """What such a process prints; it must end well."""
+    with python(code, *words, **options) as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return said
+
+
+def refusal(work: Callable[[], Any]) -> int | None:
+    """The errno with which `work` fails, None if it does not."""
+    try:
+        in_time(work)
+    except OSError as error:
+        return error.errno
+    return None
