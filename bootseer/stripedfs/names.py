@@ -75,7 +75,7 @@ def children(store: Store, folder: Found) -> list[Found]:
         return [found for name, e in named if (found := _entry(tree, name, e)) is not None]
     plain: dict[str, Found] = {}
     striped: list[str] = []
-    for stat in store.list(folder.name):
+    for stat in _listed(store, folder.name):
         if stat.is_folder and stat.name.endswith(SUFFIX):
             striped.append(stat.name.removesuffix(SUFFIX))
         else:
@@ -86,6 +86,19 @@ def children(store: Store, folder: Found) -> list[Found]:
         if version is not None:
             plain[name] = _versioned(name, version)
     return [plain[name] for name in sorted(plain)]
+
+
+def _listed(store: Store, folder: str) -> Iterator[Stat]:
+    """What a store lists, and files of users whose names begin with a dot (DCP's `.metadata`)."""
+    yield from store.list(folder)
+    for stat in store.temporaries(folder):
+        if not is_temporary(stat.name.rpartition("/")[2]):
+            yield stat
+
+
+def is_temporary(base: str) -> bool:
+    """Whether a store (or NFS) made this name for its own use."""
+    return base.startswith((".tmp-", ".nfs"))
 
 
 def rooted(store: Store, found: Found) -> Found:

@@ -32,6 +32,7 @@ from bootseer.fuse.operations import (
 from bootseer.storage.base import Store
 from bootseer.stripedfs import names
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
+from bootseer.stripedfs.mountsettings import DIRECT_BYTES
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.source import FileSource, StripedSource
 from bootseer.stripedfs.treefiles import Complaints, OpenFiles
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
 
 REFRESH_S = 30.0
-DIRECT_BYTES = 4 << 20
-"""Files from this size on bypass the page cache: a checkpoint is read once."""
 INODE_MASK = (1 << 63) - 1
 XATTR = b"user.bootseer."
 
@@ -70,8 +69,8 @@ class Node:
 class StripedTree:
     """`Operations` over what a name on a store stands for; a file is served as the one file of `/`.
 
-    Raises NotFoundError and its relatives when there is nothing of that name. Faults that readers
-    get as EIO are told to `say` in words. Who made the fetcher closes it after the mount is gone.
+    Files of `direct_bytes` and more bypass the page cache. Raises NotFoundError and its relatives
+    when there is nothing of that name. Faults that readers get as EIO are told to `say` in words. Who made the fetcher closes it after the mount is gone.
     """
 
     slow = ("lookup", "getattr", "readdir", "open", "getxattr", "listxattr")
@@ -82,11 +81,11 @@ class StripedTree:
         name: str,
         fetcher: Fetcher,
         *,
-        buffered: bool = False,
+        direct_bytes: int = DIRECT_BYTES,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.store = store
-        self._buffered = buffered
+        self._direct_bytes = direct_bytes
         self.complaints = Complaints(say)
         self.files = OpenFiles(fetcher, self.complaints)
         self._lock = threading.RLock()
@@ -158,7 +157,7 @@ class StripedTree:
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
             source = self.source(node)
-        direct = not self._buffered and source.size_bytes >= DIRECT_BYTES
+        direct = source.size_bytes >= self._direct_bytes
         handle = self.files.add(source, self._where(node))
         # The kernel's pages are still good when they are of the same bytes.
         same, node.opened_key = bool(source.key) and node.opened_key == source.key, source.key

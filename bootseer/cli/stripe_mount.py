@@ -1,0 +1,119 @@
+"""`bootseer stripe mount`: checkpoints of a store as a directory."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    help="""Mount what URL names, a folder, a checkpoint or a file of a store, at DIR.
+
+    Returns when the mount answers, and leaves the server in the background; `bootseer stripe
+    umount DIR` ends it. Any program reads the files there at the speed of parallel streams, each
+    byte verified where the checkpoint is striped; a byte that is wrong on every replica gives an
+    input/output error. Where no mount is possible: `bootseer stripe get`, fsspec's
+    `striped::URL`, or `bootseer.stripedfs.open`.
+    """
+)
+@click.argument("url")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--foreground", is_flag=True, help="Serve in this process until the mount ends.")
+@click.option(
+    "--read-only/--rw",
+    "read_only",
+    default=True,
+    help="With --rw, files can be saved: each is striped and appears whole when it is closed.",
+)
+@click.option("--buffered", is_flag=True, help="Keep what is read in the page cache.")
+@click.option(
+    "--cache", metavar="PATH", help="Keep what is read in this directory of the node, too."
+)
+@click.option(
+    "--cache-limit", metavar="SIZE", default="64G", show_default=True, help="Its largest size."
+)
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    default="512M",
+    show_default=True,
+    help="Memory for blocks, whatever the files' sizes.",
+)
+@click.option("--connections", type=click.IntRange(0, 1024), default=0, help="Requests at a time.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 86_400),
+    default=60.0,
+    show_default=True,
+    help="A read that got no bytes for so long fails with an input/output error.",
+)
+@click.option("--allow-other", is_flag=True, help="Let other users of this machine in.")
+@click.option(
+    "--fuse-backend",
+    "backend",
+    type=click.Choice(["own", "fusepy"]),
+    default="own",
+    show_default=True,
+    help="fusepy (over libfuse 2, read-only) serves where Linux's own interface cannot be used.",
+)
+@click.option(
+    "--for-pid", type=click.IntRange(1), metavar="PID", help="Unmount when that process ends."
+)
+@click.option("--log-file", metavar="FILE", help="Append what goes wrong to this file.")
+@click.option("--user", metavar="NAME", default="", help="User name for HDFS.")
+@click.option("--token-file", metavar="FILE", default="", help="Delegation or bearer token.")
+@click.option("--ca-file", metavar="FILE", default="", help="The one authority TLS shall believe.")
+def command(
+    url: str,
+    directory: str,
+    foreground: bool,
+    read_only: bool,
+    buffered: bool,
+    cache: str | None,
+    cache_limit: str,
+    memory: str,
+    connections: int,
+    deadline_s: float,
+    allow_other: bool,
+    backend: str,
+    for_pid: int | None,
+    log_file: str | None,
+    user: str,
+    token_file: str,
+    ca_file: str,
+) -> None:
+    from bootseer.storage.options import StoreOptions
+    from bootseer.stripedfs import mounting, mountsettings
+
+    settings = mountsettings.MountSettings(
+        url=url,
+        mountpoint=directory,
+        options=StoreOptions(user=user, token_file=token_file, ca_file=ca_file),
+        writable=not read_only,
+        direct_bytes=mountsettings.NEVER_DIRECT if buffered else mountsettings.DIRECT_BYTES,
+        allow_other=allow_other,
+        cache=cache or "",
+        cache_limit_bytes=_size("--cache-limit", cache_limit),
+        memory_bytes=_size("--memory", memory),
+        connections=connections,
+        deadline_s=deadline_s,
+        backend="fusepy" if backend == "fusepy" else "own",
+        for_pid=for_pid or 0,
+        log_file=log_file or "",
+    )
+    if foreground:
+        mounting.serve(settings)
+    else:
+        mounting.mount(settings)
+
+
+def _size(option: str, text: str) -> int:
+    """Bytes from `512M`, `64G` or a plain number."""
+    import re
+
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
+    if not size:
+        raise click.UsageError(f"{option} {text}: give a size such as 512M or 64G")
+    return size

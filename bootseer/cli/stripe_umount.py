@@ -1,0 +1,20 @@
+"""`bootseer stripe umount`: end a mount."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    help="""End the mount at DIR that `bootseer stripe mount` made.
+
+    Fails while files are open in it; with --lazy its name goes at once, and the rest when its
+    last user has gone.
+    """
+)
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--lazy", is_flag=True, help="Unmount even while it is in use.")
+def command(directory: str, lazy: bool) -> None:
+    from bootseer.stripedfs import mounting
+
+    mounting.umount(directory, lazily=lazy)

@@ -1,0 +1,407 @@
+"""A mounted folder of a store that files can be saved into: written once, from start to end.
+
+A file becomes visible to others when its descriptor is closed, whole: that is when `close` tells
+of errors, too. Until then it is in this mount alone. Writing elsewhere than at the end of what
+was written gives ESPIPE. What comes after a close, by another descriptor of the same opening (a
+shell's `(a; b) > file`), makes the file anew with the bytes before. A file whose server died
+while it was written is not published, and its `close` fails with EIO.
+
+Created files get inode numbers by chance: those that follow from paths would be met twice after
+a rename.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from bootseer.errors import BootseerError, NotFoundError
+from bootseer.fuse.operations import Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
+from bootseer.storage.base import Store
+from bootseer.stripedfs import changing, names
+from bootseer.stripedfs.mountsettings import DIRECT_BYTES
+from bootseer.stripedfs.names import Found
+from bootseer.stripedfs.saving import SavedFile
+from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.tree import INODE_MASK, Node, StripedTree
+from bootseer.stripedfs.versions import SUFFIX
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher
+
+WRITE_HANDLE = 0x5A5A5 << 44
+WRITE_MASK = 0xFFFFF << 44
+FREE_BYTES = 1 << 50
+"""What `statfs` calls free: a store does not say, and programs ask before they save."""
+COPY_BYTES = 8 << 20
+RENAME_NOREPLACE = 1
+WRITING = WriteSettings()
+
+
+class Saving:
+    """One file being written: by one opening at a time."""
+
+    def __init__(self, store: Store, node: Node, settings: WriteSettings, fetcher: Fetcher) -> None:
+        self._store, self._settings, self._fetcher = store, settings, fetcher
+        self.node = node
+        self.lock = threading.Lock()
+        self.size_bytes = 0
+        self.touched = False
+        """Something was written, or the file is new: there is something to publish."""
+        self._saved: SavedFile | None = None
+        self._failed: BootseerError | None = None
+
+    def begin(self) -> None:
+        """An empty file is to be published, whether or not bytes follow."""
+        self.touched = True
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Take bytes at the end; FileSystemError(ESPIPE) anywhere else."""
+        self.check()
+        if offset != self.size_bytes:
+            raise FileSystemError(errno.ESPIPE)
+        try:
+            if self._saved is None:
+                self._saved = self._started()
+            self._saved.write(data)
+        except BootseerError as error:
+            self._failed = error
+            raise
+        self.touched = True
+        self.size_bytes += len(data)
+        return len(data)
+
+    def publish(self) -> None:
+        """Make what was written visible; nothing to do when nothing was since the last time."""
+        self.check()
+        if not self.touched:
+            return
+        saved, self._saved = self._saved, None
+        try:
+            if saved is None:
+                saved = SavedFile(self._store, self.node.found.name, self._settings)
+            saved.close()
+            found = names.look(self._store, self.node.found.name)
+        except BootseerError as error:
+            saved.abort() if saved is not None else None
+            self._failed = error
+            raise
+        self.touched = False
+        self.node.found = found
+
+    def abort(self) -> None:
+        """Give up what was not published."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            saved.abort()
+
+    def _started(self) -> SavedFile:
+        """A new file; with the bytes that were published before, when there are any."""
+        saved = SavedFile(self._store, self.node.found.name, self._settings)
+        if self.size_bytes:
+            source = names.source_of(self._store, self.node.found)
+            if source.size_bytes != self.size_bytes:
+                raise FileSystemError(errno.ESTALE)  # somebody else saved it meanwhile
+            buffer = memoryview(bytearray(min(COPY_BYTES, self.size_bytes)))
+            for offset in range(0, self.size_bytes, len(buffer)):
+                count = self._fetcher.read_into(source, offset, buffer)
+                saved.write(buffer[:count])
+            source.confirm()
+        return saved
+
+    def check(self) -> None:
+        """Raise the error that writing has met, if any."""
+        if self._failed is not None:
+            raise self._failed
+
+
+class WritableTree(StripedTree):
+    """`WritableOperations` over a folder of a store; see the module text."""
+
+    _read_only = False
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        fetcher: Fetcher,
+        *,
+        writing: WriteSettings = WRITING,
+        direct_bytes: int = DIRECT_BYTES,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(store, name, fetcher, direct_bytes=direct_bytes, say=say)
+        self._writing = writing
+        self._fetcher = fetcher
+        self._saving: dict[Handle, Saving] = {}
+
+    # --- one file -----------------------------------------------------------------------------
+
+    def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]:
+        with self._answered("create"):
+            folder = self._changeable(self.node(parent))
+            try:
+                node = self.child(folder, name)
+            except FileSystemError:
+                node = self._new(folder, name, is_folder=False)
+            opened = self._write_handle(node, truncated=True)
+            return self._attr(node), opened
+
+    def open(self, inode: Inode, flags: int) -> Opened:
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            if any(saving.node.inode == inode for saving in self._unpublished()):
+                raise FileSystemError(errno.EBUSY)
+            return super().open(inode, flags)
+        with self._answered("open"):
+            node = self._changeable(self.node(inode))
+            if node.found.is_folder:
+                raise FileSystemError(errno.EISDIR)
+            return self._write_handle(node, truncated=bool(flags & os.O_TRUNC))
+
+    def read(
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+    ) -> Data | None:
+        if handle & WRITE_MASK != WRITE_HANDLE:
+            return super().read(inode, handle, offset, size, later)
+        raise FileSystemError(errno.EBADF)
+
+    def write(self, inode: Inode, handle: Handle, offset: int, data: memoryview) -> int:
+        saving = self._saving_of(handle)
+        with self._answered("write"), saving.lock:
+            return saving.write(offset, data)
+
+    def flush(self, inode: Inode, handle: Handle) -> None:
+        if handle & WRITE_MASK != WRITE_HANDLE:
+            return
+        saving = self._saving_of(handle)
+        with self._answered("close"), saving.lock:
+            if saving.size_bytes:
+                # An empty file waits for its last descriptor: a shell closes one before it writes.
+                saving.publish()
+
+    def fsync(self, inode: Inode, handle: Handle) -> None:
+        """Only a closed file is durable; this tells of errors met so far."""
+        if handle & WRITE_MASK == WRITE_HANDLE:
+            saving = self._saving_of(handle)
+            with self._answered("fsync"), saving.lock:
+                saving.check()
+
+    def release(self, inode: Inode, handle: Handle) -> None:
+        saving = self._saving.pop(handle, None)
+        if saving is None:
+            super().release(inode, handle)
+            return
+        with self._answered("close"), saving.lock:
+            try:
+                saving.publish()
+            except BootseerError:
+                saving.abort()
+                self._forget(saving.node)
+                raise
+
+    def truncate(self, inode: Inode, size: int) -> Attr:
+        with self._answered("truncate"):
+            node = self._changeable(self.node(inode))
+            for saving in self._unpublished():
+                if saving.node.inode == inode:
+                    with saving.lock:
+                        if size != saving.size_bytes:
+                            raise FileSystemError(errno.ESPIPE)
+                    return self._attr(node)
+            open_for_writing = [s for s in self._saving.values() if s.node.inode == inode]
+            if size == 0 and open_for_writing:
+                for saving in open_for_writing:
+                    saving.begin()
+            elif size == 0 and node.found.size_bytes:
+                saving = Saving(self.store, node, self._writing, self._fetcher)
+                saving.begin()
+                saving.publish()
+            elif size != node.found.size_bytes:
+                raise FileSystemError(errno.ESPIPE)
+            return self._attr(node)
+
+    # --- names --------------------------------------------------------------------------------
+
+    def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
+        with self._answered("mkdir"):
+            folder = self._changeable(self.node(parent))
+            if name in self.listing(folder):
+                raise FileSystemError(errno.EEXIST)
+            self.store.mkdir(self._name(folder, name))
+            return self._attr(self._new(folder, name, is_folder=True))
+
+    def unlink(self, parent: Inode, name: bytes) -> None:
+        with self._answered("unlink"):
+            node = self._changeable(self.child(self._changeable(self.node(parent)), name))
+            if node.found.is_folder:
+                raise FileSystemError(errno.EISDIR)
+            self._not_being_written(node)
+            try:
+                changing.remove(self.store, names.look(self.store, node.found.name))
+            except NotFoundError:
+                pass  # somebody else was quicker
+            self._forget(node)
+
+    def rmdir(self, parent: Inode, name: bytes) -> None:
+        with self._answered("rmdir"):
+            node = self.child(self._changeable(self.node(parent)), name)
+            if not node.found.is_folder:
+                raise FileSystemError(errno.ENOTDIR)
+            node.listed_s = 0.0
+            if node.found.version is None and self.listing(node):
+                raise FileSystemError(errno.ENOTEMPTY)
+            self._changeable(node)
+            changing.remove(self.store, node.found)
+            self._forget(node)
+
+    def rename(
+        self, parent: Inode, name: bytes, new_parent: Inode, new_name: bytes, flags: int
+    ) -> None:
+        with self._answered("rename"):
+            if flags & ~RENAME_NOREPLACE:
+                raise FileSystemError(errno.EINVAL)
+            node = self.child(self._changeable(self.node(parent)), name)
+            self._not_being_written(node)
+            folder = self._changeable(self.node(new_parent))
+            over = self.listing(folder).get(new_name)
+            if over == node.inode:
+                return
+            if over is not None:
+                self._check_over(node, self.node(over), flags)
+            target = self._name(folder, new_name)
+            changing.move(self.store, names.look(self.store, node.found.name), target)
+            if over is not None:
+                self._forget(self.node(over))
+            self._moved(node, folder, new_name, names.look(self.store, target))
+
+    def _check_over(self, node: Node, over: Node, flags: int) -> None:
+        if flags & RENAME_NOREPLACE:
+            raise FileSystemError(errno.EEXIST)
+        self._not_being_written(over)
+        if over.found.is_folder and not node.found.is_folder:
+            raise FileSystemError(errno.EISDIR)
+        if node.found.is_folder and not over.found.is_folder:
+            raise FileSystemError(errno.ENOTDIR)
+        if over.found.is_folder:
+            if over.found.version is not None or self.listing(over):
+                raise FileSystemError(errno.ENOTEMPTY)
+            changing.remove(self.store, over.found)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def statfs(self) -> tuple[int, int, int, int]:
+        total, _, files, _ = super().statfs()
+        return total + FREE_BYTES, FREE_BYTES, files + (1 << 30), 1 << 30
+
+    def destroy(self) -> None:
+        for saving in list(self._saving.values()):
+            with saving.lock:
+                saving.abort()
+        super().destroy()
+
+    def _listed(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
+        """Files that are being written are on no store yet, but in their folder all the same."""
+        known = {s.node.name: s.node for s in self._saving.values() if s.node.parent == node.inode}
+        children = super()._listed(node, found)
+        for name, child in known.items():
+            if name not in children:
+                children[name] = child.inode
+                self._nodes[child.inode] = child
+        return children
+
+    def _attr(self, node: Node) -> Attr:
+        attr = super()._attr(node)
+        for saving in self._unpublished():
+            if saving.node.inode == node.inode:
+                return attr._replace(size_bytes=saving.size_bytes)
+        return attr
+
+    def _unpublished(self) -> list[Saving]:
+        return [saving for saving in list(self._saving.values()) if saving.touched]
+
+    def _saving_of(self, handle: Handle) -> Saving:
+        found = self._saving.get(handle)
+        if found is None:
+            raise FileSystemError(errno.EIO)  # it was being written when the server died
+        return found
+
+    def _not_being_written(self, node: Node) -> None:
+        if any(saving.node.inode == node.inode for saving in self._unpublished()):
+            raise FileSystemError(errno.EBUSY)
+
+    def _changeable(self, node: Node) -> Node:
+        """Refuse what lies in a directory checkpoint."""
+        if node.found.tree is not None and node.found.entry is not None:
+            raise FileSystemError(errno.EROFS)
+        if node.found.is_folder and node.found.version is not None and node.parent == node.inode:
+            raise FileSystemError(errno.EROFS)
+        return node
+
+    @staticmethod
+    def _name(folder: Node, name: bytes) -> str:
+        if folder.found.version is not None:
+            raise FileSystemError(errno.EROFS)
+        base = os.fsdecode(name)
+        if base.endswith(SUFFIX) or names.is_temporary(base):
+            raise FileSystemError(errno.EINVAL)  # names of stripes, and of what is being written
+        return f"{folder.found.name}/{base}" if folder.found.name else base
+
+    def _write_handle(self, node: Node, *, truncated: bool) -> Opened:
+        with self._lock:
+            if any(saving.node.inode == node.inode for saving in self._saving.values()):
+                raise FileSystemError(errno.EBUSY)
+            saving = Saving(self.store, node, self._writing, self._fetcher)
+            if truncated:
+                saving.begin()
+            else:
+                saving.size_bytes = node.found.size_bytes
+            handle = Handle(WRITE_HANDLE | secrets.randbits(43))
+            self._saving[handle] = saving
+        return Opened(handle, direct=True, keep_cache=False)
+
+    def _new(self, folder: Node, name: bytes, *, is_folder: bool) -> Node:
+        found = Found(self._name(folder, name), 0, time.time(), is_folder)
+        base = os.fsdecode(name)
+        path = f"{folder.path}/{base}" if folder.path else base
+        with self._lock:
+            inode = self._fresh_inode()
+            node = self._nodes[inode] = Node(inode, path, folder.inode, found)
+            if folder.children is None:
+                folder.children = {}
+            folder.children[name] = inode
+        return node
+
+    def _fresh_inode(self) -> Inode:
+        while True:
+            inode = Inode(secrets.randbits(63) & INODE_MASK)
+            if inode > 1 and inode not in self._nodes:
+                return inode
+
+    def _forget(self, node: Node) -> None:
+        with self._lock:
+            parent = self._nodes.get(node.parent)
+            siblings = (parent.children if parent is not None else None) or {}
+            if siblings.get(node.name) == node.inode:
+                del siblings[node.name]
+            self._nodes.pop(node.inode, None)
+
+    def _moved(self, node: Node, folder: Node, name: bytes, found: Found) -> None:
+        """A node keeps its inode under its new name; what the kernel knows below it, too."""
+        base = os.fsdecode(name)
+        path = f"{folder.path}/{base}" if folder.path else base
+        with self._lock:
+            self._forget(node)
+            below = [n for n in self._nodes.values() if n.path.startswith(f"{node.path}/")]
+            for each in below:
+                rest = each.path[len(node.path) :]
+                each.path = path + rest
+                each.found = each.found._replace(name=found.name + rest)
+            node.path, node.name, node.parent, node.found = path, name, folder.inode, found
+            self._nodes[node.inode] = node
+            if folder.children is not None:
+                folder.children[name] = node.inode
