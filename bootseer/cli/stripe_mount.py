@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+
+from bootseer.cli import sizes
+from bootseer.cli.stripe import options_of, store_options
 
 
 @click.command(
+    "mount",
     help="""Mount what URL names, a folder, a checkpoint or a file of a store, at DIR.
 
     Returns when the mount answers, and leaves the server in the background; `bootseer stripe
@@ -13,10 +19,8 @@ import click
     byte verified where the checkpoint is striped; a byte that is wrong on every replica gives an
     input/output error. Where no mount is possible: `bootseer stripe get`, fsspec's
     `striped::URL`, or `bootseer.stripedfs.open`.
-    """
+    """,
 )
-@click.argument("url")
-@click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--foreground", is_flag=True, help="Serve in this process until the mount ends.")
 @click.option(
     "--read-only/--rw",
@@ -29,16 +33,27 @@ import click
     "--cache", metavar="PATH", help="Keep what is read in this directory of the node, too."
 )
 @click.option(
-    "--cache-limit", metavar="SIZE", default="64G", show_default=True, help="Its largest size."
+    "--cache-limit",
+    callback=sizes.parsed,
+    metavar="SIZE",
+    default="64GiB",
+    show_default=True,
+    help="The cache's largest size.",
 )
 @click.option(
     "--memory",
+    callback=sizes.parsed,
     metavar="SIZE",
-    default="512M",
+    default="512MiB",
     show_default=True,
     help="Memory for blocks, whatever the files' sizes.",
 )
-@click.option("--connections", type=click.IntRange(0, 1024), default=0, help="Requests at a time.")
+@click.option(
+    "--connections",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="Requests at a time; 0 leaves it to the store.",
+)
 @click.option(
     "--deadline",
     "deadline_s",
@@ -61,9 +76,9 @@ import click
     "--for-pid", type=click.IntRange(1), metavar="PID", help="Unmount when that process ends."
 )
 @click.option("--log-file", metavar="FILE", help="Append what goes wrong to this file.")
-@click.option("--user", metavar="NAME", default="", help="User name for HDFS.")
-@click.option("--token-file", metavar="FILE", default="", help="Delegation or bearer token.")
-@click.option("--ca-file", metavar="FILE", default="", help="The one authority TLS shall believe.")
+@store_options
+@click.argument("url")
+@click.argument("directory", metavar="DIR", type=click.Path())
 def command(
     url: str,
     directory: str,
@@ -71,31 +86,28 @@ def command(
     read_only: bool,
     buffered: bool,
     cache: str | None,
-    cache_limit: str,
-    memory: str,
+    cache_limit: int,
+    memory: int,
     connections: int,
     deadline_s: float,
     allow_other: bool,
     backend: str,
     for_pid: int | None,
     log_file: str | None,
-    user: str,
-    token_file: str,
-    ca_file: str,
+    **store: Any,
 ) -> None:
-    from bootseer.storage.options import StoreOptions
     from bootseer.stripedfs import mounting, mountsettings
 
     settings = mountsettings.MountSettings(
         url=url,
         mountpoint=directory,
-        options=StoreOptions(user=user, token_file=token_file, ca_file=ca_file),
+        options=options_of(store),
         writable=not read_only,
         direct_bytes=mountsettings.NEVER_DIRECT if buffered else mountsettings.DIRECT_BYTES,
         allow_other=allow_other,
         cache=cache or "",
-        cache_limit_bytes=_size("--cache-limit", cache_limit),
-        memory_bytes=_size("--memory", memory),
+        cache_limit_bytes=cache_limit,
+        memory_bytes=memory,
         connections=connections,
         deadline_s=deadline_s,
         backend="fusepy" if backend == "fusepy" else "own",
@@ -106,14 +118,3 @@ def command(
         mounting.serve(settings)
     else:
         mounting.mount(settings)
-
-
-def _size(option: str, text: str) -> int:
-    """Bytes from `512M`, `64G` or a plain number."""
-    import re
-
-    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
-    if not size:
-        raise click.UsageError(f"{option} {text}: give a size such as 512M or 64G")
-    return size

@@ -6,11 +6,12 @@ import click
 
 
 @click.command(
+    "umount",
     help="""End the mount at DIR that `bootseer stripe mount` made.
 
     Fails while files are open in it; with --lazy its name goes at once, and the rest when its
     last user has gone.
-    """
+    """,
 )
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--lazy", is_flag=True, help="Unmount even while it is in use.")

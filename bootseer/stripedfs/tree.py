@@ -70,7 +70,8 @@ class StripedTree:
     """`Operations` over what a name on a store stands for; a file is served as the one file of `/`.
 
     Files of `direct_bytes` and more bypass the page cache. Raises NotFoundError and its relatives
-    when there is nothing of that name. Faults that readers get as EIO are told to `say` in words. Who made the fetcher closes it after the mount is gone.
+    when there is nothing of that name. Faults that readers get as EIO are told to `say` in words.
+    Who made the fetcher closes it after the mount is gone.
     """
 
     slow = ("lookup", "getattr", "readdir", "open", "getxattr", "listxattr")
