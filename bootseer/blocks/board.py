@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bootseer.blocks import retry
+from bootseer.blocks import claims, retry
 from bootseer.blocks.plan import Piece
 from bootseer.blocks.pool import Pool, Slot
 from bootseer.blocks.settings import FetchSettings, Priority
@@ -467,7 +467,7 @@ class Board:
             flight.scratch = None
         again: dict[float, list[tuple[Block, Piece]]] = {}
         for number, (block, piece) in enumerate(flight.items):
-            delay_s = self._leave(flight, number, block, error, replica)
+            delay_s = self._leave(flight, number, error, replica, now_s)
             if delay_s is not None:
                 again.setdefault(delay_s, []).append((block, piece))
         for group in flight.owners:
@@ -481,18 +481,13 @@ class Board:
         self,
         flight: Flight,
         number: int,
-        block: Block,
         error: BaseException | None,
         replica: str,
+        now_s: float,
     ) -> float | None:
         """Part one block from a flight that is over; the delay of its next try, if there is one."""
-        block.flights.remove(flight)
-        if block.landing_flight is flight:
-            block.landing_flight = None
-        slot = flight.slots[number]
-        if slot is not None:
-            flight.slots[number] = None
-            self.pool.give(slot)
+        block = flight.items[number][0]
+        self._take_back(flight, number)
         if block.status is not Status.FLYING:
             return None
         cause = flight.errors.get(number) or error
@@ -508,6 +503,8 @@ class Board:
             return None
         block.status = Status.WANTED
         if flight.line is not block.object.line:  # not in the cache after all
+            if number in flight.elsewhere and claims.may_wait(block, self.settings, now_s):
+                return claims.poll_s(now_s - block.foreign_s)
             block.uncached = True
             block.avoid = block.bad = frozenset()
             self.fresh.append(block)
@@ -532,6 +529,57 @@ class Board:
         elif delay_s:
             block.avoid = frozenset()
         return delay_s
+
+    def concede(self, flight: Flight, refused: set[int], cache: Line, now_s: float) -> int:
+        """Leave blocks to the processes that claimed them, before the request is made.
+
+        What is left of the flight is its first run of neighbours; others of its own become jobs
+        again. Returns the number of new jobs.
+        """
+        start, stop = claims.first_run(len(flight.items), refused)
+        later: list[tuple[Block, Piece]] = []
+        jobs = 0
+        for number in (*range(start), *range(stop, len(flight.items))):
+            block, piece = flight.items[number]
+            self._take_back(flight, number)
+            if block.status is not Status.FLYING or block.flights:
+                continue
+            if not block.waiters:
+                self._gone(block)
+                continue
+            block.status = Status.WANTED
+            if number in refused:
+                block.foreign_s = block.foreign_s or now_s
+                items = [(block, Piece(block.index, "", 0, block.length))]
+                self._retry(cache, items, claims.FIRST_POLL_S, now_s)
+                jobs += 1
+            else:
+                later.append((block, piece))
+        for column in (flight.items, flight.slots, flight.targets):
+            del column[stop:]
+            del column[:start]
+        self._disown(flight)
+        if later:
+            self._retry(flight.line, later, 0.0, now_s)
+        return jobs + bool(later)
+
+    def _take_back(self, flight: Flight, number: int) -> None:
+        """Undo what `_start` did for one block."""
+        block, slot = flight.items[number][0], flight.slots[number]
+        block.flights.remove(flight)
+        if block.landing_flight is flight:
+            block.landing_flight = None
+        if slot is not None:
+            flight.slots[number] = None
+            self.pool.give(slot)
+
+    def _disown(self, flight: Flight) -> None:
+        """Let go of readers whose memory a flight writes to no longer."""
+        still = {block.landing_group for block, _ in flight.items if block.landing_flight is flight}
+        for group in [group for group in flight.owners if group not in still]:
+            flight.owners.remove(group)
+            group.writing -= 1
+            self._wake_if_done(group)
 
     def _retry(
         self, line: Line, items: list[tuple[Block, Piece]], delay_s: float, now_s: float

@@ -137,6 +137,12 @@ class CachedObject:
         self._with(take)
         return not refused
 
+    def claimed_elsewhere(self, index: int) -> bool:
+        """Whether another process is fetching the block now."""
+        return self.storing and self._with(
+            lambda: presence.claimed_elsewhere(self._present_fd, index)
+        )
+
     def unclaim(self, index: int) -> None:
         """Give a claim up; after `store`, or when fetching failed. Not holding one is no error."""
 

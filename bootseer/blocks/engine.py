@@ -6,16 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from bootseer.blocks import claims
 from bootseer.blocks.board import Board
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.plan import Piece, plan, request_bytes
-from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, populate
+from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, looks_warm, populate
 from bootseer.blocks.settings import FetchSettings, Priority
+from bootseer.blocks.source import Check, CheckedSource
 from bootseer.blocks.state import Block, Copy, Flight, Group, Job, Object, Status
 from bootseer.blocks.stats import Stats, source_class
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
 
+CHECKED_BYTES = 1024 << 10
 TICK_S = 0.1
 JOIN_S = 5.0
 POPULATE_BYTES = 256 << 10
@@ -141,8 +144,13 @@ class Engine:
         least = min(most, self.settings.least_range_bytes)
         if priority is not Priority.DEMAND:
             least = max(least, most // 4)  # nobody waits: rather fewer requests
-        total = sum(piece.length for piece in pieces)
-        return request_bytes(total, streams=streams, range_bytes=most, least_bytes=least)
+        return request_bytes(
+            sum(piece.length for piece in pieces),
+            streams=streams,
+            range_bytes=most,
+            piece_bytes=max(piece.length for piece in pieces),
+            least_bytes=least,
+        )
 
     def _open_cached(self, found: Object) -> None:
         if not found.stats:
@@ -240,7 +248,8 @@ class Engine:
         error: BaseException | None = None
         try:
             if flight.line is found.line:
-                self._fetch(found, flight)
+                if self._claim(found, flight):
+                    self._fetch(found, flight)
             else:
                 self._read_cached(found, flight)
         except BootseerError as caught:
@@ -251,14 +260,41 @@ class Engine:
                 f"{type(caught).__name__}; try again, or look at the store"
             )
             error.__cause__ = caught
+        self._unclaim(found, flight)
         with self.lock:
             again = self.board.ended(flight, error, time.monotonic())
             if again:
                 self._clock.notify()
             effects = self.effects()
-        if flight.line is found.line:
+        if flight.line is found.line and flight.items:
             self._count(found, flight, again, error)
         self.act(effects)
+
+    def _claim(self, found: Object, flight: Flight) -> bool:
+        """Leave out what other processes are fetching; False when that is all of it."""
+        cached = found.cached
+        if cached is None or not cached.storing or flight.hedges is not None:
+            return True
+        refused = claims.refused(cached, flight, self.settings, time.monotonic())
+        if refused:
+            start, stop = claims.first_run(len(flight.items), refused)
+            for number, (block, _) in enumerate(flight.items):
+                if not start <= number < stop and number not in refused:
+                    cached.unclaim(block.index)  # it will be claimed again with its own request
+            with self.lock:
+                line = self.board.line_of(cached, self.settings.cache_streams)
+                jobs = self.board.concede(flight, refused, line, time.monotonic())
+                starts = self._ready_threads(jobs)
+                effects = self.effects()
+            for thread in starts:
+                thread.start()
+            self.act(effects)
+        return bool(flight.items)
+
+    def _unclaim(self, found: Object, flight: Flight) -> None:
+        if found.cached is not None and found.cached.storing and flight.line is found.line:
+            for block, _ in flight.items if flight.hedges is None else ():
+                found.cached.unclaim(block.index)
 
     def _fetch(self, found: Object, flight: Flight) -> None:
         source, first = found.source, flight.items[0][1]
@@ -272,8 +308,38 @@ class Engine:
             for _, piece in flight.items:
                 stored.append(flight.scratch.view[start : start + piece.length])
                 start += piece.length
-        arrived = self._arrival(found, flight, stored, raws)
-        source.store.read_scatter(first.part, first.offset, stored, flight.attempt, arrived)
+        if flight.scratch is None and isinstance(source, CheckedSource):
+            buffers, arrived = self._checked_arrival(source, found, flight, raws)
+        else:
+            buffers, arrived = stored, self._arrival(found, flight, stored, raws)
+        source.store.read_scatter(first.part, first.offset, buffers, flight.attempt, arrived)
+
+    def _checked_arrival(
+        self, source: CheckedSource, found: Object, flight: Flight, raws: list[memoryview]
+    ) -> tuple[list[memoryview], Callable[[int], None]]:
+        """Blocks in small buffers, each checked while the processor's cache still holds it."""
+        errors, keep = flight.errors, found.cached is not None
+        buffers: list[memoryview] = []
+        steps: list[tuple[int, Check, bool]] = []
+        for number, raw in enumerate(raws):
+            check = source.check_of(flight.items[number][0].index)
+            for start in range(0, len(raw), CHECKED_BYTES):
+                buffers.append(raw[start : start + CHECKED_BYTES])
+                steps.append((number, check, start + CHECKED_BYTES >= len(raw)))
+
+        def filled(step: int) -> None:
+            number, check, last = steps[step]
+            check.update(buffers[step])
+            if not last:
+                return
+            try:
+                check.finish()
+            except Exception as error:  # told to the readers, not to the store
+                errors[number] = error
+                return
+            self._landed(found, flight, number, raws[number], keep=keep)
+
+        return buffers, filled
 
     def _arrival(
         self, found: Object, flight: Flight, stored: list[memoryview], raws: list[memoryview]
@@ -294,7 +360,15 @@ class Engine:
         raws = _raw_views(flight)
         cached = found.cached
         for number, (block, _) in enumerate(flight.items):
-            if cached is not None and cached.read(block.index, raws[number]):
+            if cached is None:
+                continue
+            there = cached.read(block.index, raws[number])
+            if not there and block.foreign_s:
+                if cached.claimed_elsewhere(block.index):
+                    flight.elsewhere.add(number)
+                    continue
+                there = cached.read(block.index, raws[number])  # stored just before it was let go
+            if there:
                 self.stats.add(found.stats, cache_hits=1, cache_bytes=block.length)
                 self._landed(found, flight, number, raws[number], keep=False)
 
@@ -388,7 +462,7 @@ def _raw_views(flight: Flight) -> list[memoryview]:
     out = []
     for (block, _), slot, target in zip(flight.items, flight.slots, flight.targets, strict=True):
         if target is not None:
-            if len(target) >= POPULATE_BYTES:
+            if len(target) >= POPULATE_BYTES and not looks_warm(target):
                 populate(target)
             out.append(target)
         elif slot is not None:

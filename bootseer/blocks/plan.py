@@ -38,16 +38,25 @@ EndsStretch = Callable[[str, int], int]
 
 
 def request_bytes(
-    total_bytes: int, *, streams: int, range_bytes: int, least_bytes: int = 1 << 20
+    total_bytes: int,
+    *,
+    streams: int,
+    range_bytes: int,
+    piece_bytes: int = 1,
+    least_bytes: int = 1 << 20,
 ) -> int:
     """The size of requests that brings `total_bytes` over `streams` at once soonest.
 
-    Never above `range_bytes`; the same number of requests for every stream, so that none idles
-    while the last ones arrive; not below `least_bytes`, where a request's latency would rule.
+    A number of whole pieces, as many as `range_bytes` holds (one at least); the same number of
+    requests for every stream, so that none idles while the last ones arrive; not below
+    `least_bytes` as far as `range_bytes` allows, where a request's latency would rule.
     """
-    rounds = max(1, -(-total_bytes // (streams * range_bytes)))
-    even = -(-total_bytes // (rounds * streams))
-    return min(range_bytes, max(least_bytes, even))
+    most = max(1, range_bytes // piece_bytes)
+    least = min(most, -(-least_bytes // piece_bytes))
+    pieces = -(-total_bytes // piece_bytes)
+    rounds = max(1, -(-pieces // (streams * most)))
+    even = -(-pieces // (rounds * streams))
+    return piece_bytes * min(most, max(least, even))
 
 
 def plan(

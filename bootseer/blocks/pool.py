@@ -46,6 +46,14 @@ def copy(target: memoryview, source: memoryview) -> None:
         ctypes.memmove(address_of(target), address_of(source), size)
 
 
+# Through ctypes both run without the interpreter's lock; `mmap.madvise` holds it.
+_libc = ctypes.CDLL(None)
+_madvise = _libc.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_mincore = _libc.mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+
 class _Slab:
     """One mapping of `count` slots."""
 
@@ -172,8 +180,13 @@ def populate(view: memoryview, *, huge: bool = False) -> None:
     start = -(-start // PAGE_BYTES) * PAGE_BYTES
     if end <= start:
         return
-    madvise = ctypes.CDLL(None).madvise  # without the interpreter's lock
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if huge:
-        madvise(start, end - start, MADV_HUGEPAGE)
-    madvise(start, end - start, MADV_POPULATE_WRITE)
+        _madvise(start, end - start, MADV_HUGEPAGE)
+    _madvise(start, end - start, MADV_POPULATE_WRITE)
+
+
+def looks_warm(view: memoryview) -> bool:
+    """Whether the last page of a long view is there: a cheap guess, where populating is not."""
+    page = (address_of(view) + len(view) - 1) & -PAGE_BYTES
+    found = ctypes.c_ubyte()
+    return _mincore(page, PAGE_BYTES, ctypes.byref(found)) == 0 and bool(found.value & 1)

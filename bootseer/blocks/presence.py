@@ -124,6 +124,13 @@ def unclaim_entry(fd: int, index: int) -> None:
     _lock(fd, fcntl.F_UNLCK, index)
 
 
+def claimed_elsewhere(fd: int, index: int) -> bool:
+    """Whether another open file holds an entry."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, position(index), ENTRY_BYTES, 0)
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
 def _lock(fd: int, kind: int, index: int) -> bool:
     wanted = _FLOCK.pack(kind, os.SEEK_SET, position(index), ENTRY_BYTES, 0)
     try:

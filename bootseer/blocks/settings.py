@@ -24,7 +24,9 @@ class FetchSettings:
     somebody who waits is doubled after `hedge_s` without a byte (0 = never), or after three times
     the usual wait for a first block where that is longer, but after `hedge_limit_s` at the
     latest; a replica that was found hanging or failing is passed over for `suspect_s`. Memory
-    that `Fetcher.held` announced and nobody came for is free again after `claim_s`.
+    that `Fetcher.held` announced and nobody came for is free again after `claim_s`. A block that
+    another process fetches into the node cache is waited for `elsewhere_s` (ten times that, while
+    nobody waits here), then fetched here too.
     """
 
     connections: int = 32
@@ -42,6 +44,7 @@ class FetchSettings:
     cache_streams: int = 4
     idle_s: float = 30.0
     claim_s: float = 30.0
+    elsewhere_s: float = 1.0
 
 
 DEFAULTS = FetchSettings()

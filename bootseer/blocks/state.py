@@ -122,6 +122,15 @@ class CachedBlocks(Protocol):
     def store(self, index: int, raw: memoryview) -> None:
         """Keep a verified block."""
 
+    def claim(self, index: int) -> bool:
+        """Take the right to fetch a block; False while another process has it."""
+
+    def claimed_elsewhere(self, index: int) -> bool:
+        """Whether another process has it."""
+
+    def unclaim(self, index: int) -> None:
+        """Give it back; not having it is no error."""
+
     def close(self) -> None:
         """Unpin."""
 
@@ -133,6 +142,7 @@ class Block:
         "avoid",
         "bad",
         "flights",
+        "foreign_s",
         "index",
         "job",
         "landing",
@@ -165,6 +175,7 @@ class Block:
         self.landing_flight: Flight | None = None  # the one request that may write there
         self.tries = 0
         self.uncached = False  # the cache was asked in vain
+        self.foreign_s = 0.0  # since when it was left to another process; 0 = never
         self.avoid: frozenset[str] = frozenset()
         self.bad: frozenset[str] = frozenset()  # replicas whose bytes were wrong
 
@@ -211,6 +222,7 @@ class Flight:
         "attempt",
         "began_s",
         "chance",
+        "elsewhere",
         "errors",
         "hedged",
         "hedges",
@@ -239,6 +251,7 @@ class Flight:
         self.scratch: Slot | None = None
         self.owners: list[Group] = []  # whose memory it writes to
         self.errors: dict[int, BaseException] = {}
+        self.elsewhere: set[int] = set()  # not in the cache yet: another process fetches them
         self.landed = 0
         self.replicas: tuple[str, ...] = ()
         self.chance = random.random()  # one for all its blocks, so that they stay together

@@ -1,0 +1,54 @@
+"""Who fetches a block when several processes share a node cache: the first to claim it.
+
+A request claims its blocks when it starts, not when it is planned, so that whatever is claimed
+is under way. Blocks that another process claimed are left out, and looked for in the cache until
+they arrive, until that process ends or gives up, or until `elsewhere_s` is over: then they are
+fetched twice rather than late. A stopped process therefore delays others once, and briefly.
+"""
+
+from __future__ import annotations
+
+from bootseer.blocks.settings import FetchSettings, Priority
+from bootseer.blocks.state import Block, CachedBlocks, Flight
+
+FIRST_POLL_S = 0.004
+LAST_POLL_S = 0.05
+
+
+def refused(
+    cached: CachedBlocks, flight: Flight, settings: FetchSettings, now_s: float
+) -> set[int]:
+    """Claim a request's blocks; the numbers of those that another process has, or had just now.
+
+    What was waited for long enough is never among them.
+    """
+    indices = [block.index for block, _ in flight.items]
+    out = {
+        number
+        for number, (block, _) in enumerate(flight.items)
+        if not cached.claim(block.index) and may_wait(block, settings, now_s)
+    }
+    lowest, highest = min(indices), max(indices)
+    absent = set(cached.missing(lowest, highest - lowest + 1))
+    for number, (block, _) in enumerate(flight.items):
+        if block.index not in absent and not block.uncached and number not in out:
+            cached.unclaim(block.index)
+            out.add(number)
+    return out
+
+
+def first_run(count: int, refused: set[int]) -> tuple[int, int]:
+    """Where the first neighbours of `count` that were not refused start and stop."""
+    start = next((n for n in range(count) if n not in refused), count)
+    return start, next((n for n in range(start, count) if n in refused), count)
+
+
+def may_wait(block: Block, settings: FetchSettings, now_s: float) -> bool:
+    """Whether a block that another process fetches may be waited for (any longer)."""
+    patience_s = settings.elsewhere_s * (1 if block.priority is Priority.DEMAND else 10)
+    return not block.foreign_s or now_s - block.foreign_s < patience_s
+
+
+def poll_s(waited_s: float) -> float:
+    """When to look again: soon at first, since most requests are short."""
+    return min(LAST_POLL_S, FIRST_POLL_S + waited_s / 8)
