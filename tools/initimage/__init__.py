@@ -1,0 +1,1 @@
+"""Builds the init container image (`make image`): no daemon; same input, same bytes."""
