@@ -13,12 +13,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bootseer.errors import CorruptDataError, NotFoundError, UsageError
-from bootseer.storage.base import Store, open_object, open_store
+from bootseer.errors import CorruptDataError, UsageError
+from bootseer.storage.base import open_object
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.stripedfs import versions
-from bootseer.stripedfs.manifest import TreeManifest
-from bootseer.stripedfs.opening import Tree, open_entry, open_source
+from bootseer.stripedfs import names
+from bootseer.stripedfs.locating import locate
+from bootseer.stripedfs.opening import Tree, open_entry
 from bootseer.stripedfs.source import FileSource
 
 if TYPE_CHECKING:
@@ -244,33 +244,8 @@ def bytes_filled(length: int, fill: Callable[[memoryview], int]) -> bytes:
 
 
 def _source_at(url: str, options: StoreOptions) -> FileSource:
-    store, name = open_object(url, options)
-    try:
-        return open_source(store, name)
-    except NotFoundError:
-        found = _within_tree(url, options)
-        if found is None:
-            raise
-        return found
-
-
-def _within_tree(url: str, options: StoreOptions) -> FileSource | None:
-    """The file if a folder above it is a directory checkpoint."""
-    from bootseer.storage.urls import split_object
-
-    folder, inner = split_object(url)
-    while True:
-        try:
-            parent, name = split_object(folder)
-        except UsageError:
-            return None
-        store: Store = open_store(parent, options)
-        found = versions.load(store, name)
-        if found is not None and isinstance(found[1], TreeManifest):
-            return Tree(store, found[0], found[1]).file(inner)
-        if parent == folder:
-            return None
-        folder, inner = parent, f"{name}/{inner}"
+    store, found = locate(url, options)
+    return names.source_of(store, found)
 
 
 def _same(source: FileSource, key: str, name: str) -> FileSource:

@@ -30,7 +30,8 @@ from bootseer.errors import (
 from bootseer.fuse.mounts import KIND, find_mount, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
-from bootseer.storage.base import Store, open_object, open_store
+from bootseer.storage.base import Store, open_object
+from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.mountsettings import MountSettings
 
 USERS_NAMED = 5
@@ -171,9 +172,12 @@ class Log:
 def _store(settings: MountSettings) -> tuple[Store, str]:
     """The store and the name in it that is to be mounted; "" for the root of a store."""
     try:
+        store, found = locate(settings.url, settings.options)
+    except NotFoundError:
+        if not settings.writable:
+            raise
         return open_object(settings.url, settings.options)
-    except UsageError:
-        return open_store(settings.url, settings.options), ""
+    return store, found.name
 
 
 def _check(settings: MountSettings) -> None:
@@ -184,7 +188,7 @@ def _check(settings: MountSettings) -> None:
     try:
         found = names.look(store, name)
     except NotFoundError:
-        if not settings.writable or not name:
+        if not settings.writable:
             raise
         store.mkdir(name)
         return

@@ -13,7 +13,7 @@ import posixpath
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bootseer.errors import NotFoundError
+from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.storage.base import Stat, Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.manifest import TreeEntry, TreeFile, TreeFolder, TreeLink, TreeManifest
@@ -112,14 +112,17 @@ def source_of(store: Store, found: Found) -> FileSource:
         return found.tree.file("" if found.entry is None else found.entry.path)
     if found.version is None:
         return plain_source(store, found.name)
-    if not found.is_folder:
-        try:
-            manifest = versions.manifest_of(store, found.version)
-        except NotFoundError:
-            return open_source(store, found.name)  # replaced meanwhile: take the new version
-        if not isinstance(manifest, TreeManifest):
-            return file_source(store, found.version, manifest)
-    return open_source(store, found.name)
+    if found.is_folder:
+        return open_source(store, found.name)  # says why it cannot
+    try:
+        manifest = versions.manifest_of(store, found.version)
+        assert not isinstance(manifest, TreeManifest)  # as its pointer said
+        return file_source(store, found.version, manifest)
+    except (NotFoundError, CorruptDataError):
+        again = versions.current(store, found.name)
+        if again is None or again.folder == found.version.folder:
+            raise
+    return open_source(store, found.name)  # replaced, and collected, while we looked
 
 
 def _plain(stat: Stat) -> Found:
