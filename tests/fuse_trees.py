@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import os
 import queue
 import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -158,3 +161,97 @@ class FailingTree(MemoryTree):
 
     def read(self, inode: Inode, handle: Handle, offset: int, size: int, later: Later) -> Data:
         raise self.error
+
+
+class WritableTree(MemoryTree):
+    """A tree that is written as checkpoints are: each file once, from start to end."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self._numbers = itertools.count(2)
+        self.events: list[str] = []
+        self.write_sizes: list[int] = []
+        self.full_after_bytes = 1 << 62
+        self.refuse_flush = False
+        self.hold: threading.Event | None = None
+
+    def _add(self, parent: Inode, name: bytes, content: bytearray | None) -> Attr:
+        path = f"{self.paths[parent]}/{name.decode()}".lstrip("/")
+        if path in self.inodes:
+            raise FileSystemError(errno.EEXIST)
+        inode = Inode(next(self._numbers))
+        self.inodes[path], self.paths[inode], self.files[path] = inode, path, content
+        return self._attr(path)
+
+    def _attr(self, path: str) -> Attr:
+        attr = super()._attr(path)
+        return attr._replace(mode=attr.mode | 0o200, mtime_ns=time.time_ns())
+
+    def open(self, inode: Inode, flags: int) -> Opened:
+        if flags & os.O_TRUNC:
+            self.truncate(inode, 0)
+        return Opened(Handle(inode), keep_cache=False)
+
+    def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]:
+        self.events.append(f"create {name.decode()} {mode:o}")
+        attr = self._add(parent, name, bytearray())
+        return attr, Opened(Handle(attr.inode), keep_cache=False)
+
+    def write(self, inode: Inode, handle: Handle, offset: int, data: memoryview) -> int:
+        if self.hold is not None:
+            self.hold.wait(60)
+        content = self.content(inode)
+        assert isinstance(content, bytearray)
+        if offset != len(content):
+            raise FileSystemError(errno.ESPIPE)
+        if offset + len(data) > self.full_after_bytes:
+            raise FileSystemError(errno.ENOSPC)
+        self.write_sizes.append(len(data))
+        content += data
+        return len(data)
+
+    def flush(self, inode: Inode, handle: Handle) -> None:
+        self.events.append("flush")
+        if self.refuse_flush:
+            raise FileSystemError(errno.EDQUOT)
+
+    def fsync(self, inode: Inode, handle: Handle) -> None:
+        self.events.append("fsync")
+
+    def truncate(self, inode: Inode, size: int) -> Attr:
+        content = self.content(inode)
+        assert isinstance(content, bytearray)
+        if size > len(content):
+            raise FileSystemError(errno.ESPIPE)
+        del content[size:]
+        return self._attr(self.paths[inode])
+
+    def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
+        self.events.append(f"mkdir {name.decode()} {mode:o}")
+        return self._add(parent, name, None)
+
+    def unlink(self, parent: Inode, name: bytes) -> None:
+        path = f"{self.paths[parent]}/{name.decode()}".lstrip("/")
+        del self.paths[self.inodes.pop(path)], self.files[path]
+
+    def rmdir(self, parent: Inode, name: bytes) -> None:
+        path = f"{self.paths[parent]}/{name.decode()}".lstrip("/")
+        if any(other.startswith(path + "/") for other in self.inodes):
+            raise FileSystemError(errno.ENOTEMPTY)
+        self.unlink(parent, name)
+
+    def rename(
+        self, parent: Inode, name: bytes, new_parent: Inode, new_name: bytes, flags: int
+    ) -> None:
+        old = f"{self.paths[parent]}/{name.decode()}".lstrip("/")
+        new = f"{self.paths[new_parent]}/{new_name.decode()}".lstrip("/")
+        if flags & RENAME_NOREPLACE and new in self.inodes:
+            raise FileSystemError(errno.EEXIST)
+        if flags & ~RENAME_NOREPLACE:
+            raise FileSystemError(errno.EINVAL)
+        inode = self.inodes.pop(old)
+        self.inodes[new], self.paths[inode] = inode, new
+        self.files[new] = self.files.pop(old)
+
+
+RENAME_NOREPLACE = 1

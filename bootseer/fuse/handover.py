@@ -30,9 +30,10 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
 )
+from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import MountPoint
+from bootseer.fuse.mounts import MountPoint, absolute
 from bootseer.fuse.notify import Notifier
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
@@ -81,6 +82,7 @@ def supervise(
             "a supervisor must have one thread only, as it forks its workers; start it first"
         )
     options = options or MountOptions()
+    mountpoint = absolute(mountpoint)
     device = open_mount(mountpoint, options)
     point = MountPoint(mountpoint)
     try:
@@ -224,7 +226,7 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
         mount = Mount(supervisor.build(), supervisor.mountpoint, options=supervisor.options)
         if took_over:
             # Before anything is received here, or that would come a second time.
-            Notifier(supervisor.device).resend()
+            Notifier(Device(supervisor.device)).resend()
         mount.adopt(
             supervisor.device,
             supervisor.settled,

@@ -14,8 +14,9 @@ import queue
 import threading
 from collections.abc import Callable
 
+from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
-from bootseer.fuse.operations import Data, Reply
+from bootseer.fuse.operations import Reply
 from bootseer.fuse.parked import GONE, Parked, ParkedReads, send_data, send_error
 from bootseer.fuse.session import UNANSWERED, Session
 from bootseer.fuse.wire import HOT, INTERRUPT_IN, OUT_HEADER, Opcode
@@ -49,7 +50,7 @@ class Loop:
 
     def __init__(
         self,
-        device: int,
+        device: Device,
         session: Session,
         faults: Faults,
         *,
@@ -57,14 +58,14 @@ class Loop:
         slow_threads: int,
         on_death: Callable[[], None],
     ) -> None:
-        self._device = device
+        self._device = device.descriptor
         self._session = session
         self._faults = faults
         self._buffer_bytes = max_write_bytes + _SPARE_BYTES
         self._slow = session.slow_opcodes()
         self._most_workers = slow_threads
         self._on_death = on_death
-        self.parked = ParkedReads(device)
+        self.parked = ParkedReads(device, faults)
         self._work: queue.SimpleQueue[tuple[bytearray | bytes, int] | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
         self._busy = 0
@@ -122,14 +123,14 @@ class Loop:
                     self._refuse(unique, later, TypeError("neither bytes nor a reply taken"))
                 continue
             views, release = data
-            if len(views) != 1:
-                self._send(unique, data)
-                continue
-            view = views[0]
             try:
-                write_device(device, (pack(16 + len(view), 0, unique), view))
+                if len(views) == 1:
+                    write_device(device, (pack(16 + len(views[0]), 0, unique), views[0]))
+                else:
+                    send_data(device, unique, data)
             except OSError as error:
                 self._unsent(unique, error)
+            del data, views  # their owner may want to reuse or close that memory
             if release is not None:
                 release()
 
@@ -142,12 +143,6 @@ class Loop:
         else:
             self._answer(memoryview(buffer)[:count])
         return buffer
-
-    def _send(self, unique: int, data: Data) -> None:
-        try:
-            send_data(self._device, unique, data)
-        except OSError as error:
-            self._unsent(unique, error)
 
     def _unsent(self, unique: int, error: OSError) -> None:
         """The kernel would not take an answer. It fails the request itself, but for ENOMEM."""

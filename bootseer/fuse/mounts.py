@@ -73,6 +73,11 @@ def is_passed(mountpoint: str) -> bool:
     return mountpoint.startswith(("/dev/fd/", "unix:"))
 
 
+def absolute(mountpoint: str) -> str:
+    """The same place whatever the working directory becomes; passed descriptors as they are."""
+    return mountpoint if is_passed(mountpoint) else os.path.abspath(mountpoint)
+
+
 def run_helper(
     words: list[str],
     *,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from bootseer.fuse import replies
+from bootseer.fuse.device import Device
 from bootseer.fuse.operations import Buffer, Inode
 
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
@@ -20,7 +21,7 @@ class Notifier:
     inode or name (any more), which loses nothing; other refusals raise OSError.
     """
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
 
     def store(self, inode: Inode, offset: int, data: Buffer) -> bool:
@@ -30,25 +31,26 @@ class Notifier:
         smaller than the data needs (Linux takes any size below 4 GiB).
         """
         head = replies.notify_store(inode, offset, len(data))
-        return self._send(lambda: os.writev(self._device, (head, data)))
+        return self._send((head, data))
 
     def invalidate(self, inode: Inode, offset: int = 0, length: int = 0) -> bool:
         """Drop cached attributes and pages; `length` 0 = to the end, `offset` < 0 = no pages."""
         message = replies.notify_inval_inode(inode, offset, length)
-        return self._send(lambda: os.write(self._device, message))
+        return self._send((message,))
 
     def invalidate_entry(self, parent: Inode, name: bytes) -> bool:
         """Forget a name of a directory, also that it was not there."""
         message = replies.notify_inval_entry(parent, name)
-        return self._send(lambda: os.write(self._device, message))
+        return self._send((message,))
 
     def resend(self) -> bool:
         """Send again every request that was received and not answered (Linux 6.9 and newer)."""
-        return self._send(lambda: os.write(self._device, replies.notify(replies.NOTIFY_RESEND)))
+        return self._send((replies.notify(replies.NOTIFY_RESEND),))
 
-    def _send(self, write: Callable[[], int]) -> bool:
+    def _send(self, parts: Sequence[Buffer]) -> bool:
         try:
-            write()
+            with self._device as descriptor:
+                os.writev(descriptor, parts)
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return False

@@ -7,7 +7,11 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
 
+from bootseer.fuse.device import Device
+from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Data
 from bootseer.fuse.replies import header
 from bootseer.fuse.wire import OUT_HEADER
@@ -16,6 +20,7 @@ _EARLY_KEPT = 256
 _WATCH_S = 0.1
 _KILLED = 1 << 8
 _MOST_VIEWS = 1000
+Answer = TypeVar("Answer")
 _pack = OUT_HEADER.struct.pack
 
 GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
@@ -23,22 +28,19 @@ GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED
 
 
 def send_data(device: int, unique: int, data: Data) -> None:
-    """Send an answer's bytes and release them. Raises OSError of the device, but for `GONE`."""
-    views, release = data
+    """Send an answer's bytes. Raises OSError of the device, but for `GONE`."""
+    views = data.views
+    if len(views) > _MOST_VIEWS:
+        views = [b"".join(views)]
     try:
-        if len(views) > _MOST_VIEWS:
-            views = [b"".join(views)]
         os.writev(device, (_pack(16 + sum(map(len, views)), 0, unique), *views))
     except OSError as error:
         if error.errno not in GONE:
             raise
-    finally:
-        if release is not None:
-            release()
 
 
 def send_error(device: int, unique: int, number: int) -> None:
-    """Send an errno as the answer."""
+    """Send an errno as the answer. Raises as `send_data`."""
     try:
         os.write(device, header(unique, error=number))
     except OSError as error:
@@ -59,15 +61,17 @@ class Parked:
 
     def data(self, data: Data) -> None:
         """See `operations.Reply`. After `interrupted` the bytes are only released."""
-        if self._reads.take(self):
-            send_data(self._reads.device, self.unique, data)
-        elif data.release is not None:
-            data.release()
+        try:
+            if self._reads.take(self):
+                self._reads.send(send_data, self.unique, data)
+        finally:
+            if data.release is not None:
+                data.release()
 
     def error(self, number: int) -> None:
         """See `operations.Reply`."""
         if self._reads.take(self):
-            send_error(self._reads.device, self.unique, number)
+            self._reads.send(send_error, self.unique, number)
 
     @property
     def interrupted(self) -> bool:
@@ -78,7 +82,7 @@ class Parked:
         """Answer a killed reader, which could not end otherwise."""
         if self._reads.take(self):
             self._interrupted = True
-            send_error(self._reads.device, self.unique, errno.EINTR)
+            self._reads.send(send_error, self.unique, errno.EINTR)
 
 
 class ParkedReads:
@@ -89,8 +93,9 @@ class ParkedReads:
     looked at, ten times a second, until it has its bytes or is found killed.
     """
 
-    def __init__(self, device: int) -> None:
-        self.device = device
+    def __init__(self, device: Device, faults: Faults) -> None:
+        self._device = device
+        self._faults = faults
         self._waiting: dict[int, Parked] = {}
         self._early: OrderedDict[int, None] = OrderedDict()
         self._suspects: set[int] = set()
@@ -115,6 +120,15 @@ class ParkedReads:
     def take(self, parked: Parked) -> bool:
         """True for the one caller that may answer."""
         return self._waiting.pop(parked.unique, None) is parked
+
+    def send(self, send: Callable[[int, int, Answer], None], unique: int, answer: Answer) -> None:
+        """Send an answer, from any thread; one that the kernel will not have is a fault."""
+        try:
+            with self._device as descriptor:
+                send(descriptor, unique, answer)
+        except OSError as error:
+            if error.errno not in GONE:
+                self._faults.failed("sending a late answer", error)
 
     def interrupt(self, unique: int) -> None:
         """The kernel says that the reader got a signal; its read may not be parked yet."""

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from bootseer.errors import BusyError, StoreUnavailableError
+from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.fuse import wire
 from bootseer.fuse.backing import Backings
+from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.loop import Loop
 from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import MountPoint, can_mount, is_passed
+from bootseer.fuse.mounts import MountPoint, absolute, can_mount, is_passed
 from bootseer.fuse.notify import Notifier
 from bootseer.fuse.operations import Data, Operations
 from bootseer.fuse.options import MountOptions
@@ -64,14 +65,14 @@ class Mount:
         if not hasattr(operations, "write"):
             options = dataclasses.replace(options, read_only=True)
         self.operations = operations
-        self.mountpoint = mountpoint
+        self.mountpoint = absolute(mountpoint)
         self.options = options
         self._faults = Faults(options.on_fault)
-        self._device = -1
+        self._device: Device | None = None
         self._threads: list[threading.Thread] = []
         self._loop: Loop | None = None
         self._closing = threading.Lock()
-        self._point = MountPoint(mountpoint)
+        self._point = MountPoint(self.mountpoint)
 
     def start(self) -> None:
         """Mount, and serve in threads; returns once the mount answers. Raises as `open_mount`."""
@@ -84,11 +85,12 @@ class Mount:
         except BaseException:
             MountPoint(self.mountpoint).abandon()
             os.close(device)
+            self._device = None
             raise
 
     def adopt(
         self,
-        device: int,
+        descriptor: int,
         settled: Negotiated,
         *,
         took_over: bool = False,
@@ -99,8 +101,9 @@ class Mount:
         `on_death` is called when a thread of the server fails; by default the mount is ended.
         """
         self._point = MountPoint(self.mountpoint)
+        device = self._device = Device(descriptor)
         backings = Backings(
-            device, enabled=settled.passthrough, took_over=took_over, faults=self._faults
+            descriptor, enabled=settled.passthrough, took_over=took_over, faults=self._faults
         )
         session = Session(self.operations, self.options, backings, self._faults)
         self._loop = Loop(
@@ -111,7 +114,6 @@ class Mount:
             slow_threads=self.options.slow_threads,
             on_death=on_death or self._abandon,
         )
-        self._device = device
         for number in range(self.options.threads):
             name = f"fuse-{number}"
             self._threads.append(threading.Thread(target=self._loop.serve, name=name, daemon=True))
@@ -123,6 +125,8 @@ class Mount:
     @property
     def notifier(self) -> Notifier:
         """To push bytes into the page cache, or invalidate what is there."""
+        if self._device is None:
+            raise UsageError(f"{self.mountpoint} is not mounted yet; start it first")
         return Notifier(self._device)
 
     @property
@@ -163,12 +167,12 @@ class Mount:
         """Unmount, end the threads and tell the operations. Twice is safe."""
         with self._closing:
             self.unmount()
-            device, self._device = self._device, -1
-            if device < 0 or self.serving:
+            device, self._device = self._device, None
+            if device is None or self.serving:
                 return  # threads still wait on the descriptor: it ends with the process
             if self._loop is not None:
                 self._loop.stop()
-            os.close(device)
+            device.close()
             self.operations.destroy()
 
     def _abandon(self) -> None:

@@ -1,0 +1,180 @@
+"""Saving through a real mount: files written once, from start to end."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuse_mounts import in_time, mounted, output, refusal
+from fuse_trees import RENAME_NOREPLACE, WritableTree, pattern
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+CONTENT = pattern(5 * MIB + 77)
+
+
+@pytest.fixture
+def tree() -> WritableTree:
+    return WritableTree()
+
+
+@pytest.fixture
+def where(tree: WritableTree, tmp_path: Path) -> Iterator[Path]:
+    with mounted(tree, tmp_path / "m", read_only=False) as (directory, faults):
+        yield directory
+    assert faults == []
+
+
+def test_what_is_written_is_read(tree: WritableTree, where: Path) -> None:
+    in_time(lambda: (where / "f").write_bytes(CONTENT))
+    assert tree.files["f"] == CONTENT
+    assert in_time((where / "f").read_bytes) == CONTENT
+    assert (where / "f").stat().st_size == len(CONTENT)
+
+
+def test_writes_come_in_large_pieces(tree: WritableTree, where: Path) -> None:
+    fd = os.open(where / "f", os.O_CREAT | os.O_WRONLY | os.O_EXCL)
+    try:
+        assert os.write(fd, CONTENT[: 4 * MIB]) == 4 * MIB
+    finally:
+        os.close(fd)
+    assert sum(tree.write_sizes) == 4 * MIB
+    assert max(tree.write_sizes) == MIB
+    assert len(tree.write_sizes) <= 6
+
+
+def test_programs_save(tree: WritableTree, where: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(CONTENT)
+    subprocess.run(["cp", "-p", tmp_path / "source", where / "copied"], check=True)
+    command = ["dd", f"if={tmp_path / 'source'}", f"of={where / 'dd'}", "bs=300k", "conv=fsync"]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert tree.files["copied"] == tree.files["dd"] == CONTENT
+    assert "fsync" in tree.events
+
+
+def test_o_direct_writes(tree: WritableTree, where: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(CONTENT[: 4 * MIB])
+    command = ["dd", f"if={tmp_path / 'source'}", f"of={where / 'f'}", "bs=1M", "oflag=direct"]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert tree.files["f"] == CONTENT[: 4 * MIB]
+
+
+def test_closing_says_what_flushing_found(tree: WritableTree, where: Path) -> None:
+    tree.refuse_flush = True
+    fd = os.open(where / "f", os.O_CREAT | os.O_WRONLY)
+    os.write(fd, b"x")
+    assert refusal(lambda: os.close(fd)) == errno.EDQUOT
+
+
+def test_a_random_write_is_refused(tree: WritableTree, where: Path) -> None:
+    fd = os.open(where / "f", os.O_CREAT | os.O_WRONLY)
+    try:
+        os.write(fd, b"abc")
+        assert refusal(lambda: os.pwrite(fd, b"x", 100)) == errno.ESPIPE
+        assert refusal(lambda: os.pwrite(fd, b"x", 0)) == errno.ESPIPE
+        assert refusal(lambda: os.ftruncate(fd, 100)) == errno.ESPIPE
+        os.write(fd, b"def")
+    finally:
+        os.close(fd)
+    assert tree.files["f"] == b"abcdef"
+
+
+def test_a_full_store_is_said(tree: WritableTree, where: Path) -> None:
+    tree.full_after_bytes = MIB
+    assert refusal(lambda: (where / "f").write_bytes(CONTENT)) == errno.ENOSPC
+
+
+def test_opening_again_starts_anew(tree: WritableTree, where: Path) -> None:
+    for content in (b"long content", b"short"):
+        (where / "f").write_bytes(content)
+        assert (where / "f").read_bytes() == content
+        assert (where / "f").stat().st_size == len(content)
+
+
+def test_modes_and_times_are_taken(tree: WritableTree, where: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        (where / "f").write_bytes(b"x")
+        (where / "d").mkdir()
+    finally:
+        os.umask(old)
+    assert "create f 640" in tree.events
+    assert "mkdir d 750" in tree.events
+    in_time(lambda: os.chmod(where / "f", 0o600))
+    in_time(lambda: os.utime(where / "f", (1, 2)))
+    in_time(lambda: os.chown(where / "f", 1, 1))
+
+
+def test_names(tree: WritableTree, where: Path) -> None:
+    (where / "d" / "e").mkdir(parents=True)
+    (where / "d" / "f").write_bytes(b"1")
+    (where / "g").write_bytes(b"2")
+    (where / "d" / "f").rename(where / "d" / "e" / "h")
+    assert sorted(os.listdir(where / "d")) == ["e"]
+    assert (where / "d/e/h").read_bytes() == b"1"
+    assert refusal((where / "d").rmdir) == errno.ENOTEMPTY
+    os.replace(where / "g", where / "d/e/h")
+    assert (where / "d/e/h").read_bytes() == b"2"
+    (where / "d/e/h").unlink()
+    shutil.rmtree(where / "d")
+    assert os.listdir(where) == []
+
+
+def test_rename_without_replacing(tree: WritableTree, where: Path) -> None:
+    (where / "a").write_bytes(b"a")
+    (where / "b").write_bytes(b"b")
+    libc = ctypes.CDLL(None, use_errno=True)
+    here, there = (os.fsencode(where / name) for name in "ab")
+    at_working_directory = -100
+
+    def rename(flags: int) -> int:
+        code = libc.renameat2(at_working_directory, here, at_working_directory, there, flags)
+        return ctypes.get_errno() if code else 0
+
+    assert in_time(lambda: rename(RENAME_NOREPLACE)) == errno.EEXIST
+    assert in_time(lambda: rename(2)) == errno.EINVAL
+    there = os.fsencode(where / "c")
+    assert in_time(lambda: rename(RENAME_NOREPLACE)) == 0
+    assert sorted(os.listdir(where)) == ["b", "c"]
+
+
+@pytest.mark.parametrize("kind", ["link", "symlink", "mknod", "setxattr"])
+def test_what_is_not_offered_is_refused_by_name(where: Path, kind: str) -> None:
+    (where / "f").write_bytes(b"x")
+    work = {
+        "link": lambda: os.link(where / "f", where / "g"),
+        "symlink": lambda: os.symlink("f", where / "g"),
+        "mknod": lambda: os.mknod(where / "g"),
+        "setxattr": lambda: os.setxattr(where / "f", "user.x", b"y"),
+    }
+    assert refusal(work[kind]) in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
+
+
+def test_waiting_writers_keep_no_reader_waiting(tree: WritableTree, where: Path) -> None:
+    (where / "read").write_bytes(b"here")
+    tree.hold = threading.Event()
+    code = "fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY); os.write(fd, bytes(5 << 20))"
+    writers = [threading.Thread(target=output, args=(code, where / f"w{n}")) for n in range(6)]
+    for writer in writers:
+        writer.start()
+    while len(tree.inodes) < 7:
+        pass
+    assert in_time((where / "read").read_bytes) == b"here"
+    assert "w3" in in_time(lambda: os.listdir(where))
+    tree.hold.set()
+    for writer in writers:
+        writer.join(60)
+    assert [len(tree.files[f"w{n}"] or b"") for n in range(6)] == [5 << 20] * 6
+
+
+def test_a_read_only_mount_of_a_writable_tree(tree: WritableTree, tmp_path: Path) -> None:
+    with mounted(tree, tmp_path / "m") as (where, _):
+        assert refusal(lambda: (where / "f").write_bytes(b"x")) == errno.EROFS
