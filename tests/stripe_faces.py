@@ -1,0 +1,148 @@
+"""Checkpoints for tests, and mounts of them that are gone afterwards for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fuse_mounts import end_mount, python
+
+from bootseer.storage.base import Store, open_store
+from bootseer.stripedfs.fields import digest_of
+from bootseer.stripedfs.layout import Layout, stripe_name
+from bootseer.stripedfs.manifest import Manifest, Pointer
+from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.settings import WriteSettings
+
+CHUNK = 4096
+WIDTH = 3
+ODD_SIZES = (
+    0,
+    1,
+    CHUNK - 1,
+    CHUNK,
+    CHUNK + 1,
+    WIDTH * CHUNK - 1,
+    WIDTH * CHUNK,
+    WIDTH * CHUNK + 1,
+    11 * CHUNK + 77,
+)
+SMALL = WriteSettings(width=WIDTH, chunk_bytes=CHUNK)
+
+SERVER = """
+import dataclasses, json
+from bootseer.stripedfs import mounting
+from bootseer.stripedfs.mountsettings import MountSettings
+from bootseer.stripedfs.settings import WriteSettings
+given = json.loads(sys.argv[1])
+if "writing" in given:
+    given["writing"] = WriteSettings(**given["writing"])
+def ready():
+    print("ready", flush=True)
+mounting.serve(MountSettings(**given), on_ready=ready)
+"""
+
+
+def content(size_bytes: int, seed: int = 0) -> bytes:
+    """Bytes that differ everywhere and are always the same."""
+    return random.Random(size_bytes * 1000 + seed).randbytes(size_bytes)
+
+
+def put_bytes(
+    store: Store, name: str, data: bytes, scratch: Path, settings: WriteSettings = SMALL
+) -> None:
+    """Store bytes as a striped checkpoint, small as they may be."""
+    local = scratch / f"source-{os.getpid()}-{abs(hash(name))}"
+    local.write_bytes(data)
+    try:
+        put_into(store, name, str(local), settings=settings)
+    finally:
+        local.unlink()
+
+
+def put_sparse(
+    root: Path, name: str, size_bytes: int, known: dict[int, bytes], *, chunk: int = 64 << 20
+) -> None:
+    """A striped file of holes with some bytes in it, made without writing the holes."""
+    layout = Layout(size_bytes, chunk, WIDTH)
+    version = f"v-20260101T000000Z-{'0' * 8}"
+    folder = root / f"{name}.stripes" / version
+    folder.mkdir(parents=True)
+    for stripe in range(WIDTH):
+        with (folder / stripe_name(stripe)).open("wb") as file:
+            file.truncate(layout.stripe_length(stripe))
+    chunks: dict[int, bytearray] = {}
+    for offset, data in known.items():
+        for number, byte in enumerate(data, offset):
+            index, within = divmod(number, chunk)
+            chunks.setdefault(index, bytearray(layout.chunk_length(index)))[within] = byte
+    for index, chunk_bytes in chunks.items():
+        place = layout.chunk_location(index)
+        with (folder / stripe_name(place.stripe)).open("r+b") as file:
+            file.seek(place.offset)
+            file.write(chunk_bytes)
+    empty = {
+        n: digest_of(bytes(n)) for n in {layout.chunk_length(i) for i in range(layout.chunk_count)}
+    }
+    digests = b"".join(
+        digest_of(chunks[i]) if i in chunks else empty[layout.chunk_length(i)]
+        for i in range(layout.chunk_count)
+    )
+    manifest = Manifest(layout, digests).encode()
+    (folder / "manifest.json").write_bytes(manifest)
+    pointer = Pointer("file", version, size_bytes, len(manifest), digest_of(manifest))
+    (root / f"{name}.stripes" / "CURRENT").write_bytes(pointer.encode())
+
+
+@dataclasses.dataclass
+class Served:
+    """A mount served by another process, with what it logged."""
+
+    directory: Path
+    process: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def workers(self) -> list[int]:
+        """The supervisor's children."""
+        path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        return [int(pid) for pid in Path(path).read_text().split()]
+
+
+@contextlib.contextmanager
+def served(url: str | Path, directory: Path, **settings: Any) -> Iterator[Served]:
+    """Mount in another process; yields once it answers, and leaves nothing behind."""
+    directory.mkdir(exist_ok=True)
+    log = directory.parent / f"{directory.name}.log"
+    given = {"url": str(url), "mountpoint": str(directory), "log_file": str(log), **settings}
+    process = python(SERVER, json.dumps(given))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Served(directory, process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        end_mount(directory)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def store_of(folder: Path) -> Store:
+    """The store in a directory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return open_store(str(folder))
