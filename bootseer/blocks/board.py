@@ -127,7 +127,7 @@ class Board:
             if group.priority < block.priority:
                 self._promote(block, group.priority)
             block.waiters.append((group, copies))
-            group.blocks.append(block)
+            group.blocks[block] = None
             group.remaining += 1
         return now
 
@@ -398,7 +398,7 @@ class Board:
         """The block stands in its reader's memory alone; `others`, if any, need it once more."""
         owner = block.landing_group
         if owner is not None:
-            owner.remaining -= 1
+            self._one_less(owner, block)
             self._wake_if_done(owner)
         block.landing = block.landing_group = None
         if not others:
@@ -413,7 +413,7 @@ class Board:
     def _deliver(self, block: Block, direct: bool) -> list[tuple[Group, Sequence[Copy]]]:
         todo: list[tuple[Group, Sequence[Copy]]] = []
         for group, copies in block.waiters:
-            group.remaining -= 1
+            self._one_less(group, block)
             if group is block.landing_group and block.landing is not None:
                 if not direct:  # its memory may still be written to by the request that lost
                     self.pin(block)
@@ -598,7 +598,7 @@ class Board:
         waiters = block.waiters
         self._gone(block)
         for group, _ in waiters:
-            group.remaining -= 1
+            self._one_less(group, block)
             self.fail_group(group, error)
 
     def fail_group(self, group: Group, error: BaseException) -> None:
@@ -617,13 +617,12 @@ class Board:
             return
         group.closed = True
         for block in group.blocks:
-            if block.status is Status.WANTED or block.status is Status.FLYING:
-                self._part(block, group)
+            self._part(block, group)
         for block in group.pinned:
             self.unpin(block)
         for block, _ in group.late:
             self.unpin(block)
-        group.blocks, group.pinned, group.late = [], [], []
+        group.blocks, group.pinned, group.late = {}, [], []
 
     def _part(self, block: Block, group: Group) -> None:
         block.waiters = [waiter for waiter in block.waiters if waiter[0] is not group]
@@ -639,6 +638,16 @@ class Board:
         for flight in block.flights:
             if not any(other.waiters for other, _ in flight.items):
                 self._cancel(flight)
+
+    @staticmethod
+    def _one_less(group: Group, block: Block) -> None:
+        group.remaining -= 1
+        group.blocks.pop(block, None)
+
+    def submitted(self, group: Group) -> None:
+        """All that a group wants was said: undo the one more in `remaining` that kept it open."""
+        group.remaining -= 1
+        self._wake_if_done(group)
 
     def _wake_if_done(self, group: Group) -> None:
         if not group.told and group.finished:

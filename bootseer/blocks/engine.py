@@ -12,13 +12,11 @@ from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.plan import Piece, plan, request_bytes
 from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, looks_warm, populate
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import Check, CheckedSource
 from bootseer.blocks.state import Block, Copy, Flight, Group, Job, Object, Status
 from bootseer.blocks.stats import Stats, source_class
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
 
-CHECKED_BYTES = 1024 << 10
 TICK_S = 0.1
 JOIN_S = 5.0
 POPULATE_BYTES = 256 << 10
@@ -46,19 +44,23 @@ class Engine:
 
     # --- called with the lock held -----------------------------------------------------------
 
-    def effects(self) -> Effects:
+    def effects(self) -> Effects | None:
         """What the board left to do outside the lock; hand it to `act` there."""
         board = self.board
-        found = (board.woken, board.cancels, board.fresh)
-        board.woken, board.cancels, board.fresh = [], [], []
         if board.starved and self._idle:
             self._work.notify()
+        if not (board.woken or board.cancels or board.fresh):
+            return None
+        found = (board.woken, board.cancels, board.fresh)
+        board.woken, board.cancels, board.fresh = [], [], []
         return found
 
     # --- called without it -------------------------------------------------------------------
 
-    def act(self, effects: Effects) -> None:
+    def act(self, effects: Effects | None) -> None:
         """Cancel, plan and wake."""
+        if effects is None:
+            return
         woken, cancels, fresh = effects
         for attempt in cancels:
             attempt.cancel()
@@ -308,38 +310,8 @@ class Engine:
             for _, piece in flight.items:
                 stored.append(flight.scratch.view[start : start + piece.length])
                 start += piece.length
-        if flight.scratch is None and isinstance(source, CheckedSource):
-            buffers, arrived = self._checked_arrival(source, found, flight, raws)
-        else:
-            buffers, arrived = stored, self._arrival(found, flight, stored, raws)
-        source.store.read_scatter(first.part, first.offset, buffers, flight.attempt, arrived)
-
-    def _checked_arrival(
-        self, source: CheckedSource, found: Object, flight: Flight, raws: list[memoryview]
-    ) -> tuple[list[memoryview], Callable[[int], None]]:
-        """Blocks in small buffers, each checked while the processor's cache still holds it."""
-        errors, keep = flight.errors, found.cached is not None
-        buffers: list[memoryview] = []
-        steps: list[tuple[int, Check, bool]] = []
-        for number, raw in enumerate(raws):
-            check = source.check_of(flight.items[number][0].index)
-            for start in range(0, len(raw), CHECKED_BYTES):
-                buffers.append(raw[start : start + CHECKED_BYTES])
-                steps.append((number, check, start + CHECKED_BYTES >= len(raw)))
-
-        def filled(step: int) -> None:
-            number, check, last = steps[step]
-            check.update(buffers[step])
-            if not last:
-                return
-            try:
-                check.finish()
-            except Exception as error:  # told to the readers, not to the store
-                errors[number] = error
-                return
-            self._landed(found, flight, number, raws[number], keep=keep)
-
-        return buffers, filled
+        arrived = self._arrival(found, flight, stored, raws)
+        source.store.read_scatter(first.part, first.offset, stored, flight.attempt, arrived)
 
     def _arrival(
         self, found: Object, flight: Flight, stored: list[memoryview], raws: list[memoryview]
@@ -397,7 +369,7 @@ class Engine:
             with self.lock:
                 self.board.copied(block, settled.copies)
                 more = self.effects()
-            effects = (effects[0] + more[0], effects[1] + more[1], effects[2] + more[2])
+            self.act(more)
         self.act(effects)
         if keep and found.cached is not None:
             try:

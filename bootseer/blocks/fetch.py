@@ -51,12 +51,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from types import TracebackType
 
 from bootseer.blocks.board import Want
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.engine import Engine
-from bootseer.blocks.pool import SMALL_COPY_BYTES, copy
+from bootseer.blocks.pool import SMALL_COPY_BYTES
 from bootseer.blocks.readahead import ReadAhead, Share
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, block_length
@@ -65,6 +66,8 @@ from bootseer.blocks.stats import Stats
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
 
 __all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
+
+LEAST_CHUNK = 64
 
 Range = tuple[BlockSource, int, memoryview]
 
@@ -179,24 +182,38 @@ class Fetcher:
 
         Returns the bytes of each. A block that several ranges touch is fetched once.
         """
-        engine, group = self._usable(), Group(priority)
+        group = Group(priority)
+        self._usable()
         counts, wants = _wants_of(jobs)
         limit_s = time.monotonic() + (
             self.settings.demand_deadline_s if deadline_s is None else deadline_s
         )
-        ready: list[tuple[Block, Sequence[Copy]]] = []
-        with engine.lock:
-            self._check_open()
-            for source, wanted in wants:
-                ready += engine.board.want(engine.board.object_of(source), wanted, group)
-            effects = engine.effects()
         try:
-            engine.act(effects)
-        finally:
-            engine.copy_now(ready)
-        if group.blocks or group.error is not None:
+            for source, wanted in wants:
+                self._submit(source, wanted, group)
             self._wait(group, limit_s)
+        except BaseException:
+            self._abandon(group)
+            raise
         return counts
+
+    def _submit(self, source: BlockSource, wants: Iterable[Want], group: Group) -> None:
+        """Want blocks, some rounds of requests at a time, so that the first are soon under way."""
+        engine = self._engine
+        rest = iter(wants)
+        while True:
+            with engine.lock:
+                self._check_open()
+                found = engine.board.object_of(source)
+                round_bytes = found.range_bytes * found.line.streams
+                chunk = list(islice(rest, max(LEAST_CHUNK, round_bytes // source.block_bytes)))
+                if not chunk or group.closed:
+                    return
+                ready = engine.board.want(found, chunk, group)
+                effects = engine.effects()
+            engine.act(effects)
+            if ready:
+                engine.copy_now(ready)
 
     def held(
         self,
@@ -269,19 +286,16 @@ class Fetcher:
         it pushes out what arrived before.
         """
         engine, group = self._usable(), Group(priority)
+        group.remaining = 1  # until all is said
         length = min(length, source.size_bytes - offset)
         if length > 0:
             size = source.block_bytes
             indices = range(offset // size, (offset + length - 1) // size + 1)
-            with engine.lock:
-                self._check_open()
-                engine.board.want(engine.board.object_of(source), map(Want, indices), group)
-                if group.finished:
-                    group.event.set()
-                effects = engine.effects()
-            engine.act(effects)
-        else:
-            group.event.set()
+            self._submit(source, map(Want, indices), group)
+        with engine.lock:
+            engine.board.submitted(group)
+            effects = engine.effects()
+        engine.act(effects)
         return Ticket(engine, group)
 
     def read_ahead(self, source: BlockSource) -> ReadAhead:
@@ -351,36 +365,32 @@ class Fetcher:
     def _wait(self, group: Group, limit_s: float) -> None:
         """Wait until a reader's group is finished; raises its error."""
         engine = self._engine
-        began_ns = time.monotonic_ns()
-        try:
-            while not self._finished(group):
-                left_s = limit_s - time.monotonic()
-                if left_s > 0 and not group.closed:
-                    group.event.wait(left_s)
-                elif not group.closed:
-                    self._give_up(
-                        group, DeadlineError("a read was not done in time; see the store")
-                    )
-                else:
-                    group.event.wait()  # cancelled requests may still write to our memory
-        except BaseException:
-            self._give_up(group, StoreUnavailableError("a read was interrupted"))
-            while not self._finished(group):
-                group.event.wait()
-            raise
-        for block, item in group.late:
-            copy(item.target, block.slot.view[: block.length])  # type: ignore[union-attr]
         with engine.lock:
-            for block, _ in group.late:
-                engine.board.unpin(block)
-            group.late = []
-            effects = engine.effects()
-        engine.act(effects)
-        if group.priority is Priority.DEMAND and group.blocks:
+            waiting = next(iter(group.blocks), None)
+        began_ns = time.monotonic_ns()
+        while not self._finished(group):
+            left_s = limit_s - time.monotonic()
+            if group.closed:
+                group.event.wait()  # cancelled requests may still write to our memory
+            elif left_s > 0:
+                group.event.wait(left_s)
+            else:
+                self._give_up(group, DeadlineError("a read was not done in time; see the store"))
+        if waiting is not None and group.priority is Priority.DEMAND:
             waited_ns = time.monotonic_ns() - began_ns
-            engine.stats.add(group.blocks[0].object.stats, demand_waits=1, blocked_ns=waited_ns)
+            engine.stats.add(waiting.object.stats, demand_waits=1, blocked_ns=waited_ns)
         if group.error is not None:
             raise _again(group.error)
+        if group.late:
+            late = group.late
+            group.late = []
+            engine.copy_now([(block, (item,)) for block, item in late])
+
+    def _abandon(self, group: Group) -> None:
+        """Leave a read by an exception: nobody may write to its memory after that."""
+        self._give_up(group, StoreUnavailableError("a read was given up"))
+        while not self._finished(group):
+            group.event.wait()
 
     def _finished(self, group: Group) -> bool:
         with self._engine.lock:
@@ -389,7 +399,7 @@ class Fetcher:
 
     def _give_up(self, group: Group, error: BaseException) -> None:
         with self._engine.lock:
-            if not group.finished:
+            if not group.closed:
                 self._engine.board.fail_group(group, error)
             effects = self._engine.effects()
         self._engine.act(effects)

@@ -71,7 +71,7 @@ class Group:
         self.callback = callback
         self.deadline_s = deadline_s
         self.event = threading.Event()
-        self.blocks: list[Block] = []
+        self.blocks: dict[Block, None] = {}  # those it still waits for
         self.pinned: list[Block] = []
         self.late: list[tuple[Block, Copy]] = []  # won by a hedge; the reader copies them itself
         self.remaining = 0

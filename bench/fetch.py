@@ -1,0 +1,224 @@
+"""Bench `fetch`: ranges of one object from a store that gives each connection 150 MB/s.
+
+The store (`paced_server`) answers a request after 3 ms. Sides of `range fetch`: `one stream` (a
+single request), `raw parallel` (plain sockets, `recv_into` warm memory, no checks, as many
+connections as ours) and ours: `Fetcher.read_into` over the HTTP store, every 4 MiB block
+verified by xxh3-128. Fresh connections each round; the server's file is in the page cache and
+the destination is warm. Values are GB/s and the client's CPU seconds a GB.
+
+`local store` reads a file of the page cache, where what is left is our cost a block.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import xxhash
+
+from bench import harness
+from bench.paced_server import PacedServer
+from bootseer.blocks.fetch import Fetcher, FetchSettings
+from bootseer.blocks.pool import populate
+from bootseer.blocks.source import BlockSource, Location
+from bootseer.errors import CorruptDataError
+from bootseer.storage.base import Store
+
+BYTES_PER_S = 150e6
+LATENCY_S = 0.003
+CONNECTIONS = 24
+RAW_RANGE_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
+SMALL_BLOCK_BYTES = 256 << 10
+NAME = "object"
+
+
+class Verified:
+    """`BlockSource` over one stored object, with a digest of each block."""
+
+    in_place = True
+    key = ""
+
+    def __init__(self, store: Store, path: Path, block_bytes: int) -> None:
+        self.store = store
+        self.size_bytes = path.stat().st_size
+        self.block_bytes = block_bytes
+        with path.open("rb") as file:
+            blocks = iter(lambda: file.read(block_bytes), b"")
+            self._digests = [xxhash.xxh3_128_digest(block) for block in blocks]
+
+    def locate(self, index: int) -> Location:
+        offset = index * self.block_bytes
+        return Location(NAME, offset, min(self.block_bytes, self.size_bytes - offset))
+
+    def ends_stretch(self, part: str, offset: int) -> int:
+        return self.size_bytes
+
+    def replicas(self, part: str, offset: int) -> tuple[str, ...]:
+        return ()
+
+    def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
+        if xxhash.xxh3_128_digest(stored) != self._digests[index]:
+            raise CorruptDataError(f"block {index} of the bench's object is not what was written")
+
+
+def _measured(work: Callable[[], int]) -> tuple[float, float]:
+    """GB/s and CPU seconds a GB of something that moves bytes."""
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    moved = work()
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return moved / seconds / 1e9, cpu_s / (moved / 1e9)
+
+
+# --- sides -----------------------------------------------------------------------------------
+
+
+def _get(connection: socket.socket, offset: int, view: memoryview) -> None:
+    """One range by hand."""
+    end = offset + len(view) - 1
+    text = f"GET /{NAME} HTTP/1.1\r\nHost: bench\r\nRange: bytes={offset}-{end}\r\n\r\n"
+    connection.sendall(text.encode())
+    head = b""
+    while b"\r\n\r\n" not in head:
+        received = connection.recv(1024)
+        if not received:
+            raise ConnectionError("the server ended an answer")
+        head += received
+    body = head.partition(b"\r\n\r\n")[2]
+    view[: len(body)] = body
+    done = len(body)
+    while done < len(view):
+        count = connection.recv_into(view[done:], 0, socket.MSG_WAITALL)
+        if not count:
+            raise ConnectionError("the server ended an answer")
+        done += count
+
+
+def _raw(port: int, buffer: memoryview, connections: int) -> int:
+    """All of `buffer` by plain sockets, `connections` at a time."""
+    jobs: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    for offset in range(0, len(buffer), RAW_RANGE_BYTES):
+        jobs.put(offset)
+    for _ in range(connections):
+        jobs.put(None)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while (offset := jobs.get()) is not None:
+                    _get(connection, offset, buffer[offset : offset + RAW_RANGE_BYTES])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return len(buffer)
+
+
+def _one_stream(port: int, buffer: memoryview) -> int:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        _get(connection, 0, buffer)
+    return len(buffer)
+
+
+def _ours(source: BlockSource, buffer: memoryview, settings: FetchSettings) -> int:
+    with Fetcher(settings) as fetcher:
+        done = fetcher.read_into(source, 0, buffer)
+    source.store.close()
+    return done
+
+
+def _local(path: Path, buffer: memoryview) -> int:
+    """The file by one thread, no checks."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        done = 0
+        while done < len(buffer):
+            done += os.preadv(fd, [buffer[done : done + BLOCK_BYTES]], done)
+    finally:
+        os.close(fd)
+    return done
+
+
+# --- the benchmark ---------------------------------------------------------------------------
+
+
+def _cases(name: str, sides: dict[str, Callable[[], int]], rounds: int) -> list[harness.Case]:
+    cpu: dict[str, list[float]] = {side: [] for side in sides}
+
+    def measured(side: str, work: Callable[[], int]) -> float:
+        speed, cpu_s = _measured(work)
+        cpu[side].append(cpu_s)
+        return speed
+
+    speeds = harness.interleave(
+        {side: lambda s=side, w=work: measured(s, w) for side, work in sides.items()},  # type: ignore[misc]
+        rounds=rounds,
+    )
+    counted = {side: values[-rounds:] for side, values in cpu.items()}
+    return [
+        *harness.cases_of(name, speeds, unit="GB/s", better="higher"),
+        *harness.cases_of(name, counted, unit="CPU s/GB"),
+    ]
+
+
+def run(options: harness.Options) -> list[harness.Case]:
+    """See the module text; `--quick` reads a quarter of the bytes."""
+    from bootseer.storage.http import HttpStore
+    from bootseer.storage.local import LocalStore
+    from bootseer.storage.options import StoreOptions
+
+    size = (256 if options.quick else 2048) << 20
+    buffer = memoryview(bytearray(size))
+    populate(buffer, huge=True)
+    cases: list[harness.Case] = []
+    with tempfile.TemporaryDirectory(prefix="bootseer-bench-", dir="/dev/shm") as folder:
+        path = Path(folder) / NAME
+        _fill(path, size)
+        with PacedServer(Path(folder), bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S) as server:
+            store = HttpStore(server.url, StoreOptions(streams=CONNECTIONS))
+            source = Verified(store, path, BLOCK_BYTES)
+            small = Verified(store, path, SMALL_BLOCK_BYTES)
+            settings = FetchSettings(connections=CONNECTIONS)
+            sides: dict[str, Callable[[], int]] = {
+                harness.OURS: lambda: _ours(source, buffer, settings),
+                "raw parallel": lambda: _raw(server.port, buffer, CONNECTIONS),
+                "one stream": lambda: _one_stream(server.port, buffer[: size // 8]),
+            }
+            cases += _cases("range fetch", sides, options.runs)
+            sides = {
+                harness.OURS: lambda: _ours(small, buffer, settings),
+                "raw parallel": lambda: _raw(server.port, buffer, CONNECTIONS),
+            }
+            cases += _cases("range fetch, 256 KiB blocks", sides, options.runs)
+        local = LocalStore(folder)
+        for block_bytes, name in ((BLOCK_BYTES, "4 MiB"), (SMALL_BLOCK_BYTES, "256 KiB")):
+            near = Verified(local, path, block_bytes)
+            sides = {
+                harness.OURS: lambda near=near: _ours(near, buffer, FetchSettings()),  # type: ignore[misc]
+                "one preadv loop": lambda: _local(path, buffer),
+            }
+            cases += _cases(f"local store, {name} blocks", sides, options.runs)
+    return cases
+
+
+def _fill(path: Path, size: int) -> None:
+    """Bytes that no two blocks share."""
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size >> 20):
+            file.write(os.urandom(1 << 20))
