@@ -1,13 +1,14 @@
 """A version being written: a temporary folder that becomes a version at once, or vanishes.
 
-Beside the data it holds `writing/`: `put.json` (what is being put), `lease/` (whether somebody
-still writes) and records of what is complete. A draft whose writer is gone may be taken over by
-who puts the same thing again; the one who succeeds in renaming it has it.
+Beside the data it holds `writing/`: `lease/` (what is being put, and whether somebody still
+writes), `open/` (an empty folder: the draft has not been taken away from its writer) and records
+of what is complete. A draft whose writer is gone may be taken over by who puts the same thing
+again; the one who succeeds in renaming it has it.
 """
 
 from __future__ import annotations
 
-import json
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from typing import Any
 from bootseer.errors import (
     BootseerError,
     BusyError,
-    CorruptDataError,
     NotFoundError,
     StoreUnavailableError,
     UsageError,
@@ -29,9 +29,8 @@ from bootseer.stripedfs.manifest import Kind, Pointer
 from bootseer.stripedfs.versions import CURRENT, MANIFEST, Version, current, folder_of
 
 WRITING = "writing"
-NOTE = "put.json"
 LEASE = "lease"
-NOTE_LIMIT_BYTES = 64 << 10
+OPEN = "open"
 BEAT_S = 10.0
 STALE_S = 60.0
 
@@ -43,27 +42,34 @@ class Draft:
     """
 
     def __init__(
-        self, store: Store, name: str, folder: str, lease: leases.Lease | None, *, adopted: bool
+        self,
+        store: Store,
+        name: str,
+        folder: str,
+        note: dict[str, Any] | None,
+        *,
+        adopted: bool = False,
     ) -> None:
         self.store = store
         self.name = name
         self.folder = folder
         self.adopted = adopted
-        self._lease = lease
-        self._open = lease is not None  # who joined neither publishes nor removes
+        self._open = note is not None  # who joined neither publishes nor removes
+        self._lease: leases.Lease | None = None
+        self._error: BaseException | None = None
+        self._begun_s = time.monotonic()
+        self._leasing: threading.Thread | None = None
+        if note is not None:
+            # Beside the first stripes: a small object can take a store half a second.
+            self._leasing = threading.Thread(target=self._acquire, args=(note,), daemon=True)
+            self._leasing.start()
 
     @classmethod
     def begin(cls, store: Store, name: str, note: dict[str, Any]) -> Draft:
         """Make a fresh one. `note` is what `adopt` will compare."""
         folder = store.temporary(folder_of(name))
-        lease = _lease(store, folder)
-        draft = cls(store, name, folder, lease, adopted=False)
-        try:
-            store.replace(f"{folder}/{WRITING}/{NOTE}", json.dumps(note).encode())
-        except BaseException:
-            draft.discard()
-            raise
-        return draft
+        store.mkdir(f"{folder}/{WRITING}/{OPEN}")
+        return cls(store, name, folder, note)
 
     @classmethod
     def adopt(cls, store: Store, name: str, note: dict[str, Any]) -> Draft | None:
@@ -78,7 +84,7 @@ class Draft:
                 store.delete_tree(f"{ours}/{WRITING}/{LEASE}")
             except (NotFoundError, BusyError):
                 continue  # another was quicker
-            return cls(store, name, ours, _lease(store, ours), adopted=True)
+            return cls(store, name, ours, note, adopted=True)
         return None
 
     @classmethod
@@ -87,8 +93,23 @@ class Draft:
         if "/" in token or not token.startswith("."):
             raise UsageError(f"{token!r} is no token of a checkpoint being written")
         folder = f"{folder_of(name)}/{token}"
-        store.stat(f"{folder}/{WRITING}/{NOTE}")
-        return cls(store, name, folder, None, adopted=False)
+        store.stat(f"{folder}/{WRITING}/{OPEN}")
+        return cls(store, name, folder, None)
+
+    def _acquire(self, note: dict[str, Any]) -> None:
+        folder = f"{self.writing}/{LEASE}"
+        try:
+            self._lease = leases.try_acquire(
+                self.store, folder, info=note, beat_s=BEAT_S, ttl_s=STALE_S
+            )
+        except BaseException as error:  # told when the draft is published
+            self._error = error
+
+    def _leased(self) -> leases.Lease | None:
+        if self._leasing is not None:
+            self._leasing.join()
+            self._leasing = None
+        return self._lease
 
     @property
     def token(self) -> str:
@@ -100,17 +121,19 @@ class Draft:
         """The folder of records, which is removed before the version is published."""
         return f"{self.folder}/{WRITING}"
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise BusyError when another process took this draft over: we were stopped too long."""
-        if self._lease is None:
-            return
-        self._lease.renew()
+        lease = self._leased()
+        if self._error is not None:
+            raise self._error
+        if lease is not None and time.monotonic() - self._begun_s > STALE_S / 2:
+            lease.renew()
         try:
-            self.store.stat(f"{self.writing}/{NOTE}")
+            self.store.stat(f"{self.writing}/{OPEN}")
         except NotFoundError:
             lost = True
         else:
-            lost = self._lease.lost
+            lost = lease is None or lease.lost
         if lost:
             raise BusyError(
                 f"writing {self.name} to {self.store.url} was interrupted for too long; "
@@ -129,9 +152,9 @@ class Draft:
             raise StoreUnavailableError(
                 f"{name} in {self.store.url} holds {found} of {len(manifest)} bytes; put it again"
             )
-        self.check()
+        self._check()
         self._stop_lease()
-        self.store.delete_tree(self.writing)  # without its note nobody can take it over any more
+        self.store.delete_tree(self.writing)  # without a note nobody can take it over any more
         pointer = Pointer(kind, version_name(), size_bytes, len(manifest), digest_of(manifest))
         version = Version(f"{folder_of(self.name)}/{pointer.version}", pointer)
         self._rename(version.folder)
@@ -172,7 +195,7 @@ class Draft:
     def keep(self) -> None:
         """Leave it to be taken over by who puts the same again."""
         self._open = False
-        lease, self._lease = self._lease, None
+        lease = self._leased()
         if lease is not None:
             lease.close()
 
@@ -188,7 +211,7 @@ class Draft:
             return  # gc finds it
 
     def _stop_lease(self) -> None:
-        lease, self._lease = self._lease, None
+        lease = self._leased()
         if lease is not None:
             lease.forget()
 
@@ -220,24 +243,24 @@ def temporaries(store: Store, base: str) -> Iterator[str]:
 
 def read_note(store: Store, folder: str) -> dict[str, Any] | None:
     """What a draft says it is; None for one without a readable note."""
-    try:
-        note = json.loads(store.read(f"{folder}/{WRITING}/{NOTE}", limit_bytes=NOTE_LIMIT_BYTES))
-    except (NotFoundError, CorruptDataError, ValueError, RecursionError):
-        return None
-    return note if isinstance(note, dict) else None
+    held, _ = leases.Watch(store, f"{folder}/{WRITING}/{LEASE}").look()
+    return held.info if held is not None else None
 
 
 def idle(store: Store, base: str, folder: str) -> bool:
     """Whether a draft's writer is surely or very likely gone."""
     lease_folder = f"{folder}/{WRITING}/{LEASE}"
-    _, free = leases.Watch(store, lease_folder).look()
-    if free:
+    held, free = leases.Watch(store, lease_folder).look()
+    if held is not None and free:
         return True
     try:
-        beat_s = max(stat.mtime_s for stat in store.list(lease_folder))
+        last_s = max(stat.mtime_s for stat in store.list(lease_folder))
     except (NotFoundError, ValueError):
-        return False
-    return store_now_s(store, base) - beat_s > STALE_S
+        try:
+            last_s = store.stat(f"{folder}/{WRITING}").mtime_s  # its lease is just being made
+        except NotFoundError:
+            return True
+    return store_now_s(store, base) - last_s > STALE_S
 
 
 def store_now_s(store: Store, base: str) -> float:
@@ -248,10 +271,3 @@ def store_now_s(store: Store, base: str) -> float:
         return store.stat(probe).mtime_s
     finally:
         store.delete(probe)
-
-
-def _lease(store: Store, folder: str) -> leases.Lease:
-    lease = leases.try_acquire(store, f"{folder}/{WRITING}/{LEASE}", beat_s=BEAT_S, ttl_s=STALE_S)
-    if lease is None:
-        raise BusyError(f"{folder} in {store.url} was taken by another process; put it again")
-    return lease
