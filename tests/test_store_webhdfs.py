@@ -30,7 +30,7 @@ def twin(store: Store) -> Iterator[Store]:
 
 
 class TestWebHdfsStore(StoreContract):
-    no_names = "%:"
+    no_names = "%:+"
     races = 2
     replacements = 4
 

@@ -201,7 +201,7 @@ class HttpStore:
             span = content_range(exchange.headers.get("Content-Range"))
             if exchange.status == 200 and exchange.length is not None:
                 return self._described(name, exchange.length, exchange.headers)
-            if exchange.status not in (206, 416):
+            if exchange.status not in (200, 206, 416):
                 raise self._error(exchange, what)
             if span is None or span.size < 0:
                 raise NotSupportedError(f"cannot {what}: the server does not tell its size")

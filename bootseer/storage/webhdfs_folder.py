@@ -63,13 +63,14 @@ class Folder:
     def data_path(self, name: str) -> str:
         """The path of an object that DataNodes are to be asked for.
 
-        Those of Hadoop 2 decode a path twice, so "a%41" would silently be the object "aA".
+        Those of Hadoop 2 decode a path twice, so "a%41" would silently be the object "aA"; and
+        a "+" makes them lose letters beyond ASCII.
         """
         path = self.path(name)
-        if "%" in path:
+        if "%" in path or ("+" in path and not path.isascii()):
             raise NotSupportedError(
-                f"{name} in {self.url} has a % in its path, which DataNodes misread over WebHDFS;"
-                " use hdfs:// or another name"
+                f"{name} in {self.url} has a % (or a + beside letters beyond ASCII) in its path,"
+                " which DataNodes misread over WebHDFS; use hdfs:// or another name"
             )
         return path
 
