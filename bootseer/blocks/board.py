@@ -1,8 +1,9 @@
 """The fetcher's decisions: what is wanted, in flight and ready. No threads, no I/O, no clock.
 
 Every method is called with the fetcher's lock held and returns quickly. What must happen outside
-the lock is left in `woken` (groups whose waiters to wake), `cancels` (attempts to cancel) and
-`fresh` (blocks that need a plan); `Fetcher` takes these after each call.
+the lock is left in `woken` (groups whose waiters to wake), `cancels` (attempts to cancel),
+`fresh` (blocks that need a plan) and `closes` (cached objects to close); `Engine` takes these
+after each call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from bootseer.blocks.plan import Piece
 from bootseer.blocks.pool import Pool, Slot
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, block_length
-from bootseer.blocks.state import Block, Copy, Flight, Group, Job, Line, Object, Status
+from bootseer.blocks.state import (
+    Block,
+    CachedBlocks,
+    Copy,
+    Flight,
+    Group,
+    Job,
+    Line,
+    Object,
+    Status,
+)
 from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
 
@@ -57,6 +68,7 @@ class Board:
         self.woken: list[Group] = []
         self.cancels: list[Attempt] = []
         self.fresh: list[Block] = []
+        self.closes: list[CachedBlocks] = []
         self.starved = False
         self._ready: OrderedDict[Block, None] = OrderedDict()  # unpinned, least recently used first
         self._ready_bytes = 0
@@ -80,6 +92,7 @@ class Board:
             line = self.line_of(store, streams)
             found = Object(key, source, line, max(1, preferred.range_bytes))
             self.objects[key] = found
+        found.forgotten = False
         return found
 
     def line_of(self, owner: object, streams: int) -> Line:
@@ -90,15 +103,27 @@ class Board:
         return line
 
     def forget(self, found: Object) -> None:
-        """Drop what nobody uses of an object; the record goes once nothing is left of it."""
+        """Drop what memory holds of an object; the record goes once nothing of it is in use."""
+        found.forgotten = True
         for block in list(found.blocks.values()):
             if block.status is Status.READY and not block.pins:
                 self._evict(block)
-        if not found.blocks and not found.claims:
-            self.objects.pop(found.key, None)
-            line = found.line
-            if not line.heap and not line.active:
-                self.lines.pop(id(line.owner), None)
+        self._drop_forgotten(found)
+
+    def _drop_forgotten(self, found: Object) -> None:
+        if found.blocks or found.claims or self.objects.get(found.key) is not found:
+            return
+        del self.objects[found.key]
+        owners = [found.line.owner]
+        if found.cached is not None:
+            owners.append(found.cached)
+            self.closes.append(found.cached)
+            found.cached = None
+        for owner in owners:
+            line = self.lines.get(id(owner))
+            shared = any(other.line is line for other in self.objects.values())
+            if line is not None and not line.heap and not line.active and not shared:
+                del self.lines[id(owner)]
 
     # --- wanting -----------------------------------------------------------------------------
 
@@ -203,6 +228,8 @@ class Board:
         if not block.pins:
             self._ready[block] = None
             self._ready_bytes += self._memory_of(block)
+            if block.object.forgotten:
+                self._evict(block)
 
     def touch(self, block: Block) -> None:
         """An unpinned ready block was used."""
@@ -226,6 +253,8 @@ class Board:
         block.landing = block.landing_group = None
         if block.object.blocks.get(block.index) is block:
             del block.object.blocks[block.index]
+            if block.object.forgotten:
+                self._drop_forgotten(block.object)
 
     def slot(self, size_bytes: int, priority: Priority) -> Slot | None:
         """Memory for one block, evicting what was not used for longest; None when all is in use."""
@@ -678,6 +707,8 @@ class Board:
         groups.remove(group)
         if not groups:
             del found.claims[span]
+            if found.forgotten:
+                self._drop_forgotten(found)
 
     def suspect(self, replica: str, now_s: float) -> None:
         """Pass a replica over for a while."""

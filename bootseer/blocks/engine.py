@@ -12,7 +12,7 @@ from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.plan import Piece, plan, request_bytes
 from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, looks_warm, populate
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.state import Block, Copy, Flight, Group, Job, Object, Status
+from bootseer.blocks.state import Block, CachedBlocks, Copy, Flight, Group, Job, Object, Status
 from bootseer.blocks.stats import Stats, source_class
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
@@ -21,7 +21,7 @@ TICK_S = 0.1
 JOIN_S = 5.0
 POPULATE_BYTES = 256 << 10
 
-Effects = tuple[list[Group], list[Attempt], list[Block]]
+Effects = tuple[list[Group], list[Attempt], list[Block], list[CachedBlocks]]
 
 
 class Engine:
@@ -49,10 +49,10 @@ class Engine:
         board = self.board
         if board.starved and self._idle:
             self._work.notify()
-        if not (board.woken or board.cancels or board.fresh):
+        if not (board.woken or board.cancels or board.fresh or board.closes):
             return None
-        found = (board.woken, board.cancels, board.fresh)
-        board.woken, board.cancels, board.fresh = [], [], []
+        found = (board.woken, board.cancels, board.fresh, board.closes)
+        board.woken, board.cancels, board.fresh, board.closes = [], [], [], []
         return found
 
     # --- called without it -------------------------------------------------------------------
@@ -61,9 +61,11 @@ class Engine:
         """Cancel, plan and wake."""
         if effects is None:
             return
-        woken, cancels, fresh = effects
+        woken, cancels, fresh, closes = effects
         for attempt in cancels:
             attempt.cancel()
+        for cached in closes:
+            cached.close()
         if fresh:
             self._plan(fresh)
         for group in woken:
@@ -206,8 +208,14 @@ class Engine:
 
     def _run(self) -> None:
         """A worker: one connection's worth of requests, one after the other."""
-        while (flight := self._next()) is not None:
+        while self._run_one():
+            pass  # nothing of a request is kept while waiting for the next
+
+    def _run_one(self) -> bool:
+        flight = self._next()
+        if flight is not None:
             self._fly(flight)
+        return flight is not None
 
     def _next(self) -> Flight | None:
         last = False
@@ -421,10 +429,10 @@ class Engine:
             if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(max(0.0, until_s - time.monotonic()))
         for found in list(board.objects.values()):
-            if found.cached is not None:
-                found.cached.close()
             with self.lock:
                 board.forget(found)
+                effects = self.effects()
+            self.act(effects)
         with self.lock:
             board.pool.clear()
 

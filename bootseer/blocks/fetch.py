@@ -203,11 +203,13 @@ class Fetcher:
         rest = iter(wants)
         while True:
             with engine.lock:
+                if group.closed:
+                    return
                 self._check_open()
                 found = engine.board.object_of(source)
                 round_bytes = found.range_bytes * found.line.streams
                 chunk = list(islice(rest, max(LEAST_CHUNK, round_bytes // source.block_bytes)))
-                if not chunk or group.closed:
+                if not chunk:
                     return
                 ready = engine.board.want(found, chunk, group)
                 effects = engine.effects()
@@ -306,18 +308,17 @@ class Fetcher:
         return ReadAhead(source.size_bytes, self._share, block_bytes=source.block_bytes)
 
     def forget(self, source: BlockSource) -> None:
-        """Drop what memory holds of an object and nobody uses, and unpin it in the node cache."""
+        """Drop what memory holds of an object and unpin it in the node cache.
+
+        What is held or under way is dropped when that ends. Reading the object again is fine.
+        """
         engine = self._engine
         with engine.lock:
             found = engine.board.objects.get(source.key or id(source))
-            if found is None:
-                return
-            engine.board.forget(found)
-            cached = found.cached if found.key not in engine.board.objects else None
+            if found is not None:
+                engine.board.forget(found)
             effects = engine.effects()
         engine.act(effects)
-        if cached is not None:
-            cached.close()
 
     def close(self) -> None:
         """End every request; who waits gets StoreUnavailableError. Twice is safe."""

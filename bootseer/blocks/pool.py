@@ -24,7 +24,7 @@ SMALL_COPY_BYTES = 32 << 10
 
 
 def slot_bytes(size_bytes: int) -> int:
-    """The slot size for so many bytes: whole pages, at most a quarter more than asked."""
+    """The slot size for so many bytes: whole pages, at most a page or a quarter more than asked."""
     size_bytes = max(size_bytes, PAGE_BYTES)
     step = max(PAGE_BYTES, 1 << max(0, (size_bytes - 1).bit_length() - 3))
     return -(-size_bytes // step) * step

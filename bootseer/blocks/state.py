@@ -89,7 +89,17 @@ class Group:
 class Object:
     """One source as the fetcher knows it."""
 
-    __slots__ = ("blocks", "cached", "claims", "key", "line", "range_bytes", "source", "stats")
+    __slots__ = (
+        "blocks",
+        "cached",
+        "claims",
+        "forgotten",
+        "key",
+        "line",
+        "range_bytes",
+        "source",
+        "stats",
+    )
 
     def __init__(self, key: str | int, source: BlockSource, line: Line, range_bytes: int) -> None:
         self.key = key
@@ -100,6 +110,7 @@ class Object:
         self.claims: dict[tuple[int, int], list[Group]] = {}
         self.cached: CachedBlocks | None = None
         self.stats = ""
+        self.forgotten = False  # dropped as soon as nothing of it is in use
 
 
 class CachedBlocks(Protocol):

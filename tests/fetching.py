@@ -1,0 +1,89 @@
+"""Sources with known bytes for the fetcher's tests."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import xxhash
+import zstandard
+
+from bootseer.blocks.source import Location
+from bootseer.errors import CorruptDataError
+from bootseer.storage.base import Store
+from bootseer.storage.local import LocalStore
+
+
+class Source:
+    """`BlockSource` over stored parts that are written at once.
+
+    Block i lies in part i mod `parts`; with `packed` it is compressed. `places` are the replicas
+    of every byte.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        data: bytes,
+        *,
+        block_bytes: int,
+        parts: int = 1,
+        packed: bool = False,
+        places: tuple[str, ...] = (),
+        key: str = "",
+        stretch_bytes: int = 0,
+    ) -> None:
+        self.data = data
+        self.size_bytes = len(data)
+        self.block_bytes = block_bytes
+        self.in_place = not packed
+        self.key = key
+        self.store: Store = LocalStore(str(folder))
+        self._places = places
+        self._stretch_bytes = stretch_bytes
+        blocks = [data[n : n + block_bytes] for n in range(0, len(data), block_bytes)]
+        self._digests = [xxhash.xxh3_128_digest(block) for block in blocks]
+        self._locations: list[Location] = []
+        stored = [bytearray() for _ in range(parts)]
+        for number, block in enumerate(blocks):
+            text = zstandard.compress(block, 1) if packed else block
+            part = number % parts
+            self._locations.append(Location(f"part-{part}", len(stored[part]), len(text)))
+            stored[part] += text
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, content in enumerate(stored):
+            (folder / f"part-{number}").write_bytes(content)
+
+    def locate(self, index: int) -> Location:
+        return self._locations[index]
+
+    def ends_stretch(self, part: str, offset: int) -> int:
+        if not self._stretch_bytes:
+            return 1 << 62
+        return (offset // self._stretch_bytes + 1) * self._stretch_bytes
+
+    def replicas(self, part: str, offset: int) -> tuple[str, ...]:
+        return self._places
+
+    def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
+        if not self.in_place:
+            try:
+                text = zstandard.ZstdDecompressor().decompress(stored, len(raw))
+            except zstandard.ZstdError as error:
+                raise CorruptDataError(f"block {index} is no zstd frame") from error
+            if len(text) == len(raw):
+                raw[:] = text
+        if xxhash.xxh3_128_digest(raw) != self._digests[index]:
+            raise CorruptDataError(f"block {index} is not what was written; use another replica")
+
+
+def noise(size_bytes: int, seed: int = 0) -> bytes:
+    """Bytes that differ everywhere and compress a little."""
+    text = random.Random(seed).randbytes(size_bytes // 2 + 1)
+    return bytes(byte for pair in zip(text, text, strict=True) for byte in pair)[:size_bytes]
+
+
+def fetch_threads() -> list[threading.Thread]:
+    """Threads of fetchers that are still alive."""
+    return [t for t in threading.enumerate() if t.name.startswith("bootseer-fetch")]
