@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -25,10 +26,11 @@ with attach() as running:
 """
 
 
-def http(address: str, path: str, operation: str, method: str = "GET", data: bytes = b"") -> bytes:
-    url = f"http://{address}/webhdfs/v1{path}?op={operation}"
-    request = urllib.request.Request(url, method=method, data=data or None)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+def http(address: str, path: str, operation: str, method: str = "GET", **more: Any) -> bytes:
+    scheme = "https" if "context" in more else "http"
+    url = f"{scheme}://{address}/webhdfs/v1{path}?op={operation}"
+    request = urllib.request.Request(url, method=method)
+    with urllib.request.urlopen(request, timeout=30, **more) as answer:
         return bytes(answer.read())
 
 
@@ -113,3 +115,49 @@ class TestFaultsOnRequest:
         cluster.pause_datanode(0)
         cluster.stop()
         assert not any(s.running() for s in (*cluster.datanodes, *cluster.namenodes))
+
+
+def test_https_is_signed_by_the_clusters_own_authority(own_hdfs: Any) -> None:
+    cluster = own_hdfs(datanodes=1, tls=True)
+    context = ssl.create_default_context(cafile=str(cluster.ca_file))
+    [address] = cluster.https_addresses
+    http(address, "/x", "MKDIRS&user.name=root", "PUT", context=context)
+    assert b'"DIRECTORY"' in http(address, "/x", "GETFILESTATUS", context=context)
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        http(address, "/x", "GETFILESTATUS", context=ssl.create_default_context())
+    cluster.stop()
+
+
+def test_a_standby_namenode_takes_over(own_hdfs: Any) -> None:
+    cluster = own_hdfs(datanodes=1, ha=True)
+    first, second = cluster.http_addresses
+    put(first, "/x", b"kept")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        http(second, "/x", "OPEN")
+    with refused.value as answer:
+        assert b"StandbyException" in answer.read()
+    cluster.namenodes[0].kill()
+    cluster.make_active(1)
+    assert http(second, "/x", "OPEN") == b"kept"
+    cluster.restart_namenode(0)
+    cluster.make_active(0)
+    assert http(first, "/x", "OPEN") == b"kept"
+    cluster.stop()
+
+
+def test_kerberos_knows_its_users_alone(own_hdfs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = own_hdfs(datanodes=1, kerberos=True)
+    cluster.shell("-mkdir", "/alices")
+    cluster.shell("-chown", "alice", "/alices")
+    [address] = cluster.http_addresses
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        http(address, "/alices", "GETFILESTATUS&user.name=alice")
+    for name, value in cluster.realm.environ("alice").items():
+        monkeypatch.setenv(name, value)
+    assert cluster.realm.login("alice").exists()
+    for path, fate in (("/alices/x", "HTTP/1.1 200"), ("/x", "HTTP/1.1 403")):
+        url = f"http://{address}/webhdfs/v1{path}?op=MKDIRS"
+        asked = ["curl", "-sSi", "--negotiate", "-u", ":", "-X", "PUT", url]
+        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        assert fate in said
+    cluster.stop()

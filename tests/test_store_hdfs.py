@@ -25,6 +25,10 @@ pytestmark = pytest.mark.slow
 
 
 class TestHdfsStore(StoreContract):
+    no_names = ":"
+    races = 3
+    replacements = 10
+
     @pytest.fixture
     def store(self, hdfs: Any, hdfs_folder: str) -> Store:
         return open_store(f"{hdfs.hdfs_url}{hdfs_folder}/store")

@@ -12,13 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tools.hdfs import settings
+from tools.hdfs import settings, tls
 from tools.hdfs.jars import classpath
+from tools.hdfs.kerberos import SUPERUSER, Realm
 from tools.hdfs.process import COMMON, FULL_SPEED, HEAP, QUICK_START, Server, wait_until
 
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 ADMIN = "org.apache.hadoop.hdfs.tools.DFSAdmin"
+SHELL = "org.apache.hadoop.fs.FsShell"
 HA_ADMIN = "org.apache.hadoop.hdfs.tools.DFSHAAdmin"
 READY_S = 90.0
 
@@ -27,9 +29,12 @@ class Cluster:
     """A running HDFS below `directory`, which must not be in use; a context manager.
 
     `hosts` names for each DataNode the address it listens on and the command prefix that enters
-    its network namespace; without it all servers are on 127.0.0.1, on ports of their own. Leaving
-    the block kills every server; so does the end of this process, or of the thread that started
-    them, by whatever cause. `full_speed` lets Java compile for throughput, not for a quick start.
+    its network namespace; without it all servers are on 127.0.0.1, on ports of their own. `ha`
+    makes two NameNodes, the first active; `tls` serves HTTPS too (`https_addresses`, `ca_file`);
+    `kerberos` makes a realm (`realm.login("alice")`) and names the servers localhost, and root is
+    nobody there: make folders with `shell`. `full_speed` lets Java compile for throughput, not
+    for a quick start. Leaving the block kills every server; so does the end of this process, or
+    of the thread that started them, by whatever cause.
     """
 
     def __init__(
@@ -42,14 +47,20 @@ class Cluster:
         permissions: bool = True,
         full_speed: bool = False,
         ha: bool = False,
-        host: str = "127.0.0.1",
+        tls: bool = False,
+        kerberos: bool = False,
+        host: str = "",
         hosts: Sequence[tuple[str, Sequence[str]]] = (),
         extra: dict[str, str] | None = None,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.replication = replication
         self._java = (*HEAP, *(FULL_SPEED if full_speed else QUICK_START))
-        self._hosts = list(hosts) or [("127.0.0.1", ())] * datanodes
+        # Kerberos names services by host.
+        host = host or ("localhost" if kerberos else "127.0.0.1")
+        self._hosts = list(hosts) or [(host, ())] * datanodes
+        self.realm = Realm(self.directory / "kerberos") if kerberos else None
+        self._tls = tls
         self._site = settings.site(
             replication=replication, block_bytes=block_bytes, permissions=permissions
         ) | (extra or {})
@@ -96,6 +107,16 @@ class Cluster:
         """A HADOOP_CONF_DIR for clients."""
         return self.directory / "client"
 
+    @property
+    def https_addresses(self) -> list[str]:
+        """`host:port` of each NameNode's WebHDFS over TLS."""
+        return [f"{n.host}:{n.ports.https}" for n in self.namenode_nodes]
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority that signed the servers' certificates, where there is TLS."""
+        return self.directory / "tls/ca.pem"
+
     # Life.
 
     def start(self) -> Self:
@@ -122,6 +143,8 @@ class Cluster:
         """Kill every server; twice is safe. The files stay."""
         for server in (*self.datanodes, *self.namenodes):
             server.kill()
+        if self.realm is not None:
+            self.realm.stop()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -158,10 +181,10 @@ class Cluster:
         )
 
     def restart_namenode(self, number: int = 0) -> None:
+        """Kill a NameNode and start it again; returns when it is out of safe mode."""
         self.namenodes[number].kill()
         self.namenodes[number].start()
-        if not self._ha:
-            self.wait_ready()
+        self._wait_for([self.namenode_nodes[number]], READY_S)
 
     def make_active(self, number: int) -> None:
         """Fail over to this NameNode; the other one becomes (or is) standby or dead."""
@@ -169,7 +192,7 @@ class Cluster:
         other = 1 - number
         if self.namenodes[other].running():
             self.run(HA_ADMIN, "-transitionToStandby", names[other])
-        self.run(HA_ADMIN, "-transitionToActive", names[number])
+        self.run(HA_ADMIN, "-transitionToActive", "--forceactive", names[number])
 
     def safe_mode(self, on: bool) -> None:
         self.run(ADMIN, "-safemode", "enter" if on else "leave")
@@ -178,11 +201,22 @@ class Cluster:
         """Run `hdfs dfsadmin` with these arguments; its output. RuntimeError when it fails."""
         return self.run(ADMIN, *arguments)
 
+    def shell(self, *arguments: str) -> str:
+        """Run `hdfs dfs` with these arguments as the superuser; its output."""
+        return self.run(SHELL, *arguments)
+
     def run(self, main: str, *arguments: str) -> str:
         """Run one of Hadoop's command-line tools as the superuser."""
-        command = ["java", *COMMON, *QUICK_START, "-cp", f"{self.conf}:{self._classpath}", main]
+        command = ["java", *COMMON, *QUICK_START]
+        environ = None
+        if self.realm is not None:
+            command += self.realm.java_options()
+            self.realm.login(SUPERUSER)
+            environ = self.realm.environ(SUPERUSER)
+        command += ["-cp", f"{self.conf}:{self._classpath}", main]
         done = subprocess.run(
             [*command, *arguments],
+            env=environ,
             capture_output=True,
             text=True,
             check=False,
@@ -199,36 +233,34 @@ class Cluster:
 
     # State.
 
-    def live_datanodes(self) -> int:
-        """How many DataNodes the (active) NameNode counts as alive; -1 while it does not answer."""
-        counts = [self._live(n.host, n.ports.http) for n in self.namenode_nodes]
-        return min(counts) if self._ha else counts[0]
-
     def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Return when every running DataNode has registered and writes are accepted."""
+        """Return when every running DataNode has registered everywhere and writes are accepted."""
+        self._wait_for(self.namenode_nodes, timeout_s)
+
+    def _wait_for(self, nodes: Sequence[settings.NameNode], timeout_s: float) -> None:
         running = [s for s in (*self.namenodes, *self.datanodes) if s.running()]
         wanted = sum(s.running() for s in self.datanodes)
         wait_until(
             f"{wanted} DataNodes serve",
-            lambda: self.live_datanodes() >= wanted and not self._safe(),
+            lambda: all(self._live(n) >= wanted and not self._safe(n) for n in nodes),
             timeout_s,
             running,
         )
 
-    def _live(self, host: str, port: int) -> int:
-        state = _jmx(host, port, "NameNode", "FSNamesystemState")
-        return int(state.get("NumLiveDataNodes", -1))  # type: ignore[call-overload, no-any-return]
+    def _live(self, node: settings.NameNode) -> int:
+        """How many DataNodes a NameNode counts as alive; -1 while it does not answer."""
+        count = _jmx(node.host, node.ports.http, "NameNode", "FSNamesystemState")
+        return int(str(count.get("NumLiveDataNodes", -1)))
 
-    def _safe(self) -> bool:
-        return all(
-            _jmx(n.host, n.ports.http, "NameNode", "NameNodeInfo").get("Safemode") != ""
-            for n in self.namenode_nodes
-        )
+    def _safe(self, node: settings.NameNode) -> bool:
+        """Whether a NameNode is in safe mode."""
+        info = _jmx(node.host, node.ports.http, "NameNode", "NameNodeInfo")
+        return info.get("Safemode") != ""
 
     def _wait_for_http(self) -> None:
         wait_until(
             "the NameNodes answer",
-            lambda: all(self._live(n.host, n.ports.http) >= 0 for n in self.namenode_nodes),
+            lambda: all(self._live(n) >= 0 for n in self.namenode_nodes),
             READY_S,
             self.namenodes,
         )
@@ -238,6 +270,7 @@ class Cluster:
     def _prepare(self) -> None:
         self._classpath = classpath()
         core = settings.common(self.namenode_nodes, self.directory)
+        self._secure(core)
         names = settings.name_addresses(self.namenode_nodes)
         settings.write(self.conf, core, names | self._site)
         self.datanode_ports = [settings.free_ports_here() for _ in self._hosts]
@@ -265,7 +298,20 @@ class Cluster:
             settings.write(folder, core, names | self._site | own)
             self.datanodes.append(self._server(f"dn{number}", DATANODE, folder, prefix))
 
+    def _secure(self, core: dict[str, str]) -> None:
+        if self.realm is not None:
+            self.realm.start()
+            core |= self.realm.core_site()
+            self._site |= self.realm.hdfs_site()
+            self._java = (*self._java, *self.realm.java_options())
+        if self._tls:
+            tls.make(self.directory / "tls")
+            core["hadoop.ssl.enabled.protocols"] = "TLSv1.2"
+            self._site |= tls.hdfs_site()
+
     def _server(self, name: str, main: str, folder: Path, prefix: Sequence[str] = ()) -> Server:
+        if self._tls:
+            tls.write_server(folder, self.directory / "tls")
         return Server(name, main, folder, self._classpath, options=self._java, prefix=prefix)
 
     def _format(self) -> None:
