@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bootseer.errors import (
     BootseerError,
     BusyError,
+    NoSpaceError,
     NotFoundError,
     NotSupportedError,
     StoreUnavailableError,
@@ -28,11 +30,14 @@ from bootseer.storage.webhdfs_wire import (
     listed,
     live_datanodes,
     located_blocks,
+    quota_left,
+    room_left,
 )
 
 HIDDEN = "."
 TEMPORARY = ".tmp-"
 PROBES = 8
+NAMENODE_INFO = "Hadoop:service=NameNode,name=NameNodeInfo"
 
 
 class Folder:
@@ -131,8 +136,7 @@ class Folder:
         what = f"find the DataNodes of {self.url}"
         self.names.call("GET", "/", "GETFILESTATUS", [], what)  # finds the active NameNode
         try:
-            query = "Hadoop:service=NameNode,name=NameNodeInfo"
-            found = live_datanodes(self.names.beans(query, what), tls=self.names.tls)
+            found = live_datanodes(self.names.beans(NAMENODE_INFO, what), tls=self.names.tls)
         except BootseerError:
             found = []  # not every cluster shows this page to every user
         if found:
@@ -143,6 +147,41 @@ class Folder:
             for _ in range(PROBES)
         }
         return sorted(o.authority for o in seen) if len(seen) > 1 else []
+
+    def lack_of_room(self, name: str, what: str) -> NoSpaceError | None:
+        """Whether a quota or full DataNodes explain that a stream to `name` ended early.
+
+        DataNodes of Hadoop 2 say "201 Created" then, and keep what they have.
+        """
+        try:
+            status = self.names.call("GET", self.path(name), "GETFILESTATUS", [], what, retry_s=0)
+            block = int(status["FileStatus"]["blockSize"])
+            needed = block * int(status["FileStatus"]["replication"])
+            folder = self.path(name).rpartition("/")[0]
+            while folder:
+                left = quota_left(self._usage(folder, what))
+                if left is not None and left < needed:
+                    return NoSpaceError(
+                        f"cannot {what}: the space quota of {folder} leaves {left} bytes and the"
+                        f" next block needs {needed}; free space, raise the quota or use smaller blocks"
+                    )
+                folder = folder.rpartition("/")[0]
+            room = room_left(self.names.beans(NAMENODE_INFO, what))
+        except BootseerError:
+            return None
+        if room is None or room >= block:
+            return None
+        return NoSpaceError(
+            f"cannot {what}: no DataNode has room for a block of {block} bytes; free space"
+        )
+
+    def _usage(self, folder: str, what: str) -> dict[str, Any]:
+        try:  # cheap, where the server has it
+            found = self.names.call("GET", folder, "GETQUOTAUSAGE", [], what)
+        except NotSupportedError:
+            found = self.names.call("GET", folder, "GETCONTENTSUMMARY", [], what)
+        usage: dict[str, Any] = found.get("QuotaUsage") or found.get("ContentSummary") or {}
+        return usage
 
     def move(self, old: str, new: str, *, replace: bool, version: str) -> None:
         """RENAME in its atomic form; BusyError when the name is taken and not to be replaced.

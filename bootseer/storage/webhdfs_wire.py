@@ -201,6 +201,21 @@ def live_datanodes(found: dict[str, Any], *, tls: bool) -> list[Datanode]:
     return sorted(out)
 
 
+def quota_left(usage: dict[str, Any]) -> int | None:
+    """Bytes that a folder's space quota leaves (of a QuotaUsage or ContentSummary)."""
+    quota = int(usage.get("spaceQuota", -1))
+    return None if quota < 0 else quota - int(usage.get("spaceConsumed", 0))
+
+
+def room_left(found: dict[str, Any]) -> int | None:
+    """The most bytes that any DataNode still takes; None when that is not told."""
+    try:
+        nodes = json.loads(found["beans"][0]["LiveNodes"]).values()
+        return max((int(n["remaining"]) for n in nodes), default=0)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
 def request_path(path: str, op: str, parameters: Iterable[tuple[str, str]]) -> str:
     """Path and query of a WebHDFS request."""
     query = urlencode([("op", op), *parameters], quote_via=quote)

@@ -187,10 +187,11 @@ class WebHdfsWriter:
             self._started().finish()
             found = self._folder.stat(self._temporary)
             if found.size_bytes != self._written_bytes:
-                raise StoreUnavailableError(
+                short = StoreUnavailableError(
                     f"cannot {self._what}: HDFS holds {found.size_bytes} of"
                     f" {self._written_bytes} bytes; write it again"
                 )
+                raise self._folder.lack_of_room(self._temporary, self._what) or short
             self._publish(found)
         except BaseException:
             self.abort()
@@ -236,7 +237,13 @@ class WebHdfsWriter:
             self._send(memoryview(gathered))
 
     def _send(self, view: memoryview) -> None:
-        self._started().send(view)
+        try:
+            self._started().send(view)
+        except StoreUnavailableError as error:
+            full = self._folder.lack_of_room(self._temporary, self._what)
+            if full is not None:
+                raise full from error
+            raise
         self._written_bytes += len(view)
 
     def _started(self) -> Upload:
