@@ -136,6 +136,8 @@ class _Paths:
         data = self._operations.read(inode, handle, offset, size, later)
         if data is None:
             data = later().wait()
+        if isinstance(data, memoryview):
+            return bytes(data)
         try:
             return b"".join(data.views)
         finally:

@@ -177,11 +177,11 @@ class LocalTree:
 
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
-    ) -> Data | None:
+    ) -> Data | memoryview | None:
         file = self._files.get(inode) or self._file(inode, opens=0)
-        view = file.view
-        if view is not None and offset + size <= len(view):
-            return Data((view[offset : offset + size],))
+        view, end = file.view, offset + size
+        if view is not None and end <= len(view):
+            return view[offset:end]
         return self._copied(file, offset, size)
 
     def release(self, inode: Inode, handle: Handle) -> None:

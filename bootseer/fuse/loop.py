@@ -9,6 +9,7 @@ that no wait ever keeps a reader from being heard.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import queue
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
-from bootseer.fuse.operations import Reply
+from bootseer.fuse.operations import Data, Reply
 from bootseer.fuse.parked import GONE, Parked, ParkedReads, send_data, send_error
 from bootseer.fuse.session import UNANSWERED, Session
 from bootseer.fuse.wire import HOT, INTERRUPT_IN, OUT_HEADER, Opcode
@@ -29,19 +30,23 @@ _MOST_IDLE_BUFFERS = 4
 
 
 class Later:
-    """What `read` calls to answer later; one for each thread, set up anew for each request."""
+    """What `read` calls to answer later; one for each thread.
 
-    __slots__ = ("_reads", "pid", "taken", "unique")
+    It looks at the request in the thread's buffer only when it is called: most reads never do,
+    and a small read is so short that setting this up each time could be measured.
+    """
 
-    def __init__(self, reads: ParkedReads) -> None:
+    __slots__ = ("_reads", "buffer", "taken")
+
+    def __init__(self, reads: ParkedReads, buffer: bytearray) -> None:
         self._reads = reads
-        self.unique = 0
-        self.pid = 0
+        self.buffer = buffer
         self.taken: Parked | None = None
 
     def __call__(self) -> Reply:
         if self.taken is None:
-            self.taken = self._reads.park(self.unique, self.pid)
+            _, _, unique, _, pid, *_ = HOT.unpack_from(self.buffer)
+            self.taken = self._reads.park(unique, pid)
         return self.taken
 
 
@@ -93,46 +98,60 @@ class Loop:
                 worker.join(5.0)
 
     def _receive(self) -> None:
-        device, read_device, write_device = self._device, os.readv, os.writev
+        # Each line here runs for every read: names are local, and `readinto` is `os.readv` with
+        # less around it.
+        device, write_device = self._device, os.writev
+        read_device = io.FileIO(device, "rb", closefd=False).readinto
         read, unpack, pack = self._session.operations.read, HOT.unpack_from, OUT_HEADER.struct.pack
-        later = Later(self.parked)
         opcode_read = int(Opcode.READ)
         buffer = bytearray(self._buffer_bytes)
-        vector = [buffer]
+        later = Later(self.parked, buffer)
         while True:
             try:
-                count = read_device(device, vector)
+                count = read_device(buffer)
             except OSError as error:
                 if error.errno in _GO_ON:
                     continue
                 if error.errno == errno.ENODEV:
                     return
                 raise
-            _, opcode, unique, inode, pid, handle, offset, size = unpack(buffer)
-            if opcode != opcode_read:
-                vector[0] = buffer = self._take_other(opcode, buffer, count)
+            if not count:
                 continue
-            later.unique, later.pid, later.taken = unique, pid, None
+            _, opcode, unique, inode, _, handle, offset, size = unpack(buffer)
+            if opcode != opcode_read:
+                buffer = later.buffer = self._take_other(opcode, buffer, count)
+                continue
             try:
                 data = read(inode, handle, offset, size, later)
             except Exception as error:  # one failing read must cost one answer only
                 self._refuse(unique, later, error)
                 continue
-            if data is None:
-                if later.taken is None:
-                    self._refuse(unique, later, TypeError("neither bytes nor a reply taken"))
-                continue
-            views, release = data
-            try:
-                if len(views) == 1:
-                    write_device(device, (pack(16 + len(views[0]), 0, unique), views[0]))
-                else:
-                    send_data(device, unique, data)
-            except OSError as error:
-                self._unsent(unique, error)
-            del data, views  # their owner may want to reuse or close that memory
+            release = None
+            if type(data) is memoryview:
+                try:
+                    write_device(device, (pack(16 + len(data), 0, unique), data))
+                except OSError as error:
+                    self._unsent(unique, error)
+            else:
+                release = self._answer_read(unique, later, data)
+            del data  # its owner may want to reuse or close that memory
             if release is not None:
                 release()
+
+    def _answer_read(
+        self, unique: int, later: Later, data: Data | memoryview | None
+    ) -> Callable[[], None] | None:
+        """Send what `read` returned, unless it was one view; returns what releases it."""
+        taken, later.taken = later.taken, None
+        if isinstance(data, Data):
+            try:
+                send_data(self._device, unique, data)
+            except OSError as error:
+                self._unsent(unique, error)
+            return data.release
+        if taken is None:
+            self._refuse(unique, later, TypeError("neither bytes nor a reply taken"))
+        return None
 
     def _take_other(self, opcode: int, buffer: bytearray, count: int) -> bytearray:
         """All but READ; returns the buffer to receive into from now on."""
@@ -156,6 +175,7 @@ class Loop:
         number = self._session.errno_of(error, "read")
         if later.taken is not None:
             later.taken.error(number)
+            later.taken = None
         else:
             send_error(self._device, unique, number)
 

@@ -99,8 +99,11 @@ class Operations(Protocol):
 
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
-    ) -> Data | None:
-        """Bytes at `offset`, or None after taking `later()`, through which they will be sent."""
+    ) -> Data | memoryview | None:
+        """Bytes at `offset`, or None after taking `later()`, through which they will be sent.
+
+        One view of bytes alone is the same as `Data((view,))`, and quicker for small reads.
+        """
 
     def release(self, inode: Inode, handle: Handle) -> None: ...
 
