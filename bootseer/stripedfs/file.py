@@ -7,11 +7,12 @@ reads binary files; whole large reads land in the reader's own buffer.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.storage.base import open_object
@@ -107,6 +108,10 @@ class StripedFile(io.RawIOBase):
 
     def readall(self) -> bytes:
         return self.read()
+
+    def write(self, data: object, /) -> NoReturn:
+        """Never: it is for reading."""
+        raise io.UnsupportedOperation("not writable")
 
     def peek(self, size: int = 0, /) -> bytes:
         """Some bytes from here on without moving; this makes reading by lines quick."""
@@ -218,23 +223,32 @@ def open_tree(url: str, *, options: StoreOptions = DEFAULTS) -> Tree:
 
 
 class NewBytes:
-    """Bytes that are filled through `view` and then taken, without a second copy of them."""
+    """Bytes that are filled through `view` and then taken, without a second copy of them.
 
-    __slots__ = ("_stream", "view")
+    The C interface lets whoever made a bytes object without contents fill it, as long as nobody
+    else has it; a copy of a large one would cost more than fetching it, and twice the memory.
+    """
+
+    __slots__ = ("_data", "view")
 
     def __init__(self, length: int) -> None:
-        stream = io.BytesIO()
+        self._data: bytes = _new_bytes(None, length)
+        self.view = memoryview(b"")
         if length:
-            stream.seek(length - 1)
-            stream.write(b"\0")
-            stream.getvalue()  # cuts the buffer to the exact length, which lets it be taken as is
-        self._stream = stream
-        self.view = stream.getbuffer()
+            # A bytes object ends in its contents and one zero byte, which its size counts.
+            begin = id(self._data) + bytes.__basicsize__ - 1
+            memory = (ctypes.c_char * length).from_address(begin)
+            setattr(memory, "owner", self._data)  # noqa: B010 - it lives as long as any view
+            self.view = memoryview(memory).cast("B")
 
     def taken(self, length: int) -> bytes:
         """The first `length` bytes; nothing may write to `view` any more."""
-        data = self._stream.getvalue()
-        return data if length == len(data) else data[:length]
+        return self._data if length == len(self._data) else self._data[:length]
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype = ctypes.py_object
+_new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
 
 
 def bytes_filled(length: int, fill: Callable[[memoryview], int]) -> bytes:
