@@ -4,7 +4,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test test-fast soak lint format bench docs setup clean
+.PHONY: demo test test-fast k8s-test image soak lint format bench docs setup clean
 
 demo: setup
 	$(BIN)/python -m tools.demo $(DEMO_ARGS)
@@ -14,6 +14,15 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --fast $(PYTEST_ARGS)
+
+# Injected pods on a real Kubernetes, which the first run builds in about three minutes.
+k8s-test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_inject.py tests/test_k8s_*.py
+
+# The init container's image: make image IMAGE=registry.example/bootseer-init:0.1.0
+IMAGE ?=
+image: setup
+	$(BIN)/python -m tools.initimage $(if $(IMAGE),--name $(IMAGE))
 
 soak: setup
 	$(BIN)/python -m tools.soak

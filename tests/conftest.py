@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hdfs_lab import hdfs, hdfs_folder, own_hdfs
 from hypothesis import settings
+from k8s_lab import api, init_image, k8s, namespace
 
-__all__ = ["hdfs", "hdfs_folder", "own_hdfs"]
+__all__ = ["api", "hdfs", "hdfs_folder", "init_image", "k8s", "namespace", "own_hdfs"]
 """Fixtures that every module may ask for."""
 
 # A loaded machine is slow, not wrong: no test is timed, those of hypothesis included.

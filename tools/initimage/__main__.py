@@ -23,8 +23,13 @@ from tools.initimage import ociimage, payload
 DEFAULT_NAME = f"bootseer-init:{bootseer.__version__}"
 
 
-def build(target: Path, name: str, cache: Path | None = None) -> tuple[ociimage.Written, int]:
-    """Write the image; returns it, and the compressed bytes that the interpreter is of it."""
+def build(
+    target: Path, name: str, cache: Path | None = None, *, level: int = ociimage.GZIP_LEVEL
+) -> tuple[ociimage.Written, int]:
+    """Write the image; returns it, and the compressed bytes that the interpreter is of it.
+
+    With another `level` of gzip than the default the image's digest is another one.
+    """
     cache = cache or default_cache()
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w", encoding="ascii") as lock, tempfile.TemporaryDirectory() as tmp:
@@ -36,15 +41,15 @@ def build(target: Path, name: str, cache: Path | None = None) -> tuple[ociimage.
             command=["install", "/opt/bootseer"],
             labels={"org.opencontainers.image.version": bootseer.__version__},
         )
-        written = ociimage.write(target, root, name, run_as)
-        return written, _interpreter_bytes(root)
+        written = ociimage.write(target, root, name, run_as, level=level)
+        return written, _interpreter_bytes(root, level)
 
 
-def _interpreter_bytes(root: Path) -> int:
+def _interpreter_bytes(root: Path, level: int) -> int:
     """The interpreter's share, measured by compressing it alone."""
     python = root / "payload/python"
     (python / "lib/python3").rename(root / "wrapper")
-    return len(gzip.compress(ociimage.layer(python), ociimage.GZIP_LEVEL, mtime=0))
+    return len(gzip.compress(ociimage.layer(python), level, mtime=0))
 
 
 def default_cache() -> Path:

@@ -66,14 +66,14 @@ def _member(path: Path, name: str) -> tuple[tarfile.TarInfo, io.BytesIO | None]:
 
 
 def write(
-    target: Path, root: Path, name: str, run_as: RunAs, *, architecture: str = "amd64"
+    target: Path, root: Path, name: str, run_as: RunAs, *, level: int = GZIP_LEVEL
 ) -> Written:
     """Write the image of `root` as `name` (`host/repository:tag`) to the tar file `target`."""
     raw = layer(root)
-    packed = gzip.compress(raw, GZIP_LEVEL, mtime=0)
+    packed = gzip.compress(raw, level, mtime=0)
     config = _json(
         {
-            "architecture": architecture,
+            "architecture": "amd64",
             "os": "linux",
             "config": {
                 "User": run_as.user,

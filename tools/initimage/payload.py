@@ -74,10 +74,7 @@ def build(root: Path, cache: Path) -> Sizes:
     for program in ("apt-get", "dpkg-deb", "patchelf"):
         if shutil.which(program) is None:
             raise NotSupportedError(f"{program} is missing; install Debian's package of that name")
-    unpacked = cache / "unpacked"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    for package in _debian_packages(cache / "debian"):
-        _call(["dpkg-deb", "-x", str(package), str(unpacked)], f"unpack {package.name}")
+    unpacked = unpack(cache)
     payload = root / "payload"
     shutil.rmtree(root, ignore_errors=True)
     (payload / "bin").mkdir(parents=True)
@@ -93,6 +90,19 @@ def build(root: Path, cache: Path) -> Sizes:
         (payload / name).chmod(0o755)
     (payload / "complete").write_text(_fingerprint(payload) + "\n", encoding="ascii")
     return Sizes(_bytes_of(payload) - interpreter, interpreter)
+
+
+def unpack(cache: Path) -> Path:
+    """The folder in `cache` with Debian's packages unpacked, made anew where it is not whole."""
+    unpacked, done = cache / "unpacked", cache / "unpacked/.complete"
+    packages = _debian_packages(cache / "debian")
+    names = "\n".join(package.name for package in packages)
+    if not done.is_file() or done.read_text(encoding="ascii") != names:
+        shutil.rmtree(unpacked, ignore_errors=True)
+        for package in packages:
+            _call(["dpkg-deb", "-x", str(package), str(unpacked)], f"unpack {package.name}")
+        done.write_text(names, encoding="ascii")
+    return unpacked
 
 
 def _debian_packages(folder: Path) -> list[Path]:

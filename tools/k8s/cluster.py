@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -172,6 +172,10 @@ class Cluster:
         """The command line that runs `command` in the node's namespaces."""
         return ["nsenter", "-t", str(self._init), "-m", "-n", "-p", "-u", "--", *command]
 
+    def call_inside(self, *command: str) -> None:
+        """Run a command in the node's namespaces; CalledProcessError when it fails."""
+        subprocess.run(self.inside(command), check=True, stdin=subprocess.DEVNULL)
+
     def kubectl_command(self, *words: str) -> list[str]:
         """kubectl's command line; it sees this machine's files and the node's network."""
         return [
@@ -197,6 +201,15 @@ class Cluster:
     def get(self, *words: str) -> Any:
         """Parsed JSON of `kubectl get`."""
         return json.loads(self.kubectl("get", *words, "-o", "json"))
+
+    def wait_for(self, found: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
+        """Poll until `found()` is true, return it; RuntimeError with `what` when time is up."""
+        end = time.monotonic() + timeout_s
+        while not (value := found()):
+            if time.monotonic() > end:
+                raise RuntimeError(f"{timeout_s:.0f} s were not enough for {what}")
+            time.sleep(0.2)
+        return value
 
     def _try(self, words: Sequence[str]) -> str:
         try:

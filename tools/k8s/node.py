@@ -74,6 +74,8 @@ def _mounts(state: Path, cgroup: str, *, api_only: bool) -> None:
     _call("mount", "--make-rprivate", "/")
     _call("mount", "--make-rshared", "/")
     _call("mount", "-t", "tmpfs", "-o", "mode=755", "lab-run", "/run")
+    # In memory: unmounting overlays on a disk would wait until all of it is written back.
+    _call("mount", "-t", "tmpfs", "-o", "mode=755", "lab-state", str(state))
     for name in ("var-upper", "var-work", "etcd"):
         (state / name).mkdir(mode=0o700, exist_ok=True)
     (state / "var-upper").chmod(0o755)

@@ -1,0 +1,165 @@
+"""The manifests of `k8s/`: valid for several versions, buildable, equal to what `inject` does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from bootseer.kubernetes import inject, pods, uninject, yamltext
+from bootseer.kubernetes.options import LAUNCHER, Options, Place
+from tools import manifests
+
+ROOT = Path(__file__).parents[1] / "k8s"
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("*.yaml") if path.name != "kustomization.yaml"
+)
+VERSIONS = ("1.27", "1.30", "1.33")
+NATIVE = ("Job", "Pod", "PersistentVolumeClaim", "ConfigMap")
+KUBECTL = str(Path(sys.executable).parent / "kubectl")
+OPTIONS = Options(
+    events=Place("claim", "bootseer-events"),
+    store=Place("claim", "bootseer-store"),
+    cache=Place("host", "/var/cache/bootseer"),
+    config_map="bootseer-config",
+)
+
+
+def documents(raw: str) -> list[Any]:
+    return [document for document in yaml.safe_load_all(raw) if document]
+
+
+def injected(path: Path, options: Options = OPTIONS) -> str:
+    text = yamltext.decode(path.read_bytes(), path.name)
+    result = inject.inject(text, options)
+    assert not result.refusals
+    assert uninject.uninject(yamltext.Text(result.raw, path.name, "\n")) == text.raw
+    return result.raw
+
+
+def build(folder: Path) -> list[Any]:
+    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+def pod_specs(document: Any) -> list[Any]:
+    """Every pod description in an object: what has containers."""
+    found = []
+    stack = [document]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("containers"), list):
+                found.append(node)
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
+    return found
+
+
+def check_references(spec: Any) -> None:
+    """What no schema checks: mounts name volumes of the pod, names are unique, values are known."""
+    volumes = [volume["name"] for volume in spec.get("volumes", [])]
+    assert len(set(volumes)) == len(volumes)
+    for container in spec.get("initContainers", []) + spec["containers"]:
+        mounts = container.get("volumeMounts", [])
+        assert {mount["name"] for mount in mounts} <= set(volumes)
+        paths = [mount["mountPath"] for mount in mounts]
+        assert len(set(paths)) == len(paths)
+        variables = [entry["name"] for entry in container.get("env", [])]
+        assert len(set(variables)) == len(variables)
+        for entry in container.get("env", []):
+            assert ("value" in entry) != ("valueFrom" in entry)
+            if "valueFrom" in entry:
+                path = entry["valueFrom"]["fieldRef"]["fieldPath"]
+                assert path.startswith(("metadata.", "spec.nodeName"))
+        assert container.get("imagePullPolicy", "Always") in ("Always", "IfNotPresent", "Never")
+    for volume in spec.get("volumes", []):
+        assert len(volume) == 2  # a name and one source
+        assert volume.get("hostPath", {}).get("type", "") in ("", "DirectoryOrCreate", "CharDevice")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_examples_are_valid_before_and_after(path: Path, version: str) -> None:
+    for raw in (path.read_text(encoding="utf-8"), injected(path)):
+        for document in documents(raw):
+            if document["kind"] in NATIVE:
+                kubernetes_validate.validate(document, version, strict=True)
+            for spec in pod_specs(document):
+                pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+                kubernetes_validate.validate(pod, version, strict=True)
+                check_references(spec)
+
+
+def test_the_validator_would_notice() -> None:
+    (job,) = documents(injected(ROOT / "examples/job.yaml"))
+    job["spec"]["template"]["spec"]["volumes"][0]["emptydir"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, VERSIONS[0], strict=True)
+
+
+def test_every_example_is_injected_in_every_pod() -> None:
+    for path in EXAMPLES:
+        for document in documents(injected(path)):
+            specs = pod_specs(document)
+            if document["kind"] == "TrainJob":
+                assert document["spec"]["trainer"]["command"][0] == LAUNCHER
+                continue
+            assert specs
+            for spec in specs:
+                assert spec["initContainers"][0]["name"] == "bootseer-init"
+                command = spec["containers"][0].get("command")
+                if document["kind"] != "TrainingRuntime":
+                    assert command[0] == LAUNCHER
+
+
+@pytest.mark.slow
+def test_the_component_builds_what_inject_writes() -> None:
+    assert manifests.files() == {
+        path: path.read_text(encoding="utf-8") for path in manifests.files()
+    }, "run python -m tools.manifests"
+    built = build(ROOT / "examples")
+    assert sorted(d["kind"] for d in built) == [
+        "ConfigMap",
+        "Job",
+        "PersistentVolumeClaim",
+        "PersistentVolumeClaim",
+    ]
+    (job,) = [d for d in built if d["kind"] == "Job"]
+    text = yamltext.decode((ROOT / "examples/job.yaml").read_bytes(), "job.yaml")
+    (wanted,) = documents(inject.inject(text, manifests.OPTIONS).raw)
+    spec, other = job["spec"]["template"]["spec"], wanted["spec"]["template"]["spec"]
+    assert spec["initContainers"][0].pop("image") == "registry.example/bootseer-init:0.1.0"
+    other["initContainers"][0].pop("image")
+    assert spec == other
+    for version in VERSIONS:
+        for document in built:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.slow
+def test_a_job_without_the_lists_stops_the_build(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  template:\n    spec:\n"
+        "      containers: [{name: a, image: i, command: [x]}]\n",
+        encoding="utf-8",
+    )
+    relative = Path(*[".."] * len(tmp_path.resolve().parts[1:]), *ROOT.parts[1:])
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [job.yaml]\ncomponents: ['{relative}/components/job']\n", encoding="utf-8"
+    )
+    done = subprocess.run([KUBECTL, "kustomize", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "initContainers" in done.stderr
+
+
+def test_uid_labels_are_for_kinds_of_the_examples() -> None:
+    kinds = {d["kind"] for path in EXAMPLES for d in documents(path.read_text(encoding="utf-8"))}
+    assert set(pods.UID_LABELS) <= kinds
