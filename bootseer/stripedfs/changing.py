@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+
 from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import versions
@@ -15,7 +17,7 @@ def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
     A striped checkpoint loses its pointer first, so that nobody begins to read what is going.
     Raises AccessDeniedError for a part of a directory checkpoint and for the store's root.
     """
-    _check_whole(store, found)
+    check_whole(store, found)
     if found.version is not None:
         unpublish(store, found.name)
     if found.version is not None and found.is_folder:
@@ -38,7 +40,7 @@ def move(store: Store, found: Found, new_name: str) -> None:
     Who reads the old name sees it whole or not at all. Raises BusyError when a folder has the
     new name, AccessDeniedError as `remove`.
     """
-    _check_whole(store, found)
+    check_whole(store, found)
     if new_name == found.name:
         return
     if f"{new_name}/".startswith(f"{found.name}/"):
@@ -74,6 +76,16 @@ def _move_version(store: Store, found: Found, new_name: str) -> None:
         store.delete_tree(current.folder)
 
 
+def check_new(store: Store, name: str) -> None:
+    """Raise AccessDeniedError when a new name would lie within a directory checkpoint."""
+    parent = posixpath.dirname(name)
+    while parent:
+        version = versions.current(store, parent)
+        if version is not None and version.is_tree:
+            raise _part_of_tree(store, name)
+        parent = posixpath.dirname(parent)
+
+
 def exists(store: Store, name: str) -> bool:
     """Whether a plain object or folder has this name."""
     try:
@@ -83,11 +95,16 @@ def exists(store: Store, name: str) -> bool:
     return True
 
 
-def _check_whole(store: Store, found: Found) -> None:
+def check_whole(store: Store, found: Found) -> None:
+    """Raise AccessDeniedError for a part of a directory checkpoint, and for the store's root."""
     if found.tree is not None and found.entry is not None:
-        raise AccessDeniedError(
-            f"{found.name} is part of a directory checkpoint in {store.url}, which never changes; "
-            "put the directory anew"
-        )
+        raise _part_of_tree(store, found.name)
     if not found.name:
         raise AccessDeniedError(f"the root of {store.url} stays; name what lies in it")
+
+
+def _part_of_tree(store: Store, name: str) -> AccessDeniedError:
+    return AccessDeniedError(
+        f"{name} is part of a directory checkpoint in {store.url}, which never changes; put the "
+        "directory anew"
+    )

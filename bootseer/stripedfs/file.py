@@ -20,6 +20,7 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs import names
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.opening import Tree, open_entry
+from bootseer.stripedfs.shared import share_of, shared_fetcher
 from bootseer.stripedfs.source import FileSource
 
 if TYPE_CHECKING:
@@ -143,8 +144,10 @@ class StripedFile(io.RawIOBase):
     def close(self) -> None:
         """Read nothing ahead any more; twice is safe. The store's connections stay for others."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
+        if ahead is not None and self._pid == os.getpid():
             ahead.close()
+            fetcher = self._given if self._given is not None else shared_fetcher()
+            fetcher.forget(self._source)  # or a process that opens many files would fill up
         super().close()
 
     def __repr__(self) -> str:
@@ -162,7 +165,6 @@ class StripedFile(io.RawIOBase):
     def _ready(self) -> tuple[FileSource, Fetcher, ReadAhead]:
         """The source, fetcher and read-ahead of this process."""
         from bootseer.blocks.readahead import ReadAhead
-        from bootseer.stripedfs.shared import share_of, shared_fetcher
 
         self._check()
         if self._pid != os.getpid():

@@ -21,7 +21,7 @@ from fsspec.utils import isfilelike
 from bootseer.errors import BootseerError, NotFoundError, NotSupportedError, UsageError
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.stripedfs import chained, names
+from bootseer.stripedfs import chained, changing, names
 from bootseer.stripedfs.file import StripedFile, bytes_filled
 from bootseer.stripedfs.fswrite import WriteFile, python_errors
 from bootseer.stripedfs.settings import WriteSettings
@@ -242,6 +242,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         with python_errors(path):
             store, name = self._at(path)
             if name:
+                changing.check_new(store, name)
                 store.mkdir(name)
 
     def rmdir(self, path: str) -> None:
@@ -253,8 +254,6 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         self.rm_file(path)
 
     def rm_file(self, path: str) -> None:
-        from bootseer.stripedfs import changing
-
         path = self._strip_protocol(path)
         with python_errors(path):
             store, name = self._at(path)
@@ -263,8 +262,6 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     _rm = rm_file
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        from bootseer.stripedfs import changing
-
         for each in path if isinstance(path, list) else [path]:
             for found in self.expand_path(each, maxdepth=maxdepth):
                 with python_errors(found):
@@ -279,8 +276,6 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        from bootseer.stripedfs import changing
-
         old, new = self._strip_protocol(path1), self._strip_protocol(path2)
         if old == new:
             return
@@ -343,8 +338,9 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             try:
                 found = names.look(store, name)
             except NotFoundError:
-                pass
+                changing.check_new(store, name)
             else:
+                changing.check_whole(store, found)
                 if found.is_folder:
                     raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
             return SavedFile(store, name, self._writing)

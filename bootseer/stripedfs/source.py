@@ -59,10 +59,16 @@ class Stretches:
         return self._starts
 
 
+def _key(digest: str, store: Store, place: str) -> str:
+    """The place is part of it: equal bytes elsewhere may outlive those that were read first."""
+    return f"{digest}@{store.url}/{place}"
+
+
 class _Digested:
     """What sources share whose every block has a digest: nothing of them is ever in doubt."""
 
     in_place = True
+    source_class = "checkpoint"
 
     def doubtful(self, offset: int, length: int) -> bool:
         return False
@@ -82,7 +88,7 @@ class StripedSource(_Digested):
         self.layout = striped.manifest.layout
         self.size_bytes = self.layout.size_bytes
         self.block_bytes = self.layout.chunk_bytes
-        self.key = striped.manifest.key
+        self.key = _key(striped.manifest.key, store, striped.folder)
         self.label = label
         self._digests = striped.manifest.digests
         self._parts = tuple(striped.part(s) for s in range(self.layout.width))
@@ -114,7 +120,7 @@ class SmallSource(_Digested):
         self.store = store
         self.size_bytes = size_bytes
         self.block_bytes = max(1, size_bytes)
-        self.key = f"xxh3-128-{digest.hex()}-{size_bytes}-whole"
+        self.key = _key(f"xxh3-128-{digest.hex()}-{size_bytes}-whole", store, name)
         self.label = label
         self._name = name
         self._digest = digest
@@ -140,6 +146,7 @@ class PlainSource:
     """`BlockSource` over an ordinary object, by stretches of its blocks and replicas."""
 
     in_place = True
+    source_class = "plain"
 
     def __init__(self, store: Store, stat: Stat, placed: Sequence[Placed]) -> None:
         self.store = store

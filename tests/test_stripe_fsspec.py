@@ -1,0 +1,311 @@
+"""The fsspec file system: fsspec's own conformance suite, and programs that read through it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.tests import abstract
+from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
+
+from bootseer.errors import AccessDeniedError, CorruptDataError, NotSupportedError, UsageError
+from bootseer.storage.base import Store
+from bootseer.stripedfs import chained
+from bootseer.stripedfs.fs import StripedFileSystem
+from bootseer.stripedfs.putting import put_into
+
+SIZE = 5 * CHUNK + 9
+
+
+class Fixtures(abstract.AbstractFixtures):
+    """What fsspec's suite asks of a file system under test."""
+
+    @pytest.fixture
+    def fs(self) -> StripedFileSystem:
+        return StripedFileSystem(writing=SMALL)
+
+    @pytest.fixture
+    def fs_path(self, tmp_path: Path) -> str:
+        return f"{tmp_path}/target-store"
+
+    @pytest.fixture
+    def local_fs(self) -> LocalFileSystem:  # theirs is a class method with a class's scope
+        return LocalFileSystem(auto_mkdir=True)
+
+
+class TestCopy(abstract.AbstractCopyTests, Fixtures):
+    pass
+
+
+class TestGet(abstract.AbstractGetTests, Fixtures):
+    pass
+
+
+class TestPut(abstract.AbstractPutTests, Fixtures):
+    pass
+
+
+class TestPipe(abstract.AbstractPipeTests, Fixtures):
+    pass
+
+
+class TestOpen(abstract.AbstractOpenTests, Fixtures):
+    pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_of(tmp_path / "store")
+
+
+@pytest.fixture
+def root(store: Store, tmp_path: Path) -> str:
+    return f"{tmp_path}/store"
+
+
+@pytest.fixture
+def fs() -> StripedFileSystem:
+    return StripedFileSystem(writing=SMALL)
+
+
+def test_a_chained_url_finds_us_by_entry_point(store: Store, root: str, tmp_path: Path) -> None:
+    put_bytes(store, "ckpt", content(SIZE), tmp_path)
+    code = (
+        "import fsspec, sys\n"
+        "assert not [name for name in sys.modules if name.startswith('bootseer.')]\n"
+        f"with fsspec.open('striped::file://{root}/ckpt') as file:\n"
+        "    print(type(file).__name__, len(file.read()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"StripedFile {SIZE}\n"
+
+
+def test_what_is_large_is_striped_and_what_is_small_is_not(
+    fs: StripedFileSystem, root: str
+) -> None:
+    fs.pipe({f"{root}/large": content(SIZE), f"{root}/small": b"small"})
+    assert sorted(os.listdir(root)) == ["large.stripes", "small"]
+    assert [fs.info(f"{root}/{n}")["striped"] for n in ("large", "small")] == [True, False]
+    assert fs.cat([f"{root}/large", f"{root}/small"]) == {
+        f"{root}/large": content(SIZE),
+        f"{root}/small": b"small",
+    }
+    # Each takes the other's place whole.
+    fs.pipe({f"{root}/large": b"now small", f"{root}/small": content(SIZE)})
+    assert fs.cat_file(f"{root}/large") == b"now small"
+    assert fs.cat_file(f"{root}/small") == content(SIZE)
+    assert sorted(os.listdir(root)) == ["large", "small.stripes"]
+
+
+def test_nothing_appears_of_a_file_that_failed(fs: StripedFileSystem, root: str) -> None:
+    fs.pipe_file(f"{root}/x", b"old")
+    for data in (b"new", content(SIZE)):
+        with contextlib.suppress(RuntimeError), fs.open(f"{root}/x", "wb") as file:
+            file.write(data)
+            raise RuntimeError("in the middle")
+    assert fs.cat_file(f"{root}/x") == b"old"
+    assert fs.find(root) == [f"{root}/x"]
+
+
+def test_a_transaction_publishes_at_its_end(fs: StripedFileSystem, root: str) -> None:
+    with fs.transaction:
+        with fs.open(f"{root}/x", "wb") as file:
+            file.write(content(SIZE))
+        assert not fs.exists(f"{root}/x")
+    assert fs.cat_file(f"{root}/x") == content(SIZE)
+
+
+def test_names_move_with_their_bytes(fs: StripedFileSystem, root: str) -> None:
+    fs.pipe({f"{root}/a": content(SIZE), f"{root}/b": content(SIZE, 1), f"{root}/s": b"small"})
+    fs.mv(f"{root}/a", f"{root}/b")
+    assert fs.cat_file(f"{root}/b") == content(SIZE)
+    fs.mv(f"{root}/s", f"{root}/b")
+    assert fs.cat_file(f"{root}/b") == b"small"
+    fs.mkdir(f"{root}/folder")
+    fs.pipe_file(f"{root}/a", content(SIZE, 2))
+    fs.mv(f"{root}/a", f"{root}/folder")
+    assert fs.cat_file(f"{root}/folder/a") == content(SIZE, 2)
+    fs.mv(f"{root}/folder", f"{root}/other", recursive=True)
+    assert fs.find(root) == [f"{root}/b", f"{root}/other/a"]
+
+
+def test_a_directory_checkpoint_is_a_folder_that_stays_as_it_is(
+    fs: StripedFileSystem, store: Store, root: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "x").write_bytes(content(SIZE))
+    (folder / "round").symlink_to("deep")
+    put_into(store, "ckpt", str(folder), settings=SMALL)
+    assert fs.find(f"{root}/ckpt") == [f"{root}/ckpt/deep/x", f"{root}/ckpt/round"]
+    assert fs.isdir(f"{root}/ckpt/deep")
+    assert fs.cat_file(f"{root}/ckpt/round/x") == content(SIZE)
+    for change in (
+        lambda: fs.rm_file(f"{root}/ckpt/deep/x"),
+        lambda: fs.pipe_file(f"{root}/ckpt/deep/x", b"other"),
+        lambda: fs.mkdir(f"{root}/ckpt/new"),
+        lambda: fs.mv(f"{root}/ckpt/deep/x", f"{root}/x"),
+    ):
+        with pytest.raises(PermissionError) as caught:
+            change()
+        assert isinstance(caught.value.__cause__, AccessDeniedError)
+    assert fs.cat_file(f"{root}/ckpt/deep/x") == content(SIZE)
+    fs.rm(f"{root}/ckpt", recursive=True)
+    assert fs.find(root) == []
+
+
+def test_ranges_of_several_files_and_an_error_at_its_place(
+    fs: StripedFileSystem, store: Store, root: str, tmp_path: Path
+) -> None:
+    for name in ("a", "bad"):
+        put_bytes(store, name, content(SIZE), tmp_path)
+    stripe = next(Path(root, "bad.stripes").glob("v-*")) / "stripe-00001"
+    stripe.write_bytes(bytes(stripe.stat().st_size))
+    paths = [f"{root}/{n}" for n in ("a", "a", "none", "bad", "bad", "a")]
+    starts = [0, -10, 0, 0, CHUNK, None]
+    ends = [5, None, 1, 10, CHUNK + 1, 3]
+    found = fs.cat_ranges(paths, starts, ends)
+    whole = content(SIZE)
+    assert [found[0], found[1], found[3], found[5]] == [
+        whole[:5],
+        whole[-10:],
+        whole[:10],
+        whole[:3],
+    ]
+    assert isinstance(found[2], FileNotFoundError)
+    assert isinstance(found[4], CorruptDataError)
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(paths, starts, ends, on_error="raise")
+
+
+def test_python_has_its_own_exceptions(fs: StripedFileSystem, root: str) -> None:
+    fs.mkdir(f"{root}/folder")
+    fs.pipe_file(f"{root}/x", b"x")
+    with pytest.raises(FileNotFoundError):
+        fs.open(f"{root}/none")
+    with pytest.raises(IsADirectoryError):
+        fs.open(f"{root}/folder")
+    with pytest.raises(IsADirectoryError):
+        fs.open(f"{root}/folder", "wb")
+    with pytest.raises(FileExistsError):
+        fs.open(f"{root}/x", "xb")
+    with pytest.raises(FileExistsError):
+        fs.mkdir(f"{root}/folder")
+    with pytest.raises(NotSupportedError, match="written once"):
+        fs.open(f"{root}/x", "ab")
+    fs.pipe_file(f"{root}/folder/y", b"y")
+    with pytest.raises(OSError, match="not empty"):
+        fs.rmdir(f"{root}/folder")
+
+
+def test_text_compression_and_pickles(fs: StripedFileSystem, root: str) -> None:
+    with fs.open(f"{root}/t.gz", "wt", compression="gzip") as file:
+        file.write("one\ntwo\n")
+    with fs.open(f"{root}/t.gz", "rt", compression="gzip") as file:
+        assert list(file) == ["one\n", "two\n"]
+    again = pickle.loads(pickle.dumps(fs))
+    with again.open(f"{root}/t.gz") as file:
+        assert pickle.loads(pickle.dumps(file)).read()[:2] == b"\x1f\x8b"
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("striped::file:///a/b/", "/a/b"),
+        ("striped:///a/b", "/a/b"),
+        ("/a", "/a"),
+        ("striped::webhdfs://nn:9870/dir/x", "/dir/x"),
+        ("striped::hdfs://nameservice/", "/"),
+        ("striped::https://host/dir/x", "https://host/dir/x"),
+    ],
+)
+def test_paths_are_taken_from_chained_urls(given: str, path: str) -> None:
+    assert StripedFileSystem._strip_protocol(given) == path
+
+
+def test_the_store_is_taken_from_the_chain() -> None:
+    options = {"host": "nn", "port": 9870}
+    assert chained.base_url("webhdfs", options) == "webhdfs://nn:9870/"
+    assert chained.base_url("webhdfs", {**options, "use_https": True}) == "webhdfss://nn:9870/"
+    assert chained.base_url("hdfs", {"host": "nameservice"}) == "hdfs://nameservice/"
+    assert chained.base_url("file", {}) == "file:///"
+    with pytest.raises(UsageError, match="host"):
+        chained.base_url("hdfs", {})
+    with pytest.raises(NotSupportedError, match="s3"):
+        chained.base_url("s3", {})
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    before = dict(fsspec.registry)
+    yield
+    for protocol in ("hdfs", "webhdfs", "webHDFS"):
+        sys.modules["fsspec.registry"]._registry.pop(protocol, None)
+        if protocol in before:
+            fsspec.register_implementation(protocol, before[protocol])
+
+
+def test_fsspec_keeps_its_own_until_it_is_told(registry: None) -> None:
+    from bootseer.stripedfs.fs import register
+
+    assert fsspec.get_filesystem_class("webhdfs").__module__ == "fsspec.implementations.webhdfs"
+    register(hdfs=False)
+    fs, path = fsspec.core.url_to_fs("webhdfs://user@nn:9870/dir/x")
+    assert isinstance(fs, StripedFileSystem)
+    assert (fs._base, fs._options.user, path) == ("webhdfs://nn:9870/", "user", "/dir/x")
+    assert not issubclass(fsspec.get_filesystem_class("hdfs"), StripedFileSystem)
+
+
+# --- programs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_pandas_and_pyarrow_read_and_write(root: str) -> None:
+    import pandas
+    import pyarrow.dataset
+    import pyarrow.fs
+    import pyarrow.parquet
+
+    frame = pandas.DataFrame({"n": range(5000), "text": [f"row {n}" for n in range(5000)]})
+    url = f"striped::file://{root}/table"
+    options = {"striped": {"writing": SMALL}}
+    frame.to_csv(f"{url}.csv", index=False, storage_options=options)
+    pandas.testing.assert_frame_equal(pandas.read_csv(f"{url}.csv"), frame)
+    frame.to_parquet(f"{url}.parquet", storage_options=options)
+    pandas.testing.assert_frame_equal(pandas.read_parquet(f"{url}.parquet"), frame)
+    assert os.path.isdir(f"{root}/table.parquet.stripes")
+    fs = StripedFileSystem()
+    arrow = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fs))
+    dataset = pyarrow.dataset.dataset(f"{root}/table.parquet", filesystem=arrow)
+    assert dataset.to_table().num_rows == 5000
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_saves_and_loads_a_distributed_checkpoint(root: str) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+    state: dict[str, Any] = {
+        "weights": torch.arange(100_000, dtype=torch.float32),
+        "bias": torch.ones(33),
+    }
+    url = f"striped::file://{root}/step-10"
+    dcp.save(state, storage_writer=FsspecWriter(url, writing=SMALL), no_dist=True)
+    assert any(name.endswith(".stripes") for name in os.listdir(f"{root}/step-10"))
+    loaded = {"weights": torch.zeros(100_000), "bias": torch.zeros(33)}
+    dcp.load(loaded, storage_reader=FsspecReader(url), no_dist=True)
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
