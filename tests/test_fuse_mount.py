@@ -22,6 +22,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.fuse import mount as mount_module
+from bootseer.fuse.loop import Loop
 from bootseer.fuse.mount import open_mount, receive_descriptor, send_descriptor
 from bootseer.fuse.mounts import MountPoint, find_mount, parse_mountinfo, unmount
 from bootseer.fuse.operations import Inode
@@ -208,6 +209,7 @@ def test_mounting_without_the_capability_needs_the_helper(tmp_path: Path) -> Non
     """Root whose CAP_SYS_ADMIN is taken is refused by fusermount3 as well, and told so."""
     code = """
 from bootseer.errors import AccessDeniedError
+from bootseer.fuse.loop import Loop
 from bootseer.fuse.mount import open_mount
 from bootseer.fuse.options import MountOptions
 try:
@@ -296,21 +298,31 @@ def test_a_mount_that_ends_before_it_began(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-class Deadly(MemoryTree):
-    """Fault injection: a read ends the thread that received it, past all handling."""
+@root
+def test_a_dead_thread_ends_the_mount_rather_than_its_readers_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mounted(tree(), tmp_path / "m", threads=1) as (where, faults):
+        monkeypatch.setattr(Loop, "_take_other", None)  # fault injection: the thread fails
+        gone = (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED)
+        assert refusal((where / "f").read_bytes) in gone
+        assert refusal(lambda: os.statvfs(where)) in (None, errno.ENOTCONN)
+        assert faults[0].startswith("a receiving thread failed: TypeError")
+
+
+class Leaving(MemoryTree):
+    """Fault injection: a read that means to end its thread."""
 
     def read(self, *_: object) -> None:  # type: ignore[override]
         raise SystemExit
 
 
 @root
-def test_a_dead_thread_ends_the_mount_rather_than_its_readers_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with mounted(Deadly({"f": CONTENT}), tmp_path / "m", threads=1) as (where, faults):
-        assert refusal((where / "f").read_bytes) in (errno.ENOTCONN, errno.ECONNABORTED)
-    assert faults == ["a receiving thread failed: SystemExit: "]
+def test_nothing_that_a_read_raises_ends_a_thread(tmp_path: Path) -> None:
+    with mounted(Leaving({"f": CONTENT}), tmp_path / "m", threads=1) as (where, faults):
+        assert refusal((where / "f").read_bytes) == errno.EIO
+        assert in_time((where / "f").stat).st_size == len(CONTENT)
+    assert faults == ["read failed: SystemExit: "]
 
 
 @root

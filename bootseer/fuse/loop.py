@@ -8,6 +8,7 @@ that no wait ever keeps a reader from being heard.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -79,13 +80,15 @@ class Loop:
 
     def serve(self) -> None:
         """Receive and answer until the mount is gone; the body of each receiving thread."""
+        later = Later(self.parked, bytearray(self._buffer_bytes))
         try:
-            self._receive()
+            self._receive(later)
         except BaseException as error:
             # A reader whose server is deaf hangs for ever; better that it fails now.
             self._faults.failed("a receiving thread", error)
+            with contextlib.suppress(OSError):
+                self._refuse(HOT.unpack_from(later.buffer)[2], later, error)
             self._on_death()
-            raise
 
     def stop(self) -> None:
         """End the extra threads."""
@@ -97,15 +100,14 @@ class Loop:
             if worker is not threading.current_thread():
                 worker.join(5.0)
 
-    def _receive(self) -> None:
+    def _receive(self, later: Later) -> None:
         # Each line here runs for every read: names are local, and `readinto` is `os.readv` with
         # less around it.
         device, write_device = self._device, os.writev
         read_device = io.FileIO(device, "rb", closefd=False).readinto
         read, unpack, pack = self._session.operations.read, HOT.unpack_from, OUT_HEADER.struct.pack
         opcode_read = int(Opcode.READ)
-        buffer = bytearray(self._buffer_bytes)
-        later = Later(self.parked, buffer)
+        buffer = later.buffer
         while True:
             try:
                 count = read_device(buffer)
@@ -123,7 +125,7 @@ class Loop:
                 continue
             try:
                 data = read(inode, handle, offset, size, later)
-            except Exception as error:  # one failing read must cost one answer only
+            except BaseException as error:  # one failing read must cost one answer only
                 self._refuse(unique, later, error)
                 continue
             release = None
@@ -136,7 +138,13 @@ class Loop:
                 release = self._answer_read(unique, later, data)
             del data  # its owner may want to reuse or close that memory
             if release is not None:
-                release()
+                self._release(release)
+
+    def _release(self, release: Callable[[], None]) -> None:
+        try:
+            release()
+        except Exception as error:  # the answer was sent; only memory may be lost
+            self._faults.failed("releasing a read's memory", error)
 
     def _answer_read(
         self, unique: int, later: Later, data: Data | memoryview | None
@@ -171,7 +179,7 @@ class Loop:
         if error.errno == errno.ENOMEM:
             send_error(self._device, unique, errno.EIO)
 
-    def _refuse(self, unique: int, later: Later, error: Exception) -> None:
+    def _refuse(self, unique: int, later: Later, error: BaseException) -> None:
         number = self._session.errno_of(error, "read")
         if later.taken is not None:
             later.taken.error(number)
@@ -217,7 +225,7 @@ class Loop:
             except BaseException as error:
                 self._faults.failed("a slow thread", error)
                 self._on_death()
-                raise
+                return
             with self._lock:
                 self._busy -= 1
                 if isinstance(buffer, bytearray) and len(self._buffers) < _MOST_IDLE_BUFFERS:

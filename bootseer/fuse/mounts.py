@@ -25,6 +25,7 @@ OTHER_WAYS = (
     "or `bootseer.stripedfs.open`"
 )
 MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 0x1, 0x2, 0x8
+HELPER = "fusermount3"
 FUSERMOUNT_S = 20.0
 _CAP_SYS_ADMIN = 21
 _PROBE_S = 2.0
@@ -88,7 +89,7 @@ def run_helper(
     base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
     try:
         return subprocess.run(
-            ["fusermount3", *words],
+            [HELPER, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -72,6 +72,9 @@ class Mount:
         self._threads: list[threading.Thread] = []
         self._loop: Loop | None = None
         self._closing = threading.Lock()
+        self._counting = threading.Lock()
+        self._living = 0
+        self._failed = False
         self._point = MountPoint(self.mountpoint)
 
     def start(self) -> None:
@@ -116,11 +119,24 @@ class Mount:
         )
         for number in range(self.options.threads):
             name = f"fuse-{number}"
-            self._threads.append(threading.Thread(target=self._loop.serve, name=name, daemon=True))
+            self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
         if hasattr(self.operations, "attached"):
             self.operations.attached(self.notifier)
+        self._living = len(self._threads)
         for thread in self._threads:
             thread.start()
+
+    def _serve(self) -> None:
+        """The body of each receiving thread."""
+        loop, device = self._loop, self._device
+        assert loop is not None
+        assert device is not None
+        loop.serve()
+        with self._counting:
+            self._living -= 1
+            last = self._living == 0
+        if last and self._failed:
+            device.close()  # nobody listens: who waits must fail, not wait for ever
 
     @property
     def notifier(self) -> Notifier:
@@ -177,6 +193,7 @@ class Mount:
 
     def _abandon(self) -> None:
         """A thread failed: readers must not wait for what nobody answers."""
+        self._failed = True
         if is_passed(self.mountpoint):
             os._exit(70)  # the descriptor is closed with the process; nothing else ends it
         self._point.abandon()

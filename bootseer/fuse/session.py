@@ -191,10 +191,10 @@ class Session:
             if len(data) >= wire.IN_HEADER.struct.size:
                 unique = wire.IN_HEADER.struct.unpack_from(data)[2]
             return unique, errno.EIO, b""
-        except Exception as error:  # whatever fails must cost one request, never the mount
+        except BaseException as error:  # whatever fails must cost one request, never the mount
             return unique, self.errno_of(error, _name_of(data)), b""
 
-    def errno_of(self, error: Exception, what: str) -> int:
+    def errno_of(self, error: BaseException, what: str) -> int:
         """The answer to an exception: refusals are ordinary, all else is EIO and said once."""
         if isinstance(error, FileSystemError):
             return error.errno or errno.EIO
@@ -213,7 +213,7 @@ class Session:
             else:
                 for inode, count in request.body.items:
                     self.operations.forget(inode, count)
-        except Exception as error:  # nobody waits for an answer, and the mount goes on
+        except BaseException as error:  # nobody waits for an answer, and the mount goes on
             self._faults.failed("forget", error)
 
     def _lookup(self, request: Request) -> bytes:
