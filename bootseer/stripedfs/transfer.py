@@ -45,7 +45,10 @@ def batch_bytes(store: Store) -> int:
 
 
 def batches(files: Iterable[tuple[str, FileSource]], limit_bytes: int) -> Iterator[Batch]:
-    """Pack files into batches, in order, cut at blocks. Every file has a segment, empty or not."""
+    """Pack files into batches, in order, cut at blocks. Every file has a segment, empty or not.
+
+    No block may be larger than `limit_bytes`.
+    """
     batch: Batch = []
     room = limit_bytes
     for path, source in files:
@@ -54,6 +57,8 @@ def batches(files: Iterable[tuple[str, FileSource]], limit_bytes: int) -> Iterat
             length = min(source.size_bytes - offset, room)
             if offset + length < source.size_bytes:
                 length -= length % source.block_bytes
+                if not length and room == limit_bytes:
+                    raise ValueError(f"a block of {source.block_bytes} bytes exceeds a batch")
             if length or not source.size_bytes:
                 batch.append(Segment(path, source, offset, length))
                 offset += length
