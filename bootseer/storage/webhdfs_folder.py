@@ -32,6 +32,7 @@ from bootseer.storage.webhdfs_wire import (
     located_blocks,
     quota_left,
     room_left,
+    understood,
 )
 
 HIDDEN = "."
@@ -88,10 +89,10 @@ class Folder:
         return self._data_ports.get(web, web)
 
     def stat(self, name: str) -> Stat:
-        found = self.names.call(
-            "GET", self.path(name), "GETFILESTATUS", [], f"look at {name} in {self.url}"
-        )
-        return file_stat(name, found["FileStatus"])
+        what = f"look at {name} in {self.url}"
+        found = self.names.call("GET", self.path(name), "GETFILESTATUS", [], what)
+        with understood(what):
+            return file_stat(name, found["FileStatus"])
 
     def children(self, folder: str) -> Iterator[Stat]:
         """Direct children, hidden ones included."""
@@ -105,14 +106,20 @@ class Folder:
             except NotSupportedError:
                 self._lists_in_parts = False
                 break
-            part = found["DirectoryListing"]["partialListing"]
-            yield from _entries(part, prefix, folder, self.url)
-            if not found["DirectoryListing"].get("remainingEntries"):
+            with understood(what):
+                part = found["DirectoryListing"]["partialListing"]
+                more = found["DirectoryListing"].get("remainingEntries")
+                if more:
+                    last = part["FileStatuses"]["FileStatus"][-1]["pathSuffix"]
+                    after = [("startAfter", last)]
+                entries = _entries(part, prefix, what)
+            yield from entries
+            if not more:
                 return
-            after = [("startAfter", part["FileStatuses"]["FileStatus"][-1]["pathSuffix"])]
-        yield from _entries(
-            self.names.call("GET", path, "LISTSTATUS", [], what), prefix, folder, self.url
-        )
+        found = self.names.call("GET", path, "LISTSTATUS", [], what)
+        with understood(what):
+            entries = _entries(found, prefix, what)
+        yield from entries
 
     def blocks(self, name: str) -> list[Block]:
         """An object's blocks in order; none where the server cannot tell."""
@@ -120,7 +127,8 @@ class Folder:
         if self._locates_privately:
             try:
                 found = self.names.call("GET", path, "GET_BLOCK_LOCATIONS", [], what)
-                blocks = located_blocks(found, tls=self.names.tls)
+                with understood(what):
+                    blocks = located_blocks(found, tls=self.names.tls)
                 self._learn([d for b in blocks for d in b.datanodes])
                 return blocks
             except NotSupportedError:
@@ -129,7 +137,8 @@ class Folder:
             found = self.names.call("GET", path, "GETFILEBLOCKLOCATIONS", [], what)
         except NotSupportedError:
             return []
-        return block_locations(found)
+        with understood(what):
+            return block_locations(found)
 
     def datanodes(self) -> list[str]:
         """DataNodes in service: the NameNode's own list, or whom it sends writers to."""
@@ -155,15 +164,17 @@ class Folder:
         """
         try:
             status = self.names.call("GET", self.path(name), "GETFILESTATUS", [], what, retry_s=0)
-            block = int(status["FileStatus"]["blockSize"])
-            needed = block * int(status["FileStatus"]["replication"])
+            with understood(what):
+                block = int(status["FileStatus"]["blockSize"])
+                needed = block * int(status["FileStatus"]["replication"])
             folder = self.path(name).rpartition("/")[0]
             while folder:
                 left = quota_left(self._usage(folder, what))
                 if left is not None and left < needed:
                     return NoSpaceError(
                         f"cannot {what}: the space quota of {folder} leaves {left} bytes and the"
-                        f" next block needs {needed}; free space, raise the quota or use smaller blocks"
+                        f" next block needs {needed}; free space, raise the quota or write smaller"
+                        " blocks"
                     )
                 folder = folder.rpartition("/")[0]
             room = room_left(self.names.beans(NAMENODE_INFO, what))
@@ -237,7 +248,7 @@ class Folder:
             self._data_ports.update(datanodes)
 
 
-def _entries(found: dict[str, object], prefix: str, folder: str, url: str) -> Iterator[Stat]:
+def _entries(found: dict[str, Any], prefix: str, what: str) -> list[Stat]:
     if is_object_listing(found):
-        raise NotFoundError(f"cannot list {folder or 'the root'} of {url}: it is an object")
-    return listed(found, prefix)
+        raise NotFoundError(f"cannot {what}: it is an object, not a folder")
+    return list(listed(found, prefix))

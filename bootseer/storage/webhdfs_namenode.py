@@ -156,7 +156,10 @@ class NameNodes:
                 with self._lock:
                     self._active = number
                 with answer:
-                    yield answer
+                    try:
+                        yield answer
+                    except (requests.RequestException, http.client.HTTPException) as error:
+                        raise _mapped(error, self._hosts[number], what) from error
                 return
             raise failed or StoreUnavailableError(f"cannot {what}: no NameNode is named")
         finally:

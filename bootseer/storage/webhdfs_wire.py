@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -73,6 +74,15 @@ def parse_json(raw: bytes, what: str) -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
+def understood(what: str) -> Iterator[None]:
+    """StoreUnavailableError for JSON that lacks what WebHDFS's answers have."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise StoreUnavailableError(f"cannot {what}: the answer is none of WebHDFS's") from error
+
+
 def remote_exception(raw: bytes) -> Remote | None:
     """The RemoteException in an answer's body; None when there is none."""
     try:
@@ -128,14 +138,14 @@ def file_stat(name: str, found: dict[str, Any]) -> Stat:
 
 def listed(found: dict[str, Any], prefix: str) -> Iterator[Stat]:
     """The entries of a FileStatuses object; one without a name is the folder asked for itself."""
-    for entry in found.get("FileStatuses", {}).get("FileStatus", []):
+    for entry in found["FileStatuses"]["FileStatus"]:
         if suffix := entry.get("pathSuffix"):
             yield file_stat(prefix + suffix, entry)
 
 
 def is_object_listing(found: dict[str, Any]) -> bool:
     """Whether a listing is of an object, which lists as itself."""
-    entries = found.get("FileStatuses", {}).get("FileStatus", [])
+    entries = found["FileStatuses"]["FileStatus"]
     return len(entries) == 1 and not entries[0].get("pathSuffix") and entries[0]["type"] == "FILE"
 
 
@@ -150,7 +160,7 @@ class Block(NamedTuple):
 
 def located_blocks(found: dict[str, Any], *, tls: bool) -> list[Block]:
     """The blocks of a LocatedBlocks object (GET_BLOCK_LOCATIONS)."""
-    inner = found.get("LocatedBlocks") or {}
+    inner = found["LocatedBlocks"]
     blocks = [
         Block(
             int(b["startOffset"]),
@@ -165,7 +175,7 @@ def located_blocks(found: dict[str, Any], *, tls: bool) -> list[Block]:
 
 def block_locations(found: dict[str, Any]) -> list[Block]:
     """The blocks of a BlockLocations object (GETFILEBLOCKLOCATIONS), which names no web address."""
-    inner = found.get("BlockLocations", {}).get("BlockLocation", [])
+    inner = found["BlockLocations"]["BlockLocation"]
     return sorted(
         Block(int(b["offset"]), int(b["length"]), (), bool(b.get("corrupt"))) for b in inner
     )

@@ -26,7 +26,7 @@ from bootseer.storage.webhdfs_wire import at_datanode
 PIECE_BYTES = 1 << 20  # one send; the stall time is for one
 GATHER_BYTES = 256 << 10  # smaller writes are sent together
 GO_AHEAD_S = 3.0  # a server that never says "100 Continue" is sent the data after this
-FLUSH_S = 120.0  # closing waits for every replica
+FLUSH_S = 60.0  # closing waits for every replica
 ABORT_S = 1.0
 ABORT_WAIT_S = 0.05
 HEAD_BYTES = 4096
