@@ -1,0 +1,53 @@
+"""The FUSE servers' benchmark still runs, on a small file and untimed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench import fuse, harness
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.debian("libfuse3-dev")]
+
+SERVERS = {"ours", "C pread", "C mmap", "pyfuse3", "mfusepy", "fusepy"}
+SPEEDS = ["buffered 1", "buffered 4", "direct 1", "direct 4", "random 4k x1", "random 4k x4"]
+
+
+def mounts() -> list[str]:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [line for line in lines if "bootseer-bench-" in line]
+
+
+def test_every_case_has_every_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "QUICK_FILE_BYTES", 4 << 20)
+    monkeypatch.setattr(fuse, "QUICK_READS", 50)
+    found: dict[str, set[str]] = {}
+    for case in fuse.run(harness.Options(quick=True, runs=1)):
+        assert len(case.values) == 1
+        assert case.values[0] > 0
+        found.setdefault(case.case, set()).add(case.side)
+    assert {case: found[case] for case in SPEEDS} == dict.fromkeys(SPEEDS, SERVERS)
+    assert {case: found[f"{case} CPU"] for case in SPEEDS} == dict.fromkeys(SPEEDS, SERVERS)
+    assert found["passthrough"] == {"ours", "raw file"}
+    assert mounts() == []
+
+
+def test_a_server_that_does_not_mount_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="the server broken does not mount: no such tree"),
+        fuse.served(tmp_path, "broken", ["sh", "-c", "echo no such tree; exit 1"]),
+    ):
+        pass
+
+
+def test_the_reader_reads_each_share_once(tmp_path: Path) -> None:
+    fuse.compile_programs(tmp_path)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 << 20))
+    for words in (["seq", "2", path], ["rand", "3", path, "7"]):
+        done = subprocess.run([tmp_path / "reader", *words], capture_output=True, check=True)
+        total, reads, _ = done.stdout.split()
+        assert (int(total), int(reads)) == ((3 << 20, 3) if words[0] == "seq" else (21 * 4096, 21))
+    assert subprocess.run([tmp_path / "reader", "seq", "1", tmp_path / "none"]).returncode == 1
