@@ -9,6 +9,7 @@ after each call.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, Stor
 from bootseer.storage.attempt import Attempt
 
 FIRST_WAITS = 32
+KEPT_OBJECTS = 256  # records (and open files of the node cache) of objects that nobody reads now
 DEMAND_SHARE = 8  # an eighth of the memory and of the connections is kept for demand
 
 
@@ -62,7 +64,7 @@ class Board:
     def __init__(self, settings: FetchSettings) -> None:
         self.settings = settings
         self.pool = Pool(settings.memory_bytes)
-        self.objects: dict[str | int, Object] = {}
+        self.objects: OrderedDict[str | int, Object] = OrderedDict()  # least recently used first
         self.lines: dict[int, Line] = {}
         self.flights: set[Flight] = set()
         self.woken: list[Group] = []
@@ -78,6 +80,7 @@ class Board:
         self._suspects: dict[str, float] = {}
         self._load: dict[str, int] = {}
         self._seq = 0
+        self._turn = 0
 
     # --- objects -----------------------------------------------------------------------------
 
@@ -92,15 +95,37 @@ class Board:
             line = self.line_of(store, streams)
             found = Object(key, source, line, max(1, preferred.range_bytes))
             self.objects[key] = found
+            self._trim_objects()
+        else:
+            self.objects.move_to_end(key)
         found.forgotten = False
         return found
 
     def line_of(self, owner: object, streams: int) -> Line:
-        """The queue of jobs for one store or cache."""
+        """The queue of jobs for one store or cache, for one object more."""
         line = self.lines.get(id(owner))
         if line is None:
             line = self.lines[id(owner)] = Line(owner, streams)
+        line.objects += 1
         return line
+
+    def cache(self, found: Object, cached: CachedBlocks) -> bool:
+        """Use an opened object of the node cache; False when it came too late."""
+        if found.cached is not None or self.objects.get(found.key) is not found:
+            return False
+        found.cached = cached
+        found.cache_line = self.line_of(cached, self.settings.cache_streams)
+        return True
+
+    def _trim_objects(self) -> None:
+        """Forget objects that were not used for longest; those in use now stay, however many."""
+        surplus = max(0, len(self.objects) - KEPT_OBJECTS)
+        for found in list(itertools.islice(self.objects.values(), surplus)):
+            idle = not found.claims and all(
+                block.status is Status.READY and not block.pins for block in found.blocks.values()
+            )
+            if idle:
+                self.forget(found)
 
     def forget(self, found: Object) -> None:
         """Drop what memory holds of an object; the record goes once nothing of it is in use."""
@@ -114,16 +139,13 @@ class Board:
         if found.blocks or found.claims or self.objects.get(found.key) is not found:
             return
         del self.objects[found.key]
-        owners = [found.line.owner]
+        for line in (found.line, found.cache_line):
+            if line is not None:
+                line.objects -= 1
+                if not line.objects:  # its jobs, if it has any, are of blocks given up
+                    self.lines.pop(id(line.owner), None)
         if found.cached is not None:
-            owners.append(found.cached)
             self.closes.append(found.cached)
-            found.cached = None
-        for owner in owners:
-            line = self.lines.get(id(owner))
-            shared = any(other.line is line for other in self.objects.values())
-            if line is not None and not line.heap and not line.active and not shared:
-                del self.lines[id(owner)]
 
     # --- wanting -----------------------------------------------------------------------------
 
@@ -201,7 +223,9 @@ class Board:
         count = 0
         for job in jobs:
             for block, _ in job.items:
-                if block.job is None and block.status is Status.WANTED:
+                if block.status is Status.WANTED and (
+                    block.job is None or job.priority < block.job.priority
+                ):
                     block.job = job
             self._push(job)
             count += 1
@@ -212,6 +236,15 @@ class Board:
             self._seq += 1
             job.seq = self._seq
         heapq.heappush(job.line.heap, job)
+
+    def backlog(self) -> int:
+        """How many of the jobs in line could start now, as far as their stores are concerned."""
+        count = 0
+        for line in self.lines.values():
+            if line.heap:
+                most = line.streams + line.streams // DEMAND_SHARE + 1
+                count += min(len(line.heap), max(0, most - line.active))
+        return count
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -381,13 +414,13 @@ class Board:
         if flight.hedges is not None:
             avoid |= {flight.hedges.attempt.replica or flight.hedges.attempt.prefer} - {""}
         attempt = flight.attempt
-        self._seq += 1
+        self._turn += 1
         attempt.prefer = retry.choose_replica(
             flight.replicas,
             avoid=avoid,
             suspects=frozenset(self._suspects),
             load=self._load,
-            turn=self._seq,
+            turn=self._turn,
         )
         attempt.avoid = avoid - {attempt.prefer}
         attempt.number = max(block.tries for block, _ in flight.items)
@@ -559,7 +592,7 @@ class Board:
             block.avoid = frozenset()
         return delay_s
 
-    def concede(self, flight: Flight, refused: set[int], cache: Line, now_s: float) -> int:
+    def concede(self, flight: Flight, refused: set[int], now_s: float) -> int:
         """Leave blocks to the processes that claimed them, before the request is made.
 
         What is left of the flight is its first run of neighbours; others of its own become jobs
@@ -577,7 +610,8 @@ class Board:
                 self._gone(block)
                 continue
             block.status = Status.WANTED
-            if number in refused:
+            cache = block.object.cache_line
+            if number in refused and cache is not None:
                 block.foreign_s = block.foreign_s or now_s
                 items = [(block, Piece(block.index, "", 0, block.length))]
                 self._retry(cache, items, claims.FIRST_POLL_S, now_s)
@@ -647,6 +681,10 @@ class Board:
         group.closed = True
         for block in group.blocks:
             self._part(block, group)
+        if group.writing:
+            for flight in self.flights:
+                if group in flight.owners:
+                    self._cancel(flight)
         for block in group.pinned:
             self.unpin(block)
         for block, _ in group.late:
@@ -657,8 +695,6 @@ class Board:
         block.waiters = [waiter for waiter in block.waiters if waiter[0] is not group]
         if block.landing_group is group:
             block.landing = block.landing_group = None
-            if block.landing_flight is not None:
-                self._cancel(block.landing_flight)
         if block.waiters:
             return
         if block.status is Status.WANTED:
@@ -761,7 +797,7 @@ class Board:
 
     def next_due_s(self, now_s: float, tick_s: float) -> float | None:
         """Seconds until `tick` may have something to do; None = not before a new request."""
-        if self.flights or self._held:
+        if self.flights or self._held or any(line.heap for line in self.lines.values()):
             most = tick_s
         elif self._delayed:
             most = max(0.0, self._delayed[0][0] - now_s)

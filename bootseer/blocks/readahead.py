@@ -133,9 +133,12 @@ class ReadAhead:
         stream.window = max(1, min(stream.window, self._share.each_bytes))
         goal = min(self._size_bytes, self._round_up(stream.next + stream.window))
         first = self._round_up(stream.ahead)
+        stream.ahead = max(stream.ahead, goal)
+        for other in sorted(self._streams, key=lambda s: s.start):
+            if other is not stream and other.start <= first < other.ahead:
+                first = self._round_up(other.ahead)  # it has that already
         if goal <= first:
             return []
-        stream.ahead = goal
         return [(first, goal - first)]
 
     def _round_up(self, position: int) -> int:
