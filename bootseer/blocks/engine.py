@@ -63,7 +63,10 @@ class Engine:
             return
         woken, cancels, fresh, closes = effects
         for attempt in cancels:
-            attempt.cancel()
+            try:
+                attempt.cancel()
+            except Exception:  # a store's fault: its request ends by itself, later
+                pass
         for cached in closes:
             cached.close()
         if fresh:
@@ -115,12 +118,9 @@ class Engine:
         self._open_cached(found)
         cached = self._cached(found, blocks)
         jobs = [
-            Job(
-                self.board.line_of(found.cached, self.settings.cache_streams),
-                [(block, Piece(block.index, "", 0, block.length))],
-                priority,
-            )
+            Job(found.cache_line, [(block, Piece(block.index, "", 0, block.length))], priority)
             for block in cached
+            if found.cache_line is not None
         ]
         for block in cached:
             del by_index[block.index]
@@ -157,14 +157,16 @@ class Engine:
         )
 
     def _open_cached(self, found: Object) -> None:
-        if not found.stats:
-            found.stats = source_class(found.source)
-            if self._cache is not None and found.source.key:
-                opened = self._cache.open(found.source)
-                if found.cached is None:
-                    found.cached = opened
-                else:
-                    opened.close()
+        if found.stats:
+            return
+        # Several threads may come here at once: each goes on only once the cache is open.
+        if self._cache is not None and found.source.key and found.cached is None:
+            opened = self._cache.open(found.source)
+            with self.lock:
+                used = self.board.cache(found, opened)
+            if not used:
+                opened.close()
+        found.stats = source_class(found.source)
 
     def _cached(self, found: Object, blocks: list[Block]) -> list[Block]:
         """Those of the blocks that the node cache holds."""
@@ -191,7 +193,8 @@ class Engine:
         if self._idle:
             self._work.notify(jobs)
         most = self.settings.connections + self.settings.connections // 2 + 2
-        wanted = min(jobs - self._idle, most - len(self._workers))
+        # Threads that were woken and have not run yet are idle still, and their jobs in line.
+        wanted = min(self.board.backlog() - self._idle, most - len(self._workers))
         starts = [
             threading.Thread(target=self._run, name="bootseer-fetch", daemon=True)
             for _ in range(max(0, wanted))
@@ -292,8 +295,7 @@ class Engine:
                 if not start <= number < stop and number not in refused:
                     cached.unclaim(block.index)  # it will be claimed again with its own request
             with self.lock:
-                line = self.board.line_of(cached, self.settings.cache_streams)
-                jobs = self.board.concede(flight, refused, line, time.monotonic())
+                jobs = self.board.concede(flight, refused, time.monotonic())
                 starts = self._ready_threads(jobs)
                 effects = self.effects()
             for thread in starts:

@@ -91,6 +91,7 @@ class Object:
 
     __slots__ = (
         "blocks",
+        "cache_line",
         "cached",
         "claims",
         "forgotten",
@@ -108,7 +109,8 @@ class Object:
         self.range_bytes = range_bytes
         self.blocks: dict[int, Block] = {}
         self.claims: dict[tuple[int, int], list[Group]] = {}
-        self.cached: CachedBlocks | None = None
+        self.cached: CachedBlocks | None = None  # once set it stays, also when it was closed
+        self.cache_line: Line | None = None
         self.stats = ""
         self.forgotten = False  # dropped as soon as nothing of it is in use
 
@@ -216,13 +218,14 @@ class Job:
 class Line:
     """The jobs for one store (or for one cache), and how many of them run."""
 
-    __slots__ = ("active", "first_s", "heap", "owner", "streams")
+    __slots__ = ("active", "first_s", "heap", "objects", "owner", "streams")
 
     def __init__(self, owner: object, streams: int) -> None:
         self.owner = owner  # kept, so that its identity stays its own
         self.streams = max(1, streams)
         self.heap: list[Job] = []
         self.active = 0
+        self.objects = 0  # that send their jobs here
         self.first_s: list[float] = []  # recent waits for a request's first block
 
 
