@@ -10,6 +10,8 @@ import click
 
 from bootseer.cli.stripe import jobs_option, options_of, store_options
 
+CLOSED_PIPE = 128 + 13
+
 
 @click.command("cat")
 @jobs_option("Requests at once. Default: what the store is read fastest with, up to 32.")
@@ -33,6 +35,8 @@ def command(url: str, jobs: int | None, **store: Any) -> int:
         with Fetcher(settings) as fetcher:
             for piece in stream(source, fetcher):
                 _write(sys.stdout.fileno(), piece)
+    except BrokenPipeError:
+        return CLOSED_PIPE  # whoever reads has enough: no fault, so no message
     finally:
         opened.close()
     return 0
