@@ -1,7 +1,8 @@
 """A supervised mount in a process of its own: `python fuse_supervised.py DIRECTORY SETTINGS`.
 
 SETTINGS is JSON: `file` (what is served as /f), `direct`, `crash` ("build" or "read": the worker
-ends itself there), `slow_s` (each read waits so long), `patience`, `options`.
+ends itself there; "refuse": the tree cannot be built), `slow_s` (each read waits so long),
+`patience`, `options`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from fuse_trees import Later, MemoryTree
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.handover import Patience, supervise
 from bootseer.fuse.operations import Attr, Data, Handle, Inode
 from bootseer.fuse.options import MountOptions
@@ -59,6 +60,8 @@ def main() -> int:
         if settings.get("crash") == "build":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(settings.get("build_s", 0))
+        if settings.get("crash") == "refuse":
+            raise NotFoundError("no such checkpoint; check the name")
         return FileTree(settings)
 
     def say(text: str) -> None:

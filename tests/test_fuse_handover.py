@@ -160,6 +160,39 @@ def test_servers_that_keep_dying_end_the_mount(tmp_path: Path, crash: str) -> No
     assert not mount.is_mounted()
 
 
+def test_a_tree_that_cannot_be_built_is_said_at_once(tmp_path: Path) -> None:
+    with supervised(tmp_path, crash="refuse") as mount:
+        said = [mount.says(), mount.says()]
+        assert said[-1] == "NotFoundError: no such checkpoint; check the name"
+        assert mount.process.wait(60) == 3
+    assert not mount.is_mounted()
+
+
+def test_small_reads_take_no_memory(tmp_path: Path) -> None:
+    """Of the worker: 100,000 reads past the page cache."""
+
+    def memory_kib() -> int:
+        text = Path(f"/proc/{mount.worker}/status").read_text(encoding="ascii")
+        return int(text.partition("VmRSS:")[2].split()[0])
+
+    def read_often() -> None:
+        fd = os.open(mount.where / "f", os.O_RDONLY)
+        try:
+            for number in range(20_000):
+                offset = number * 4096 % (7 * MIB)
+                assert os.pread(fd, 4096, offset) == CONTENT[offset : offset + 4096]
+        finally:
+            os.close(fd)
+
+    with supervised(tmp_path, direct=True) as mount:
+        assert mount.says() == "ready"
+        in_time(read_often)
+        before = memory_kib()
+        for _ in range(4):
+            in_time(read_often)
+        assert memory_kib() - before < 2048
+
+
 def test_a_server_that_never_comes_up_is_ended(tmp_path: Path) -> None:
     with supervised(tmp_path, build_s=600, patience={"ready_s": 0.2, "deaths": 2}) as mount:
         said = [mount.says() for _ in range(4)]

@@ -26,10 +26,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bootseer.errors import (
-    NotSupportedError,
-    StoreUnavailableError,
-)
+from bootseer import errors
+from bootseer.errors import BootseerError, NotSupportedError, StoreUnavailableError
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.mount import open_mount
@@ -43,6 +41,8 @@ from bootseer.fuse.session import Negotiated
 GONE, FAILED = 0, 70
 """Exit codes of a worker: the mount ended, or it cannot serve."""
 _PR_SET_PDEATHSIG = 1
+_SERVING = b"1"
+_MOST_SAID_BYTES = 4096  # what a pipe takes at once
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -74,8 +74,9 @@ def supervise(
     `build` is called in each worker; it must give the same tree each time. A tree that is to be
     written must be said so: `options.read_only` False. `on_ready` is called in this process once
     the first worker serves, `on_death` with each dead worker's process id. Must be called in the
-    main thread of a process that has no other. Raises as `open_mount`; NotSupportedError when
-    threads run here; StoreUnavailableError when workers die one after the other.
+    main thread of a process that has no other. Raises as `open_mount`; what `build` raised in the
+    first worker, if that is a BootseerError; NotSupportedError when threads run here;
+    StoreUnavailableError when workers die one after the other.
     """
     if len(os.listdir("/proc/self/task")) > 1 or threading.active_count() > 1:
         raise NotSupportedError(
@@ -111,6 +112,7 @@ class _Supervisor:
         self.settled = settled
         self.faults = Faults(options.on_fault)
         self.on_ready: Callable[[], None] | None = None
+        self.refusal: BootseerError | None = None
 
     def run(
         self,
@@ -127,6 +129,8 @@ class _Supervisor:
                 status = self._watch(pid, ready, asked, patience.ready_s)
                 if status == GONE:
                     return
+                if self.refusal is not None:
+                    raise self.refusal
                 if on_death is not None:
                     on_death(pid)
                 said = _describe(status)
@@ -168,6 +172,10 @@ class _Supervisor:
         code = FAILED
         try:
             code = _serve(self, supervisor, tell, took_over)
+        except BootseerError as error:
+            self.faults.say(f"the server {type(error).__name__}", str(error))
+            if not took_over:
+                os.write(tell, f"{type(error).__name__} {error}".encode()[:_MOST_SAID_BYTES])
         except BaseException as error:
             # A border: whatever it is, this process is the worker's and must end here.
             self.faults.failed("the server", error)
@@ -195,9 +203,7 @@ class _Supervisor:
                 if ready in events:
                     limit_ms = None
                     watched.unregister(ready)
-                    if os.read(ready, 1) and self.on_ready is not None:
-                        self.on_ready()
-                        self.on_ready = None
+                    self._hear(os.read(ready, _MOST_SAID_BYTES))
                 if asked in events:
                     return self._stop(pid, process)
                 if process in events:
@@ -205,6 +211,16 @@ class _Supervisor:
         finally:
             os.close(process)
             os.close(ready)
+
+    def _hear(self, said: bytes) -> None:
+        """What a worker says of its start: that it serves, or why it never will; "" = it died."""
+        if said == _SERVING:
+            if self.on_ready is not None:
+                self.on_ready()
+                self.on_ready = None
+        elif said:
+            name, _, text = said.decode(errors="replace").partition(" ")
+            self.refusal = getattr(errors, name, BootseerError)(text)
 
     def _stop(self, pid: int, process: int) -> int:
         """Have the worker unmount and end; it is killed when it does not."""
@@ -240,7 +256,7 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
             overseer = ended
         if os.getppid() != parent:
             os.write(end, b"1")  # it ended before we could ask to be told
-        os.write(tell, b"1")
+        os.write(tell, _SERVING)
         os.close(tell)
 
         def tell_end() -> None:

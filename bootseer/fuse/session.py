@@ -271,8 +271,8 @@ class Session:
         entries = self.operations.readdir(request.inode)
         handle = Handle(next(self._next_listing))
         self._listings[handle] = entries
-        cached = replies.FOPEN_CACHE_DIR | replies.FOPEN_KEEP_CACHE
-        return replies.opened(handle, cached if self._read_only else 0)
+        # Never kept by the kernel (FOPEN_CACHE_DIR), which would not see a tree that grows.
+        return replies.opened(handle, 0)
 
     def _entries(self, request: Request) -> Sequence[Entry]:
         """The listing as of opening; one opened in a server before this one is made again."""
