@@ -1,0 +1,180 @@
+"""What the fetcher keeps of objects that come and go, and that nothing it keeps gets lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from block_sources import FileSource, block_of, make_source
+
+from bootseer.blocks.board import KEPT_OBJECTS, Board, Want
+from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.engine import Engine
+from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
+from bootseer.blocks.plan import Piece
+from bootseer.blocks.state import Block, Group, Job
+from bootseer.storage.attempt import Attempt
+
+BLOCK = 4096
+SMALL = FetchSettings(memory_bytes=1 << 20, connections=8)
+
+
+def files(folder: Path, count: int) -> list[FileSource]:
+    """Small files of one store, as of a directory checkpoint."""
+    sources = [make_source(folder, 2 * BLOCK + n % 7, seed=n) for n in range(count)]
+    for source in sources:
+        source.store = sources[0].store
+    return sources
+
+
+def read(fetcher: Fetcher, source: FileSource, deadline_s: float = 20.0) -> None:
+    buffer = bytearray(source.size_bytes)
+    fetcher.read_into(source, 0, memoryview(buffer), deadline_s=deadline_s)
+    assert buffer == b"".join(block_of(source, n) for n in range(3) if n * BLOCK < len(buffer))
+
+
+def small_reads(fetcher: Fetcher, source: FileSource) -> None:
+    """Through the pool's memory, not into the reader's own."""
+    buffer = bytearray(100)
+    fetcher.read_into(source, 50, memoryview(buffer), deadline_s=20)
+    assert buffer == block_of(source, 0)[50:150]
+
+
+def test_forgetting_one_file_leaves_the_others_of_its_store_readable(tmp_path: Path):
+    one, other = files(tmp_path, 2)
+    with Fetcher(SMALL) as fetcher:
+        read(fetcher, one)
+        small_reads(fetcher, other)
+        fetcher.forget(one)
+        read(fetcher, other)
+        read(fetcher, one)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_files_that_came_and_went_take_no_room(tmp_path: Path, cached: bool):
+    sources = files(tmp_path / "files", KEPT_OBJECTS + 200)
+    cache = NodeCache(str(tmp_path / "cache"), 1 << 30) if cached else None
+    before = len(os.listdir("/proc/self/fd"))
+    with Fetcher(SMALL, cache=cache) as fetcher:
+        for source in sources:
+            small_reads(fetcher, source)
+        board = fetcher._engine.board
+        assert len(board.objects) <= KEPT_OBJECTS + 1
+        assert len(board.lines) <= 2 * KEPT_OBJECTS + 2
+        assert len(os.listdir("/proc/self/fd")) - before <= 2 * KEPT_OBJECTS + 20
+        for source in sources[:5]:
+            read(fetcher, source)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    if cache is not None:
+        assert cache.stopped == ""
+        cache.close()
+
+
+def test_threads_open_many_files_at_once(tmp_path: Path):
+    sources = files(tmp_path / "files", 300)
+    wrong: list[BaseException] = []
+    with (
+        NodeCache(str(tmp_path / "cache"), 1 << 30) as cache,
+        Fetcher(SMALL, cache=cache) as fetcher,
+    ):
+
+        def visit(first: int) -> None:
+            try:
+                for n in range(len(sources)):
+                    small_reads(fetcher, sources[(first + n) % len(sources)])
+            except BaseException as error:
+                wrong.append(error)
+
+        for _ in range(2):  # the second time most come from the cache, over lines of their own
+            threads = [threading.Thread(target=visit, args=(71 * n,)) for n in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for source in sources:
+                fetcher.forget(source)
+        assert wrong == []
+        assert all(worker.is_alive() for worker in fetcher._engine._workers)
+
+
+def test_a_demand_is_not_left_in_a_job_of_lower_priority(tmp_path: Path):
+    """Two plans of one block under way: the urgent one counts, whichever is ready first."""
+    (source,) = files(tmp_path, 1)
+    board = Board(SMALL)
+    found = board.object_of(source)
+    board.want(found, [Want(0)], Group(Priority.BACKGROUND))
+    (block,) = board.fresh
+    board.want(found, [Want(0)], Group(Priority.DEMAND))
+    items: list[tuple[Block, Piece]] = [(block, Piece(0, "object-0", 0, BLOCK))]
+    board.enqueue([Job(found.line, list(items), Priority.BACKGROUND)])
+    board.enqueue([Job(found.line, list(items), Priority.DEMAND)])
+    flight = board.take(0.0)
+    assert flight is not None
+    assert flight.priority is Priority.DEMAND
+    assert board.take(0.0) is None
+
+
+def test_the_clock_does_not_sleep_while_a_job_waits_for_its_thread(tmp_path: Path):
+    (source,) = files(tmp_path, 1)
+    board = Board(SMALL)
+    found = board.object_of(source)
+    assert board.next_due_s(0.0, 0.1) is None
+    board.want(found, [Want(0)], Group(Priority.DEMAND))
+    (block,) = board.fresh
+    board.enqueue([Job(found.line, [(block, Piece(0, "object-0", 0, BLOCK))], Priority.DEMAND)])
+    assert board.next_due_s(0.0, 0.1) == 0.1
+
+
+def test_idle_threads_are_not_counted_twice(tmp_path: Path):
+    """Two threads were woken for two jobs; two jobs more need two threads more."""
+    (source,) = files(tmp_path, 1)
+    source.size_bytes = 64 * BLOCK
+    engine = Engine(SMALL, None, None)
+    board = engine.board
+    found = board.object_of(source)
+    with engine.lock:
+        board.want(found, [Want(n) for n in range(4)], Group(Priority.DEMAND))
+        jobs = [
+            Job(found.line, [(b, Piece(n, "object-0", n * BLOCK, BLOCK))], Priority.DEMAND)
+            for n, b in enumerate(board.fresh)
+        ]
+        engine._watcher = threading.current_thread()
+        engine._idle = 2
+        assert engine._ready_threads(board.enqueue(jobs[:2])) == []
+        assert len(engine._ready_threads(board.enqueue(jobs[2:]))) == 2
+
+
+def test_a_connection_that_cannot_be_cancelled_ends_no_thread(tmp_path: Path):
+    class Stubborn(FileSource):
+        pass
+
+    (source,) = files(tmp_path, 1)
+    inner, began, go_on = source.store, threading.Event(), threading.Event()
+
+    class Store:
+        """A store whose connections raise when they are shut down: a fault, injected."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(inner, name)
+
+        def read_scatter(
+            self, name: str, offset: int, buffers: object, attempt: Attempt, filled: object = None
+        ) -> None:
+            def fail() -> None:
+                raise OSError("not connected")
+
+            attempt.on_cancel(fail)
+            began.set()
+            go_on.wait(30)
+            attempt.on_cancel(None)
+            inner.read_scatter(name, offset, buffers, Attempt(), filled)  # type: ignore[arg-type]
+
+    source.store = Store()  # type: ignore[assignment]
+    with Fetcher(SMALL) as fetcher:
+        ticket = fetcher.prefetch(source, 0, BLOCK)
+        assert began.wait(30)
+        ticket.cancel()
+        go_on.set()
+        read(fetcher, source)
