@@ -9,19 +9,19 @@ after each call.
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bootseer.blocks import claims, retry
+from bootseer.blocks.lines import leading_run
 from bootseer.blocks.plan import Piece
-from bootseer.blocks.pool import Pool, Slot
+from bootseer.blocks.pool import Slot
+from bootseer.blocks.replicas import Replicas
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import BlockSource, block_length
+from bootseer.blocks.shelf import Shelf
+from bootseer.blocks.source import block_length
 from bootseer.blocks.state import (
     Block,
-    CachedBlocks,
     Copy,
     Flight,
     Group,
@@ -34,8 +34,6 @@ from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, Stor
 from bootseer.storage.attempt import Attempt
 
 FIRST_WAITS = 32
-KEPT_OBJECTS = 256  # records (and open files of the node cache) of objects that nobody reads now
-DEMAND_SHARE = 8  # an eighth of the memory and of the connections is kept for demand
 
 
 class Want(NamedTuple):
@@ -58,94 +56,17 @@ class Settled(NamedTuple):
 NOTHING_LEFT = Settled()
 
 
-class Board:
-    """See the module text."""
+class Board(Shelf):
+    """See the module text, and `lines`."""
 
     def __init__(self, settings: FetchSettings) -> None:
-        self.settings = settings
-        self.pool = Pool(settings.memory_bytes)
-        self.objects: OrderedDict[str | int, Object] = OrderedDict()  # least recently used first
-        self.lines: dict[int, Line] = {}
-        self.flights: set[Flight] = set()
+        super().__init__(settings)
         self.woken: list[Group] = []
         self.cancels: list[Attempt] = []
         self.fresh: list[Block] = []
-        self.closes: list[CachedBlocks] = []
         self.starved = False
-        self._ready: OrderedDict[Block, None] = OrderedDict()  # unpinned, least recently used first
-        self._ready_bytes = 0
-        self._delayed: list[tuple[float, int, Job]] = []
+        self._replicas = Replicas(settings)
         self._held: dict[Group, tuple[Object, tuple[int, int]]] = {}
-        self._running = [0, 0, 0]  # flights by priority
-        self._suspects: dict[str, float] = {}
-        self._load: dict[str, int] = {}
-        self._seq = 0
-        self._turn = 0
-
-    # --- objects -----------------------------------------------------------------------------
-
-    def object_of(self, source: BlockSource) -> Object:
-        """The record of a source, made at its first use."""
-        key: str | int = source.key or id(source)
-        found = self.objects.get(key)
-        if found is None:
-            store = source.store
-            preferred = store.preferred
-            streams = min(self.settings.connections, max(1, preferred.streams))
-            line = self.line_of(store, streams)
-            found = Object(key, source, line, max(1, preferred.range_bytes))
-            self.objects[key] = found
-            self._trim_objects()
-        else:
-            self.objects.move_to_end(key)
-        found.forgotten = False
-        return found
-
-    def line_of(self, owner: object, streams: int) -> Line:
-        """The queue of jobs for one store or cache, for one object more."""
-        line = self.lines.get(id(owner))
-        if line is None:
-            line = self.lines[id(owner)] = Line(owner, streams)
-        line.objects += 1
-        return line
-
-    def cache(self, found: Object, cached: CachedBlocks) -> bool:
-        """Use an opened object of the node cache; False when it came too late."""
-        if found.cached is not None or self.objects.get(found.key) is not found:
-            return False
-        found.cached = cached
-        found.cache_line = self.line_of(cached, self.settings.cache_streams)
-        return True
-
-    def _trim_objects(self) -> None:
-        """Forget objects that were not used for longest; those in use now stay, however many."""
-        surplus = max(0, len(self.objects) - KEPT_OBJECTS)
-        for found in list(itertools.islice(self.objects.values(), surplus)):
-            idle = not found.claims and all(
-                block.status is Status.READY and not block.pins for block in found.blocks.values()
-            )
-            if idle:
-                self.forget(found)
-
-    def forget(self, found: Object) -> None:
-        """Drop what memory holds of an object; the record goes once nothing of it is in use."""
-        found.forgotten = True
-        for block in list(found.blocks.values()):
-            if block.status is Status.READY and not block.pins:
-                self._evict(block)
-        self._drop_forgotten(found)
-
-    def _drop_forgotten(self, found: Object) -> None:
-        if found.blocks or found.claims or self.objects.get(found.key) is not found:
-            return
-        del self.objects[found.key]
-        for line in (found.line, found.cache_line):
-            if line is not None:
-                line.objects -= 1
-                if not line.objects:  # its jobs, if it has any, are of blocks given up
-                    self.lines.pop(id(line.owner), None)
-        if found.cached is not None:
-            self.closes.append(found.cached)
 
     # --- wanting -----------------------------------------------------------------------------
 
@@ -203,20 +124,7 @@ class Board:
             block.job = None
             self.fresh.append(block)
         for flight in block.flights:
-            if priority < flight.priority:
-                self._running[flight.priority] -= 1
-                self._running[priority] += 1
-                flight.priority = priority
-
-    def all_ready(self, found: Object, first: int, last: int) -> list[Block] | None:
-        """The blocks `first` to `last` if every one of them is in memory."""
-        out = []
-        for index in range(first, last + 1):
-            block = found.blocks.get(index)
-            if block is None or block.status is not Status.READY:
-                return None
-            out.append(block)
-        return out
+            self._promote_flight(flight, priority)
 
     def enqueue(self, jobs: Iterable[Job]) -> int:
         """Put planned jobs in line; blocks that meanwhile have another job stay with that one."""
@@ -230,81 +138,6 @@ class Board:
             self._push(job)
             count += 1
         return count
-
-    def _push(self, job: Job) -> None:
-        if not job.seq:
-            self._seq += 1
-            job.seq = self._seq
-        heapq.heappush(job.line.heap, job)
-
-    def backlog(self) -> int:
-        """How many of the jobs in line could start now, as far as their stores are concerned."""
-        count = 0
-        for line in self.lines.values():
-            if line.heap:
-                most = line.streams + line.streams // DEMAND_SHARE + 1
-                count += min(len(line.heap), max(0, most - line.active))
-        return count
-
-    # --- memory ------------------------------------------------------------------------------
-
-    def pin(self, block: Block) -> None:
-        """Keep a ready block's memory."""
-        if not block.pins:
-            del self._ready[block]
-            self._ready_bytes -= self._memory_of(block)
-        block.pins += 1
-
-    def unpin(self, block: Block) -> None:
-        """Undo one `pin`."""
-        block.pins -= 1
-        if not block.pins:
-            self._ready[block] = None
-            self._ready_bytes += self._memory_of(block)
-            if block.object.forgotten:
-                self._evict(block)
-
-    def touch(self, block: Block) -> None:
-        """An unpinned ready block was used."""
-        self._ready.move_to_end(block)
-
-    @staticmethod
-    def _memory_of(block: Block) -> int:
-        return block.slot.size_bytes if block.slot is not None else 0
-
-    def _evict(self, block: Block) -> None:
-        del self._ready[block]
-        self._ready_bytes -= self._memory_of(block)
-        if block.slot is not None:
-            self.pool.give(block.slot)
-            block.slot = None
-        self._gone(block)
-
-    def _gone(self, block: Block) -> None:
-        block.status = Status.GONE
-        block.waiters = []
-        block.landing = block.landing_group = None
-        if block.object.blocks.get(block.index) is block:
-            del block.object.blocks[block.index]
-            if block.object.forgotten:
-                self._drop_forgotten(block.object)
-
-    def slot(self, size_bytes: int, priority: Priority) -> Slot | None:
-        """Memory for one block, evicting what was not used for longest; None when all is in use."""
-        budget = self.pool.budget_bytes
-        if priority is not Priority.DEMAND:
-            in_use = self.pool.used_bytes - self._ready_bytes + size_bytes
-            if in_use > budget - budget // DEMAND_SHARE and self.flights:
-                return None
-        while True:
-            slot = self.pool.take(size_bytes)
-            if slot is not None or not self._ready:
-                break
-            self._evict(next(iter(self._ready)))
-        if slot is None and not self.flights:
-            # Nothing under way could free any, and whoever holds the rest may wait for this one.
-            slot = self.pool.take(size_bytes, beyond=True)
-        return slot
 
     # --- starting ----------------------------------------------------------------------------
 
@@ -320,31 +153,8 @@ class Board:
                 return None
         return None
 
-    def _next_line(self) -> Line | None:
-        best: Line | None = None
-        for line in self.lines.values():
-            if (
-                line.heap
-                and (best is None or line.heap[0] < best.heap[0])
-                and self._may_start(line, line.heap[0])
-            ):
-                best = line
-        return best
-
-    def _may_start(self, line: Line, job: Job) -> bool:
-        most, streams, total = self.settings.connections, line.streams, sum(self._running)
-        if job.hedges is not None:
-            return total < most + max(2, most // 2)
-        if job.priority is Priority.DEMAND:
-            return total < most and line.active <= streams + streams // DEMAND_SHARE
-        if job.priority is Priority.HOT:
-            return total < max(1, most - most // DEMAND_SHARE) and line.active < streams
-        if self._running[Priority.DEMAND] and self._running[Priority.BACKGROUND]:
-            return False  # one goes on, so that nothing starves
-        return total < max(1, most // 2) and line.active < max(1, streams // 2)
-
     def _launch(self, job: Job) -> Flight | None:
-        start, stop = _leading_run(job)
+        start, stop = leading_run(job)
         if start == stop:
             return None
         flight = Flight(job, job.items[start:stop], Attempt(stall_s=self.settings.stall_s))
@@ -403,28 +213,11 @@ class Board:
         for group in flight.owners:
             group.writing += 1
         flight.began_s = flight.progress_s = now_s
-        flight.line.active += 1
-        self._running[flight.priority] += 1
-        self.flights.add(flight)
+        self._run(flight)
 
     def steer(self, flight: Flight, replicas: Sequence[str]) -> None:
         """Choose the replica a flight asks, counting who is busy."""
-        flight.replicas = tuple(replicas)
-        avoid = frozenset().union(*(block.avoid | block.bad for block, _ in flight.items))
-        if flight.hedges is not None:
-            avoid |= {flight.hedges.attempt.replica or flight.hedges.attempt.prefer} - {""}
-        attempt = flight.attempt
-        self._turn += 1
-        attempt.prefer = retry.choose_replica(
-            flight.replicas,
-            avoid=avoid,
-            suspects=frozenset(self._suspects),
-            load=self._load,
-            turn=self._turn,
-        )
-        attempt.avoid = avoid - {attempt.prefer}
-        attempt.number = max(block.tries for block, _ in flight.items)
-        self._load[attempt.prefer] = self._load.get(attempt.prefer, 0) + 1
+        self._replicas.choose(flight, tuple(replicas))
 
     # --- ending ------------------------------------------------------------------------------
 
@@ -448,10 +241,7 @@ class Board:
             self._deliver_direct(block, others)
             return NOTHING_LEFT
         flight.slots[number] = None
-        block.slot = slot
-        block.status = Status.READY
-        self._ready[block] = None
-        self._ready_bytes += slot.size_bytes
+        self._keep(block, slot)
         copies = self._deliver(block, direct)
         self._cancel_idle(block)
         return Settled(copies=copies)
@@ -513,23 +303,16 @@ class Board:
 
     def ended(self, flight: Flight, error: BaseException | None, now_s: float) -> int:
         """A request returned: its memory is free again; returns how many blocks are tried again."""
-        self.flights.discard(flight)
-        flight.line.active -= 1
-        self._running[flight.priority] -= 1
-        attempt = flight.attempt
-        if attempt.prefer in self._load:
-            self._load[attempt.prefer] -= 1
-            if not self._load[attempt.prefer]:
-                del self._load[attempt.prefer]
-        replica = attempt.replica or attempt.prefer
-        if isinstance(error, BootseerError) and error.retryable and not attempt.cancelled:
-            self.suspect(replica, now_s)
+        self._stop(flight)
+        self._replicas.leave(flight)
+        if isinstance(error, BootseerError) and error.retryable and not flight.attempt.cancelled:
+            self._replicas.suspect(flight.replica, now_s)
         if flight.scratch is not None:
             self.pool.give(flight.scratch)
             flight.scratch = None
         again: dict[float, list[tuple[Block, Piece]]] = {}
         for number, (block, piece) in enumerate(flight.items):
-            delay_s = self._leave(flight, number, error, replica, now_s)
+            delay_s = self._leave(flight, number, error, now_s)
             if delay_s is not None:
                 again.setdefault(delay_s, []).append((block, piece))
         for group in flight.owners:
@@ -540,12 +323,7 @@ class Board:
         return sum(map(len, again.values()))
 
     def _leave(
-        self,
-        flight: Flight,
-        number: int,
-        error: BaseException | None,
-        replica: str,
-        now_s: float,
+        self, flight: Flight, number: int, error: BaseException | None, now_s: float
     ) -> float | None:
         """Part one block from a flight that is over; the delay of its next try, if there is one."""
         block = flight.items[number][0]
@@ -554,10 +332,10 @@ class Board:
             return None
         cause = flight.errors.get(number) or error
         cancelled = flight.attempt.cancelled and number not in flight.errors
-        if cause is not None and not cancelled and replica:
-            block.avoid |= {replica}
+        if cause is not None and not cancelled and flight.replica:
+            block.avoid |= {flight.replica}
             if isinstance(cause, CorruptDataError):
-                block.bad |= {replica}
+                block.bad |= {flight.replica}
         if block.flights:
             return None  # its hedge goes on
         if not block.waiters:
@@ -651,8 +429,7 @@ class Board:
         for block, _ in items:
             block.job = job
         if delay_s:
-            self._seq += 1
-            heapq.heappush(self._delayed, (now_s + delay_s, self._seq, job))
+            self._push_later(job, now_s + delay_s)
         else:
             self._push(job)
 
@@ -746,19 +523,10 @@ class Board:
             if found.forgotten:
                 self._drop_forgotten(found)
 
-    def suspect(self, replica: str, now_s: float) -> None:
-        """Pass a replica over for a while."""
-        if replica:
-            self._suspects[replica] = now_s + self.settings.suspect_s
-
     def tick(self, now_s: float) -> int:
         """Start due retries, hedge requests that hang, end late reads; returns new jobs."""
-        jobs = 0
-        while self._delayed and self._delayed[0][0] <= now_s:
-            self._push(heapq.heappop(self._delayed)[2])
-            jobs += 1
-        for replica in [name for name, until_s in self._suspects.items() if until_s <= now_s]:
-            del self._suspects[replica]
+        jobs = self._push_due(now_s)
+        self._replicas.expire(now_s)
         for group in list(self._held):
             self._check_held(group, now_s)
         for flight in list(self.flights):
@@ -781,15 +549,14 @@ class Board:
             return 0
         if flight.hedged or flight.hedges is not None or not self.settings.hedge_s:
             return 0
-        replica = flight.attempt.replica or flight.attempt.prefer
-        if flight.priority is not Priority.DEMAND and replica not in self._suspects:
+        if flight.priority is not Priority.DEMAND and not self._replicas.suspected(flight.replica):
             return 0
         limit_s = retry.hedge_after_s(flight.line.first_s, self.settings)
         if now_s - flight.progress_s < limit_s or flight.line is not flight.items[0][0].object.line:
             return 0
         items = [(block, piece) for block, piece in flight.items if block.status is Status.FLYING]
         flight.hedged = True
-        self.suspect(replica, now_s)
+        self._replicas.suspect(flight.replica, now_s)
         if not items:
             return 0
         self._push(Job(flight.line, items, flight.priority, flight))
@@ -797,28 +564,7 @@ class Board:
 
     def next_due_s(self, now_s: float, tick_s: float) -> float | None:
         """Seconds until `tick` may have something to do; None = not before a new request."""
+        due_s = self._due_s(now_s)
         if self.flights or self._held or any(line.heap for line in self.lines.values()):
-            most = tick_s
-        elif self._delayed:
-            most = max(0.0, self._delayed[0][0] - now_s)
-        else:
-            return None
-        if self._delayed:
-            most = min(most, max(0.0, self._delayed[0][0] - now_s))
-        return most
-
-
-def _leading_run(job: Job) -> tuple[int, int]:
-    """Where the first neighbours of a job that are still its own start and stop."""
-    start = end = 0
-    for number, (block, piece) in enumerate(job.items):
-        if job.hedges is None:
-            usable = block.status is Status.WANTED and block.job is job
-        else:
-            usable = block.status is Status.FLYING and block.flights == [job.hedges]
-        if end and (not usable or piece.offset != end):
-            return start, number
-        if usable:
-            start = start if end else number
-            end = piece.offset + piece.length
-    return (start, len(job.items)) if end else (0, 0)
+            return tick_s if due_s is None else min(tick_s, due_s)
+        return due_s

@@ -272,3 +272,8 @@ class Flight:
         self.began_s = 0.0
         self.progress_s = 0.0
         self.progress_bytes = 0
+
+    @property
+    def replica(self) -> str:
+        """Who answers, as far as it is known; "" = nobody in particular."""
+        return self.attempt.replica or self.attempt.prefer
