@@ -31,7 +31,8 @@ PIECE_BYTES = 1 << 20  # one system call; progress and a cancel are seen between
 IDLE_S = 30.0  # servers close kept connections after 60 s and more
 IDLE_CONNECTIONS = 64
 DRAIN_BYTES = 64 << 10  # read what is left of a small body rather than connect anew
-WAITS = 4  # a wait without a byte is cut into so many, so that a stall is seen a quarter late
+WAITS = 4  # a wait without a byte is cut into so many at least, so that a stall is seen soon
+WAIT_S = 0.25  # and each is this long at most: what a slow body brought shows as progress
 
 Filled = Callable[[int], None]
 
@@ -190,6 +191,7 @@ class Exchange:
         """Bytes of the body as announced; None when chunked or up to the connection's end."""
         self._left = response.length
         self._raw = False
+        self._waits = WAITS
         self.status = response.status
         self.reason = response.reason
         self.headers = response.headers
@@ -295,12 +297,14 @@ class Exchange:
         if not isinstance(self._sock, ssl.SSLSocket):
             # Blocking, with the kernel to end a wait, so that one call may fill a whole piece.
             self._sock.settimeout(None)
-            micro_s = max(1, int(self._attempt.stall_s / WAITS * 1e6))
+            wait_s = min(WAIT_S, self._attempt.stall_s / WAITS)
+            self._waits = round(self._attempt.stall_s / wait_s)
+            micro_s = max(1, int(wait_s * 1e6))
             limit = struct.pack("@ll", *divmod(micro_s, 1_000_000))
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def _receive_plain(self, view: memoryview) -> int:
-        for _ in range(WAITS):
+        for _ in range(self._waits):
             try:
                 return self._sock.recv_into(view, 0, socket.MSG_WAITALL)
             except BlockingIOError:
