@@ -2,7 +2,7 @@
 
 SETTINGS is JSON: `file` (what is served as /f), `direct`, `crash` ("build" or "read": the worker
 ends itself there; "refuse": the tree cannot be built), `slow_s` (each read waits so long),
-`patience`, `options`.
+`passed` (files are passed through), `patience`, `options`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fuse_trees import Later, MemoryTree
 
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.handover import Patience, supervise
-from bootseer.fuse.operations import Attr, Data, Handle, Inode
+from bootseer.fuse.operations import Attr, Data, Handle, Inode, Opened
 from bootseer.fuse.options import MountOptions
 
 
@@ -38,6 +38,10 @@ class FileTree(MemoryTree):
         if not stat.S_ISREG(attr.mode):
             return attr
         return attr._replace(size_bytes=os.fstat(self.fd).st_size)
+
+    def open(self, inode: Inode, flags: int) -> Opened:
+        opened = super().open(inode, flags)
+        return opened._replace(backing_fd=self.fd) if self.settings.get("passed") else opened
 
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Later

@@ -132,6 +132,21 @@ def test_waiting_reads_are_sent_to_the_next_server(tmp_path: Path) -> None:
     assert set(digests) == {DIGEST}
 
 
+def test_files_passed_through_are_read_across_the_hand_over(tmp_path: Path) -> None:
+    options = {"passthrough": True}
+    with supervised(tmp_path, passed=True, options=options) as mount:
+        assert mount.says() == "ready"
+        with open(mount.where / "f", "rb", buffering=0) as before:
+            assert in_time(lambda: before.read(100)) == CONTENT[:100]
+            os.kill(mount.worker, signal.SIGKILL)
+            while not mount.says().startswith("dead"):
+                pass
+            with open(mount.where / "f", "rb") as after:
+                assert in_time(after.read) == CONTENT
+            assert in_time(before.read) == CONTENT[100:]
+        assert in_time((mount.where / "f").read_bytes) == CONTENT
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("direct", [False, True], ids=["buffered", "direct_io"])
 @pytest.mark.parametrize("slow_s", [0, 0.02], ids=["at once", "parked"])

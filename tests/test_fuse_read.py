@@ -14,7 +14,7 @@ from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import MTIME_NS, FailingTree, Later, MemoryTree, pattern
 
 from bootseer.errors import CorruptDataError
-from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Opened
+from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode
 
 pytestmark = pytest.mark.root
 
@@ -265,36 +265,3 @@ def test_the_kernels_references_are_dropped(tmp_path: Path) -> None:
         in_time(lambda: os.stat(where / "f"))
     assert counted[inode] >= 1
     assert tree.forgotten.get(inode, 0) >= 1
-
-
-class PassedThrough(MemoryTree):
-    """Gives the kernel the file itself; a read that still comes is noted."""
-
-    def __init__(self, backing: int, size: int) -> None:
-        super().__init__({"f": bytes(size)})
-        self.backing = backing
-
-    def open(self, inode: Inode, flags: int) -> Opened:
-        return Opened(Handle(0), backing_fd=self.backing)
-
-
-def test_passthrough_reads_without_us(tmp_path: Path) -> None:
-    (tmp_path / "back").write_bytes(CONTENT)
-    backing = os.open(tmp_path / "back", os.O_RDONLY)
-    tree = PassedThrough(backing, len(CONTENT))
-    try:
-        with mounted(tree, tmp_path / "m", passthrough=True) as (where, faults):
-            with open(where / "f", "rb") as first, open(where / "f", "rb") as second:
-                assert first.read() == second.read() == CONTENT
-            assert (where / "f").read_bytes() == CONTENT
-        assert faults == []
-        assert tree.reads == []
-    finally:
-        os.close(backing)
-
-
-def test_without_passthrough_the_backing_file_is_read_by_us(tmp_path: Path) -> None:
-    tree = PassedThrough(0, 100)
-    with mounted(tree, tmp_path / "m") as (where, _):
-        assert (where / "f").read_bytes() == bytes(100)
-    assert tree.reads
