@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from block_sources import FileSource, block_of, make_source
 
-from bootseer.blocks.board import KEPT_OBJECTS, Board, Want
+from bootseer.blocks.board import Board, Want
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.engine import Engine
 from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
 from bootseer.blocks.plan import Piece
+from bootseer.blocks.shelf import KEPT_OBJECTS
 from bootseer.blocks.state import Block, Group, Job
 from bootseer.storage.attempt import Attempt
 
