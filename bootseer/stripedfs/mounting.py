@@ -229,13 +229,12 @@ def _background(settings: MountSettings, tell: int) -> NoReturn:
         )
         os.chdir("/")
         null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1):
+        for descriptor in (0, 1, 2):  # or who reads the caller's output would wait for our end
             os.dup2(null, descriptor)
 
         def ready() -> None:
             nonlocal waiting
             waiting = False
-            os.dup2(null, 2)
             os.write(tell, b"{}\n")
 
         serve(settings, on_ready=ready)

@@ -64,11 +64,13 @@ def _key(digest: str, store: Store, place: str) -> str:
     return f"{digest}@{store.url}/{place}"
 
 
-class _Digested:
+class DigestedSource:
     """What sources share whose every block has a digest: nothing of them is ever in doubt."""
 
     in_place = True
     source_class = "checkpoint"
+    digest: str
+    """Names the bytes wherever they lie."""
 
     def doubtful(self, offset: int, length: int) -> bool:
         return False
@@ -77,7 +79,7 @@ class _Digested:
         """Every block was verified by its digest."""
 
 
-class StripedSource(_Digested):
+class StripedSource(DigestedSource):
     """`BlockSource` over the chunks of one striped file, verified chunk by chunk."""
 
     def __init__(
@@ -88,7 +90,8 @@ class StripedSource(_Digested):
         self.layout = striped.manifest.layout
         self.size_bytes = self.layout.size_bytes
         self.block_bytes = self.layout.chunk_bytes
-        self.key = _key(striped.manifest.key, store, striped.folder)
+        self.digest = striped.manifest.key
+        self.key = _key(self.digest, store, striped.folder)
         self.label = label
         self._digests = striped.manifest.digests
         self._parts = tuple(striped.part(s) for s in range(self.layout.width))
@@ -113,17 +116,18 @@ class StripedSource(_Digested):
             )
 
 
-class SmallSource(_Digested):
+class SmallSource(DigestedSource):
     """`BlockSource` over a file of a tree that is stored as one plain object: one block."""
 
     def __init__(self, store: Store, name: str, size_bytes: int, digest: bytes, label: str) -> None:
         self.store = store
         self.size_bytes = size_bytes
         self.block_bytes = max(1, size_bytes)
-        self.key = _key(f"xxh3-128-{digest.hex()}-{size_bytes}-whole", store, name)
+        self.digest = f"xxh3-128-{digest.hex()}-{size_bytes}-whole"
+        self.key = _key(self.digest, store, name)
         self.label = label
         self._name = name
-        self._digest = digest
+        self._wanted = digest
 
     def locate(self, index: int) -> Location:
         return Location(self._name, 0, self.size_bytes)
@@ -135,7 +139,7 @@ class SmallSource(_Digested):
         return ()
 
     def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
-        if digest_of(stored) != self._digest:
+        if digest_of(stored) != self._wanted:
             raise CorruptDataError(
                 f"{self.label} does not match its digest ({self._name}); check the checkpoint by "
                 "`bootseer stripe verify` and put it anew"

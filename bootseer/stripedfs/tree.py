@@ -34,7 +34,7 @@ from bootseer.stripedfs import names
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.mountsettings import DIRECT_BYTES
 from bootseer.stripedfs.names import Found
-from bootseer.stripedfs.source import FileSource, StripedSource
+from bootseer.stripedfs.source import DigestedSource, FileSource, StripedSource
 from bootseer.stripedfs.treefiles import Complaints, OpenFiles
 
 if TYPE_CHECKING:
@@ -308,8 +308,8 @@ class StripedTree:
             if isinstance(source, StripedSource):
                 values[XATTR + b"width"] = str(source.layout.width).encode()
                 values[XATTR + b"chunk"] = str(source.layout.chunk_bytes).encode()
-            if source.in_place and source.key:
-                values[XATTR + b"digest"] = os.fsencode(source.key)
+            if isinstance(source, DigestedSource):
+                values[XATTR + b"digest"] = source.digest.encode()
         return values
 
     def _where(self, node: Node) -> str:
