@@ -24,7 +24,7 @@ from stripe_lab import (
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import BusyError, NotFoundError, UsageError
 from bootseer.stripedfs import putting
-from bootseer.stripedfs.getting import get
+from bootseer.stripedfs.getting import get_found
 from bootseer.stripedfs.names import look
 from bootseer.stripedfs.putting import put
 from bootseer.stripedfs.settings import WriteSettings
@@ -36,7 +36,7 @@ SMALL = WriteSettings(chunk_bytes=CHUNK, width=3, keep_bytes=0)
 def _get(store: Path, name: str, to: Path) -> None:
     with Fetcher() as fetcher:
         place = opened(store)
-        get(place, look(place, name), str(to), fetcher)
+        get_found(place, look(place, name), str(to), fetcher)
 
 
 def _modes(root: Path) -> dict[str, tuple[int, int]]:

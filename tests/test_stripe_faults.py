@@ -23,12 +23,12 @@ from bootseer.errors import (
     NotSupportedError,
 )
 from bootseer.stripedfs import getting
-from bootseer.stripedfs.getting import get
+from bootseer.stripedfs.getting import get_found
 from bootseer.stripedfs.names import look
 from bootseer.stripedfs.putting import put
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.stream import StripedWriter
-from bootseer.stripedfs.verifying import VerifyReport, sentence, verify
+from bootseer.stripedfs.verifying import VerifyReport, sentence, verify_in
 
 SMALL = WriteSettings(chunk_bytes=CHUNK, width=3, keep_bytes=0)
 QUICK = FetchSettings(tries=2, corrupt_tries=2, backoff_s=0.001)
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _verified(store: Path, name: str = "f") -> VerifyReport:
     with Fetcher(QUICK) as fetcher:
-        return verify(opened(store), name, fetcher)
+        return verify_in(opened(store), name, fetcher)
 
 
 def _flip(path: Path, place: int) -> None:
@@ -99,7 +99,7 @@ def test_damage_is_named_and_never_served(
     assert report.checked_bytes < len(DATA)
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher, pytest.raises(CorruptDataError):
-        get(store, look(store, "f"), str(tmp_path / "out"), fetcher)
+        get_found(store, look(store, "f"), str(tmp_path / "out"), fetcher)
     assert not (tmp_path / "out").exists()
 
 
@@ -135,7 +135,7 @@ def test_verify_of_a_directory(tmp_path: Path) -> None:
         ("sub/nothing", -1),
     ]
     with Fetcher(QUICK) as fetcher, pytest.raises(CorruptDataError):
-        get(
+        get_found(
             opened(tmp_path / "s"),
             look(opened(tmp_path / "s"), "ck"),
             str(tmp_path / "out"),
@@ -235,12 +235,12 @@ def test_a_get_that_has_no_room_leaves_nothing(
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher:
         with pytest.raises(NoSpaceError, match="needs 3145728 bytes"):
-            get(store, look(store, "f"), str(small_disk / "out"), fetcher)
+            get_found(store, look(store, "f"), str(small_disk / "out"), fetcher)
         assert list(small_disk.iterdir()) == []
         # The room is there when it is looked at, and gone when it is used.
         monkeypatch.setattr("bootseer.stripedfs.landing.Landing.check_room", lambda *_: None)
         with pytest.raises(NoSpaceError):
-            get(store, look(store, "f"), str(small_disk / "out"), fetcher)
+            get_found(store, look(store, "f"), str(small_disk / "out"), fetcher)
     assert list(small_disk.iterdir()) == []
 
 
@@ -253,5 +253,5 @@ def test_a_destination_that_cannot_be_written(
     monkeypatch.setattr(getting.os, "pwrite", refuse)
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher, pytest.raises(AccessDeniedError, match="Permission denied"):
-        get(store, look(store, "f"), str(tmp_path / "out"), fetcher)
+        get_found(store, look(store, "f"), str(tmp_path / "out"), fetcher)
     assert not (tmp_path / "out").exists()

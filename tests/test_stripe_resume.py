@@ -29,7 +29,7 @@ from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.stripedfs import draft, stripes, transfer
 from bootseer.stripedfs.collecting import collect, remove, unreferenced
 from bootseer.stripedfs.draft import Draft
-from bootseer.stripedfs.getting import GetReport, get
+from bootseer.stripedfs.getting import GetReport, get_found
 from bootseer.stripedfs.names import look
 from bootseer.stripedfs.putting import put_into
 from bootseer.stripedfs.settings import WriteSettings
@@ -252,7 +252,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
     with Fetcher(QUICK) as fetcher:
-        return get(store, look(store, name), str(to), fetcher, **more)
+        return get_found(store, look(store, name), str(to), fetcher, **more)
 
 
 def _stored(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:

@@ -33,7 +33,7 @@ def command(
     folder DST, which must be new or empty. DST appears in one step when all of it has arrived.
     """
     from bootseer.blocks.fetch import Fetcher, FetchSettings
-    from bootseer.stripedfs.getting import get
+    from bootseer.stripedfs.getting import get_found
     from bootseer.stripedfs.locating import locate
 
     options = options_of(store)
@@ -41,7 +41,7 @@ def command(
     opened, found = locate(url, options)
     try:
         with Fetcher(settings) as fetcher, progress.bar(found.name) as shown:
-            report = get(opened, found, destination, fetcher, resume=resume, progress=shown)
+            report = get_found(opened, found, destination, fetcher, resume=resume, progress=shown)
     finally:
         opened.close()
     if as_json:

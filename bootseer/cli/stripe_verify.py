@@ -24,13 +24,13 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
     """
     from bootseer.blocks.fetch import Fetcher, FetchSettings
     from bootseer.storage.base import open_object
-    from bootseer.stripedfs.verifying import sentence, verify
+    from bootseer.stripedfs.verifying import sentence, verify_in
 
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
     opened, name = open_object(url, options_of(store))
     try:
         with Fetcher(settings) as fetcher, progress.bar(name) as shown:
-            report = verify(opened, name, fetcher, progress=shown)
+            report = verify_in(opened, name, fetcher, progress=shown)
     finally:
         opened.close()
     if as_json:

@@ -21,6 +21,7 @@ from bootseer.stripedfs.stripes import Pool
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
+    from bootseer.storage.options import StoreOptions
 
 PERMISSIONS = 0o777
 
@@ -36,6 +37,33 @@ class GetReport:
 
 
 def get(
+    url: str,
+    destination: str,
+    *,
+    options: StoreOptions | None = None,
+    fetcher: Fetcher | None = None,
+    resume: bool = True,
+    progress: Progress = SILENT,
+) -> GetReport:
+    """Fetch the checkpoint or plain file `url`; `destination` appears when all of it is there.
+
+    A file lands in `destination`, or under its own name in it when that is a folder. A directory
+    checkpoint becomes the folder `destination`, which must not exist or be empty. With `resume`
+    what an interrupted get of the same bytes left is verified and kept. Setuid, setgid and sticky
+    bits are not restored. Raises the store's errors, CorruptDataError for damage, NoSpaceError.
+    """
+    from bootseer.stripedfs.locating import locate
+    from bootseer.stripedfs.shared import shared_fetcher
+
+    store, found = locate(url, options)
+    try:
+        fetcher = fetcher or shared_fetcher()
+        return get_found(store, found, destination, fetcher, resume=resume, progress=progress)
+    finally:
+        store.close()
+
+
+def get_found(
     store: Store,
     found: Found,
     destination: str,
@@ -44,13 +72,7 @@ def get(
     resume: bool = True,
     progress: Progress = SILENT,
 ) -> GetReport:
-    """Fetch what was found; `destination` appears at once when all of it is there.
-
-    A file lands in `destination`, or under its own name in it when that is a folder. A directory
-    checkpoint becomes the folder `destination`, which must not exist or be empty. With `resume`
-    what an interrupted get of the same bytes left is verified and kept. Setuid, setgid and sticky
-    bits are not restored. Raises the store's errors, CorruptDataError for damage, NoSpaceError.
-    """
+    """`get` of what was found in a store that is open already."""
     opened = _opened(store, found)
     destination = os.path.abspath(destination)
     is_folder = isinstance(opened, Tree)

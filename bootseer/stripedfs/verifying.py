@@ -20,6 +20,7 @@ from bootseer.stripedfs.versions import StripedObject, Version
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
+    from bootseer.storage.options import StoreOptions
 
 MAX_DAMAGES = 10_000
 
@@ -50,13 +51,31 @@ class VerifyReport:
 
 
 def verify(
-    store: Store, name: str, fetcher: Fetcher, *, progress: Progress = SILENT
+    url: str,
+    *,
+    options: StoreOptions | None = None,
+    fetcher: Fetcher | None = None,
+    progress: Progress = SILENT,
 ) -> VerifyReport:
-    """Read every byte of the current version and compare it with its digest.
+    """Read every byte of the checkpoint `url` and compare it with its digest.
 
     Damage is reported, not raised. Raises NotFoundError when there is no striped checkpoint,
     CorruptDataError when pointer or manifest are damaged, and the store's other errors.
     """
+    from bootseer.storage.base import open_object
+    from bootseer.stripedfs.shared import shared_fetcher
+
+    store, name = open_object(url, options)
+    try:
+        return verify_in(store, name, fetcher or shared_fetcher(), progress=progress)
+    finally:
+        store.close()
+
+
+def verify_in(
+    store: Store, name: str, fetcher: Fetcher, *, progress: Progress = SILENT
+) -> VerifyReport:
+    """`verify` in a store that is open already."""
     loaded = versions.load(store, name)
     if loaded is None:
         raise NotFoundError(
