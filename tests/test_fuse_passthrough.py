@@ -10,8 +10,7 @@ import pytest
 from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import Later, MemoryTree, pattern
 
-from bootseer.fuse.backing import Backings
-from bootseer.fuse.faults import Faults
+from bootseer.fuse.backing import OpenInodes
 from bootseer.fuse.operations import Data, Handle, Inode, Opened
 
 pytestmark = pytest.mark.root
@@ -136,10 +135,22 @@ def test_bytes_come_from_the_backing_file(tree: Passed, tmp_path: Path) -> None:
         assert refusal(lambda: os.open(where / "f", os.O_WRONLY)) is not None
 
 
-def test_a_server_that_took_over_bypasses_only() -> None:
-    """It cannot know the ids of its predecessor, and another one for the same file is refused."""
-    backings = Backings(-1, enabled=True, took_over=True, faults=Faults())
-    opened = Opened(Handle(1), backing_fd=0)
-    assert backings.opened(Inode(2), opened) == (1, 0)
-    assert backings.opened(Inode(2), Opened(Handle(1))) == (0, 0)
-    backings.released(Inode(2), Handle(1))
+def test_open_files_are_known_to_the_next_server() -> None:
+    """Both processes see one table; the second one reads it anew."""
+    inodes = OpenInodes()
+    for number in range(2, 12):
+        inodes.set(Inode(number), number * 10, 1)
+    for number in range(2, 12, 3):
+        inodes.set(Inode(number), 0, 0)
+    pid = os.fork()
+    if pid == 0:
+        inodes.set(Inode(99), 7, 2)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert inodes.get(Inode(99)) == (0, 0)
+    inodes.take_over()
+    assert inodes.get(Inode(99)) == (7, 2)
+    expected = [(0, 0) if n % 3 == 2 else (n * 10, 1) for n in range(2, 12)]
+    assert [inodes.get(Inode(n)) for n in range(2, 12)] == expected
+    inodes.set(Inode(50), 1, 1)
+    assert inodes.get(Inode(99)) == (7, 2)

@@ -3,77 +3,111 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import struct
 import threading
-from dataclasses import dataclass
 
 from bootseer.fuse import replies
 from bootseer.fuse.faults import Faults
-from bootseer.fuse.operations import Handle, Inode, Opened
+from bootseer.fuse.operations import Inode, Opened
+
+_SLOT = struct.Struct("<QII")
+_SLOTS = 1 << 16
+NONE = (0, 0)
 
 
-@dataclass(slots=True)
-class _Open:
-    """How one inode is open: the kernel allows one backing file for it, or cached reads."""
+class OpenInodes:
+    """How each open inode is open: its backing id (0 = read by us) and its number of handles.
 
-    backing_id: int = 0
-    passed: int = 0
-    cached: int = 0
+    In memory that the next server of the same mount shares: the handles outlive the server.
+    One writer at a time.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _SLOTS * _SLOT.size)
+        self._slots: dict[Inode, int] = {}
+        self._free: list[int] = []
+        self._used = 0
+
+    def take_over(self) -> None:
+        """Read what the server before this one left."""
+        self._slots, self._free, self._used = {}, [], 0
+        for slot, (inode, _, handles) in enumerate(_SLOT.iter_unpack(self._memory)):
+            if handles:
+                self._slots[Inode(inode)] = slot
+                self._used = slot + 1
+        taken = set(self._slots.values())
+        self._free = [slot for slot in range(self._used) if slot not in taken]
+
+    @property
+    def full(self) -> bool:
+        """No further inode can be added."""
+        return not self._free and self._used == _SLOTS
+
+    def get(self, inode: Inode) -> tuple[int, int]:
+        """Backing id and number of handles."""
+        slot = self._slots.get(inode)
+        if slot is None:
+            return NONE
+        _, backing_id, handles = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
+        return backing_id, handles
+
+    def set(self, inode: Inode, backing_id: int, handles: int) -> None:
+        """Note a change; no handles = the inode is closed."""
+        slot = self._slots.get(inode)
+        if slot is None:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot, self._used = self._used, self._used + 1
+            self._slots[inode] = slot
+        _SLOT.pack_into(self._memory, slot * _SLOT.size, inode, backing_id, handles)
+        if not handles:
+            self._free.append(self._slots.pop(inode))
 
 
 class Backings:
     """Registers backing files, and keeps the kernel's rule of one way of access for each inode.
 
-    While an inode is open by passthrough, another opening of it must use the same backing file
-    or bypass the cache; while it is open through the cache, passthrough must wait. A server
-    that took over does not know how its predecessor opened things, so it only bypasses.
+    While an inode is open by passthrough, each further opening of it must use the same backing
+    file; while it is open otherwise, passthrough must wait until it was closed.
     """
 
-    def __init__(self, device: int, *, enabled: bool, took_over: bool, faults: Faults) -> None:
+    def __init__(self, device: int, inodes: OpenInodes | None, faults: Faults) -> None:
         self._device = device
-        self._enabled = enabled
-        self._took_over = took_over
+        self._inodes = inodes
         self._faults = faults
-        self._inodes: dict[Inode, _Open] = {}
-        self._ways: dict[tuple[Inode, Handle], list[str]] = {}
         self._lock = threading.Lock()
 
-    def opened(self, inode: Inode, opened: Opened) -> tuple[int, int]:
-        """FOPEN_… flags to add for this opening, and its backing id."""
-        if not self._enabled:
-            return 0, 0
-        if self._took_over:
-            return (replies.FOPEN_DIRECT_IO if opened.backing_fd >= 0 else 0), 0
+    def opened(self, inode: Inode, opened: Opened) -> int:
+        """The backing id of this opening, 0 when we are to read it."""
+        inodes = self._inodes
+        if inodes is None:
+            return 0
         with self._lock:
-            state = self._inodes.setdefault(inode, _Open())
-            if opened.backing_fd >= 0 and not state.backing_id and not state.cached:
-                state.backing_id = self._register(opened.backing_fd)
-            if state.backing_id:
-                state.passed += 1
-            elif not opened.direct:
-                state.cached += 1
-            way = "passed" if state.backing_id else "direct" if opened.direct else "cached"
-            self._ways.setdefault((inode, opened.handle), []).append(way)
-            return (replies.FOPEN_PASSTHROUGH if state.backing_id else 0), state.backing_id
+            backing_id, handles = inodes.get(inode)
+            if not handles:
+                if inodes.full:
+                    self._inodes = None  # what cannot be counted cannot be kept apart
+                    self._faults.say("passthrough", f"more than {_SLOTS} files are open: it ends")
+                    return 0
+                if opened.backing_fd >= 0:
+                    backing_id = self._register(opened.backing_fd)
+            inodes.set(inode, backing_id, handles + 1)
+            return backing_id
 
-    def released(self, inode: Inode, handle: Handle) -> None:
-        """One opening of `opened` is closed."""
-        if not self._enabled:
+    def released(self, inode: Inode) -> None:
+        """One handle of the inode is closed."""
+        inodes = self._inodes
+        if inodes is None:
             return
         with self._lock:
-            ways = self._ways.get((inode, handle))
-            state = self._inodes.get(inode)
-            if not ways or state is None:
+            backing_id, handles = inodes.get(inode)
+            if not handles:
                 return
-            way = ways.pop()
-            state.passed -= way == "passed"
-            state.cached -= way == "cached"
-            if not ways:
-                del self._ways[inode, handle]
-            if state.passed == state.cached == 0:
-                del self._inodes[inode]
-                if state.backing_id:
-                    self._unregister(state.backing_id)
+            inodes.set(inode, backing_id, handles - 1)
+            if handles == 1 and backing_id:
+                self._unregister(backing_id)
 
     def _register(self, descriptor: int) -> int:
         """0 = the kernel will not; it is said once, and the file is served as any other."""

@@ -28,6 +28,7 @@ from typing import NoReturn
 
 from bootseer import errors
 from bootseer.errors import BootseerError, NotSupportedError, StoreUnavailableError
+from bootseer.fuse.backing import OpenInodes
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.mount import open_mount
@@ -112,6 +113,7 @@ class _Supervisor:
         self.settled = settled
         self.faults = Faults(options.on_fault)
         self.on_ready: Callable[[], None] | None = None
+        self.open_inodes = OpenInodes() if settled.passthrough else None
         self.refusal: BootseerError | None = None
 
     def run(
@@ -243,10 +245,12 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
         if took_over:
             # Before anything is received here, or that would come a second time.
             Notifier(Device(supervisor.device)).resend()
+            if supervisor.open_inodes is not None:
+                supervisor.open_inodes.take_over()
         mount.adopt(
             supervisor.device,
             supervisor.settled,
-            took_over=took_over,
+            open_inodes=supervisor.open_inodes,
             on_death=lambda: os._exit(FAILED),
         )
         ended, end = os.pipe()

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.fuse import wire
-from bootseer.fuse.backing import Backings
+from bootseer.fuse.backing import Backings, OpenInodes
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.loop import Loop
@@ -96,18 +96,18 @@ class Mount:
         descriptor: int,
         settled: Negotiated,
         *,
-        took_over: bool = False,
+        open_inodes: OpenInodes | None = None,
         on_death: Callable[[], None] | None = None,
     ) -> None:
-        """Serve a mount whose INIT was answered already; `took_over` from another server.
+        """Serve a mount whose INIT was answered already.
 
-        `on_death` is called when a thread of the server fails; by default the mount is ended.
+        `open_inodes` are those of the server before this one. `on_death` is called when a thread of the server fails; by default the mount is ended.
         """
         self._point = MountPoint(self.mountpoint)
         device = self._device = Device(descriptor)
-        backings = Backings(
-            descriptor, enabled=settled.passthrough, took_over=took_over, faults=self._faults
-        )
+        if settled.passthrough and open_inodes is None:
+            open_inodes = OpenInodes()
+        backings = Backings(descriptor, open_inodes, self._faults)
         session = Session(self.operations, self.options, backings, self._faults)
         self._loop = Loop(
             device,

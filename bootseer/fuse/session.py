@@ -240,13 +240,15 @@ class Session:
     def _opened(self, inode: Inode, flags: int, opened: Opened) -> bytes:
         reads_only = flags & os.O_ACCMODE == os.O_RDONLY
         wanted = replies.FOPEN_NOFLUSH if reads_only else 0
-        extra, backing_id = self._backings.opened(inode, opened)
-        # With passthrough the cache is the backing file's, and KEEP_CACHE makes open fail (EIO).
-        if opened.keep_cache and not extra & replies.FOPEN_PASSTHROUGH:
+        backing_id = self._backings.opened(inode, opened)
+        if backing_id:
+            # Nothing else: the cache is the backing file's, and KEEP_CACHE would make open fail.
+            return replies.opened(opened.handle, wanted | replies.FOPEN_PASSTHROUGH, backing_id)
+        if opened.keep_cache:
             wanted |= replies.FOPEN_KEEP_CACHE
         if opened.direct:
             wanted |= replies.FOPEN_DIRECT_IO
-        return replies.opened(opened.handle, wanted | extra, backing_id)
+        return replies.opened(opened.handle, wanted)
 
     def _statfs(self, request: Request) -> bytes:
         return replies.statfs(*self.operations.statfs())
@@ -256,7 +258,7 @@ class Session:
         try:
             self.operations.release(request.inode, handle)
         finally:
-            self._backings.released(request.inode, handle)
+            self._backings.released(request.inode)
         return b""
 
     def _getxattr(self, request: Request) -> bytes:
