@@ -208,6 +208,35 @@ def test_demand_overtakes_and_promotes_what_waits(tmp_path: Path) -> None:
     assert offsets == [0, 6, 20, 1, 2, 3, 4, 5, 7]
 
 
+def test_a_small_read_waits_for_a_few_requests_of_a_large_one(tmp_path: Path) -> None:
+    source = Source(tmp_path, noise(128 * KIB), block_bytes=KIB)
+    gate = Gate(source, streams=1)
+    gate.held = lambda request: request.number == 0
+    one = FetchSettings(connections=1, memory_bytes=1 << 20, least_range_bytes=KIB)
+    with Fetcher(one) as fetcher:
+        large = bytearray(64 * KIB)
+        reader = threading.Thread(
+            target=fetcher.read_many,
+            args=(
+                [(source, n * KIB, memoryview(large)[n * KIB :][:KIB]) for n in range(0, 64, 2)],
+            ),
+        )
+        reader.start()
+        gate.arrived.acquire()
+        blocks = fetcher._engine.board.objects[id(source)].blocks
+        small = threading.Thread(target=fetcher.read_into, args=(source, 99 * KIB, bytearray(7)))
+        small.start()
+        while 99 not in blocks or blocks[99].job is None:
+            threading.Event().wait(0.001)
+        gate.open()
+        small.join()
+        reader.join()
+    order = [request.offset // KIB for request in gate.store.requests]
+    assert order.index(99) <= 3
+    order.remove(99)
+    assert order == list(range(0, 64, 2))
+
+
 def test_background_leaves_connections_for_demand(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(64 * KIB), block_bytes=KIB)
     gate = Gate(source, streams=4)

@@ -135,6 +135,8 @@ class Board(Shelf):
                     block.job is None or job.priority < block.job.priority
                 ):
                     block.job = job
+            waiters = job.items[0][0].waiters
+            self._stand(job, waiters[-1][0] if waiters else None)
             self._push(job)
             count += 1
         return count
@@ -165,7 +167,7 @@ class Board(Shelf):
         rest = job.items[start + len(flight.items) :]
         if rest:
             later = Job(job.line, rest, job.priority, job.hedges)
-            later.seq = job.seq
+            later.seq, later.place_bytes = job.seq, job.place_bytes
             for block, _ in rest:
                 if block.job is job:
                     block.job = later

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.state import Flight, Job, Line, Status
+from bootseer.blocks.state import Flight, Group, Job, Line, Status
 
 DEMAND_SHARE = 8  # an eighth of the memory and of the connections is kept for demand
 
@@ -22,6 +22,7 @@ class Lines:
         self.lines: dict[int, Line] = {}
         self.flights: set[Flight] = set()
         self._running = [0, 0, 0]  # flights by priority
+        self._served_bytes = [0, 0, 0]  # by priority: where the job stood that started last
         self._delayed: list[tuple[float, int, Job]] = []
         self._seq = 0
 
@@ -38,6 +39,22 @@ class Lines:
         line.objects -= 1
         if not line.objects:  # its jobs, if it has any, are of blocks given up
             self.lines.pop(id(line.owner), None)
+
+    def _stand(self, job: Job, group: Group | None) -> None:
+        """Give a new job its place among those of its priority.
+
+        Reads take turns by bytes, so that a small one waits for a few requests of a large one,
+        not for all; a read's own jobs keep their order. What is fetched ahead keeps its order
+        within an object, whoever asked for it, and objects take turns.
+        """
+        served = self._served_bytes[job.priority]
+        if job.priority is Priority.DEMAND and group is not None:
+            job.place_bytes = max(served, group.queued_bytes)
+            group.queued_bytes = job.place_bytes + job.length
+        else:
+            queued = job.items[0][0].object.queued_bytes
+            job.place_bytes = max(served, queued[job.priority])
+            queued[job.priority] = job.place_bytes + job.length
 
     def _push(self, job: Job) -> None:
         if not job.seq:
@@ -92,6 +109,8 @@ class Lines:
     def _run(self, flight: Flight) -> None:
         """Count a request that starts."""
         flight.line.active += 1
+        served = self._served_bytes
+        served[flight.priority] = max(served[flight.priority], flight.place_bytes)
         self._running[flight.priority] += 1
         self.flights.add(flight)
 

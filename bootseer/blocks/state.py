@@ -53,6 +53,7 @@ class Group:
         "late",
         "pinned",
         "priority",
+        "queued_bytes",
         "remaining",
         "told",
         "writing",
@@ -74,6 +75,7 @@ class Group:
         self.blocks: dict[Block, None] = {}  # those it still waits for
         self.pinned: list[Block] = []
         self.late: list[tuple[Block, Copy]] = []  # won by a hedge; the reader copies them itself
+        self.queued_bytes = 0  # where its next job stands; see `Lines.stand`
         self.remaining = 0
         self.writing = 0
         self.error: BaseException | None = None
@@ -97,6 +99,7 @@ class Object:
         "forgotten",
         "key",
         "line",
+        "queued_bytes",
         "range_bytes",
         "source",
         "stats",
@@ -107,6 +110,7 @@ class Object:
         self.source = source
         self.line = line
         self.range_bytes = range_bytes
+        self.queued_bytes = [0, 0, 0]  # by priority: where the next job ahead of readers stands
         self.blocks: dict[int, Block] = {}
         self.claims: dict[tuple[int, int], list[Group]] = {}
         self.cached: CachedBlocks | None = None  # once set it stays, also when it was closed
@@ -196,7 +200,7 @@ class Block:
 class Job:
     """Blocks that one request could bring, in its order; waits in a line for a free connection."""
 
-    __slots__ = ("hedges", "items", "line", "priority", "seq")
+    __slots__ = ("hedges", "items", "line", "place_bytes", "priority", "seq")
 
     def __init__(
         self,
@@ -209,10 +213,17 @@ class Job:
         self.items = items
         self.priority = priority
         self.hedges = hedges
+        self.place_bytes = -1  # see `Lines.stand`; a job without one goes before all others
         self.seq = 0
 
+    @property
+    def length(self) -> int:
+        """Stored bytes."""
+        return sum(piece.length for _, piece in self.items)
+
     def __lt__(self, other: Job) -> bool:
-        return (self.priority, self.seq) < (other.priority, other.seq)
+        mine = (self.priority, self.place_bytes, self.seq)
+        return mine < (other.priority, other.place_bytes, other.seq)
 
 
 class Line:
@@ -244,6 +255,7 @@ class Flight:
         "landed",
         "line",
         "owners",
+        "place_bytes",
         "priority",
         "progress_bytes",
         "progress_s",
@@ -259,6 +271,7 @@ class Flight:
         self.priority = job.priority
         self.hedges = job.hedges
         self.attempt = attempt
+        self.place_bytes = job.place_bytes
         self.hedged = False
         self.slots: list[Slot | None] = []
         self.targets: list[memoryview | None] = []
