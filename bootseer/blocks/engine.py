@@ -12,6 +12,7 @@ from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.plan import Piece, plan, request_bytes
 from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, looks_warm, populate
 from bootseer.blocks.settings import FetchSettings, Priority
+from bootseer.blocks.source import is_volatile
 from bootseer.blocks.state import Block, CachedBlocks, Copy, Flight, Group, Job, Object, Status
 from bootseer.blocks.stats import Stats, source_class
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
@@ -350,6 +351,8 @@ class Engine:
                     flight.elsewhere.add(number)
                     continue
                 there = cached.read(block.index, raws[number])  # stored just before it was let go
+            if there and is_volatile(found.source):
+                found.source.open_block(block.index, raws[number], raws[number])
             if there:
                 self.stats.add(found.stats, cache_hits=1, cache_bytes=block.length)
                 self._landed(found, flight, number, raws[number], keep=False)

@@ -60,7 +60,7 @@ from bootseer.blocks.engine import Engine
 from bootseer.blocks.pool import SMALL_COPY_BYTES
 from bootseer.blocks.readahead import ReadAhead, Share
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
-from bootseer.blocks.source import BlockSource, block_length
+from bootseer.blocks.source import BlockSource, block_length, memory_key
 from bootseer.blocks.state import Block, Copy, Group, Object, Status
 from bootseer.blocks.stats import Stats
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
@@ -314,7 +314,7 @@ class Fetcher:
         """
         engine = self._engine
         with engine.lock:
-            found = engine.board.objects.get(source.key or id(source))
+            found = engine.board.objects.get(memory_key(source))
             if found is not None:
                 engine.board.forget(found)
             effects = engine.effects()
@@ -352,7 +352,7 @@ class Fetcher:
         engine, size, length = self._usable(), source.block_bytes, len(view)
         index, start = divmod(offset, size)
         with engine.lock:
-            found = engine.board.objects.get(source.key or id(source))
+            found = engine.board.objects.get(memory_key(source))
             block = found.blocks.get(index) if found is not None else None
             if block is None or block.status is not Status.READY or block.slot is None:
                 return False
@@ -416,7 +416,7 @@ def _wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource,
         view = memoryview(buffer).cast("B")
         length = max(0, min(len(view), source.size_bytes - offset))
         counts.append(length)
-        by_index = copies.setdefault(source.key or id(source), (source, {}))[1]
+        by_index = copies.setdefault(memory_key(source), (source, {}))[1]
         for index, item in _cut(view[:length], offset, source.block_bytes):
             by_index.setdefault(index, []).append(item)
     wants = []

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from bootseer.blocks.lines import DEMAND_SHARE, Lines
 from bootseer.blocks.pool import Pool, Slot
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import BlockSource
+from bootseer.blocks.source import BlockSource, memory_key
 from bootseer.blocks.state import Block, CachedBlocks, Object, Status
 
 KEPT_OBJECTS = 256  # records (and open files of the node cache) of objects that nobody reads now
@@ -27,7 +27,7 @@ class Shelf(Lines):
 
     def object_of(self, source: BlockSource) -> Object:
         """The record of a source, made at its first use."""
-        key: str | int = source.key or id(source)
+        key = memory_key(source)
         found = self.objects.get(key)
         if found is None:
             store = source.store

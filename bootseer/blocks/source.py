@@ -74,6 +74,22 @@ class CheckedSource(BlockSource, Protocol):
         """A fresh check of block `index`; what it accepts, `open_block` would accept."""
 
 
+def is_volatile(source: BlockSource) -> bool:
+    """Whether blocks have no digests, so that the source itself must see each one that it serves.
+
+    Such a source says so by an attribute `volatile`. Its object may be replaced while it is read;
+    it tells its readers by what `open_block` was given. So what one source let through is no
+    answer for another, of the same key or not, and blocks from the node cache go through
+    `open_block` as those from the store do.
+    """
+    return bool(getattr(source, "volatile", False))
+
+
+def memory_key(source: BlockSource) -> str | int:
+    """Under what a source's blocks are found in memory."""
+    return id(source) if not source.key or is_volatile(source) else source.key
+
+
 def block_length(source: BlockSource, index: int) -> int:
     """Raw bytes of block `index`."""
     return min(source.block_bytes, source.size_bytes - index * source.block_bytes)

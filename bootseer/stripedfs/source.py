@@ -151,6 +151,7 @@ class PlainSource:
 
     in_place = True
     source_class = "plain"
+    volatile = True
 
     def __init__(self, store: Store, stat: Stat, placed: Sequence[Placed]) -> None:
         self.store = store
