@@ -9,7 +9,7 @@ import sys
 
 from bench import harness
 
-NAMES = ("wrapper", "events", "report", "depsnap", "fuse")
+NAMES = ("wrapper", "events", "report", "depsnap", "fuse", "hdfs")
 
 
 def results_page() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -104,9 +106,6 @@ def test_aborted_object_leaves_nothing(store: Store) -> None:
 
 def test_refused_where_the_user_may_not_write(store: Store, hdfs: Any) -> None:
     # The library takes its user from the environment, so another user is another process.
-    import subprocess
-    import sys
-
     store.mkdir("roots")
     code = (
         "import sys\n"
@@ -180,3 +179,21 @@ def test_foreign_errors(said: str, kind: type | str) -> None:
     assert "\\tat" not in str(error)
     hidden = from_native_error(RuntimeError("no: delegation=SECRET&x"), "do it")
     assert "SECRET" not in str(hidden)
+
+
+def test_a_process_may_end_while_it_reads(store: Store) -> None:
+    """The library's threads must not meet an interpreter that is being taken down."""
+    store.create("x", bytes(64 << 20))
+    code = (
+        "import contextlib, sys, threading, time\n"
+        "from bootseer.errors import StoreUnavailableError\n"
+        "from bootseer.storage.base import open_store\n"
+        "store = open_store(sys.argv[1])\n"
+        "def read():\n"
+        "    with contextlib.suppress(StoreUnavailableError):\n"
+        "        while True: store.read_range('x', 0, bytearray(64 << 20))\n"
+        "for _ in range(6): threading.Thread(target=read, daemon=True).start()\n"
+        "time.sleep(float(sys.argv[2]))\n"
+    )
+    for pause_s in ("0.3", "0.35", "0.4"):
+        subprocess.run([sys.executable, "-c", code, store.url, pause_s], check=True)

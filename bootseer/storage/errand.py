@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,51 @@ from bootseer.errors import DeadlineError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
 
 T = TypeVar("T")
+
+EXIT_WAIT_S = 3.0
+
+
+class _Workers:
+    """The threads that may be inside a library, waited for before the interpreter goes.
+
+    A thread that comes back from Rust to an interpreter that is being taken down is ended by
+    unwinding through frames that allow none, and takes the process with it (SIGABRT).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: set[threading.Thread] = set()
+        self._registered = False
+        self.ending = False
+
+    def start(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
+        with self._lock:
+            if self.ending:
+                raise StoreUnavailableError("this process is ending; nothing new is begun")
+            if not self._registered:
+                self._registered = True
+                atexit.register(self._wait)
+            self._live.add(thread)
+        thread.start()
+
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        finally:
+            with self._lock:
+                self._live.discard(threading.current_thread())
+
+    def _wait(self) -> None:
+        end_s = time.monotonic() + EXIT_WAIT_S
+        with self._lock:
+            self.ending = True
+            live = list(self._live)
+        for thread in live:
+            thread.join(max(end_s - time.monotonic(), 0))
+
+
+_workers = _Workers()
 
 
 def within(call: Callable[[], T], timeout_s: float, what: str) -> T:
@@ -28,7 +74,7 @@ class _Errand(Generic[T]):
         self._done = threading.Event()
         self._result: list[T] = []
         self._error: Exception | None = None
-        threading.Thread(target=self._run, name="store-call", daemon=True).start()
+        _workers.start(self._run, "store-call")
 
     def _run(self) -> None:
         try:
@@ -75,11 +121,13 @@ class Transfer:
 
     def run(self, what: str) -> None:
         """Fill the buffers; raises what `pieces` or `filled` raised, and as `Attempt` says."""
+        if self._attempt.cancelled:
+            raise StoreUnavailableError(f"cannot {what}: it was given up")
         self._skip_filled()
         if self.complete:
             return
         self._attempt.on_cancel(self._wake.set)
-        threading.Thread(target=self._work, name="store-read", daemon=True).start()
+        _workers.start(self._work, "store-read")
         try:
             self._watch(what)
         finally:
@@ -106,7 +154,7 @@ class Transfer:
         try:
             for piece in self._pieces():
                 with self._lock:
-                    if self._over:
+                    if self._over or _workers.ending:
                         return
                     self._place(memoryview(piece))
         except BaseException as error:  # as above

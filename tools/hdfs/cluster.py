@@ -186,6 +186,28 @@ class Cluster:
         self.namenodes[number].start()
         self._wait_for([self.namenode_nodes[number]], READY_S)
 
+    def restore(self) -> None:
+        """Undo what the calls above did: all servers run, and writes are accepted."""
+        for number in range(len(self.datanodes)):
+            self.resume_datanode(number)
+        for number, node in enumerate(self.namenodes):
+            if not node.running():
+                self.restart_namenode(number)
+        for number, node in enumerate(self.datanodes):
+            if not node.running():
+                self.start_datanode(number)
+        if not self._ha and self._safe(self.namenode_nodes[0]):
+            self.safe_mode(False)
+        self.wait_ready()
+
+    def active(self) -> int:
+        """The number of the NameNode that is active; -1 while none is."""
+        for number, node in enumerate(self.namenode_nodes):
+            state = _jmx(node.host, node.ports.http, "NameNode", "NameNodeStatus")
+            if state.get("State") == "active":
+                return number
+        return -1
+
     def make_active(self, number: int) -> None:
         """Fail over to this NameNode; the other one becomes (or is) standby or dead."""
         names = [n.id for n in self.namenode_nodes]

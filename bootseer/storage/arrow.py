@@ -1,0 +1,418 @@
+"""HDFS by the cluster's own libhdfs, through pyarrow: for clusters whose client must be theirs.
+
+Needs what pyarrow's `HadoopFileSystem` needs: Java, HADOOP_HOME, CLASSPATH and libhdfs.so. The
+same class works over any other `pyarrow.fs.FileSystem` whose `move` refuses a name that is taken,
+as HDFS does. libhdfs cannot rename over an existing object, so `replace` and `rename` remove the
+old one first: for a moment the name is not there, and readers here look again before they believe
+that. The replica cannot be chosen.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from bootseer.errors import (
+    BootseerError,
+    BusyError,
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    StoreUnavailableError,
+    UsageError,
+    from_os_error,
+)
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
+from bootseer.storage.errand import Transfer, within
+from bootseer.storage.local import HIDDEN, TEMPORARY
+from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.retry import retrying
+from bootseer.storage.urls import parse_url, redact, split_authority
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
+    from pyarrow.fs import FileInfo, FileSystem
+
+RANGE_BYTES = 32 << 20
+STREAMS = 8
+PIECE_BYTES = 1 << 20
+COPY_BYTES = 8 << 20
+STRETCH_BYTES = 128 << 20
+"""libhdfs tells no block sizes; this is HDFS's default."""
+WRITE_DEADLINE_S = 300.0
+GONE_TRIES, GONE_WAIT_S = 3, 0.05
+
+T = TypeVar("T")
+
+
+class ArrowStore:
+    """`Store` below one folder of a pyarrow file system; libhdfs unless another is given."""
+
+    def __init__(
+        self,
+        url: str,
+        options: StoreOptions = DEFAULTS,
+        *,
+        filesystem: FileSystem | None = None,
+    ) -> None:
+        parsed = parse_url(url)
+        self.url = parsed.shown
+        self._root = parsed.path.rstrip("/")
+        self._options = options
+        if filesystem is None:
+            host = (*parsed.hosts, *options.hosts)[0]
+            filesystem = _libhdfs(host, options.user or parsed.user)
+        self._files = filesystem
+        self.preferred = Preferred(options.range_bytes or RANGE_BYTES, options.streams or STREAMS)
+
+    def __repr__(self) -> str:
+        return f"ArrowStore({self.url!r})"
+
+    def close(self) -> None:
+        """pyarrow keeps its connection as long as the file system lives."""
+
+    def path(self, name: str) -> str:
+        """An object's path in the file system."""
+        return f"{self._root}/{check_name(name)}"
+
+    def told(self, name: str) -> str:
+        """An object's name for a message."""
+        return f"{name or 'the root'} in {self.url}"
+
+    def call(self, what: str, call: Callable[[], T]) -> T:
+        """One short call: bounded, mapped, tried again while the cluster is away."""
+
+        def once() -> T:
+            try:
+                return within(call, self._options.stall_s, what)
+            except Exception as error:
+                raise _mapped(error, what) from error
+
+        return retrying(once, retry_s=self._options.retry_s)
+
+    def places(self, name: str) -> list[Placed]:
+        size = self.stat(name).size_bytes
+        starts = range(0, size, STRETCH_BYTES) or range(1)
+        return [Placed(at, min(STRETCH_BYTES, size - at)) for at in starts]
+
+    def write_places(self) -> list[str]:
+        return []
+
+    def temporary(self, folder: str) -> str:
+        return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
+
+    def local_path(self, name: str) -> str | None:
+        return None
+
+    def stat(self, name: str) -> Stat:
+        found = self._info(self.path(name), f"look at {self.told(name)}")
+        if found is None:
+            raise NotFoundError(f"cannot look at {self.told(name)}: it is not there")
+        return _stat(name, found)
+
+    def _info(self, path: str, what: str) -> FileInfo | None:
+        """None when nothing is there, looked at more than once: see the module text."""
+        from pyarrow.fs import FileType
+
+        for number in range(GONE_TRIES):
+            found = self.call(what, lambda: self._files.get_file_info(path))
+            if found.type != FileType.NotFound:
+                return found
+            if number + 1 < GONE_TRIES:
+                time.sleep(GONE_WAIT_S)
+        return None
+
+    def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
+        attempt = Attempt(stall_s=self._options.stall_s)
+        self.read_scatter(name, offset, [memoryview(buffer).cast("B")], attempt)
+
+    def read_scatter(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        path, what = self.path(name), f"read {self.told(name)}"
+        end = offset + sum(len(b) for b in buffers)
+
+        def pieces() -> Iterator[bytes]:
+            with self._files.open_input_file(path) as file:
+                if end > file.size():
+                    raise CorruptDataError(
+                        f"{self.told(name)} ends at byte {file.size()}, before {end}; "
+                        "it is truncated"
+                    )
+                for at in range(offset, end, PIECE_BYTES):
+                    yield file.read_at(min(PIECE_BYTES, end - at), at)
+
+        if end > offset:
+            self.stat(name)
+        transfer = Transfer(pieces, buffers, attempt, filled)
+        try:
+            transfer.run(what)
+        except Exception as error:
+            raise _mapped(error, what) from error
+        if not transfer.complete:
+            raise StoreUnavailableError(f"cannot {what}: the answer was too short")
+
+    def read(self, name: str, *, limit_bytes: int) -> bytes:
+        size = self.stat(name).size_bytes
+        if size > limit_bytes:
+            raise CorruptDataError(
+                f"{self.told(name)} has {size} bytes, more than the {limit_bytes} it may have"
+            )
+        path = self.path(name)
+
+        def whole() -> bytes:
+            with self._files.open_input_file(path) as file:
+                return bytes(file.read())
+
+        return self.call(f"read {self.told(name)}", whole)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._publish(name, [data], keep_existing=True)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._publish(name, [data], keep_existing=False)
+
+    def create_from_file(self, name: str, path: str) -> bool:
+        self.path(name)
+        try:
+            source = open(path, "rb")  # noqa: SIM115 - only opening it is mapped so
+        except OSError as error:
+            raise from_os_error(error, f"read {path}") from error
+        with source:
+            pieces = iter(lambda: source.read(COPY_BYTES), b"")
+            return self._publish(name, pieces, keep_existing=True)
+
+    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> ArrowWriter:
+        return ArrowWriter(self, self._files, name)
+
+    def _publish(self, name: str, pieces: Iterable[bytes], *, keep_existing: bool) -> bool:
+        what = f"write {self.told(name)}"
+        if keep_existing and self.call(what, lambda: self._is_there(self.path(name))):
+            return False
+        with ArrowWriter(self, self._files, name, keep_existing=keep_existing) as out:
+            for piece in pieces:
+                out.write(piece)
+        return out.created
+
+    def _is_there(self, path: str) -> bool:
+        from pyarrow.fs import FileType
+
+        return bool(self._files.get_file_info(path).type != FileType.NotFound)
+
+    def list(self, folder: str) -> Iterator[Stat]:
+        return (s for s in self._children(folder) if not _is_hidden(s))
+
+    def temporaries(self, folder: str) -> Iterator[Stat]:
+        return (s for s in self._children(folder) if _is_hidden(s))
+
+    def _children(self, folder: str) -> Sequence[Stat]:
+        from pyarrow.fs import FileSelector
+
+        path = self.path(folder) if folder else self._root or "/"
+        what = f"list {self.told(folder)}"
+        found = self.call(what, lambda: self._files.get_file_info(FileSelector(path)))
+        prefix = f"{folder}/" if folder else ""
+        return [_stat(prefix + info.base_name, info) for info in found]
+
+    def rename(self, old: str, new: str) -> None:
+        what = f"rename {self.told(old)} to {new}"
+        source, target = self.path(old), self.path(new)
+        folder = self.stat(old).is_folder
+        there = self.call(what, lambda: self._files.get_file_info(target))
+        if folder and self.call(what, lambda: self._is_there(target)):
+            raise BusyError(f"cannot {what}: that name is taken; choose another")
+        if not folder and not there.is_file and self.call(what, lambda: self._is_there(target)):
+            raise UsageError(f"cannot {what}: a folder has that name; choose another")
+        self.move(source, target, what, overwrite=not folder)
+
+    def move(self, source: str, target: str, what: str, *, overwrite: bool) -> bool:
+        """False when the target is there and may not be overwritten."""
+
+        def once() -> bool:
+            self._files.create_dir(target.rpartition("/")[0], recursive=True)
+            if self._is_there(target):
+                if not overwrite:
+                    return False
+                self._files.delete_file(target)
+            try:
+                self._files.move(source, target)
+            except OSError:
+                if not self._is_there(source) and self._is_there(target):
+                    return True  # the answer to a first try was lost
+                if self._is_there(target):
+                    return False if not overwrite else once()
+                raise
+            return True
+
+        return self.call(what, once)
+
+    def delete(self, name: str) -> None:
+        path, what = self.path(name), f"delete {self.told(name)}"
+
+        def once() -> None:
+            from pyarrow.fs import FileSelector, FileType
+
+            kind = self._files.get_file_info(path).type
+            if kind == FileType.Directory:
+                if self._files.get_file_info(FileSelector(path)):
+                    raise BusyError(f"cannot {what}: it is not empty; empty it first")
+                self._files.delete_dir(path)
+            elif kind != FileType.NotFound:
+                self._files.delete_file(path)
+
+        self.call(what, once)
+
+    def delete_tree(self, folder: str) -> None:
+        path = self.path(folder)
+
+        def once() -> None:
+            from pyarrow.fs import FileType
+
+            kind = self._files.get_file_info(path).type
+            if kind == FileType.Directory:
+                self._files.delete_dir(path)
+            elif kind != FileType.NotFound:
+                self._files.delete_file(path)
+
+        self.call(f"delete {self.told(folder)}", once)
+
+    def mkdir(self, folder: str) -> None:
+        path = self.path(folder)
+        what = f"make the folder {self.told(folder)}"
+        self.call(what, lambda: self._files.create_dir(path, recursive=True))
+
+
+class ArrowWriter:
+    """`ObjectWriter` under a temporary name; `close` checks the length and renames."""
+
+    def __init__(
+        self, store: ArrowStore, files: FileSystem, name: str, *, keep_existing: bool = False
+    ) -> None:
+        self._store, self._files, self._keep_existing = store, files, keep_existing
+        self._final = store.path(name)
+        folder = self._final.rpartition("/")[0]
+        self._temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}"
+        self._what = f"write {store.told(name)}"
+        self._size_bytes = 0
+        self._open = True
+        self.created = False
+        """Whether `close` gave the object its name; false when that was taken meanwhile."""
+
+        def begin() -> NativeFile:
+            files.create_dir(folder, recursive=True)
+            return files.open_output_stream(self._temporary)
+
+        self._file = store.call(self._what, begin)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self._do(lambda: self._file.write(view))
+        self._size_bytes += len(view)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        try:
+            self._do(self._file.close)
+            found = self._store.call(self._what, lambda: self._files.get_file_info(self._temporary))
+            if found.size != self._size_bytes:
+                raise StoreUnavailableError(
+                    f"cannot {self._what}: {found.size} of {self._size_bytes} bytes arrived"
+                )
+            self.created = self._store.move(
+                self._temporary, self._final, self._what, overwrite=not self._keep_existing
+            )
+        except BaseException:
+            self.abort()
+            raise
+        if self.created:
+            self._open = False
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            within(self._remove, DEFAULTS.stall_s, self._what)
+        except Exception:
+            pass  # the cluster is away: the temporary stays, hidden from readers
+
+    def _remove(self) -> None:
+        self._file.close()
+        self._files.delete_file(self._temporary)
+
+    def _do(self, call: Callable[[], object]) -> None:
+        try:
+            within(call, WRITE_DEADLINE_S, self._what)
+        except Exception as error:
+            raise _mapped(error, self._what) from error
+
+    def __enter__(self) -> ArrowWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+def _libhdfs(host: str, user: str) -> FileSystem:
+    try:
+        from pyarrow.fs import HadoopFileSystem
+    except ImportError as error:
+        raise NotSupportedError(
+            "hdfs:// through libhdfs needs the package pyarrow: pip install pyarrow, "
+            "or use hdfs-native (--hdfs-backend native) or webhdfs://"
+        ) from error
+    name, port = split_authority(host) if ":" in host else (host, 0)
+    try:
+        return HadoopFileSystem(name, port, user=user or None)
+    except OSError as error:
+        said = redact(str(error)).partition("\n")[0]
+        raise NotSupportedError(
+            f"cannot use the cluster's libhdfs for {host}: {said}; it needs Java, HADOOP_HOME, "
+            "CLASSPATH and ARROW_LIBHDFS_DIR, or use hdfs-native (--hdfs-backend native)"
+        ) from error
+
+
+def _mapped(error: Exception, what: str) -> BootseerError:
+    if isinstance(error, BootseerError):
+        return error
+    said = redact(str(error)).partition("\n")[0]
+    if isinstance(error, OSError) and error.errno:
+        return from_os_error(OSError(error.errno, said), what)
+    if "AccessControlException" in said or "Permission denied" in said:
+        return from_os_error(PermissionError(13, said), what)
+    if "QuotaExceeded" in said:
+        return from_os_error(OSError(28, said), what)
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(f"cannot {what}: {said}; check the path")
+    return StoreUnavailableError(f"cannot {what}: {said}")
+
+
+def _stat(name: str, info: FileInfo) -> Stat:
+    folder = not info.is_file
+    size = 0 if folder else int(info.size)
+    version = "" if folder else f"{info.mtime_ns}:{size}"
+    return Stat(name, size, (info.mtime_ns or 0) / 1e9, folder, version)
+
+
+def _is_hidden(found: Stat) -> bool:
+    return found.name.rpartition("/")[2].startswith(HIDDEN)
