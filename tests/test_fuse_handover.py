@@ -95,7 +95,7 @@ def kill_under_load(tmp_path: Path, times: int, pause_s: float, **settings: Any)
     """Kill the worker so many times while four readers read; returns the digests they saw."""
     digests: list[str] = []
     stop = threading.Event()
-    with supervised(tmp_path, patience={"young_s": 0}, **settings) as mount:
+    with supervised(tmp_path, patience={"young_s": 0, "deaths": 1000}, **settings) as mount:
         assert mount.says() == "ready"
         file = mount.where / "f"
         readers = [threading.Thread(target=read_on, args=(file, stop, digests)) for _ in range(4)]
@@ -157,7 +157,7 @@ def test_readers_never_notice_twenty_kills(tmp_path: Path, direct: bool, slow_s:
 
 @pytest.mark.parametrize("crash", ["build", "read"])
 def test_servers_that_keep_dying_end_the_mount(tmp_path: Path, crash: str) -> None:
-    with supervised(tmp_path, crash=crash) as mount:
+    with supervised(tmp_path, crash=crash, build_s=0.1) as mount:
         if crash == "read":
             assert mount.says() == "ready"
             reader = subprocess.Popen(
@@ -305,7 +305,7 @@ def test_a_mount_left_by_a_crash_of_both_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_leaves_no_descriptor_in_the_supervisor(tmp_path: Path) -> None:
-    with supervised(tmp_path, patience={"young_s": 0}) as mount:
+    with supervised(tmp_path, patience={"young_s": 0, "deaths": 1000}) as mount:
         assert mount.says() == "ready"
         counts = []
         for _ in range(3):

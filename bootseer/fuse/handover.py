@@ -43,13 +43,14 @@ GONE, FAILED = 0, 70
 """Exit codes of a worker: the mount ended, or it cannot serve."""
 _PR_SET_PDEATHSIG = 1
 _SERVING = b"1"
+_LAST_S = 5.0
 _MOST_SAID_BYTES = 4096  # what a pipe takes at once
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """`deaths` in a row of workers that lived shorter than `young_s` end the mount.
+    """`deaths` in a row of workers that served shorter than `young_s` end the mount.
 
     Each of them makes the next start wait `pause_s` longer. A worker that does not serve
     `ready_s` after its start is killed.
@@ -114,6 +115,7 @@ class _Supervisor:
         self.faults = Faults(options.on_fault)
         self.on_ready: Callable[[], None] | None = None
         self.open_inodes = OpenInodes() if settled.passthrough else None
+        self.serving_since: float | None = None
         self.refusal: BootseerError | None = None
 
     def run(
@@ -126,7 +128,7 @@ class _Supervisor:
         self.on_ready = on_ready
         with _signals() as asked:
             while True:
-                started = time.monotonic()
+                self.serving_since = None
                 pid, ready = self._fork(took_over=deaths > 0)
                 status = self._watch(pid, ready, asked, patience.ready_s)
                 if status == GONE:
@@ -137,8 +139,9 @@ class _Supervisor:
                     on_death(pid)
                 said = _describe(status)
                 self.faults.say(f"worker {said}", f"the server of {self.mountpoint} {said}")
-                lived_s = time.monotonic() - started
-                deaths = deaths + 1 if lived_s < patience.young_s else 1
+                since = self.serving_since
+                young = since is None or time.monotonic() - since < patience.young_s
+                deaths = deaths + 1 if young else 1
                 if deaths >= patience.deaths or not self.settled.resend:
                     raise StoreUnavailableError(self._gave_up(said, deaths))
                 time.sleep(patience.pause_s * (deaths - 1))
@@ -184,13 +187,7 @@ class _Supervisor:
         finally:
             os._exit(code)
 
-    def _watch(
-        self,
-        pid: int,
-        ready: int,
-        asked: int,
-        ready_s: float,
-    ) -> int:
+    def _watch(self, pid: int, ready: int, asked: int, ready_s: float) -> int:
         """Until the worker ended; returns its wait status. A signal to us ends both."""
         limit_ms: float | None = ready_s * 1000
         process = os.pidfd_open(pid)
@@ -217,6 +214,7 @@ class _Supervisor:
     def _hear(self, said: bytes) -> None:
         """What a worker says of its start: that it serves, or why it never will; "" = it died."""
         if said == _SERVING:
+            self.serving_since = time.monotonic()
             if self.on_ready is not None:
                 self.on_ready()
                 self.on_ready = None
@@ -227,7 +225,7 @@ class _Supervisor:
     def _stop(self, pid: int, process: int) -> int:
         """Have the worker unmount and end; it is killed when it does not."""
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        limit_s = self.options.unmount_grace_s + 5.0
+        limit_s = self.options.unmount_grace_s + _LAST_S
         if not select.select([process], [], [], limit_s)[0]:
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -269,6 +267,10 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
 
         threading.Thread(target=tell_end, name="fuse-end", daemon=True).start()
         select.select({asked, overseer, ended}, [], [])
+        # The mount is gone soon; operations that do not end must not keep the process.
+        limit = threading.Timer(supervisor.options.unmount_grace_s + _LAST_S, os._exit, (GONE,))
+        limit.daemon = True
+        limit.start()
         mount.close()
         return GONE
 

@@ -101,7 +101,8 @@ class Mount:
     ) -> None:
         """Serve a mount whose INIT was answered already.
 
-        `open_inodes` are those of the server before this one. `on_death` is called when a thread of the server fails; by default the mount is ended.
+        `open_inodes` are those of the server before this one. `on_death` is called when a thread
+        of the server fails; by default the mount is ended.
         """
         self._point = MountPoint(self.mountpoint)
         device = self._device = Device(descriptor)
