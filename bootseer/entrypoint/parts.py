@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bootseer.entrypoint.checkpoint_part import CheckpointPart
 from bootseer.entrypoint.deps_part import DepsPart
 from bootseer.entrypoint.part import Part
 
-REGISTRY: Sequence[Part] = (DepsPart(),)
+REGISTRY: Sequence[Part] = (DepsPart(), CheckpointPart())
 
 
 def by_name(name: str) -> Part:

@@ -20,6 +20,9 @@ VERSION = "1.20.2"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 GO = Path("/usr/lib/go-1.19/bin/go")
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
+REFLECT2 = "golang-github-modern-go-reflect2-dev"
+REVISION = 2
+"""Raised when the build changes, so that older programs are not taken for these."""
 _IMPORT = "k8s.io/kubernetes"
 
 
@@ -29,7 +32,7 @@ def folder() -> Path:
     Raises RuntimeError with the end of a failed step's output.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    place = Path(base) / f"bootseer/kubernetes-{VERSION}"
+    place = Path(base) / f"bootseer/kubernetes-{VERSION}-{REVISION}"
     place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,7 +86,20 @@ def _source(work: Path) -> Path:
     with tarfile.open(archive) as packed:
         packed.extractall(work, filter="data")
     (source,) = work.glob("kubernetes-*/")
+    _newer_reflect2(source, work)
     return source
+
+
+def _newer_reflect2(source: Path, work: Path) -> None:
+    """The vendored one predates Go 1.18's maps: the API server dies of the first custom object."""
+    as_root = ["-o", "APT::Sandbox::User=root"]
+    _call(["apt-get", *as_root, "download", REFLECT2], work)
+    (package,) = work.glob(f"{REFLECT2}_*.deb")
+    _call(["dpkg-deb", "-x", str(package), str(work / "reflect2")], work)
+    (newer,) = (work / "reflect2").rglob("modern-go/reflect2")
+    vendored = source / "vendor/github.com/modern-go/reflect2"
+    shutil.rmtree(vendored)
+    shutil.copytree(newer, vendored)
 
 
 def _environment(work: Path, source: Path) -> dict[str, str]:

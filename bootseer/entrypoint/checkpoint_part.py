@@ -1,0 +1,138 @@
+"""The checkpoint as a part of a start: mounted and read on demand, or copied before the job."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from bootseer.config_sections import CheckpointSettings, Config
+from bootseer.entrypoint import process
+from bootseer.entrypoint.part import Progress
+from bootseer.entrypoint.plan import PartPlan, Request
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
+from bootseer.profiler.events import NullWriter
+
+if TYPE_CHECKING:
+    from bootseer.storage.options import StoreOptions
+
+MIB = 1 << 20
+
+
+class CheckpointPart:
+    """Makes `[checkpoint] url` readable at `to`; the plain way is the command `load`."""
+
+    name = "checkpoint"
+    phase = "checkpoint.load"
+
+    def plan(self, config: Config, problem: str) -> PartPlan | None:
+        checkpoint = config.checkpoint
+        if not checkpoint.url and not checkpoint.load:
+            return None
+        reason = problem
+        if checkpoint.enabled and not problem and not (checkpoint.url and checkpoint.to):
+            reason = "[checkpoint] needs both url and to"
+        if reason or not checkpoint.enabled:
+            return PartPlan(self.name, self.phase, None, plain=checkpoint.load, reason=reason)
+        return PartPlan(
+            self.name,
+            self.phase,
+            dataclasses.asdict(checkpoint),
+            plain=checkpoint.load,
+            deadline_s=checkpoint.deadline_s,
+        )
+
+    def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
+        checkpoint = _settings(request)
+        span = writer.begin(self.phase, {"bootseer.source": "checkpoint"})
+        try:
+            form, why = _make_ready(checkpoint)
+        except BaseException as error:
+            writer.end(span, self.phase, "error", {"error.type": type(error).__name__})
+            raise
+        writer.end(span, self.phase, "ok", {"bootseer.form": form, "bootseer.why": why})
+        return 0
+
+    def repair(self, request: Request) -> None:
+        """Take a mount away that a killed part left: the plain command writes there."""
+        from bootseer.stripedfs import mounting
+
+        with contextlib.suppress(BootseerError):
+            mounting.umount(_settings(request).to, lazily=True)
+
+
+def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
+    """Mount or copy; returns which, and why it is that one."""
+    if checkpoint.form == "copy":
+        _copy(checkpoint)
+        return "copy", "asked for"
+    try:
+        _mount(checkpoint)
+        return "mount", "asked for" if checkpoint.form == "mount" else "this machine can mount"
+    except BootseerError as error:
+        same = isinstance(error, NotFoundError | CorruptDataError)
+        if same or checkpoint.form == "mount":
+            raise  # a copy would meet the same
+        why = f"no mount here: {error}"
+    process.say(f"checkpoint: {why}; copying it")
+    _copy(checkpoint)
+    return "copy", why
+
+
+def _mount(checkpoint: CheckpointSettings) -> None:
+    from bootseer.stripedfs import mounting, mountsettings
+
+    try:
+        os.makedirs(checkpoint.to, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the directory {checkpoint.to}: {error.strerror}") from error
+    never = mountsettings.NEVER_DIRECT
+    mounting.mount(
+        mountsettings.MountSettings(
+            url=checkpoint.url,
+            mountpoint=checkpoint.to,
+            options=_store_options(checkpoint),
+            direct_bytes=never if checkpoint.buffered else mountsettings.DIRECT_BYTES,
+            cache=checkpoint.cache,
+            memory_bytes=checkpoint.memory_mib * MIB,
+            # `start` becomes the job, so the job has its process id.
+            for_pid=os.getppid(),
+        )
+    )
+
+
+def _copy(checkpoint: CheckpointSettings) -> None:
+    from bootseer.blocks.fetch import Fetcher, FetchSettings
+    from bootseer.stripedfs.getting import get_found
+    from bootseer.stripedfs.locating import locate
+
+    store, found = locate(checkpoint.url, _store_options(checkpoint))
+    try:
+        if not found.is_folder:
+            os.makedirs(checkpoint.to, exist_ok=True)
+        settings = FetchSettings(memory_bytes=checkpoint.memory_mib * MIB)
+        with Fetcher(settings) as fetcher:
+            get_found(store, found, checkpoint.to, fetcher)
+    except OSError as error:
+        raise UsageError(f"cannot make the directory {checkpoint.to}: {error.strerror}") from error
+    finally:
+        store.close()
+
+
+def _store_options(checkpoint: CheckpointSettings) -> StoreOptions:
+    from bootseer.storage.options import StoreOptions
+
+    return StoreOptions(
+        user=checkpoint.user,
+        auth=checkpoint.auth,
+        token_file=checkpoint.token_file,
+        ca_file=checkpoint.ca_file,
+    )
+
+
+def _settings(request: Request) -> CheckpointSettings:
+    """The section as it was before its way through JSON made lists of the tuples."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
+    return cast(Callable[..., CheckpointSettings], CheckpointSettings)(**values)

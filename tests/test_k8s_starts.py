@@ -1,0 +1,157 @@
+"""Whole starts on a real node: dependencies restored, stores that fail, the cluster's own times."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k8s_lab import BARE, PYTHON
+from k8s_use import Lab, pod
+from wheelhouse import make_wheel
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("etcd-server")]
+
+WANTED = ["alpha", "beta", "gamma"]
+INSTALL = "python3 -m pip install -q --no-index --find-links /wheels --target /work/site"
+SETTINGS = f"""
+[deps]
+install = "{INSTALL} {" ".join(WANTED)}"
+also = ["/work/site"]
+publish = "inline"
+"""
+JOB = (
+    "import sys; sys.path.insert(0, '/work/site'); import alpha, beta, gamma; print(alpha.VERSION)"
+)
+
+
+@pytest.fixture
+def lab(k8s: Any, namespace: str) -> Lab:
+    return Lab(k8s, namespace)
+
+
+def training_pod(lab: Lab, name: str) -> dict[str, Any]:
+    """A pod whose dependencies come from a folder of wheels."""
+    wheels = lab.folder / "wheels"
+    for package in WANTED:
+        make_wheel(wheels, package, "1.0")
+    manifest = pod(name, ["python3", "-c", JOB])
+    spec = manifest["spec"]
+    spec["volumes"] = [
+        {"name": "wheels", "hostPath": {"path": str(wheels)}},
+        {"name": "work", "emptyDir": {}},
+    ]
+    spec["containers"][0]["volumeMounts"] = [
+        {"name": "wheels", "mountPath": "/wheels"},
+        {"name": "work", "mountPath": "/work"},
+    ]
+    return manifest
+
+
+def settings(lab: Lab, text: str = SETTINGS) -> None:
+    path = lab.folder / "bootseer.toml"
+    path.write_text(text, encoding="utf-8")
+    words = ["configmap", "settings", "-n", lab.namespace, f"--from-file={path}"]
+    lab.k8s.kubectl("create", *words)
+
+
+def spans(lab: Lab, pod_name: str) -> dict[str, Any]:
+    """Ends of phases by name, of the processes of one pod."""
+    mine = {
+        e["trace_id"]
+        for e in lab.lines()
+        if e["event"] == "resource" and e["attributes"].get("k8s.pod.name") == pod_name
+    }
+    return {e["name"]: e for e in lab.lines() if e["event"] == "end" and e["trace_id"] in mine}
+
+
+def test_the_second_start_restores_what_the_first_one_installed(lab: Lab) -> None:
+    settings(lab)
+    for name in ("first", "second"):
+        lab.apply(training_pod(lab, name), lab.options("deps", config_map="settings"))
+        assert lab.ended(name)["exitCode"] == 0, lab.logs(name)
+        assert lab.logs(name).strip().endswith("1.0")
+    first, second = spans(lab, "first"), spans(lab, "second")
+    assert "deps.install.restore" not in first
+    assert second["deps.install.restore"]["status"] == "ok"
+    assert not [e for e in lab.lines() if e["status"] == "fallback"]
+    durations = {}
+    for name in ("first", "second"):
+        (trace,) = {e["trace_id"] for e in spans(lab, name).values()}
+        done = subprocess.run(
+            [sys.executable, "-m", "bootseer", "report", "--json", "--trace", trace, lab.events],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        phases = {p["name"]: p for p in json.loads(done.stdout)["phases"]}
+        durations[name] = phases["deps.install"]["p50_s"]
+    assert durations["second"] < durations["first"]
+
+
+@pytest.mark.parametrize("url", ["webhdfs://127.0.0.1:1/snapshots", "nonsense://x"])
+def test_a_store_that_is_down_leaves_a_plain_start_with_the_reason(lab: Lab, url: str) -> None:
+    settings(lab)
+    options = lab.options("deps", config_map="settings", store=None, store_url=url)
+    lab.apply(training_pod(lab, "p"), options)
+    assert lab.ended("p")["exitCode"] == 0, lab.logs("p")
+    assert lab.logs("p").strip().endswith("1.0")
+    reasons = [e["attributes"].get("bootseer.reason", "") for e in lab.lines()]
+    assert any("snapshots" in reason or "nonsense" in reason for reason in reasons), reasons
+
+
+def test_an_injected_job_whose_init_image_is_gone_is_the_clusters_to_tell(lab: Lab) -> None:
+    options = lab.options()
+    lab.apply(pod("p", ["true"], BARE), dataclasses.replace(options, image="127.0.0.1:5055/no:1"))
+
+    def waiting() -> str:
+        (status,) = lab.pod("p")["status"].get("initContainerStatuses") or [{}]
+        return str(status.get("state", {}).get("waiting", {}).get("reason", ""))
+
+    lab.k8s.wait_for(lambda: waiting() in ("ErrImagePull", "ImagePullBackOff"), "the pull to fail")
+
+
+def test_the_clusters_own_times_agree_with_a_clock_outside(lab: Lab) -> None:
+    """`import k8s` of the kubelet's events against the container's own start time.
+
+    Event times are whole seconds, so what is compared spans several: a pod that waits.
+    """
+    manifest = pod("p", ["sh", "-c", "sleep 1"], BARE)
+    hold = {"name": "hold", "image": PYTHON, "command": ["sleep", "12"]}
+    manifest["spec"]["initContainers"] = [hold]
+    asked = time.time()
+    lab.apply(manifest, lab.options())
+    assert lab.ended("p")["exitCode"] == 0
+    records = lab.k8s.kubectl("get", "pods,events", "-n", lab.namespace, "-o", "json")
+    place = lab.folder / "imported"
+    subprocess.run(
+        [sys.executable, "-m", "bootseer", "import", "k8s", "--events", str(place), "-"],
+        input=records,
+        text=True,
+        check=True,
+        capture_output=True,
+    )
+    lines = [
+        json.loads(line)
+        for path in Path(place).rglob("*.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    assert {"schedule", "image.pull"} <= {e["name"] for e in lines}
+    begins = [e["time_unix_nano"] / 1e9 for e in lines if e["event"] == "begin"]
+    (started,) = [
+        e["time_unix_nano"] / 1e9
+        for e in lab.lines()
+        if e["event"] == "end" and e["name"] == "container.start"
+    ]
+    outside_s = started - asked
+    last = max(e["time_unix_nano"] / 1e9 for e in lines if e["event"] == "end")
+    imported_s = last - min(begins)
+    assert outside_s > 12
+    assert imported_s == pytest.approx(outside_s, rel=0.1, abs=1.0)
+    assert datetime.datetime.fromtimestamp(min(begins), datetime.UTC).year >= 2025

@@ -1,0 +1,172 @@
+"""`bootseer start` with a checkpoint: mounted, copied, or brought the plain way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer.fuse.mounts import find_mount, unmount
+
+pytestmark = pytest.mark.slow
+
+SIZE_BYTES = (9 << 20) + 17
+BOOTSEER = [sys.executable, "-m", "bootseer"]
+
+
+class Job:
+    """A folder with a checkpoint in a striped store, settings, and a job that reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.to, self.events = path, path / "to", path / "events"
+        self.data = os.urandom(SIZE_BYTES)
+        (path / "model.pt").write_bytes(self.data)
+        self.url = f"file://{path}/store/model.pt"
+        put = [
+            *BOOTSEER,
+            "stripe",
+            "put",
+            "--width",
+            "3",
+            "--chunk",
+            "1MiB",
+            str(path / "model.pt"),
+        ]
+        subprocess.run([*put, self.url], check=True, capture_output=True)
+
+    def settings(self, **more: Any) -> None:
+        values = {"url": self.url, "to": str(self.to), **more}
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        (self.path / "bootseer.toml").write_text(f"[checkpoint]\n{lines}", encoding="utf-8")
+
+    def start(self, *job: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*BOOTSEER, "start", "--events", str(self.events), "--", *job],
+            cwd=self.path,
+            capture_output=True,
+            check=False,
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        texts = (path.read_text(encoding="utf-8") for path in self.events.glob("*.jsonl"))
+        return [json.loads(line) for text in texts for line in text.splitlines()]
+
+    def reasons(self) -> list[str]:
+        return [
+            e["attributes"]["bootseer.reason"]
+            for e in self.lines()
+            if "bootseer.reason" in e["attributes"]
+        ]
+
+    def form(self) -> str:
+        (end,) = [e for e in self.lines() if e["name"] == "checkpoint.load" and e["event"] == "end"]
+        return str(end["attributes"].get("bootseer.form"))
+
+    def unmounted(self) -> bool:
+        """Whether the mount went away by itself, within a generous time."""
+        until = time.monotonic() + 30
+        while find_mount(str(self.to)) is not None and time.monotonic() < until:
+            time.sleep(0.05)
+        return find_mount(str(self.to)) is None
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    if find_mount(str(made.to)) is not None:
+        unmount(str(made.to), lazily=True)
+
+
+@pytest.mark.root
+def test_the_job_reads_from_a_mount_that_ends_with_it(job: Job) -> None:
+    job.settings()
+    done = job.start("cat", str(job.to / "model.pt"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == job.data
+    assert (job.form(), job.reasons()) == ("mount", [])
+    assert job.unmounted()
+
+
+def test_a_copy_is_there_before_the_job(job: Job) -> None:
+    job.settings(form="copy")
+    done = job.start("cat", str(job.to / "model.pt"))
+    assert (done.returncode, done.stdout) == (0, job.data)
+    assert job.form() == "copy"
+
+
+@pytest.mark.root
+def test_without_a_device_the_checkpoint_is_copied_and_the_report_says_why(job: Job) -> None:
+    """In a mount namespace where /dev/fuse is something else."""
+    job.settings()
+    hidden = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'mount --bind /dev/null /dev/fuse && exec "$@"',
+        "-",
+    ]
+    done = subprocess.run(
+        [*hidden, *BOOTSEER, "start", "--events", job.events, "--", "cat", job.to / "model.pt"],
+        cwd=job.path,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, job.data)
+    assert b"no mount here" in done.stderr
+    assert job.form() == "copy"
+
+
+@pytest.mark.parametrize("damage", ["gone", "corrupt", "newer"])
+def test_a_store_that_fails_is_replaced_by_the_plain_command(job: Job, damage: str) -> None:
+    stripes = job.path / "store/model.pt.stripes"
+    if damage == "gone":
+        job.url = f"file://{job.path}/nowhere/model.pt"
+    else:
+        (manifest,) = stripes.rglob("manifest.json")
+        text = manifest.read_text(encoding="utf-8")
+        manifest.chmod(0o644)
+        document = json.loads(text)
+        document["version"] = 99
+        manifest.write_text(text[:50] if damage == "corrupt" else json.dumps(document))
+    load = ["sh", "-c", f"mkdir -p {job.to} && cp {job.path}/model.pt {job.to}/"]
+    job.settings(load=load, form="copy")
+    done = job.start("cat", str(job.to / "model.pt"))
+    assert (done.returncode, done.stdout) == (0, job.data)
+    assert b"going on the plain way" in done.stderr
+    (reason, *_) = job.reasons()
+    assert reason
+
+
+def test_a_plain_command_that_fails_stops_the_start(job: Job) -> None:
+    job.settings(enabled=False, load=["sh", "-c", "exit 9"])
+    done = job.start("echo", "never")
+    assert (done.returncode, done.stdout) == (9, b"")
+
+
+def test_half_of_the_settings_are_not_tried(job: Job) -> None:
+    job.settings(to="", load=["sh", "-c", "echo plain"])
+    done = job.start("echo", "job")
+    assert done.stdout == b"plain\njob\n"
+    assert job.reasons() == ["[checkpoint] needs both url and to"]
+
+
+@pytest.mark.root
+def test_what_a_killed_part_left_mounted_is_taken_away_for_the_plain_command(job: Job) -> None:
+    """The deadline passes while something else holds the mount point's name."""
+    job.settings(
+        url=f"file://{job.path}/store/no", load=["sh", "-c", f"mkdir -p {job.to}; touch {job.to}/x"]
+    )
+    mount = [*BOOTSEER, "stripe", "mount", job.url, str(job.to)]
+    job.to.mkdir()
+    subprocess.run(mount, check=True, capture_output=True)
+    done = job.start("ls", str(job.to))
+    assert (done.returncode, done.stdout) == (0, b"x\n")
