@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -179,3 +182,27 @@ def test_a_connection_that_cannot_be_cancelled_ends_no_thread(tmp_path: Path):
         ticket.cancel()
         go_on.set()
         read(fetcher, source)
+
+
+def test_what_it_cost_is_told_as_events_when_a_fetcher_is_closed(tmp_path: Path):
+    """In a process of its own, as `bootseer run` starts one."""
+    (source,) = files(tmp_path / "files", 1)
+    script = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from block_sources import FileSource
+from bootseer.blocks.fetch import Fetcher
+with Fetcher() as fetcher:
+    source = FileSource(Path(sys.argv[2]))
+    fetcher.read_into(source, 0, memoryview(bytearray(source.size_bytes)))
+"""
+    path = tmp_path / "files" / "object-0"
+    words = [sys.executable, "-c", script, str(Path(__file__).parent), str(path)]
+    log = tmp_path / "events.jsonl"
+    subprocess.run(words, env={**os.environ, "BOOTSEER_EVENTS": str(log)}, check=True)
+    lines = [json.loads(line) for line in log.read_text(encoding="ascii").splitlines()]
+    (found,) = [line["attributes"] for line in lines if line["name"] == "fetch.stats"]
+    assert found["bootseer.source_class"] == "plain"
+    assert found["bootseer.bytes"] == source.size_bytes
+    assert found["bootseer.requests"] >= 1

@@ -39,7 +39,7 @@ FIRST_WAITS = 32
 class Want(NamedTuple):
     """One block somebody needs, and where its bytes go; `landing` takes the whole block."""
 
-    index: int
+    block: int
     copies: Sequence[Copy] = ()
     landing: memoryview | None = None
 

@@ -95,10 +95,12 @@ class CachedObject:
         self._room.found_corrupt()
         return False
 
-    def store(self, index: int, raw: memoryview) -> None:
-        """Keep a verified block, if there is room; `raw` is free again on return."""
-        if self.storing:
-            self._with(lambda: self._store(index, raw))
+    def store(self, index: int, raw: memoryview) -> bool:
+        """Keep a verified block, if there is room; whether it was new and is kept now.
+
+        `raw` must not change meanwhile and is free again on return.
+        """
+        return self.storing and self._with(lambda: self._store(index, raw))
 
     def _store(self, index: int, raw: memoryview) -> bool:
         if self._identity is None or presence.read_entry(self._present_fd, index) != ABSENT:

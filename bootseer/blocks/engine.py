@@ -251,9 +251,12 @@ class Engine:
             with self.lock:
                 due_s = self.board.next_due_s(time.monotonic(), TICK_S)
                 woken = self._clock.wait(self.settings.idle_s if due_s is None else due_s)
-                if due_s is None and not woken and not self.board.flights:
+                # A job may have come in the very moment that the wait ended.
+                quiet = self.board.next_due_s(time.monotonic(), TICK_S) is None
+                if due_s is None and not woken and quiet:
                     self._watcher = None
-                    return
+                    break
+        self.stats.emit()  # a reader that lives for days is heard of each time it rests
 
     # --- one request -------------------------------------------------------------------------
 
@@ -351,6 +354,8 @@ class Engine:
                     flight.elsewhere.add(number)
                     continue
                 there = cached.read(block.index, raws[number])  # stored just before it was let go
+            if not there and not block.foreign_s:
+                self.stats.add(found.stats, cache_corrupt=1)
             if there and is_volatile(found.source):
                 found.source.open_block(block.index, raws[number], raws[number])
             if there:
@@ -364,7 +369,7 @@ class Engine:
         block = flight.items[number][0]
         keep = keep and found.cached is not None and found.cached.storing
         if keep and found.cached is not None and flight.targets[number] is not None:
-            found.cached.store(block.index, raw)  # later the memory is its reader's alone
+            self._store(found, block, raw)  # later the memory is its reader's alone
             keep = False
         while True:
             with self.lock:
@@ -386,10 +391,14 @@ class Engine:
         self.act(effects)
         if keep and found.cached is not None:
             try:
-                found.cached.store(block.index, raw)
+                self._store(found, block, raw)
             finally:
                 with self.lock:
                     self.board.unpin(block)
+
+    def _store(self, found: Object, block: Block, raw: memoryview) -> None:
+        if found.cached is not None and found.cached.store(block.index, raw):
+            self.stats.add(found.stats, cache_stored_bytes=block.length)
 
     def _count(
         self, found: Object, flight: Flight, again: int, error: BaseException | None
@@ -440,6 +449,7 @@ class Engine:
             self.act(effects)
         with self.lock:
             board.pool.clear()
+        self.stats.emit()
 
 
 def _raw_views(flight: Flight) -> list[memoryview]:

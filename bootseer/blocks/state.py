@@ -136,8 +136,8 @@ class CachedBlocks(Protocol):
     def read(self, index: int, raw: memoryview) -> bool:
         """Fill `raw`, verified; False when it is not there."""
 
-    def store(self, index: int, raw: memoryview) -> None:
-        """Keep a verified block."""
+    def store(self, index: int, raw: memoryview) -> bool:
+        """Keep a verified block; whether it was new and is kept."""
 
     def claim(self, index: int) -> bool:
         """Take the right to fetch a block; False while another process has it."""

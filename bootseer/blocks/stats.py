@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
-from bootseer.profiler.events import NullWriter
+from bootseer.profiler.events import NullWriter, event
 
 EVENT = "fetch.stats"
 MAX_CLASSES = 64  # a mistaken class name per object must not grow memory or an event file
@@ -19,12 +19,13 @@ OTHER = "other"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counters:
-    """Sums since the start, or differences of two snapshots. Bytes are raw unless said.
+    """Sums since the start, or differences of two snapshots.
 
-    `bytes` came over the wire, hedges and retries included; `delivered_bytes` were given to
-    readers, of which `demand_bytes` were waited for and `cache_bytes` came from the node cache.
-    `hot_bytes` and `background_bytes` were fetched ahead of a reader. `blocked_ns` adds up the
-    time of all readers that waited, so it can exceed the wall time.
+    `bytes` came over the wire, hedges and retries included; they are `demand_bytes` (somebody
+    waited for the request), `hot_bytes` and `background_bytes` (fetched ahead) together.
+    `cache_hits` blocks of `cache_bytes` came from the node cache instead, `cache_stored_bytes`
+    went into it, and `cache_corrupt` blocks of it were not what they should be. `blocked_ns` adds
+    up the time of all `demand_waits`, so it can exceed the wall time.
     """
 
     bytes: int = 0
@@ -34,7 +35,6 @@ class Counters:
     hedge_wins: int = 0
     failures: int = 0
     corrupt: int = 0
-    delivered_bytes: int = 0
     demand_bytes: int = 0
     hot_bytes: int = 0
     background_bytes: int = 0
@@ -80,8 +80,10 @@ class Stats:
         classes = list(self.snapshot().values())
         return Counters(*(sum(getattr(c, name) for c in classes) for name in FIELDS))
 
-    def emit(self, writer: NullWriter, **attributes: str | int | float) -> None:
+    def emit(self, writer: NullWriter | None = None, **attributes: str | int | float) -> None:
         """Write one `point` event a class with what was added since the last `emit`.
+
+        Without a writer they go where this process writes its events, if anywhere.
 
         The events' attributes are `bootseer.source_class`, `bootseer.<counter>` for each counter
         that is not zero, and those given. Classes to which nothing was added are left out.
@@ -95,9 +97,11 @@ class Stats:
                 f"bootseer.{name}": getattr(added, name) for name in FIELDS if getattr(added, name)
             }
             if found:
-                writer.point(
-                    EVENT, attributes={"bootseer.source_class": source_class, **found, **attributes}
-                )
+                found = {"bootseer.source_class": source_class, **found, **attributes}
+                if writer is None:
+                    event(EVENT, **found)
+                else:
+                    writer.point(EVENT, attributes=found)
 
 
 def difference(after: Counters, before: Counters) -> Counters:
