@@ -238,8 +238,9 @@ def test_objects_of_two_paths_differ_and_suit_any_store(one: str, two: str) -> N
         assert object_of(one) != object_of(two)
     for part in object_of(one).split("/"):
         assert not part.startswith(".")
-        assert not set(part) & set(':\\?#*"<>|\n\0')
-        assert 0 < len(part.encode("utf-8")) <= 200
+        assert part.isascii()
+        assert not set(part) & set(':\\?#*"<>|%+& \n\0')
+        assert 0 < len(part) <= 200
     entry = TreeFile(one, 0, 0, 1, False, object_of(one), b"0" * 16)
     parents = one.split("/")[:-1]
     folders = [TreeFolder("/".join(parents[: n + 1]), 0, 0) for n in range(len(parents))]

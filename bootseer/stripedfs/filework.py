@@ -49,12 +49,15 @@ class FileWorks:
         tag = digest_of(folder.removeprefix(self.draft.folder).encode(errors="surrogateescape"))
 
         def record(stripe: int, digests: bytes) -> None:
-            if layout.stripe_length(stripe) >= plan.keep_bytes:
-                name = f"{self.draft.writing}/stripe-{tag.hex()}-{stripe:05d}.json"
-                text = base64.b64encode(digests).decode("ascii")
-                self.store.replace(
-                    name, json.dumps({"size": layout.size_bytes, "digests": text}).encode()
-                )
+            if layout.stripe_length(stripe) < plan.keep_bytes:
+                return
+            name = f"{self.draft.writing}/stripe-{tag.hex()}-{stripe:05d}.json"
+            text = base64.b64encode(digests).decode("ascii")
+            body = {"size": layout.size_bytes, "digests": text}
+            try:
+                self.store.replace(name, json.dumps(body).encode())
+            except BootseerError:
+                return  # an interrupted put would keep less; this one loses nothing
 
         claims = self._claims(folder, tag.hex(), layout)
         if self.draft.adopted and not claims and folder != self.draft.folder:

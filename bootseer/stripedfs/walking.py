@@ -15,7 +15,8 @@ from bootseer.stripedfs.manifest import inside
 from bootseer.stripedfs.versions import DATA
 
 MAX_PART_BYTES = 200
-_UNSAFE = re.compile(r"[^A-Za-z0-9._+=@, ~\u0080-\ud7ff\ue000-\U0010ffff-]|^\.|^~| $")
+# No percent, plus or space and nothing beyond ASCII: WebHDFS misreads them in some versions.
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=@,-]|^\.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,10 +90,10 @@ def object_of(path: str) -> str:
 
 def _part(part: str) -> str:
     spelt = _UNSAFE.sub(_escaped, part)
-    if len(spelt.encode("utf-8")) <= MAX_PART_BYTES:
+    if len(spelt) <= MAX_PART_BYTES:
         return spelt
-    return "~" + digest_of(part.encode("utf-8", "surrogateescape")).hex()
+    return "~-" + digest_of(part.encode("utf-8", "surrogateescape")).hex()
 
 
 def _escaped(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogateescape"))
+    return "".join(f"~{byte:02X}" for byte in match[0].encode("utf-8", "surrogateescape"))
