@@ -105,12 +105,13 @@ class NameNodes:
         what: str,
         *,
         retry_s: float = 0.0,
+        stall_s: float | None = None,
     ) -> Target:
         """Where the NameNode sends a request with data. Nothing is changed by asking."""
         request = request_path(path, op, self._who(parameters))
 
         def once() -> Target:
-            with self._answer(method, f"{request}&noredirect=true", what) as got:
+            with self._answer(method, f"{request}&noredirect=true", what, stall_s) as got:
                 here = Target(origin_of(self.tls, self._authority_of(got)), request)
                 if got.status_code in REDIRECTS:
                     return same_path(here, resolve(here, got.headers.get("Location"), what))
@@ -137,7 +138,9 @@ class NameNodes:
         return self._token or read_token(self._options.token_file)
 
     @contextlib.contextmanager
-    def _answer(self, method: str, request: str, what: str) -> Iterator[requests.Response]:
+    def _answer(
+        self, method: str, request: str, what: str, stall_s: float | None = None
+    ) -> Iterator[requests.Response]:
         """An answer of the active NameNode that is no error; others are asked in turn."""
         with self._lock:
             first = self._active
@@ -148,7 +151,9 @@ class NameNodes:
             for turn in range(len(self._hosts)):
                 number = (first + turn) % len(self._hosts)
                 try:
-                    answer = self._send(session, self._hosts[number], method, request, what)
+                    answer = self._send(
+                        session, self._hosts[number], method, request, what, stall_s
+                    )
                 except StoreUnavailableError as error:
                     if failed is None or not isinstance(error, _StandbyError):
                         failed = error  # what ails the active one says more
@@ -167,7 +172,13 @@ class NameNodes:
                 self._sessions.append(session)
 
     def _send(
-        self, session: requests.Session, host: str, method: str, request: str, what: str
+        self,
+        session: requests.Session,
+        host: str,
+        method: str,
+        request: str,
+        what: str,
+        stall_s: float | None,
     ) -> requests.Response:
         scheme = "https" if self.tls else "http"
         try:
@@ -176,7 +187,7 @@ class NameNodes:
                 f"{scheme}://{host}{request}",
                 allow_redirects=False,
                 stream=True,
-                timeout=(self._options.connect_s, self._options.stall_s),
+                timeout=(self._options.connect_s, stall_s or self._options.stall_s),
                 verify=self._options.ca_file or True,
                 headers={"Accept-Encoding": "identity", "User-Agent": "bootseer"},
             )

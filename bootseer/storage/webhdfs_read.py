@@ -156,13 +156,17 @@ class Reader:
         if avoid:
             excluded = [*span, ("excludedatanodes", ",".join(avoid))]
             try:
-                return self._redirect(name, excluded, what)
+                return self._redirect(name, excluded, attempt, what)
             except StoreUnavailableError:
                 pass  # every replica is to be avoided, which the NameNode calls a fault
-        return self._redirect(name, span, what)
+        return self._redirect(name, span, attempt, what)
 
-    def _redirect(self, name: str, span: Parameters, what: str) -> Target:
-        target = self._folder.names.redirect("GET", self._folder.path(name), "OPEN", span, what)
+    def _redirect(self, name: str, span: Parameters, attempt: Attempt, what: str) -> Target:
+        if attempt.cancelled:
+            raise StoreUnavailableError(f"cannot {what}: it was given up")
+        target = self._folder.names.redirect(
+            "GET", self._folder.path(name), "OPEN", span, what, stall_s=attempt.stall_s
+        )
         parameters = reusable_parameters(target)
         if any(k == "namenoderpcaddress" for k, _ in parameters):
             self._way = Way(parameters, time.monotonic() + WAY_S)
