@@ -114,3 +114,24 @@ def test_small_reads_leave_nothing_behind(medium: Path, what: str):
 def test_a_million_small_reads_leave_nothing_behind(medium: Path, what: str):
     found = run(what, medium, count=1_000_000, budget_bytes=BUDGET // 4)
     assert found["grown_bytes"] < 4 * MIB
+
+
+@pytest.mark.root
+def test_a_mount_tells_what_it_cost(medium: Path, tmp_path: Path):
+    place, log = tmp_path / "mounted", tmp_path / "events.jsonl"
+    place.mkdir()
+    bootseer = [sys.executable, "-m", "bootseer", "stripe"]
+    environ = {**os.environ, "BOOTSEER_EVENTS": str(log)}
+    words = [*bootseer, "mount", "--for-pid", str(os.getpid()), str(medium.parent), str(place)]
+    subprocess.run(words, env=environ, check=True)
+    try:
+        assert (place / "medium").read_bytes() == medium.read_bytes()
+    finally:
+        subprocess.run([*bootseer, "umount", str(place)], check=True)
+    for _ in range(500):  # the worker ends a moment after its mount
+        if log.exists() and b"fetch.stats" in log.read_bytes():
+            break
+        time.sleep(0.02)
+    lines = [json.loads(line) for line in log.read_text(encoding="ascii").splitlines()]
+    told = [line["attributes"] for line in lines if line["name"] == "fetch.stats"]
+    assert sum(each["bootseer.bytes"] for each in told) >= medium.stat().st_size

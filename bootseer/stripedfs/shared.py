@@ -6,6 +6,7 @@ child gets a fresh one with its first use, since threads do not survive a fork.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -39,7 +40,14 @@ def shared_fetcher() -> Fetcher:
             from bootseer.blocks.fetch import Fetcher
 
             _shared.fetcher, _shared.pid = Fetcher(), os.getpid()
+            atexit.register(_tell, _shared.fetcher, _shared.pid)
         return _shared.fetcher
+
+
+def _tell(fetcher: Fetcher, pid: int) -> None:
+    """Write what was fetched as events; a forked child does not repeat its parent's."""
+    if pid == os.getpid():
+        fetcher.stats.emit()
 
 
 def share_of(fetcher: Fetcher) -> Share:

@@ -49,11 +49,13 @@ class Complaints:
         self._say = say
         self._said: set[str] = set()
 
-    def number(self, error: BaseException, where: str) -> int:
+    def number(self, error: BaseException, where: str, *, reading: bool = False) -> int:
         """The errno that an error is answered with; said unless it is an ordinary refusal."""
         if isinstance(error, FileSystemError):
             return error.errno or errno.EIO
         number = next((n for kind, n in _ERRNOS if isinstance(error, kind)), errno.EIO)
+        if reading:
+            number = errno.EIO  # whoever has the file open has been let in and found it
         text = str(error) if isinstance(error, BootseerError) else f"internal fault: {error!r}"
         if number == errno.EIO and self._say is not None and text not in self._said:
             if len(self._said) < 1000:
@@ -134,7 +136,7 @@ class _Waiting:
                 self._there = False
             held = self._files.fetcher.held(source, self._offset, self._size, self.ready)
         except Exception as error:  # whatever it is, the reader must not wait for ever
-            reply.error(self._files.complaints.number(error, self._where))
+            reply.error(self._files.complaints.number(error, self._where, reading=True))
             return
         if held is None:
             return  # evicted before we came: `ready` will be called again
@@ -153,7 +155,7 @@ class _Waiting:
                 self._source.confirm()
             except Exception as error:  # whatever it is, the reader must not wait for ever
                 held.release()
-                reply.error(self._files.complaints.number(error, self._where))
+                reply.error(self._files.complaints.number(error, self._where, reading=True))
                 return
             reply.data(Data(held.views, held.release))
 
@@ -225,11 +227,12 @@ class OpenFiles:
         pool.submit(work)
 
     def close(self) -> None:
-        """End the helping threads."""
+        """End the helping threads, and tell what was fetched."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
+        self.fetcher.stats.emit()
 
 
 def _tag(source: FileSource) -> int:
