@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 
-from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, UsageError
+from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.names import Found
@@ -29,9 +30,20 @@ def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
 
 
 def unpublish(store: Store, name: str) -> None:
-    """Remove the striped checkpoint of a name with all its versions; a missing one is no error."""
-    store.delete(f"{folder_of(name)}/{CURRENT}")
-    store.delete_tree(folder_of(name))
+    """Remove the striped checkpoint of a name with all its versions; a missing one is no error.
+
+    What somebody is writing under the name just now stays: it will be the next version.
+    """
+    folder = folder_of(name)
+    store.delete(f"{folder}/{CURRENT}")
+    try:
+        found = list(store.list(folder))
+    except NotFoundError:
+        return
+    for stat in found:
+        store.delete_tree(stat.name)
+    with contextlib.suppress(BootseerError):
+        store.delete(folder)  # not when it holds a draft
 
 
 def move(store: Store, found: Found, new_name: str) -> None:

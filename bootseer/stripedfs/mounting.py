@@ -74,6 +74,8 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         allow_other=settings.allow_other,
         fsname=_shown(settings.url).replace(",", ";"),
         on_fault=log.say,
+        # What was being saved may fail, and the old file is there again: the kernel must ask.
+        timeout_s=0.0 if settings.writable else MountOptions().timeout_s,
     )
 
     def build() -> Operations:

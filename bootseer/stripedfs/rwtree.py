@@ -53,6 +53,8 @@ class Saving:
         self.size_bytes = 0
         self.touched = False
         """Something was written, or the file is new: there is something to publish."""
+        self.flushed = False
+        """A descriptor was closed, and nothing was written since."""
         self._saved: SavedFile | None = None
         self._failed: BootseerError | None = None
 
@@ -72,7 +74,7 @@ class Saving:
         except BootseerError as error:
             self._failed = error
             raise
-        self.touched = True
+        self.touched, self.flushed = True, False
         self.size_bytes += len(data)
         return len(data)
 
@@ -154,8 +156,8 @@ class WritableTree(StripedTree):
 
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE == os.O_RDONLY:
-            if any(saving.node.inode == inode for saving in self._unpublished()):
-                raise FileSystemError(errno.EBUSY)
+            with self._answered("open"):
+                self._settle(self.node(inode))
             return super().open(inode, flags)
         with self._answered("open"):
             node = self._changeable(self.node(inode))
@@ -180,6 +182,7 @@ class WritableTree(StripedTree):
             return
         saving = self._saving_of(handle)
         with self._answered("close"), saving.lock:
+            saving.flushed = True
             if saving.size_bytes:
                 # An empty file waits for its last descriptor: a shell closes one before it writes.
                 saving.publish()
@@ -192,17 +195,20 @@ class WritableTree(StripedTree):
                 saving.check()
 
     def release(self, inode: Inode, handle: Handle) -> None:
-        saving = self._saving.pop(handle, None)
+        saving = self._saving.get(handle)
         if saving is None:
             super().release(inode, handle)
             return
-        with self._answered("close"), saving.lock:
-            try:
+        try:
+            with self._answered("close"), saving.lock:
                 saving.publish()
-            except BootseerError:
-                saving.abort()
-                self._forget(saving.node)
-                raise
+        except FileSystemError:
+            saving.abort()
+            self._nodes[saving.node.parent].listed_s = 0.0  # what was before may be there
+            raise
+        finally:
+            # Last, so that who opens it meanwhile waits for this one's end.
+            self._saving.pop(handle, None)
 
     def truncate(self, inode: Inode, size: int) -> Attr:
         with self._answered("truncate"):
@@ -240,7 +246,7 @@ class WritableTree(StripedTree):
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
-            self._not_being_written(node)
+            self._settle(node)
             try:
                 changing.remove(self.store, names.look(self.store, node.found.name))
             except NotFoundError:
@@ -265,8 +271,8 @@ class WritableTree(StripedTree):
         with self._answered("rename"):
             if flags & ~RENAME_NOREPLACE:
                 raise FileSystemError(errno.EINVAL)
-            node = self.child(self._changeable(self.node(parent)), name)
-            self._not_being_written(node)
+            node = self._changeable(self.child(self._changeable(self.node(parent)), name))
+            self._settle(node)
             folder = self._changeable(self.node(new_parent))
             over = self.listing(folder).get(new_name)
             if over == node.inode:
@@ -282,7 +288,7 @@ class WritableTree(StripedTree):
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
         if flags & RENAME_NOREPLACE:
             raise FileSystemError(errno.EEXIST)
-        self._not_being_written(over)
+        self._settle(over)
         if over.found.is_folder and not node.found.is_folder:
             raise FileSystemError(errno.EISDIR)
         if node.found.is_folder and not over.found.is_folder:
@@ -330,9 +336,14 @@ class WritableTree(StripedTree):
             raise FileSystemError(errno.EIO)  # it was being written when the server died
         return found
 
-    def _not_being_written(self, node: Node) -> None:
-        if any(saving.node.inode == node.inode for saving in self._unpublished()):
-            raise FileSystemError(errno.EBUSY)
+    def _settle(self, node: Node) -> None:
+        """Publish what waits for its last descriptor alone; refuse what is being written."""
+        for saving in self._unpublished():
+            if saving.node.inode == node.inode:
+                with saving.lock:
+                    if not saving.flushed:
+                        raise FileSystemError(errno.EBUSY)
+                    saving.publish()
 
     def _changeable(self, node: Node) -> Node:
         """Refuse what lies in a directory checkpoint."""
@@ -352,9 +363,8 @@ class WritableTree(StripedTree):
         return f"{folder.found.name}/{base}" if folder.found.name else base
 
     def _write_handle(self, node: Node, *, truncated: bool) -> Opened:
+        self._settle(node)
         with self._lock:
-            if any(saving.node.inode == node.inode for saving in self._saving.values()):
-                raise FileSystemError(errno.EBUSY)
             saving = Saving(self.store, node, self._writing, self._fetcher)
             if truncated:
                 saving.begin()

@@ -1,0 +1,248 @@
+"""Saving through a mount: every file appears whole, and its errors reach `close`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuse_mounts import end_mount, in_time, output, refusal
+from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, put_bytes, served, store_of
+from test_stripe_mount import stripe, wait_until
+
+from bootseer import stripedfs
+from bootseer.errors import UsageError
+from bootseer.stripedfs import mounting
+from bootseer.stripedfs.mountsettings import MountSettings
+from bootseer.stripedfs.putting import put_into
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+SIZE = 8 * CHUNK + 55
+WRITING = {"width": WIDTH, "chunk_bytes": CHUNK}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def mount(root: Path, tmp_path: Path) -> Iterator[Served]:
+    """A store mounted for saving, made by mounting it."""
+    with served(root, tmp_path / "mnt", writable=True, writing=WRITING) as mount:
+        yield mount
+
+
+def shell(script: str, directory: Path) -> None:
+    done = subprocess.run(["sh", "-ec", script], cwd=directory, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def read_url(root: Path, name: str) -> bytes:
+    with stripedfs.open(f"{root}/{name}") as file:
+        return file.read()
+
+
+def test_a_copied_file_is_striped_and_reads_back(mount: Served, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(content(SIZE))
+    (tmp_path / "small").write_bytes(b"small")
+    shell("cp ../large ../small . && cmp large ../large && cmp small ../small", mount.directory)
+    assert read_url(root, "large") == content(SIZE)
+    assert sorted(os.listdir(root)) == ["large.stripes", "small"]
+    assert in_time(lambda: sorted(os.listdir(mount.directory))) == ["large", "small"]
+    shell("cp ../small large && cp ../large small", mount.directory)  # each over the other
+    assert (read_url(root, "large"), read_url(root, "small")) == (b"small", content(SIZE))
+    shell("cmp ../small large && cmp ../large small", mount.directory)
+
+
+def test_a_file_appears_to_others_when_it_is_closed(mount: Served, root: Path) -> None:
+    def save() -> None:
+        with (mount.directory / "x").open("wb", buffering=0) as file:
+            file.write(content(SIZE)[:5000])
+            os.fsync(file.fileno())
+            assert os.fstat(file.fileno()).st_size == 5000
+            assert "x" in os.listdir(mount.directory)
+            assert "x" not in [p.name.removesuffix(".stripes") for p in root.glob("*/CURRENT")]
+            file.write(content(SIZE)[5000:])
+
+    in_time(save)
+    assert read_url(root, "x") == content(SIZE)
+
+
+def test_shells_write_by_several_descriptors(mount: Served, root: Path) -> None:
+    script = f"""
+        : > empty
+        echo one > plain
+        (echo one; echo two) > both
+        (head -c {SIZE} /dev/zero; head -c {SIZE} /dev/zero; echo end) > long
+        echo anew > plain
+    """
+    shell(script, mount.directory)
+    assert read_url(root, "empty") == b""
+    assert read_url(root, "plain") == b"anew\n"
+    assert read_url(root, "both") == b"one\ntwo\n"
+    assert read_url(root, "long") == bytes(2 * SIZE) + b"end\n"
+
+
+def test_names_are_made_moved_and_removed(mount: Served, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(content(SIZE))
+    script = """
+        mkdir -p a/b
+        cp ../large a/b/tmp && mv a/b/tmp a/b/final
+        cp ../large a/b/tmp && echo other > a/b/other && mv a/b/other a/b/tmp
+        [ "$(cat a/b/tmp)" = other ] && cmp a/b/final ../large
+        mv a/b/final a/b/tmp && cmp a/b/tmp ../large
+        mv a c && cmp c/b/tmp ../large
+        ! rmdir c/b 2>/dev/null
+        ! mkdir c 2>/dev/null
+        rm c/b/tmp && rmdir c/b c
+        mkdir .hidden && echo x > .hidden/.metadata && [ "$(cat .hidden/.metadata)" = x ]
+    """
+    shell(script, mount.directory)
+    assert os.listdir(root) == [".hidden"]
+    assert read_url(root, ".hidden/.metadata") == b"x\n"
+
+
+def test_writing_elsewhere_than_at_the_end_is_refused_by_name(mount: Served, root: Path) -> None:
+    path = mount.directory / "x"
+
+    def write(offset: int, flags: int = os.O_WRONLY) -> None:
+        fd = os.open(path, flags)
+        try:
+            os.pwrite(fd, b"y", offset)
+        finally:
+            os.close(fd)
+
+    in_time(lambda: path.write_bytes(content(SIZE)))
+    assert refusal(lambda: write(7)) == errno.ESPIPE
+    assert refusal(lambda: write(5, os.O_WRONLY | os.O_TRUNC)) == errno.ESPIPE
+    in_time(lambda: path.write_bytes(content(SIZE)))
+    assert refusal(lambda: os.truncate(path, 100)) == errno.ESPIPE
+    assert refusal(lambda: path.rename(mount.directory / "x.stripes")) == errno.EINVAL
+    assert read_url(root, "x") == content(SIZE)
+    in_time(lambda: write(SIZE))  # at its end: made anew with what it held
+    assert read_url(root, "x") == content(SIZE) + b"y"
+    in_time(lambda: os.truncate(path, 0))
+    assert read_url(root, "x") == b""
+
+
+def test_only_one_writes_a_file_at_a_time(mount: Served) -> None:
+    path = mount.directory / "x"
+    with path.open("wb") as file:
+        file.write(b"one")
+        file.flush()
+        assert refusal(lambda: path.open("wb")) == errno.EBUSY
+        assert refusal(lambda: path.read_bytes()) == errno.EBUSY
+        assert refusal(path.unlink) == errno.EBUSY
+    assert in_time(path.read_bytes) == b"one"
+
+
+def test_a_directory_checkpoint_in_it_stays_as_it_is(
+    mount: Served, root: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "x").write_bytes(content(SIZE))
+    put_into(store_of(root), "run", str(folder), settings=SMALL)
+    run = mount.directory / "run"
+    assert in_time((run / "x").read_bytes) == content(SIZE)
+    for change in (
+        lambda: (run / "x").unlink(),
+        lambda: (run / "y").write_bytes(b"y"),
+        lambda: (run / "x").rename(mount.directory / "x"),
+        lambda: (run / "d").mkdir(),
+        lambda: os.truncate(run / "x", 0),
+    ):
+        assert refusal(change) == errno.EROFS
+    assert in_time((run / "x").read_bytes) == content(SIZE)
+    in_time(lambda: run.rename(mount.directory / "renamed"))
+    assert in_time((mount.directory / "renamed" / "x").read_bytes) == content(SIZE)
+
+
+def test_a_full_store_is_told_by_write_or_close(tmp_path: Path) -> None:
+    root = tmp_path / "small"
+    root.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", root], check=True)
+    try:
+        with served(root, tmp_path / "mnt", writable=True, writing=WRITING) as mount:
+            path = mount.directory / "x"
+            in_time(lambda: path.write_bytes(content(SIZE)))
+            assert refusal(lambda: path.write_bytes(content(1 << 20))) == errno.ENOSPC
+            assert in_time(path.read_bytes) == content(SIZE)  # the old one is whole
+            assert in_time(lambda: os.listdir(mount.directory)) == ["x"]
+    finally:
+        end_mount(root)
+
+
+def test_what_was_being_written_when_the_server_died_is_not_published(
+    mount: Served, root: Path
+) -> None:
+    path = mount.directory / "x"
+    in_time(lambda: path.write_bytes(b"old"))
+    file = path.open("wb", buffering=0)
+    file.write(content(SIZE))
+    (worker,) = mount.workers()
+    os.kill(worker, signal.SIGKILL)
+    assert refusal(lambda: file.write(b"more")) == errno.EIO
+    assert refusal(file.close) == errno.EIO
+    wait_until(lambda: worker not in mount.workers())
+    assert in_time(path.read_bytes) == b"old"
+    in_time(lambda: path.write_bytes(content(SIZE)))
+    assert read_url(root, "x") == content(SIZE)
+
+
+def test_torch_saves_into_it(mount: Served, root: Path) -> None:
+    import torch
+
+    state = {"weights": torch.arange(50_000, dtype=torch.float32), "step": 4}
+    in_time(lambda: torch.save(state, mount.directory / "model.pt"))
+    with stripedfs.open(f"{root}/model.pt") as file:
+        assert torch.equal(torch.load(file)["weights"], state["weights"])
+    assert (root / "model.pt.stripes").is_dir()
+
+
+def test_torch_saves_a_distributed_checkpoint_into_it(mount: Served) -> None:
+    # A process of its own: torch's threads must not wait on a mount that this one ends.
+    output(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "import torch, torch.distributed.checkpoint as dcp\n"
+        "where = sys.argv[1] + '/step-10'\n"
+        "state = {'weights': torch.arange(100_000, dtype=torch.float32)}\n"
+        "dcp.save(state, checkpoint_id=where, no_dist=True)\n"
+        "loaded = {'weights': torch.zeros(100_000)}\n"
+        "dcp.load(loaded, checkpoint_id=where, no_dist=True)\n"
+        "assert torch.equal(loaded['weights'], state['weights'])\n",
+        mount.directory,
+    )
+
+
+def test_what_cannot_be_saved_into_is_refused(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "store")
+    put_bytes(store, "file", content(SIZE), tmp_path)
+    (tmp_path / "folder").mkdir()
+    put_into(store, "tree", str(tmp_path / "folder"), settings=SMALL)
+    (tmp_path / "mnt").mkdir()
+    for name, said in (("file", "needs a folder"), ("tree", "never changes")):
+        settings = MountSettings(
+            url=f"{tmp_path}/store/{name}", mountpoint=f"{tmp_path}/mnt", writable=True
+        )
+        with pytest.raises(UsageError, match=said):
+            mounting.mount(settings)
+    done = stripe("mount", "--rw", "--fuse-backend", "fusepy", tmp_path / "store", tmp_path / "mnt")
+    assert done.returncode == 2
+    assert "read-only" in done.stderr
+
+
+def test_a_copied_tree_is_the_same(mount: Served, root: Path, tmp_path: Path) -> None:
+    source = tmp_path / "tree"
+    for size in (0, 1, CHUNK - 1, CHUNK, WIDTH * CHUNK + 1):
+        (source / "deep" / str(size)).mkdir(parents=True)
+        (source / "deep" / str(size) / "x").write_bytes(content(size))
+    in_time(lambda: shutil.copytree(source, mount.directory / "copy"))
+    shell("diff -r copy ../tree", mount.directory)
