@@ -111,6 +111,7 @@ class Transfer:
         self._count = len(buffers)
         self._attempt = attempt
         self._filled = filled
+        self.received_bytes = 0
         self._number = 0
         self._at = 0
         self._lock = threading.Lock()
@@ -166,6 +167,7 @@ class Transfer:
 
     def _place(self, piece: memoryview) -> None:
         self._progress_s = time.monotonic()
+        self.received_bytes += len(piece)
         self._attempt.received_bytes += len(piece)
         while piece:
             if self._number >= len(self._buffers):

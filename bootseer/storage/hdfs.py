@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 RANGE_BYTES = 32 << 20
 STREAMS = 8
 COPY_BYTES = 8 << 20
+# What the library says when it has tried all replicas of a block.
+NO_REPLICA = "All DataNodes failed"
+PACKET_BYTES = 64 << 10  # what a DataNode sends at once
+CHECKED_BYTES = 512  # what it sends one checksum for, as most clusters are set
 BLOCK_BYTES = 128 << 20  # HDFS's own default, where a status says none
 
 T = TypeVar("T")
@@ -134,9 +138,47 @@ class HdfsStore:
             transfer.run(what)
         except Exception as error:
             self._readers.forget(path)
+            self._raise_if_damaged(name, offset + transfer.received_bytes, error)
             raise from_native_error(error, what) from error
         if not transfer.complete:
             raise StoreUnavailableError(f"cannot {what}: the answer was too short")
+
+    def _raise_if_damaged(self, name: str, at: int, error: Exception) -> None:
+        """Tell a block whose replicas all fail their checksums from DataNodes that are away.
+
+        The library says the same of both. A damaged place fails again, alone, while another place
+        of the same block can be read.
+        """
+        if NO_REPLICA not in str(error):
+            return
+        path, what = self.path(name), f"read {self.told(name)}"
+
+        def is_damaged() -> bool:
+            status = self.metadata().get_file_info(path)
+            block = status.blocksize or BLOCK_BYTES
+            start = at - at % block
+            end = min(start + block, status.length)
+            reader = self._clients.reading().read(path)
+            try:
+                reader.read_range(at, min(PACKET_BYTES, end - at))
+            except Exception:
+                pass
+            else:
+                return False
+            elsewhere = start if at - start >= CHECKED_BYTES else at + PACKET_BYTES
+            if elsewhere < end:
+                reader.read_range(elsewhere, 1)
+            return elsewhere < end
+
+        try:
+            damaged = within(is_damaged, self.stall_s, what)
+        except Exception:
+            return  # who cannot be asked changes nothing: the bytes could not be had
+        if damaged:
+            raise CorruptDataError(
+                f"{self.told(name)} is damaged near byte {at}: every replica of that block fails"
+                " its checksum; restore it from another copy"
+            ) from error
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         path, what = self.path(name), f"read {self.told(name)}"
@@ -149,7 +191,11 @@ class HdfsStore:
                 raise CorruptDataError(
                     f"{self.told(name)} has {size} bytes, more than the {limit_bytes} it may have"
                 )
-            data = reader.read_range(0, size)
+            try:
+                data = reader.read_range(0, size)
+            except Exception as error:
+                self._raise_if_damaged(name, 0, error)
+                raise
             if len(data) != size:
                 raise StoreUnavailableError(f"cannot {what}: the answer was too short")
             return data
