@@ -10,9 +10,12 @@ from block_sources import make_source
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.replay import FAILURES, Replay, covers_most, plan_replay
 from bootseer.blocks.settings import Priority
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace import Touched, Trace, parse, serialise
 from bootseer.errors import StoreUnavailableError, UsageError
 
 PAGE = 4096
@@ -194,3 +197,36 @@ def test_a_trace_of_nearly_everything_is_known(tmp_path: Path):
     source = make_source(tmp_path, SIZE, block_bytes=BLOCK, key="object")
     assert covers_most(of((0, 200)), source)
     assert not covers_most(of((0, 100)), source)
+
+
+def test_a_recorded_start_replayed_asks_the_store_for_nothing_more(tmp_path: Path):
+    """The whole round with the real fetcher: record, write, read, replay, read again."""
+    source = make_source(tmp_path, SIZE, block_bytes=BLOCK)
+    touched = [(40 * PAGE + 7, 100), (3 * PAGE, 9 * PAGE), (SIZE - 50, 50), (41 * PAGE, 10)]
+    recorder = Recorder(source.key, source.size_bytes, "train")
+
+    def start(fetcher: Fetcher) -> None:
+        for offset, length in touched:
+            recorder.touch(offset, length)
+            fetcher.read_into(source, offset, memoryview(bytearray(length)))
+
+    with Fetcher() as fetcher:
+        start(fetcher)
+    told = parse(serialise(recorder.trace(full=True)))
+    with Fetcher() as fetcher, Replay(told, fetcher, source) as replay:
+        assert replay.wait(30)
+        assert replay.failed == ""
+        before = fetcher.stats.total()
+        assert before.hot_bytes == before.bytes > 0
+        start(fetcher)
+        assert fetcher.stats.total().requests == before.requests
+
+
+def test_a_replay_fills_the_node_cache_for_everybody(tmp_path: Path):
+    source = make_source(tmp_path, SIZE, block_bytes=BLOCK)
+    some = of((80, 1), (0, 1), (40, 4), key=source.key)
+    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+        with Fetcher(cache=cache) as fetcher, Replay(some, fetcher, source) as replay:
+            assert replay.wait(30)
+        with cache.open(source) as kept:
+            assert [n for n in range(50) if kept.present(n)] == [0, 10, 20]
