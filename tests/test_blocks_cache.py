@@ -13,7 +13,7 @@ from block_sources import FileSource, block_of, make_source
 from bootseer.blocks import eviction, presence
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.cached import CachedObject
-from bootseer.errors import NotFoundError, UsageError
+from bootseer.errors import AccessDeniedError, NotFoundError, UsageError
 
 BLOCK = 4096
 MANY = 1 << 30
@@ -235,6 +235,23 @@ def test_a_limit_or_a_directory_that_cannot_be_used_is_told(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotFoundError, match="cache"):
         NodeCache(str(tmp_path / "file" / "cache"), MANY)
+
+
+def test_a_directory_where_others_could_plant_blocks_is_refused(tmp_path: Path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(AccessDeniedError, match="plant"):
+        NodeCache(str(tmp_path / "open"), MANY)
+    (tmp_path / "open").chmod(0o775)
+    NodeCache(str(tmp_path / "open"), MANY).close()
+
+
+@pytest.mark.root
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path):
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    os.chown(tmp_path / "theirs", 4242, 4242)
+    with pytest.raises(AccessDeniedError, match="plant"):
+        NodeCache(str(tmp_path / "theirs"), MANY)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import struct
 import threading
 import time
@@ -43,7 +44,7 @@ from bootseer.blocks import eviction, presence
 from bootseer.blocks.cached import CachedObject
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource
-from bootseer.errors import UsageError, from_os_error
+from bootseer.errors import AccessDeniedError, UsageError, from_os_error
 
 LOW_WATER = 0.9
 FULL_PAUSE_S = 5.0  # how long a cache whose objects are all in use is not asked for room again
@@ -62,8 +63,8 @@ class NodeCache:
 
     `told` is called once, from any thread, when storing ends: with the reason, for a person.
     The limit counts allocated bytes; blocks being written at the moment may stand above it.
-    Raises UsageError for a limit that is none and AccessDeniedError or another BootseerError when
-    the directory cannot be used; a full medium is no error.
+    Raises UsageError for a limit that is none, AccessDeniedError for a directory in which others
+    could plant blocks, and whatever else keeps it from being used; a full medium is no error.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class NodeCache:
         self._usage_fd = -1
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            _check_private(self.directory)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._usage_fd = os.open(f"{self.directory}/usage", flags, 0o600)
         except OSError as error:
@@ -254,6 +256,16 @@ class NodeCache:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_private(directory: str) -> None:
+    """Entries prove that blocks are what was stored, not who stored them."""
+    found = os.stat(directory)
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+        raise AccessDeniedError(
+            f"the cache {directory} belongs to another user or may be written by everybody, who "
+            "could plant bytes in it; take a directory of your own, or chmod o-w"
+        )
 
 
 def _open_pinned(folder: str, identity: Identity) -> tuple[int, int] | None:
