@@ -6,8 +6,9 @@ BIN := .venv/bin
 
 .PHONY: demo test test-fast k8s-test image soak lint format bench docs setup clean
 
+# STORE=hdfs: the checkpoint lies on a real HDFS, which the first run downloads.
 demo: setup
-	$(BIN)/python -m tools.demo $(DEMO_ARGS)
+	$(BIN)/python -m tools.demo $(if $(STORE),--store $(STORE)) $(DEMO_ARGS)
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)

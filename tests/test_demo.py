@@ -68,7 +68,7 @@ def test_the_demonstration_in_miniature(
     assert document["comparison"]["candidate"]["starts"] == 3
     assert document["comparison"]["speedup"] > 0
     used = {name: part["used"] for name, part in document["parts"].items()}
-    assert used == {"image": False, "deps": True, "checkpoint": False}
+    assert used == {"image": False, "deps": True, "checkpoint": True}
     assert all(part["reason"] for part in document["parts"].values())
     assert any("page cache stays warm" in line for line in document["emulated"])
     assert (chosen.out / "report.html").read_text().startswith("<!")

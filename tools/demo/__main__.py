@@ -72,9 +72,10 @@ def _set_up(lab: Lab, console: Console) -> None:
     lab.fresh_node()
     lab.call(lab.install, "install the example's packages")
     script = str(lab.options.job / "train.py")
-    make = [lab.python, script, "--checkpoint", str(lab.checkpoint), "--make"]
+    make = [lab.python, script, "--checkpoint", str(lab.made), "--make"]
     lab.call([*make, *lab.options.checkpoint_arguments], "make the checkpoint")
-    size = lab.checkpoint.stat().st_size
+    size = lab.made.stat().st_size
+    lab.place.keep(lab.made)
     console.print(f"checkpoint made: {size / 1e9:.2f} GB")
     settings = [stage.settings(lab) for stage in stages.all_stages()]
     (lab.options.scratch / "bootseer.toml").write_text("\n".join(settings), encoding="utf-8")

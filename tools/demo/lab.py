@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from bootseer.depsnap.sharing import tree
 from bootseer.errors import NotSupportedError
+from tools.demo import checkpoints
 from tools.demo.machine import remove
 from tools.demo.options import ROOT, Options
 
@@ -23,6 +25,7 @@ class Lab:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._stack = contextlib.ExitStack()
         scratch = options.scratch
         self.wheels = options.kept / "wheels"
         self.base = scratch / "base"
@@ -31,7 +34,9 @@ class Lab:
         self.cache = self.node / "cache"
         self.store = scratch / "store"
         self.modules = scratch / "modules"
-        self.checkpoint = scratch / "model.npz"
+        self.made = scratch / checkpoints.NAME
+        self.mounted = self.node / "checkpoint"
+        self.fetched = self.node / checkpoints.NAME
         self.events = scratch / "events"
         self.logs = scratch / "logs"
 
@@ -42,10 +47,13 @@ class Lab:
             path.mkdir(parents=True)
         # The job can import bootseer from here, and nothing else that lies beside it.
         (self.modules / "bootseer").symlink_to(ROOT / "bootseer")
+        place = checkpoints.opened(self.options.store, self.options.scratch)
+        self.place = self._stack.enter_context(place)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.take_down()
+        self._stack.close()
         remove(self.options.scratch)
 
     @property
@@ -65,17 +73,12 @@ class Lab:
         index = ["--no-index", "--find-links", str(self.wheels)]
         return [*pip, *index, "-r", str(self.requirements)]
 
-    @property
-    def train(self) -> list[str]:
-        """The job."""
+    def train(self, *, plain: bool) -> list[str]:
+        """The job, which resumes from what the plain side or ours made ready."""
         script = str(self.options.job / "train.py")
-        return [
-            self.python,
-            script,
-            "--checkpoint",
-            str(self.checkpoint),
-            *self.options.job_arguments,
-        ]
+        ours = self.mounted / checkpoints.NAME
+        path = self.place.plain_path(self.fetched) if plain else ours
+        return [self.python, script, "--checkpoint", str(path), *self.options.job_arguments]
 
     def fetch_wheels(self) -> bool:
         """Download what the job needs, once; True when that was necessary."""
@@ -108,7 +111,8 @@ class Lab:
         self._base_again()
 
     def take_down(self) -> None:
-        """Undo mounts and links by which the environment may have been placed."""
+        """Undo mounts and links by which the environment and the checkpoint were placed."""
+        checkpoints.take_down(self.mounted, [self.fetched])
         if os.path.lexists(self.venv):
             tree.unplace(str(self.venv), str(self.cache / "trees"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).parent.parent.parent
 MIN_ROUNDS = 3  # below that the report refuses to claim
@@ -14,7 +15,8 @@ MIN_ROUNDS = 3  # below that the report refuses to claim
 class Options:
     """`job` holds `train.py` and `requirements.txt`; `job_arguments` go to the script. `kept`
     is where downloads stay for the next time, `scratch` where everything else lies meanwhile.
-    `floor` is the least speedup that counts as success; None: do not judge it."""
+    `store` is where the checkpoint lies. `floor` is the least speedup that counts as success;
+    None: do not judge it."""
 
     job: Path
     out: Path
@@ -22,6 +24,7 @@ class Options:
     scratch: Path
     rounds: int = MIN_ROUNDS
     cold: bool = True
+    store: Literal["local", "hdfs"] = "local"
     floor: float | None = 1.5
     job_arguments: tuple[str, ...] = ("--steps", "2")
     checkpoint_arguments: tuple[str, ...] = ()
@@ -34,6 +37,9 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="for the reports")
     parser.add_argument("--scratch", type=Path, help="needs 3 GB for a while; default: in OUT")
     parser.add_argument("--warm", action="store_true", help="keep the page cache between starts")
+    parser.add_argument(
+        "--store", choices=["local", "hdfs"], default="local", help="where the checkpoint lies"
+    )
     given = parser.parse_args(arguments)
     if given.rounds < MIN_ROUNDS:
         parser.error(f"--rounds must be at least {MIN_ROUNDS}: fewer starts prove nothing")
@@ -46,4 +52,5 @@ def parse(arguments: list[str] | None = None) -> Options:
         scratch=(given.scratch or out).resolve() / "bootseer-demo-scratch",
         rounds=given.rounds,
         cold=not given.warm,
+        store=given.store,
     )

@@ -91,6 +91,39 @@ class Deps:
         ]
 
 
+class Checkpoint:
+    """The checkpoint: read plainly by the baseline, through the striped mount by the candidate."""
+
+    name = "checkpoint"
+
+    def __init__(self) -> None:
+        self._emulated: list[str] = []
+
+    def settings(self, lab: Lab) -> str:
+        self._emulated = lab.place.emulated()
+        values = {"url": lab.place.url, "to": str(lab.mounted)}
+        return "[checkpoint]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
+
+    def faults(self, lab: Lab, start: Start) -> list[str]:
+        forms = self._forms(start)
+        if start.kind == "plain":
+            return [f"the plain side used {forms}"] if forms else []
+        return [] if forms in (["mount"], ["copy"]) else [f"the checkpoint came by {forms}"]
+
+    def _forms(self, start: Start) -> list[str]:
+        ends = start.ends("checkpoint.load")
+        return [str(end["bootseer.form"]) for end in ends if "bootseer.form" in end]
+
+    def use(self, starts: Sequence[Start]) -> PartUse:
+        forms = sorted({form for start in starts for form in self._forms(start)})
+        if not starts or any(not self._forms(start) for start in starts):
+            return PartUse(False, "not in every start")
+        return PartUse(True, f"striped, {' and '.join(forms)}")
+
+    def emulated(self) -> list[str]:
+        return self._emulated
+
+
 class Unavailable:
     """A part that this version does not have; both sides do it plainly."""
 
@@ -116,7 +149,7 @@ def all_stages() -> tuple[Stage, ...]:
     return (
         Unavailable("image", "not part of this version; both sides use this machine's files"),
         Deps(),
-        Unavailable("checkpoint", "not part of this version; both sides read one local file"),
+        Checkpoint(),
     )
 
 

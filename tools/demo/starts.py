@@ -66,9 +66,13 @@ def launch(lab: Lab, kind: Kind, number: int, config: Path) -> Start:
             done = subprocess.run(run, env=environ, stdout=errors, stderr=errors, check=False)
             if done.returncode:
                 return Start(kind, place, done.returncode, _tail(log), None)
-            command = lab.train
+            fetch = lab.place.fetch(lab.fetched)
+            if fetch:
+                run = [*ours, "run", "--phase", "checkpoint.load", "--", *fetch]
+                subprocess.run(run, env=environ, stdout=errors, stderr=errors, check=True)
+            command = lab.train(plain=True)
         else:
-            command = [*ours, "start", "-c", str(config), "--", *lab.train]
+            command = [*ours, "start", "-c", str(config), "--", *lab.train(plain=False)]
         job = subprocess.run(
             command, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True, check=False
         )
