@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from stripe_lab import CHUNK, local_tree, make_tree, sample, tree_of, version_folder, whole
+from terminal import Terminal
 
 from bootseer.cli import sizes
 
@@ -133,6 +134,50 @@ def test_gc_tells_what_it_removes(tmp_path: Path) -> None:
     assert _run("gc", tmp_path / "s", "--grace", 0).count("removed\n") == 2
     assert _run("gc", tmp_path / "s", "--grace", 0) == "nothing to remove\n"
     assert whole(tmp_path / "s", "f") == sample(9 * CHUNK, 2)
+
+
+def test_a_put_interrupted_by_ctrl_c_goes_on(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "a.bin").write_bytes(sample(20 * CHUNK))
+    (source / "b.bin").write_bytes(sample(30 * CHUNK, 1))
+    words = ["put", source, tmp_path / "s/ck", "--chunk", CHUNK, "--jobs", 1]
+    code = (
+        "import os, signal, sys\n"
+        "from bootseer.storage.local import LocalWriter\n"
+        "real = LocalWriter.write\n"
+        "def write(self, data):\n"
+        "    if self._name.endswith('b.bin/stripe-00003'):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        import time; time.sleep(0.2)\n"
+        "    real(self, data)\n"
+        "LocalWriter.write = write\n"
+        "from bootseer.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "stripe", *map(str, words)], capture_output=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.strip() == b""
+    assert not (tmp_path / "s/ck.stripes/CURRENT").exists()
+    body = json.loads(_run(*words, "--json"))
+    assert body["kept_bytes"] == 20 * CHUNK
+    assert tree_of(tmp_path / "s", "ck") == local_tree(source)
+
+
+def test_a_terminal_sees_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(sample(9 * CHUNK))
+    words = [sys.executable, "-m", "bootseer", "stripe", "put", str(tmp_path / "f")]
+    with Terminal([*words, str(tmp_path / "s/f")], {**os.environ, "TERM": "xterm"}) as terminal:
+        assert terminal.wait() == 0
+        assert "━".encode() in terminal.text
+        assert b"36.0 KiB" in terminal.text
+    with Terminal(
+        ["sh", "-c", " ".join([*words, str(tmp_path / "s/f"), "2>/dev/null"])], dict(os.environ)
+    ) as terminal:
+        assert terminal.wait() == 0
+        assert "━".encode() not in terminal.text
 
 
 @pytest.mark.parametrize(
