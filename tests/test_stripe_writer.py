@@ -237,6 +237,40 @@ class _Counting:
         self.seen.append(size_bytes)
 
 
+@pytest.mark.parametrize("part", ["manifest.json", "CURRENT"])
+@pytest.mark.parametrize("times", [2, 1 << 30])
+def test_small_objects_are_written_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, times: int
+) -> None:
+    left = [times]
+    real = LocalStore.replace
+
+    def replace(self: LocalStore, name: str, data: bytes) -> None:
+        if name.endswith(part) and left[0]:
+            left[0] -= 1
+            raise StoreUnavailableError("the server went away")
+        real(self, name, data)
+
+    monkeypatch.setattr(LocalStore, "replace", replace)
+    out = StripedWriter(opened(tmp_path), "f", SMALL)
+    out.write(sample(9 * CHUNK))
+    if times == 2:
+        out.close()
+        assert whole(tmp_path, "f") == sample(9 * CHUNK)
+    else:
+        with pytest.raises(StoreUnavailableError, match="went away"):
+            out.close()
+        assert list((tmp_path / "f.stripes").iterdir()) == []
+
+
+def test_a_file_of_too_many_chunks_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    with open(tmp_path / "f", "wb") as file:
+        file.truncate((3_000_000 << 12) + 1)
+    with pytest.raises(UsageError, match="larger chunk"):
+        put(str(tmp_path / "f"), str(tmp_path / "s/f"), settings=SMALL)
+    assert list((tmp_path / "s/f.stripes").iterdir()) == []
+
+
 def test_a_store_that_stays_away_ends_the_put(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(sample(20 * CHUNK))
     store = _Failing(str(tmp_path / "s"), _gone("stripe-00001"))

@@ -58,7 +58,10 @@ from bootseer.cli.stripe import (
     metavar="SIZE",
     help="The store's block size, a multiple of the chunk. Default: the store's own.",
 )
-@jobs_option("Stripes written at once, one chunk of memory each. Default: the width.")
+@jobs_option(
+    "Stripes and small files written at once, one chunk of memory each. Default: the width, or "
+    "what the store is read fastest with where that is more."
+)
 @resume_option("Continue an interrupted put of the same source.")
 @click.option(
     "--follow-links",

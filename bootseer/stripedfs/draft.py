@@ -26,6 +26,7 @@ from bootseer.storage import lease as leases
 from bootseer.storage.base import Store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.manifest import Kind, Pointer
+from bootseer.stripedfs.stripes import replace_surely
 from bootseer.stripedfs.versions import CURRENT, MANIFEST, Version, current, folder_of
 
 WRITING = "writing"
@@ -146,7 +147,7 @@ class Draft:
         Of several who publish at once the last pointer wins; every version stays whole.
         """
         name = f"{self.folder}/{MANIFEST}"
-        self.store.replace(name, manifest)
+        replace_surely(self.store, name, manifest)
         found = self.store.stat(name).size_bytes
         if found != len(manifest):
             raise StoreUnavailableError(
@@ -172,7 +173,7 @@ class Draft:
     def _point(self, version: Version) -> None:
         pointer_name = f"{folder_of(self.name)}/{CURRENT}"
         try:
-            self.store.replace(pointer_name, version.pointer.encode())
+            replace_surely(self.store, pointer_name, version.pointer.encode())
         except BootseerError:
             self._remove_unless_current(version)
             raise

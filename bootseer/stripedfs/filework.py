@@ -13,7 +13,7 @@ from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Stat
 from bootseer.stripedfs.draft import WRITING, Draft
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
-from bootseer.stripedfs.layout import Layout, used_width
+from bootseer.stripedfs.layout import Layout, check_chunks, used_width
 from bootseer.stripedfs.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from bootseer.stripedfs.settings import Progress, WritePlan
 from bootseer.stripedfs.stripes import Pool, SourceFile, StripeWork, Work, check_length
@@ -44,6 +44,7 @@ class FileWorks:
     ) -> Iterable[Work]:
         """Pieces of work that stripe a file below `folder`; `done` follows the last of them."""
         plan = self.plan
+        check_chunks(source.size_bytes, plan.chunk_bytes)  # now, not after hours of writing
         width = used_width(source.size_bytes, plan.chunk_bytes, plan.width)
         layout = Layout(source.size_bytes, plan.chunk_bytes, width)
         tag = digest_of(folder.removeprefix(self.draft.folder).encode(errors="surrogateescape"))

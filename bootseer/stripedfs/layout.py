@@ -15,6 +15,8 @@ DEFAULT_CHUNK_BYTES = 4 << 20
 MIN_CHUNK_BYTES = 4 << 10
 MAX_CHUNK_BYTES = 64 << 20
 MAX_WIDTH = 4096
+MAX_CHUNKS = 3_000_000
+"""More digests than these do not fit into a manifest."""
 
 
 class Place(NamedTuple):
@@ -92,6 +94,14 @@ def check_width(width: int) -> int:
     if not 1 <= width <= MAX_WIDTH:
         raise UsageError(f"a file cannot have {width} stripes; give 1 to {MAX_WIDTH}")
     return width
+
+
+def check_chunks(size_bytes: int, chunk_bytes: int) -> None:
+    """Raise UsageError when a file has more chunks than a manifest can list."""
+    if -(-size_bytes // chunk_bytes) > MAX_CHUNKS:
+        raise UsageError(
+            f"{size_bytes} bytes are too many for chunks of {chunk_bytes}; give a larger chunk size"
+        )
 
 
 def used_width(size_bytes: int, chunk_bytes: int, width: int) -> int:

@@ -29,7 +29,7 @@ from bootseer.stripedfs.manifest import (
     TreeManifest,
 )
 from bootseer.stripedfs.settings import SILENT, Progress, WritePlan, WriteSettings, plan_write
-from bootseer.stripedfs.stripes import Work
+from bootseer.stripedfs.stripes import Work, replace_surely
 from bootseer.stripedfs.versions import MANIFEST, Version
 from bootseer.stripedfs.walking import Found, object_of, walk
 
@@ -200,7 +200,7 @@ def _tree_works(
 def store_manifest(store: Store, folder: str, manifest: Manifest) -> tuple[int, bytes]:
     """Write a striped file's manifest below `folder`; its length and digest."""
     data = manifest.encode()
-    store.replace(f"{folder}/{MANIFEST}", data)
+    replace_surely(store, f"{folder}/{MANIFEST}", data)
     return len(data), digest_of(data)
 
 

@@ -110,7 +110,8 @@ def plan_write(
         chunk_bytes=settings.chunk_bytes,
         replication=settings.replication,
         block_bytes=settings.block_bytes or _block_bytes(settings.chunk_bytes),
-        jobs=min(settings.jobs or width, MAX_JOBS),
+        # Of a directory more than one file is under way: small ones would else wait in line.
+        jobs=min(settings.jobs or max(width, store.preferred.streams), MAX_JOBS),
         tries=settings.tries,
         keep_bytes=settings.keep_bytes,
         places=tuple(places) if steer else (),

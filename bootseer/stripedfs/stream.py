@@ -13,7 +13,7 @@ from bootseer.errors import BootseerError, UsageError
 from bootseer.storage.base import ObjectWriter, Store
 from bootseer.stripedfs.draft import Draft
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
-from bootseer.stripedfs.layout import Layout, stripe_name, used_width
+from bootseer.stripedfs.layout import Layout, check_chunks, stripe_name, used_width
 from bootseer.stripedfs.manifest import Manifest
 from bootseer.stripedfs.settings import WritePlan, WriteSettings, plan_write
 from bootseer.stripedfs.stripes import check_length
@@ -102,6 +102,7 @@ class StripeStream:
 
     def _send(self) -> None:
         assert self._current is not None
+        check_chunks(self.size_bytes, self._plan.chunk_bytes)
         stripe = self._chunks % self._plan.width
         if stripe == len(self._lanes):
             hints = self._plan.hints(self._first + stripe)

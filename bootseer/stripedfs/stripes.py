@@ -13,6 +13,7 @@ import os
 import random
 import stat as stat_module
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from bootseer.errors import (
@@ -31,6 +32,7 @@ from bootseer.stripedfs.settings import Progress, WritePlan
 
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
+SMALL_TRIES = 4
 Work = Callable[[memoryview], None]
 
 
@@ -241,6 +243,18 @@ def check_length(store: Store, name: str, size_bytes: int) -> None:
         raise StoreUnavailableError(
             f"{name} in {store.url} holds {found} of {size_bytes} bytes; put it again"
         )
+
+
+def replace_surely(store: Store, name: str, data: bytes) -> None:
+    """Write a small object, and again when the store failed: all else may depend on it."""
+    for attempt in range(1, SMALL_TRIES + 1):
+        try:
+            store.replace(name, data)
+            return
+        except BootseerError as error:
+            if not error.retryable or attempt == SMALL_TRIES:
+                raise
+        time.sleep(random.uniform(0.1, 1.0) * min(BACKOFF_S * 2**attempt, MAX_BACKOFF_S))
 
 
 class Pool:

@@ -1,0 +1,211 @@
+"""Striped checkpoints on a real HDFS, by WebHDFS and by its own protocols."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hdfs_tools import dfsadmin
+from stripe_lab import local_tree, make_tree, read_back, sample
+
+from bootseer.blocks.fetch import Fetcher
+from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
+from bootseer.storage.base import Store, open_store
+from bootseer.storage.options import StoreOptions
+from bootseer.stripedfs.collecting import collect, remove
+from bootseer.stripedfs.getting import get_found
+from bootseer.stripedfs.listings import count_versions
+from bootseer.stripedfs.names import look
+from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.stream import StripedWriter
+from bootseer.stripedfs.treewriter import TreeWriter
+from bootseer.stripedfs.verifying import verify_in
+
+pytestmark = pytest.mark.slow
+
+CHUNK = 64 << 10
+WISHES = WriteSettings(chunk_bytes=CHUNK, replication=1, keep_bytes=0)
+SIZES = (0, 1, CHUNK - 1, CHUNK + 1, 6 * CHUNK, 40 * CHUNK + 7)
+
+
+@pytest.fixture(params=["webhdfs", "hdfs"])
+def url(request: pytest.FixtureRequest, hdfs: Any, hdfs_folder: str) -> str:
+    """This test's own folder, by each of the two ways."""
+    return getattr(hdfs, f"{request.param}_url") + hdfs_folder
+
+
+@pytest.fixture
+def store(url: str) -> Any:
+    with_end = open_store(url)
+    yield with_end
+    with_end.close()
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    path = tmp_path / "big"
+    path.write_bytes(sample(40 * CHUNK + 7))
+    return path
+
+
+def test_files_of_odd_sizes_go_there_and_back(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    for size in SIZES:
+        (source / str(size)).write_bytes(sample(size))
+    put_into(store, "ck", str(source), settings=WISHES)
+    with Fetcher() as fetcher:
+        assert verify_in(store, "ck", fetcher).damages == ()
+        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
+    assert local_tree(tmp_path / "out") == local_tree(source)
+
+
+def test_odd_names_and_links(store: Store, tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src")
+    put_into(store, "ck", str(source), settings=WriteSettings(chunk_bytes=4096))
+    with Fetcher() as fetcher:
+        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
+    assert local_tree(tmp_path / "out") == local_tree(source)
+
+
+def test_replacing_collecting_and_removing(store: Store, big: Path) -> None:
+    put_into(store, "f", str(big), settings=WISHES)
+    with StripedWriter(store, "f", WISHES) as out:
+        out.write(b"second")
+    assert read_back(store, "f") == b"second"
+    assert count_versions(store, "f") == 2
+    assert len(list(collect(store, "f", grace_s=3600))) == 0
+    (gone,) = collect(store, "f", grace_s=0)
+    assert gone.reason == "unreferenced version"
+    assert read_back(store, "f") == b"second"
+    assert count_versions(store, "f") == 1
+    remove(store, "f")
+    with pytest.raises(NotFoundError):
+        store.stat("f.stripes")
+
+
+def test_ranks_publish_a_directory_together(store: Store) -> None:
+    with TreeWriter(store, "ck", WISHES) as tree:
+        for rank in range(2):
+            other = TreeWriter(store, "ck", WISHES, token=tree.token)
+            with other, other.open_file(f"rank{rank}") as file:
+                file.write(sample(5 * CHUNK, rank))
+        tree.publish()
+    with Fetcher() as fetcher:
+        report = verify_in(store, "ck", fetcher)
+    assert (report.files, report.damages) == (2, ())
+
+
+def test_two_writers_at_once(store: Store, url: str) -> None:
+    datas = [sample(20 * CHUNK, seed) for seed in (1, 2)]
+    start = threading.Barrier(2)
+
+    def write(data: bytes) -> None:
+        own = open_store(url)
+        with StripedWriter(own, "f", WISHES) as out:
+            start.wait()
+            out.write(data)
+        own.close()
+
+    threads = [threading.Thread(target=write, args=(data,)) for data in datas]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_back(store, "f") in datas
+    assert count_versions(store, "f") == 2
+
+
+def test_a_put_that_was_killed_leaves_the_old_one_and_goes_on(
+    store: Store, url: str, tmp_path: Path
+) -> None:
+    with StripedWriter(store, "f", WISHES) as out:
+        out.write(b"old")
+    source = tmp_path / "f"
+    source.write_bytes(sample(24 << 20))
+    words = [sys.executable, "-m", "bootseer", "stripe", "put", str(source), f"{url}/f"]
+    words += ["--chunk", "1M", "--width", "24", "--jobs", "2", "--json"]
+    chance = random.Random(7)
+    for _ in range(3):
+        child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        _until_begun(store, child)
+        time.sleep(chance.uniform(0.1, 0.8))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert read_back(store, "f") in (b"old", source.read_bytes())
+    done = subprocess.run(words, capture_output=True, check=True)
+    assert json.loads(done.stdout)["size_bytes"] == 24 << 20
+    assert read_back(store, "f") == source.read_bytes()
+
+
+def _until_begun(store: Store, child: subprocess.Popen[bytes]) -> None:
+    for _ in range(3000):
+        if any(store.temporaries("f.stripes")) or child.poll() is not None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the put never began")
+
+
+def test_a_quota_stops_a_put_and_leaves_the_old_one(
+    hdfs: Any, hdfs_folder: str, store: Store, big: Path
+) -> None:
+    with StripedWriter(store, "f", WISHES) as out:
+        out.write(b"old")
+    # HDFS counts a whole block of 128 MiB for each object that is being written.
+    dfsadmin(hdfs, "-setSpaceQuota", str(100 << 20), hdfs_folder)
+    with pytest.raises(NoSpaceError):
+        put_into(store, "f", str(big), settings=WISHES)
+    assert list(store.temporaries("f.stripes")) == []
+    assert count_versions(store, "f") == 1
+    assert read_back(store, "f") == b"old"
+
+
+def test_another_user_is_refused(hdfs: Any, hdfs_folder: str, big: Path) -> None:
+    for scheme in ("webhdfs", "hdfs"):
+        url = getattr(hdfs, f"{scheme}_url")
+        owner = open_store(url + hdfs_folder)
+        owner.mkdir("private")
+        stranger = open_store(f"{url}{hdfs_folder}/private", StoreOptions(user="mallory"))
+        with pytest.raises(AccessDeniedError):
+            put_into(stranger, "f", str(big), settings=WISHES)
+        assert list(owner.list("private")) == []
+        stranger.close()
+        owner.close()
+
+
+class _KillOnce:
+    """Fault injection by a `Progress`: kills a DataNode when the first bytes were sent."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster, self._lock, self.killed = cluster, threading.Lock(), False
+
+    def expect(self, size_bytes: int) -> None: ...
+
+    def advance(self, size_bytes: int) -> None:
+        with self._lock:
+            if not self.killed:
+                self.killed = True
+                self._cluster.kill_datanode(0)
+
+
+@pytest.mark.parametrize("scheme", ["webhdfs", "hdfs"])
+def test_a_datanode_killed_under_a_put(own_hdfs: Any, tmp_path: Path, scheme: str) -> None:
+    cluster = own_hdfs(datanodes=3)
+    store = open_store(f"{getattr(cluster, f'{scheme}_url')}/t")
+    (tmp_path / "f").write_bytes(sample(48 << 20))
+    progress = _KillOnce(cluster)
+    put_into(
+        store, "f", str(tmp_path / "f"), settings=WriteSettings(replication=1), progress=progress
+    )
+    assert progress.killed
+    assert read_back(store, "f") == sample(48 << 20)
+    store.close()
