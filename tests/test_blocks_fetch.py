@@ -19,7 +19,7 @@ from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.storage.base import Preferred
-from bootseer.storage.wrap import Fault, FaultyStore, Request
+from bootseer.storage.wrap import Fault, FaultyStore, Request, SlowStore
 
 KIB = 1 << 10
 SMALL = FetchSettings(connections=4, memory_bytes=1 << 20, least_range_bytes=8 * KIB)
@@ -235,6 +235,23 @@ def test_a_small_read_waits_for_a_few_requests_of_a_large_one(tmp_path: Path) ->
     assert order.index(99) <= 3
     order.remove(99)
     assert order == list(range(0, 64, 2))
+
+
+def test_what_lies_far_behind_in_a_long_request_is_asked_for_apart(tmp_path: Path) -> None:
+    source = Source(tmp_path, noise(64 * KIB), block_bytes=KIB)
+    gate = Gate(source)
+    gate.open()
+    source.store = SlowStore(source.store, bytes_per_s=16 * KIB)
+    with Fetcher(FetchSettings(connections=2, hedge_s=0)) as fetcher:
+        ticket = fetcher.prefetch(source, 0, 64 * KIB)
+        gate.arrived.acquire()
+        near, far = bytearray(KIB), bytearray(KIB)
+        fetcher.read_into(source, KIB, near)
+        fetcher.read_into(source, 60 * KIB, far)
+        assert (near, far) == (source.data[KIB : 2 * KIB], source.data[60 * KIB : 61 * KIB])
+        assert not ticket.done
+        ranges = [(request.offset, request.length) for request in gate.store.requests]
+    assert ranges == [(0, 64 * KIB), (60 * KIB, KIB)]
 
 
 def test_background_leaves_connections_for_demand(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, Stor
 from bootseer.storage.attempt import Attempt
 
 FIRST_WAITS = 32
+FAR_BLOCKS = 4  # a second request pays when it brings much less than what comes before ...
+FAR_S = 0.2  # ... and when that takes long
 
 
 class Want(NamedTuple):
@@ -548,7 +550,7 @@ class Board(Shelf):
         received = flight.attempt.received_bytes
         if received != flight.progress_bytes:
             flight.progress_bytes, flight.progress_s = received, now_s
-            return 0
+            return self._overtake(flight, now_s)
         if flight.hedged or flight.hedges is not None or not self.settings.hedge_s:
             return 0
         if flight.priority is not Priority.DEMAND and not self._replicas.suspected(flight.replica):
@@ -562,6 +564,29 @@ class Board(Shelf):
         if not items:
             return 0
         self._push(Job(flight.line, items, flight.priority, flight))
+        return 1
+
+    def _overtake(self, flight: Flight, now_s: float) -> int:
+        """Ask apart for blocks that somebody waits for, far behind in what nobody waited for."""
+        if not flight.ahead or flight.priority is not Priority.DEMAND:
+            return 0
+        reached = flight.items[0][1].offset + flight.progress_bytes
+        bytes_per_s = flight.progress_bytes / max(1e-3, now_s - flight.began_s)
+        items = [
+            (block, piece)
+            for block, piece in flight.items
+            if block.status is Status.FLYING
+            and block.priority is Priority.DEMAND
+            and block.flights == [flight]
+            and block.job is None
+            and piece.offset - reached > max(FAR_BLOCKS * piece.length, FAR_S * bytes_per_s)
+        ]
+        if not items:
+            return 0
+        job = Job(flight.line, items, Priority.DEMAND, flight)
+        for block, _ in items:
+            block.job = job
+        self._push(job)
         return 1
 
     def next_due_s(self, now_s: float, tick_s: float) -> float | None:

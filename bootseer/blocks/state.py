@@ -244,6 +244,7 @@ class Flight:
     """One request under way, or one reading from the cache."""
 
     __slots__ = (
+        "ahead",
         "attempt",
         "began_s",
         "chance",
@@ -272,6 +273,7 @@ class Flight:
         self.hedges = job.hedges
         self.attempt = attempt
         self.place_bytes = job.place_bytes
+        self.ahead = job.priority > Priority.DEMAND  # nobody waited when it began
         self.hedged = False
         self.slots: list[Slot | None] = []
         self.targets: list[memoryview | None] = []
