@@ -38,6 +38,7 @@ RAW_RANGE_BYTES = 8 << 20
 BLOCK_BYTES = 4 << 20
 SMALL_BLOCK_BYTES = 256 << 10
 NAME = "object"
+QUICK_BYTES, FULL_BYTES = 256 << 20, 2 << 30
 
 
 class Verified:
@@ -178,12 +179,12 @@ def _cases(name: str, sides: dict[str, Callable[[], int]], rounds: int) -> list[
 
 
 def run(options: harness.Options) -> list[harness.Case]:
-    """See the module text; `--quick` reads a quarter of the bytes."""
+    """See the module text; `--quick` reads an eighth of the bytes."""
     from bootseer.storage.http import HttpStore
     from bootseer.storage.local import LocalStore
     from bootseer.storage.options import StoreOptions
 
-    size = (256 if options.quick else 2048) << 20
+    size = QUICK_BYTES if options.quick else FULL_BYTES
     buffer = memoryview(bytearray(size))
     populate(buffer, huge=True)
     cases: list[harness.Case] = []

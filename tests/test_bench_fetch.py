@@ -1,0 +1,19 @@
+"""The bench of fetching still runs, on a small object, untimed."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import fetch, harness
+
+pytestmark = pytest.mark.slow
+
+
+def test_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "QUICK_BYTES", 8 << 20)
+    cases = fetch.run(harness.Options(quick=True, runs=1))
+    sides = {(case.case, case.side, case.unit) for case in cases}
+    for unit in ("GB/s", "CPU s/GB"):
+        for side in ("ours", "one stream", "raw parallel"):
+            assert ("range fetch", side, unit) in sides
+    assert all(len(case.values) == 1 and case.values[0] >= 0 for case in cases)
