@@ -47,7 +47,7 @@ from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
 from bootseer.storage.urls import parse_url, plain_query, quote_path
 
-RANGE_BYTES = 8 << 20
+RANGE_BYTES = 16 << 20
 STREAMS = 24
 HOPS = 5
 KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest go first
