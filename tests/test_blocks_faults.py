@@ -116,8 +116,8 @@ def test_what_may_heal_is_tried_again_from_where_it_broke(tmp_path: Path) -> Non
     one = FetchSettings(connections=1, backoff_s=0.001)
     with Fetcher(one) as fetcher:
         assert whole(fetcher, source) == source.data
-        assert fetcher.stats.total().retries == 5
-        assert fetcher.stats.total().failures == 1
+    assert fetcher.stats.total().retries == 5
+    assert fetcher.stats.total().failures == 1
     assert [(r.offset, r.length) for r in store.requests] == [
         (0, 64 * KIB),
         (24 * KIB, 40 * KIB),
@@ -133,7 +133,7 @@ def test_a_corrupt_replica_is_healed_by_another(tmp_path: Path) -> None:
     source.store = store = FaultyStore(source.store, decide, replicas=PLACES)
     with Fetcher(EAGER) as fetcher:
         assert whole(fetcher, source) == source.data
-        assert fetcher.stats.total().corrupt > 0
+    assert fetcher.stats.total().corrupt > 0
     for request in store.requests:
         assert request.attempt.replica not in request.attempt.avoid
 

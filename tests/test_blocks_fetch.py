@@ -165,8 +165,8 @@ def test_neighbours_come_in_one_request(tmp_path: Path) -> None:
         fetcher.read_into(source, 0, bytearray(256 * KIB))
         lengths = [request.length for request in gate.store.requests]
         assert lengths == [64 * KIB] * 4
-        assert fetcher.stats.total().requests == 4
-        assert fetcher.stats.total().bytes == 256 * KIB
+    assert fetcher.stats.total().requests == 4
+    assert fetcher.stats.total().bytes == 256 * KIB
 
 
 def test_ready_blocks_are_not_fetched_again_until_memory_is_short(tmp_path: Path) -> None:
