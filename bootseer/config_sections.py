@@ -68,7 +68,8 @@ class DepsSettings:
     )
     store: str = _setting(
         "",
-        "Directory shared by the nodes that holds snapshots. Empty: the user's data directory.",
+        "Directory shared by the nodes, or URL, that holds snapshots. Empty: the user's data "
+        "directory.",
         env="BOOTSEER_STORE",
     )
     cache: str = _setting(

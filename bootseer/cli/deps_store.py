@@ -23,7 +23,7 @@ from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, Usag
 
 if TYPE_CHECKING:
     from bootseer.depsnap.format.toc import Index
-    from bootseer.depsnap.records import Found, Record
+    from bootseer.depsnap.records import Found
     from bootseer.storage.base import Store
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -61,14 +61,6 @@ def _current(store: Store, prefix: str, sign_key: str | None = None) -> Found:
     if found is None:
         raise NotFoundError(f"nothing usable is published for {key[:12]} in {store.url}")
     return found
-
-
-def _archive_path(store: Store, record: Record) -> str:
-    from bootseer.depsnap import records
-
-    path = store.local_path(f"{records.folder(record.key)}/{record.archive.name}")
-    assert path is not None  # today's only kind of store is a directory
-    return path
 
 
 def _size(count: float) -> str:
@@ -192,16 +184,18 @@ def ls_command(store: str | None, as_json: bool) -> int:
 @click.argument("key")
 def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> int:
     """Show what the snapshot KEY is and holds: sizes, packages, what the install deleted."""
-    from bootseer.depsnap import records
+    from bootseer.config import default_cache
+    from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
 
     opened = _open(store)
     record = _current(opened, key).record
-    index = archive.read_index(
-        _archive_path(opened, record),
-        expected_digest=record.archive.index_digest,
-        limits=records.limits_of(record),
-    )
+    with reach.archive_path(opened, record, default_cache()) as path:
+        index = archive.read_index(
+            path,
+            expected_digest=record.archive.index_digest,
+            limits=records.limits_of(record),
+        )
     packages = _packages(index)
     deleted = {root.root: list(root.deleted) for root in index.roots if root.deleted}
     if as_json:
@@ -278,7 +272,8 @@ def verify_command(
 
 
 def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[str, str]:
-    from bootseer.depsnap import records
+    from bootseer.config import default_cache
+    from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
 
     if sys.stderr.isatty():
@@ -290,11 +285,11 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[
             return {"key": key, "problem": ""}
         generation = found.generation
         record = found.record.archive
-        path = _archive_path(store, found.record)
         limits = records.limits_of(found.record)
-        index = archive.read_index(path, expected_digest=record.index_digest, limits=limits)
-        if archive.verify(path, index) != record.tree_digest:
-            raise CorruptDataError("its content has another digest than its record says")
+        with reach.archive_path(store, found.record, default_cache()) as path:
+            index = archive.read_index(path, expected_digest=record.index_digest, limits=limits)
+            if archive.verify(path, index) != record.tree_digest:
+                raise CorruptDataError("its content has another digest than its record says")
     except records.BadRecordError as error:
         generation, problem = error.generation, str(error)
     except (CorruptDataError, NotFoundError) as error:

@@ -9,6 +9,7 @@ import select
 import sys
 from collections.abc import Callable
 
+from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease
 
 HANDOVER_S = 10.0
@@ -18,8 +19,10 @@ _IOPRIO_IDLE = 3 << 13
 _FIRST_OWN_FD = 3
 
 
-def detach(lease: Lease, work: Callable[[], None]) -> None:
+def detach(lease: Lease, reopen: Callable[[], Store], work: Callable[[Store], None]) -> None:
     """Hand the lease to a detached child that does `work` and then releases it.
+
+    The child uses a store of its own: connections and their threads do not survive a fork.
 
     Returns when the child owns the lease, so that nobody sees its holder dead in between. The
     child is in a session of its own, of lowest CPU and disk priority, with no stream of ours.
@@ -35,7 +38,7 @@ def detach(lease: Lease, work: Callable[[], None]) -> None:
         lease.start()
         raise
     if first == 0:
-        _child(lease, work, tell)
+        _child(lease, reopen, work, tell)
     os.close(tell)
     os.waitpid(first, 0)
     select.select([ready], [], [], HANDOVER_S)
@@ -43,7 +46,9 @@ def detach(lease: Lease, work: Callable[[], None]) -> None:
     lease.forget()
 
 
-def _child(lease: Lease, work: Callable[[], None], tell: int) -> None:
+def _child(
+    lease: Lease, reopen: Callable[[], Store], work: Callable[[Store], None], tell: int
+) -> None:
     """Never returns: leaves by os._exit, so that no handler of the parent's runs twice."""
     code = 1
     try:
@@ -51,11 +56,12 @@ def _child(lease: Lease, work: Callable[[], None], tell: int) -> None:
         if os.fork() != 0:
             os._exit(0)
         _quiet(tell)
+        store = reopen()
         with lease:
-            lease.adopt()
+            lease.adopt(store)
             os.write(tell, b".")
             os.close(tell)
-            work()
+            work(store)
         code = 0
     except BaseException:
         # Nobody is left to tell: `work` reports its own faults as events.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from bootseer.depsnap import capture, records, target
+from bootseer.depsnap import capture, reach, records, target
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.keying import key, roots
 from bootseer.depsnap.model import FormChoice, absolute
@@ -22,7 +22,6 @@ from bootseer.errors import (
     CorruptDataError,
     DeadlineError,
     NotFoundError,
-    NotSupportedError,
     UsageError,
 )
 from bootseer.storage.base import Store, open_store
@@ -213,10 +212,17 @@ def place(
     `moved` maps recorded roots to where they shall stand instead. Raises CorruptDataError,
     NoSpaceError, NotSupportedError and the like; the targets are then as they were.
     """
-    name = f"{records.folder(record.key)}/{record.archive.name}"
-    path = store.local_path(name)
-    if path is None:
-        raise NotSupportedError(f"restoring from {store.url} is not supported yet")
+    with reach.archive_path(store, record, settings.cache) as path:
+        return _place(path, settings, record, moved)
+
+
+def _place(
+    path: str,
+    settings: DepsSettings,
+    record: records.Record,
+    moved: Mapping[str, str] | None,
+) -> Restored:
+    """`place` with the archive at a local path."""
     sizes = record.archive.raw_bytes, record.archive.entries
     wanted = settings.form
     if wanted == "auto" and not settings.share_trees:
@@ -269,20 +275,18 @@ def _place_tree(
     )
 
 
-def corrupt_in_store(store: Store, record: records.Record) -> bool:
+def corrupt_in_store(store: Store, record: records.Record, cache: str) -> bool:
     """Read the stored archive whole: True when it is missing or damaged there.
 
     Tells a bad snapshot from a fault on the way, before anybody condemns it.
     """
-    path = store.local_path(f"{records.folder(record.key)}/{record.archive.name}")
-    if path is None:
-        return False
     try:
-        index = archive.read_index(
-            path,
-            expected_digest=record.archive.index_digest,
-            limits=records.limits_of(record),
-        )
-        return archive.verify(path, index) != record.archive.tree_digest
+        with reach.archive_path(store, record, cache) as path:
+            index = archive.read_index(
+                path,
+                expected_digest=record.archive.index_digest,
+                limits=records.limits_of(record),
+            )
+            return archive.verify(path, index) != record.archive.tree_digest
     except (CorruptDataError, NotFoundError):
         return True

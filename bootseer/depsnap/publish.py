@@ -9,13 +9,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from bootseer.depsnap import records
+from bootseer.depsnap import reach, records
 from bootseer.depsnap.capture import Captured
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.keying import redact
 from bootseer.depsnap.keying.key import Key
 from bootseer.depsnap.model import ArchiveInfo
-from bootseer.errors import CorruptDataError, NotSupportedError
+from bootseer.errors import CorruptDataError
 from bootseer.storage.base import Store
 
 # Creating the files costs about as much again as reading and checking the archive.
@@ -24,7 +24,8 @@ RESTORE_PER_VERIFY = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Publication:
-    """What is to be published. `supersedes` is a record generation found too old."""
+    """What is to be published. `supersedes` is a record generation found too old; `cache` is
+    where an archive for a store elsewhere is made."""
 
     key: Key
     command: Sequence[str]
@@ -33,6 +34,7 @@ class Publication:
     supersedes: int | None = None
     sign_key: bytes | None = None
     threads: int | None = None
+    cache: str = ""
 
 
 def publish(
@@ -48,15 +50,14 @@ def publish(
     store.mkdir(folder)
     name = f"archive-{uuid.uuid4().hex}.tar.zst"
     temporary = store.temporary(folder)
-    path = store.local_path(temporary)
-    if path is None:
-        raise NotSupportedError(f"publishing to {store.url} is not supported yet")
     placed = False
     try:
-        info = archive.create(path, job.captured.deltas, threads=job.threads)
-        on_step("packed")
-        verify_s = _read_back(path, info, [d.root for d in job.captured.deltas])
-        on_step("verified")
+        with reach.draft_path(store, temporary, job.cache) as path:
+            info = archive.create(path, job.captured.deltas, threads=job.threads)
+            on_step("packed")
+            verify_s = _read_back(path, info, [d.root for d in job.captured.deltas])
+            on_step("verified")
+            reach.upload(store, temporary, path)
         store.rename(temporary, f"{folder}/{name}")
         placed = True
         on_step("stored")

@@ -21,7 +21,7 @@ from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.waiting import keep_waiting, poll_s
 from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, NotFoundError
 from bootseer.profiler.events import NullWriter
-from bootseer.storage.base import Store
+from bootseer.storage.base import Store, open_store
 from bootseer.storage.lease import Lease, Watch, try_acquire
 
 PHASE = "deps.install"
@@ -237,7 +237,7 @@ class _Run:
             with self._part(f"{PHASE}.restore"):
                 done = prepare.place(store, self.settings, found.record)
         except (CorruptDataError, NotFoundError) as error:
-            if not prepare.corrupt_in_store(store, found.record):
+            if not prepare.corrupt_in_store(store, found.record, self.settings.cache):
                 raise
             records.condemn(store, found.record.key, found.generation, str(error))
             self._fault(error)
@@ -299,7 +299,9 @@ class _Run:
         assert plan.store is not None
         assert plan.lease is not None
         lease, store = plan.lease, plan.store
-        background_mode = self.settings.publish == "background"
+        # hdfs-native's threads are gone in a forked child, and it cannot make new ones there.
+        forkable = not store.url.startswith("hdfs:")
+        background_mode = self.settings.publish == "background" and forkable
         cpus = os.cpu_count() or 1
         job = publish.Publication(
             key=plan.prepared.key,
@@ -309,16 +311,20 @@ class _Run:
             supersedes=plan.supersedes,
             sign_key=records.read_sign_key(self.settings.sign_key),
             threads=max(1, cpus // 2) if background_mode else None,
+            cache=self.settings.cache,
         )
         if background_mode:
-            background.detach(lease, lambda: self._pack(store, job))
+            background.detach(
+                lease,
+                lambda: open_store(self.settings.store),
+                lambda own: self._pack(own, job, background_mode=True),
+            )
             self.outcome.result = "publishing"
         else:
-            self._pack(store, job)
+            self._pack(store, job, background_mode=False)
             self.outcome.result = "published"
 
-    def _pack(self, store: Store, job: publish.Publication) -> None:
-        background_mode = self.settings.publish == "background"
+    def _pack(self, store: Store, job: publish.Publication, *, background_mode: bool) -> None:
         span = self.writer.begin("deps.publish", {"bootseer.background": background_mode})
         attributes: dict[str, object] = {}
         status = "ok"

@@ -119,8 +119,12 @@ class Lease:
             self._thread.join()
             self._thread = None
 
-    def adopt(self) -> None:
-        """Make this process the owner: to be called in a forked child before its parent ends."""
+    def adopt(self, store: Store | None = None) -> None:
+        """Make this process the owner: to be called in a forked child before its parent ends.
+
+        `store` is the child's own opening of the same store, where it needs one.
+        """
+        self._store = store or self._store
         self._lock = threading.Lock()
         self._held = dataclasses.replace(self._held, owner=this_owner())
         self.renew()
