@@ -9,7 +9,7 @@ import sys
 
 from bench import harness
 
-NAMES = ("wrapper", "events", "report", "depsnap", "fuse", "fetch", "hdfs")
+NAMES = ("wrapper", "events", "report", "depsnap", "fuse", "fetch", "hdfs", "k8s")
 
 
 def results_page() -> str:

@@ -1,0 +1,160 @@
+"""What bootseer adds to a pod, and how fast manifests are injected.
+
+The payload of the init container's image is unpacked below an empty root, and everything runs
+there by chroot: no Python, no C library but ours, as in a bare image. `wrapper` is the time from
+exec to the end of a program that does nothing; `init` the copy into an emptyDir (on tmpfs and on
+disk) with the page cache warm. Needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import harness
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: pod-{number}
+  labels: {{app: train, index: "{number}"}}
+spec:
+  containers:
+  # the job
+  - name: main
+    image: registry.example/train:1
+    command: [torchrun, --nnodes=4, train.py]
+    env:
+    - name: A
+      value: "1"
+    resources:
+      limits:
+        nvidia.com/gpu: 8
+  volumes: []
+"""
+MANIFEST_BYTES = 5_000_000
+
+
+def run(options: harness.Options) -> list[harness.Case]:
+    """Measure image size, wrapper, init container and injection."""
+    from tools.initimage.__main__ import build
+
+    with tempfile.TemporaryDirectory(prefix="bench-k8s-") as place:
+        image = Path(place) / "init.tar"
+        written, interpreter = build(image, "bootseer-init:bench")
+        root = Path(place) / "root"
+        _unpack(image, root)
+        cases = [
+            harness.Case("init image", "ours", "MB", "lower", [written.size_bytes / 1e6]),
+            harness.Case(
+                "init image without interpreter",
+                "ours",
+                "MB",
+                "lower",
+                [(written.size_bytes - interpreter) / 1e6],
+            ),
+        ]
+        cases += _init(root, Path(place), options)
+        cases += _wrapper(root, options)
+    return cases + _inject(options)
+
+
+def _unpack(image: Path, root: Path) -> None:
+    root.mkdir()
+    with tarfile.open(image) as archive:
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            if file is not None and file.read(2) == b"\x1f\x8b":
+                file.seek(0)
+                with tarfile.open(fileobj=file, mode="r:gz") as layer:
+                    layer.extractall(root, filter="fully_trusted")
+    for name in ("opt/bootseer", "proc", "dev", "tmp"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+
+
+def _seconds(root: Path, *command: str) -> float:
+    begun = time.perf_counter()
+    pid = os.posix_spawn("/usr/sbin/chroot", ["chroot", str(root), *command], {"HOME": "/tmp"})
+    _, status = os.waitpid(pid, 0)
+    spent_s = time.perf_counter() - begun
+    if status:
+        raise RuntimeError(f"{command} failed with status {status}")
+    return spent_s
+
+
+def _init(root: Path, place: Path, options: harness.Options) -> list[harness.Case]:
+    words = ("/payload/bin/busybox", "sh", "/payload/install.sh", "install", "/opt/bootseer")
+    home = root / "opt/bootseer"
+
+    def copy() -> float:
+        return _seconds(root, *words)
+
+    def on_disk() -> float:
+        shutil.rmtree(home)
+        home.mkdir()
+        return copy()
+
+    def on_tmpfs() -> float:
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(home)], check=True)
+        try:
+            return copy()
+        finally:
+            subprocess.run(["umount", str(home)], check=True)
+
+    sides: dict[str, Callable[[], float]] = {"ours": on_disk, "ours on tmpfs": on_tmpfs}
+    values = harness.interleave(sides, rounds=options.runs)
+    on_disk()  # the wrapper is measured from here
+    assert place.is_dir()
+    return harness.cases_of("init container", values, unit="s")
+
+
+def _wrapper(root: Path, options: harness.Options) -> list[harness.Case]:
+    true = ("/payload/bin/busybox", "true")
+    launcher = "/opt/bootseer/bin/bootseer"
+    sides: dict[str, Callable[[], float]] = {
+        "ours": lambda: _seconds(root, launcher, "run", "--", *true),
+        "ours start": lambda: _seconds(root, launcher, "start", "--", *true),
+        "plain exec": lambda: _seconds(root, *true),
+    }
+    values = harness.interleave(sides, rounds=options.runs * 4)
+    cases = harness.cases_of("wrapper in a pod", values, unit="s")
+    for side in ("ours", "ours start"):
+        pairs = zip(values[side], values["plain exec"], strict=True)
+        added = [(ours - plain) * 1e3 for ours, plain in pairs]
+        cases.append(harness.Case("added before exec", side, "ms", "lower", added))
+    return cases
+
+
+def _inject(options: harness.Options) -> list[harness.Case]:
+    from bootseer.kubernetes import inject, uninject, yamltext
+    from bootseer.kubernetes.options import Options
+
+    size = MANIFEST_BYTES // (10 if options.quick else 1)
+    count = size // len(POD)
+    raw = "---\n".join(POD.format(number=number) for number in range(count))
+    text = yamltext.decode(raw.encode(), "bench")
+    done = inject.inject(text, Options())
+    assert not done.refusals
+    injected = yamltext.decode(done.raw.encode(), "bench")
+    assert uninject.uninject(injected) == raw
+
+    def timed(call: Callable[[], object]) -> float:
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
+    values = harness.interleave(
+        {
+            "ours": lambda: timed(lambda: inject.inject(text, Options())),
+            "ours, uninject": lambda: timed(lambda: uninject.uninject(injected)),
+        },
+        rounds=options.runs,
+    )
+    return harness.cases_of(f"inject {len(raw) / 1e6:.1f} MB", values, unit="s")
