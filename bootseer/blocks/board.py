@@ -18,7 +18,6 @@ from bootseer.blocks.plan import Piece
 from bootseer.blocks.pool import Slot
 from bootseer.blocks.replicas import Replicas
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.shelf import Shelf
 from bootseer.blocks.source import block_length
 from bootseer.blocks.state import (
     Block,
@@ -30,7 +29,8 @@ from bootseer.blocks.state import (
     Object,
     Status,
 )
-from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, StoreUnavailableError
+from bootseer.blocks.waiters import Waiters
+from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
 
 FIRST_WAITS = 32
@@ -58,17 +58,14 @@ class Settled(NamedTuple):
 NOTHING_LEFT = Settled()
 
 
-class Board(Shelf):
+class Board(Waiters):
     """See the module text, and `lines`."""
 
     def __init__(self, settings: FetchSettings) -> None:
         super().__init__(settings)
-        self.woken: list[Group] = []
-        self.cancels: list[Attempt] = []
         self.fresh: list[Block] = []
         self.starved = False
         self._replicas = Replicas(settings)
-        self._held: dict[Group, tuple[Object, tuple[int, int]]] = {}
 
     # --- wanting -----------------------------------------------------------------------------
 
@@ -293,18 +290,6 @@ class Board(Shelf):
             group.writing -= 1
             self._wake_if_done(group)
 
-    def _cancel_idle(self, block: Block) -> None:
-        """Cancel the requests of a block that now bring nothing anybody wants."""
-        for flight in block.flights:
-            if flight.landed < len(flight.items) and not any(
-                other.status is Status.FLYING for other, _ in reversed(flight.items)
-            ):
-                self._cancel(flight)
-
-    def _cancel(self, flight: Flight) -> None:
-        if flight in self.flights and not flight.attempt.cancelled:
-            self.cancels.append(flight.attempt)
-
     def ended(self, flight: Flight, error: BaseException | None, now_s: float) -> int:
         """A request returned: its memory is free again; returns how many blocks are tried again."""
         self._stop(flight)
@@ -437,95 +422,7 @@ class Board(Shelf):
         else:
             self._push(job)
 
-    def fail(self, block: Block, error: BaseException) -> None:
-        """Give a block up and tell everybody who waits for it."""
-        waiters = block.waiters
-        self._gone(block)
-        for group, _ in waiters:
-            self._one_less(group, block)
-            self.fail_group(group, error)
-
-    def fail_group(self, group: Group, error: BaseException) -> None:
-        """End a group with an error: it leaves all its blocks."""
-        group.error = group.error or error
-        self.withdraw(group)
-        self._wake_if_done(group)
-
-    def withdraw(self, group: Group) -> None:
-        """Take a group off all blocks it still waits for, and cancel what then nobody needs.
-
-        What writes into the group's memory is cancelled too; the memory is the group's again
-        when `writing` is 0.
-        """
-        if group.closed:
-            return
-        group.closed = True
-        for block in group.blocks:
-            self._part(block, group)
-        if group.writing:
-            for flight in self.flights:
-                if group in flight.owners:
-                    self._cancel(flight)
-        for block in group.pinned:
-            self.unpin(block)
-        for block, _ in group.late:
-            self.unpin(block)
-        group.blocks, group.pinned, group.late = {}, [], []
-
-    def _part(self, block: Block, group: Group) -> None:
-        block.waiters = [waiter for waiter in block.waiters if waiter[0] is not group]
-        if block.landing_group is group:
-            block.landing = block.landing_group = None
-        if block.waiters:
-            return
-        if block.status is Status.WANTED:
-            self._gone(block)
-            return
-        for flight in block.flights:
-            if not any(other.waiters for other, _ in flight.items):
-                self._cancel(flight)
-
-    @staticmethod
-    def _one_less(group: Group, block: Block) -> None:
-        group.remaining -= 1
-        group.blocks.pop(block, None)
-
-    def submitted(self, group: Group) -> None:
-        """All that a group wants was said: undo the one more in `remaining` that kept it open."""
-        group.remaining -= 1
-        self._wake_if_done(group)
-
-    def _wake_if_done(self, group: Group) -> None:
-        if not group.told and group.finished:
-            group.told = group.callback is not None
-            self.woken.append(group)
-
     # --- time --------------------------------------------------------------------------------
-
-    def hold(self, found: Object, span: tuple[int, int], group: Group) -> None:
-        """Remember a group whose outcome will be collected by `collect`."""
-        found.claims.setdefault(span, []).append(group)
-        self._held[group] = (found, span)
-
-    def collect(self, found: Object, span: tuple[int, int]) -> Group | None:
-        """A group that is done and waits for these bytes, taken off the board."""
-        groups = found.claims.get(span)
-        if not groups:
-            return None
-        for group in groups:
-            if group.told:
-                self._unhold(group)
-                return group
-        return None
-
-    def _unhold(self, group: Group) -> None:
-        found, span = self._held.pop(group)
-        groups = found.claims[span]
-        groups.remove(group)
-        if not groups:
-            del found.claims[span]
-            if found.forgotten:
-                self._drop_forgotten(found)
 
     def tick(self, now_s: float) -> int:
         """Start due retries, hedge requests that hang, end late reads; returns new jobs."""
@@ -536,15 +433,6 @@ class Board(Shelf):
         for flight in list(self.flights):
             jobs += self._check_flight(flight, now_s)
         return jobs
-
-    def _check_held(self, group: Group, now_s: float) -> None:
-        if group.told:
-            group.deadline_s = min(group.deadline_s, now_s)
-            if now_s > group.deadline_s + self.settings.claim_s:
-                self._unhold(group)
-                self.withdraw(group)
-        elif now_s > group.deadline_s:
-            self.fail_group(group, DeadlineError("a read was not answered in time; see the store"))
 
     def _check_flight(self, flight: Flight, now_s: float) -> int:
         received = flight.attempt.received_bytes

@@ -1,0 +1,128 @@
+"""Who waits for blocks, and how a wait ends: all there, failed, late, or given up. No threads."""
+
+from __future__ import annotations
+
+from bootseer.blocks.settings import FetchSettings
+from bootseer.blocks.shelf import Shelf
+from bootseer.blocks.state import Block, Flight, Group, Object, Status
+from bootseer.errors import DeadlineError
+from bootseer.storage.attempt import Attempt
+
+
+class Waiters(Shelf):
+    """Groups and the blocks they wait for. See `lines` for the layers."""
+
+    def __init__(self, settings: FetchSettings) -> None:
+        super().__init__(settings)
+        self.woken: list[Group] = []
+        self.cancels: list[Attempt] = []
+        self._held: dict[Group, tuple[Object, tuple[int, int]]] = {}
+
+    def submitted(self, group: Group) -> None:
+        """All that a group wants was said: undo the one more in `remaining` that kept it open."""
+        group.remaining -= 1
+        self._wake_if_done(group)
+
+    def fail(self, block: Block, error: BaseException) -> None:
+        """Give a block up and tell everybody who waits for it."""
+        waiters = block.waiters
+        self._gone(block)
+        for group, _ in waiters:
+            self._one_less(group, block)
+            self.fail_group(group, error)
+
+    def fail_group(self, group: Group, error: BaseException) -> None:
+        """End a group with an error: it leaves all its blocks."""
+        group.error = group.error or error
+        self.withdraw(group)
+        self._wake_if_done(group)
+
+    def withdraw(self, group: Group) -> None:
+        """Take a group off all blocks it still waits for, and cancel what then nobody needs.
+
+        What writes into the group's memory is cancelled too; the memory is the group's again
+        when `writing` is 0.
+        """
+        if group.closed:
+            return
+        group.closed = True
+        for block in group.blocks:
+            self._part(block, group)
+        if group.writing:
+            for flight in self.flights:
+                if group in flight.owners:
+                    self._cancel(flight)
+        for block in group.pinned:
+            self.unpin(block)
+        for block, _ in group.late:
+            self.unpin(block)
+        group.blocks, group.pinned, group.late = {}, [], []
+
+    def _part(self, block: Block, group: Group) -> None:
+        block.waiters = [waiter for waiter in block.waiters if waiter[0] is not group]
+        if block.landing_group is group:
+            block.landing = block.landing_group = None
+        if block.waiters:
+            return
+        if block.status is Status.WANTED:
+            self._gone(block)
+            return
+        for flight in block.flights:
+            if not any(other.waiters for other, _ in flight.items):
+                self._cancel(flight)
+
+    @staticmethod
+    def _one_less(group: Group, block: Block) -> None:
+        group.remaining -= 1
+        group.blocks.pop(block, None)
+
+    def _wake_if_done(self, group: Group) -> None:
+        if not group.told and group.finished:
+            group.told = group.callback is not None
+            self.woken.append(group)
+
+    def _cancel(self, flight: Flight) -> None:
+        if flight in self.flights and not flight.attempt.cancelled:
+            self.cancels.append(flight.attempt)
+
+    def _cancel_idle(self, block: Block) -> None:
+        """Cancel the requests of a block that now bring nothing anybody wants."""
+        for flight in block.flights:
+            if flight.landed < len(flight.items) and not any(
+                other.status is Status.FLYING for other, _ in reversed(flight.items)
+            ):
+                self._cancel(flight)
+
+    def hold(self, found: Object, span: tuple[int, int], group: Group) -> None:
+        """Remember a group whose outcome will be collected by `collect`."""
+        found.claims.setdefault(span, []).append(group)
+        self._held[group] = (found, span)
+
+    def collect(self, found: Object, span: tuple[int, int]) -> Group | None:
+        """A group that is done and waits for these bytes, taken off the board."""
+        groups = found.claims.get(span)
+        if not groups:
+            return None
+        for group in groups:
+            if group.told:
+                self._unhold(group)
+                return group
+        return None
+
+    def _unhold(self, group: Group) -> None:
+        found, span = self._held.pop(group)
+        groups = found.claims[span]
+        groups.remove(group)
+        if not groups:
+            del found.claims[span]
+            if found.forgotten:
+                self._drop_forgotten(found)
+
+    def _check_held(self, group: Group, now_s: float) -> None:
+        if group.told:
+            group.deadline_s = min(group.deadline_s, now_s)
+            if now_s > group.deadline_s + self.settings.claim_s:
+                self._unhold(group)
+                self.withdraw(group)
+        elif now_s > group.deadline_s:
+            self.fail_group(group, DeadlineError("a read was not answered in time; see the store"))
