@@ -96,6 +96,7 @@ class LocalTree:
         self._lock = threading.Lock()
         self._names: dict[int, tuple[int, bytes]] = {}
         self._files: dict[int, _File] = {}
+        self._views: dict[int, memoryview] = {}  # maps of those files
         self._idle: OrderedDict[int, _File] = OrderedDict()
         self._buffers: list[memoryview] = []
 
@@ -110,6 +111,7 @@ class LocalTree:
         with self._lock:
             files = [*self._files.values(), *self._idle.values()]
             self._files.clear()
+            self._views.clear()
             self._idle.clear()
             root, self._root = self._root, -1
         for file in files:
@@ -178,10 +180,12 @@ class LocalTree:
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
     ) -> Data | memoryview | None:
+        view = self._views.get(inode)
+        if view is not None:
+            data = view[offset : offset + size]
+            if len(data) == size:
+                return data
         file = self._files.get(inode) or self._file(inode, opens=0)
-        view, end = file.view, offset + size
-        if view is not None and end <= len(view):
-            return view[offset:end]
         return self._copied(file, offset, size)
 
     def release(self, inode: Inode, handle: Handle) -> None:
@@ -194,6 +198,7 @@ class LocalTree:
             if file.opens <= 0:
                 file.opens = 0
                 self._idle[inode] = self._files.pop(inode)
+                self._views.pop(inode, None)
                 if len(self._idle) > IDLE_FILES:
                     _, surplus = self._idle.popitem(last=False)
         if surplus is not None:
@@ -241,6 +246,8 @@ class LocalTree:
                 if file is None:
                     file, fd = _File(fd, self._mapped), -1
                 self._files[inode] = file
+                if file.view is not None:
+                    self._views[inode] = file.view
             file.opens += opens
         if fd >= 0:
             os.close(fd)

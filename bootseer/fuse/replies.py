@@ -55,6 +55,9 @@ BACKING_OPEN, BACKING_CLOSE = 0x4010E501, 0x4004E502
 """ioctls on the device (7.40): `struct fuse_backing_map {s32 fd; u32 flags; u64 padding}`, u32."""
 BACKING_MAP = struct.Struct("<iIQ")
 
+SUCCESS = struct.Struct("<QQ")
+"""Head of an answer that is no error: its whole length, whose upper half is the errno 0; unique."""
+
 _BLOCK_BYTES = 4096
 _NS = 10**9
 _ENTRY_PREFIX = struct.Struct("<QQQQII")

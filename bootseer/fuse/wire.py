@@ -117,8 +117,8 @@ INTERRUPT_IN = Layout("fuse_interrupt_in", "unique:Q")
 
 LAYOUTS = [value for value in list(vars().values()) if isinstance(value, Layout)]
 
-HOT = struct.Struct("<IIQQ8xI4xQQI")
-"""Header and body of a READ at one go: length, opcode, unique, inode, pid, handle, offset, size."""
+HOT = struct.Struct("<4xIQQ16xQQI")
+"""What a READ needs of its header and body: opcode, unique, inode, handle, offset, size."""
 
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 FATTR_ATIME, FATTR_MTIME, FATTR_FH = 1 << 4, 1 << 5, 1 << 6
