@@ -12,14 +12,12 @@ import dataclasses
 import json
 import os
 import pwd
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bootseer import toml_lines
 from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
 from bootseer.errors import BootseerError, UsageError, from_os_error
@@ -191,6 +189,10 @@ def _apply_file(path: str, values: dict[str, Value], problems: list[Problem]) ->
     except BootseerError as error:
         problems.append(Problem("", "", str(error)))
         return
+    import tomllib  # a start without a file is spared it
+
+    from bootseer import toml_lines
+
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
@@ -252,6 +254,8 @@ def _toml_fault(error: Exception, source: str) -> str:
 
 def _salvage_commands(text: str, values: dict[str, Value]) -> None:
     """A job whose configuration is damaged elsewhere still needs its inputs."""
+    from bootseer import toml_lines
+
     for setting in (s for s in settings() if s.key in PLAIN_COMMANDS):
         raw = toml_lines.salvage(text, setting.section, setting.name)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -107,6 +106,8 @@ def _without_nul(text: str) -> str:
 def _split(text: str) -> tuple[str, ...]:
     _without_nul(text)
     try:
+        import shlex  # loads much, and most settings are no commands
+
         return tuple(shlex.split(text))
     except ValueError as error:
         raise ValueError(f"cannot be split into words ({error})") from error

@@ -254,6 +254,7 @@ def test_a_click_of_the_job_stands_in_front_of_ours(place: Place, text: str) -> 
 
 
 def test_nothing_of_ours_can_be_imported(place: Place) -> None:
+    place.settings()
     place.module("tomllib", "raise ImportError('no such thing')")
     done = place.start(("sh", "-c", "exit 7"))
     assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"", 0)

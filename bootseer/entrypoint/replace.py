@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +24,8 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
         try:
             os.execvpe(command[0], list(command), environ)
         except OSError as error:
+            import shutil  # heavy, and needed by few jobs
+
             path = shutil.which(command[0])
             if error.errno != errno.ENOEXEC or path is None:
                 raise
