@@ -49,19 +49,37 @@ def test_every_piece_once_in_requests_that_may_be_sent(
 
 
 @given(layouts(), st.integers(1, 200))
-def test_nothing_that_could_be_merged_stays_apart(pieces: list[Piece], range_bytes: int) -> None:
+def test_neighbours_are_merged_as_far_as_ranges_allow(
+    pieces: list[Piece], range_bytes: int
+) -> None:
     requests = plan(pieces, range_bytes=range_bytes)
     by_start = {(r.part, r.offset): r for r in requests}
-    for request in requests:
-        follower = by_start.get((request.part, request.offset + request.length))
-        if follower is not None:
-            assert request.length + follower.pieces[0].length > range_bytes
+    starts = [
+        r
+        for r in requests
+        if not any((o.part, o.offset + o.length) == (r.part, r.offset) for o in requests)
+    ]
+    for request in starts:
+        run = [request]
+        while following := by_start.get((run[-1].part, run[-1].offset + run[-1].length)):
+            run.append(following)
+        total = sum(r.length for r in run)
+        longest = max(p.length for r in run for p in r.pieces)
+        assert len(run) <= -(-total // max(1, range_bytes - longest)) or longest * 2 > range_bytes
+
+
+@given(st.integers(1, 300), st.integers(1, 40))
+def test_equal_blocks_make_requests_of_equal_size(count: int, most: int) -> None:
+    requests = plan([Piece(n, "p", 4 * n, 4) for n in range(count)], range_bytes=4 * most)
+    sizes = [len(request.pieces) for request in requests]
+    assert len(sizes) == -(-count // most)
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_requests_follow_the_position_of_their_first_block() -> None:
-    pieces = [Piece(n, "p", 10 * n, 10) for n in range(100)]
+    pieces = [Piece(n, "p", 10 * n, 10) for n in range(99)]
     requests = plan(reversed(pieces), range_bytes=30)
-    assert [r.pieces[0].block for r in requests] == list(range(0, 100, 3))
+    assert [r.pieces[0].block for r in requests] == list(range(0, 99, 3))
 
 
 def test_stripes_are_read_side_by_side() -> None:

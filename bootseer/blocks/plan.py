@@ -99,22 +99,38 @@ def _cut(
     """Requests over one part's pieces, each with a number that its stretch alone has."""
     out: list[tuple[int, Request]] = []
     run: list[Piece] = []
-    stretch_end = run_end = start = 0
+    stretch_end = run_end = 0
     for piece in ordered:
         crosses = ends_stretch is not None and piece.offset >= stretch_end
-        too_long = piece.offset + piece.length - start > range_bytes
-        if run and (piece.offset != run_end or crosses or too_long):
-            out.append((lane, Request(tuple(run))))
+        if run and (piece.offset != run_end or crosses):
+            out += [(lane, request) for request in _split(run, range_bytes)]
             run = []
         if crosses and ends_stretch is not None:
             stretch_end = ends_stretch(piece.part, piece.offset)
             lane += 1
-        if not run:
-            start = piece.offset
         run.append(piece)
         run_end = piece.offset + piece.length
     if run:
-        out.append((lane, Request(tuple(run))))
+        out += [(lane, request) for request in _split(run, range_bytes)]
+    return out
+
+
+def _split(run: Sequence[Piece], range_bytes: int) -> list[Request]:
+    """Neighbours as requests of about the same size: a small last one wastes its latency."""
+    begin = run[0].offset
+    total = run[-1].offset + run[-1].length - begin
+    count = max(1, -(-total // range_bytes))
+    out: list[Request] = []
+    part: list[Piece] = []
+    for piece in run:
+        if part:
+            middle = piece.offset + piece.length / 2 - begin
+            too_long = piece.offset + piece.length - part[0].offset > range_bytes
+            if too_long or middle > (len(out) + 1) * total / count:
+                out.append(Request(tuple(part)))
+                part = []
+        part.append(piece)
+    out.append(Request(tuple(part)))
     return out
 
 
