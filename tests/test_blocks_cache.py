@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,18 +197,18 @@ def test_a_lost_or_wrong_count_is_made_again(tmp_path: Path):
         assert kept.missing(0, 64) == []
 
 
-def test_what_killed_processes_left_is_cleared(tmp_path: Path):
+def test_what_killed_processes_left_is_cleared_and_nothing_else(tmp_path: Path):
+    young, old, dead = eviction.NEW + "1" * 32, eviction.NEW + "2" * 32, eviction.DEAD + "3" * 32
+    half = "4" * 40
+    foreign = ["lost+found", "Documents", eviction.NEW + "1", half.upper().replace("4", "G")]
     with NodeCache(str(tmp_path / "cache"), MANY) as cache:
-        for name in (eviction.NEW + "young", eviction.NEW + "old", eviction.DEAD + "x"):
+        for name in (young, old, dead, half, *foreign):
             folder = Path(cache.directory, name)
             folder.mkdir()
             (folder / "data").write_bytes(b"left")
-        os.utime(Path(cache.directory, eviction.NEW + "old"), (1, 1))
+        os.utime(Path(cache.directory, old), (1, 1))
         cache.used_bytes()
-        assert {e.name for e in Path(cache.directory).iterdir()} == {
-            "usage",
-            eviction.NEW + "young",
-        }
+        assert {e.name for e in Path(cache.directory).iterdir()} == {"usage", young, *foreign}
 
 
 def test_closing_twice_and_use_after_closing_are_harmless(tmp_path: Path):
@@ -227,6 +228,22 @@ def test_closing_twice_and_use_after_closing_are_harmless(tmp_path: Path):
     assert kept.claim(0)
     kept.unclaim(0)
     assert not cache.open(source).usable
+
+
+def test_too_many_open_files_are_no_reason_to_give_the_cache_up(tmp_path: Path):
+    source = make_source(tmp_path, 2 * BLOCK)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+        cache.open(source).close()
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            with cache.open(source) as kept:
+                assert not kept.usable
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert cache.stopped == ""
+        with cache.open(source) as kept:
+            assert kept.usable
 
 
 def test_a_limit_or_a_directory_that_cannot_be_used_is_told(tmp_path: Path):

@@ -107,7 +107,8 @@ class NodeCache:
         try:
             found = self._open_files(identity)
         except OSError as error:
-            self.failed(error)
+            if error.errno not in (errno.EMFILE, errno.ENFILE):  # those pass
+                self.failed(error)
             found = None
         return CachedObject(identity, self, *found) if found else CachedObject(None, self)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 import uuid
@@ -17,6 +18,8 @@ NEW = ".new-"
 DEAD = ".dead-"
 ABANDONED_S = 600.0  # a `.new-` folder so old has no living maker
 _RUN_BLOCKS = 1024
+_OBJECT = re.compile("[0-9a-f]{40}")
+_TEMPORARY = re.compile(f"({re.escape(NEW)}|{re.escape(DEAD)})[0-9a-f]{{32}}")
 
 
 class Usage(NamedTuple):
@@ -28,13 +31,18 @@ class Usage(NamedTuple):
 
 
 def survey(directory: str) -> list[Usage]:
-    """All objects, the one that was opened longest ago first. Clears what killed processes left."""
+    """All objects, the one that was opened longest ago first. Clears what killed processes left.
+
+    Whatever else lies in the directory is not ours, and nobody's business here.
+    """
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith((NEW, DEAD)):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            if _TEMPORARY.fullmatch(entry.name):
                 _clear(entry.path)
-            elif entry.is_dir(follow_symlinks=False):
+            elif _OBJECT.fullmatch(entry.name):
                 try:
                     found.append(_usage(entry.path))
                 except (FileNotFoundError, NotADirectoryError):
