@@ -1,182 +1,126 @@
-"""Striped checkpoints on a real HDFS, by WebHDFS and by its own protocols."""
+"""The same bytes from a real HDFS, by WebHDFS and hdfs-native, through every face."""
 
 from __future__ import annotations
 
-import json
+import os
 import random
-import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
-from hdfs_tools import dfsadmin
-from stripe_lab import local_tree, make_tree, read_back, sample
+from fuse_mounts import in_time
+from stripe_faces import CHUNK, SMALL, content, put_bytes, served
 
-from bootseer.blocks.fetch import Fetcher
-from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
-from bootseer.storage.base import Store, open_store
-from bootseer.storage.options import StoreOptions
-from bootseer.stripedfs.collecting import collect, remove
-from bootseer.stripedfs.getting import get_found
-from bootseer.stripedfs.listings import count_versions
-from bootseer.stripedfs.names import look
+from bootseer import stripedfs
+from bootseer.storage.base import WriteHints, open_store
 from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.stream import StripedWriter
-from bootseer.stripedfs.treewriter import TreeWriter
-from bootseer.stripedfs.verifying import verify_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-CHUNK = 64 << 10
-WISHES = WriteSettings(chunk_bytes=CHUNK, replication=1, keep_bytes=0)
-SIZES = (0, 1, CHUNK - 1, CHUNK + 1, 6 * CHUNK, 40 * CHUNK + 7)
+BLOCK = 1 << 20
+PLAIN_SIZE = 3 * BLOCK + 4321
 
 
 @pytest.fixture(params=["webhdfs", "hdfs"])
 def url(request: pytest.FixtureRequest, hdfs: Any, hdfs_folder: str) -> str:
-    """This test's own folder, by each of the two ways."""
-    return getattr(hdfs, f"{request.param}_url") + hdfs_folder
+    base = hdfs.webhdfs_url if request.param == "webhdfs" else hdfs.hdfs_url
+    return f"{base}{hdfs_folder}"
 
 
-@pytest.fixture
-def store(url: str) -> Any:
-    with_end = open_store(url)
-    yield with_end
-    with_end.close()
-
-
-@pytest.fixture
-def big(tmp_path: Path) -> Path:
-    path = tmp_path / "big"
-    path.write_bytes(sample(40 * CHUNK + 7))
-    return path
-
-
-def test_files_of_odd_sizes_go_there_and_back(store: Store, tmp_path: Path) -> None:
-    source = tmp_path / "src"
-    source.mkdir()
-    for size in SIZES:
-        (source / str(size)).write_bytes(sample(size))
-    put_into(store, "ck", str(source), settings=WISHES)
-    with Fetcher() as fetcher:
-        assert verify_in(store, "ck", fetcher).damages == ()
-        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
-    assert local_tree(tmp_path / "out") == local_tree(source)
-
-
-def test_odd_names_and_links(store: Store, tmp_path: Path) -> None:
-    source = make_tree(tmp_path / "src")
-    put_into(store, "ck", str(source), settings=WriteSettings(chunk_bytes=4096))
-    with Fetcher() as fetcher:
-        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
-    assert local_tree(tmp_path / "out") == local_tree(source)
-
-
-def test_replacing_collecting_and_removing(store: Store, big: Path) -> None:
-    put_into(store, "f", str(big), settings=WISHES)
-    with StripedWriter(store, "f", WISHES) as out:
-        out.write(b"second")
-    assert read_back(store, "f") == b"second"
-    assert count_versions(store, "f") == 2
-    assert len(list(collect(store, "f", grace_s=3600))) == 0
-    (gone,) = collect(store, "f", grace_s=0)
-    assert gone.reason == "unreferenced version"
-    assert read_back(store, "f") == b"second"
-    assert count_versions(store, "f") == 1
-    remove(store, "f")
-    with pytest.raises(NotFoundError):
-        store.stat("f.stripes")
-
-
-def test_ranks_publish_a_directory_together(store: Store) -> None:
-    with TreeWriter(store, "ck", WISHES) as tree:
-        for rank in range(2):
-            other = TreeWriter(store, "ck", WISHES, token=tree.token)
-            with other, other.open_file(f"rank{rank}") as file:
-                file.write(sample(5 * CHUNK, rank))
-        tree.publish()
-    with Fetcher() as fetcher:
-        report = verify_in(store, "ck", fetcher)
-    assert (report.files, report.damages) == (2, ())
-
-
-def test_two_writers_at_once(store: Store, url: str) -> None:
-    datas = [sample(20 * CHUNK, seed) for seed in (1, 2)]
-    start = threading.Barrier(2)
-
-    def write(data: bytes) -> None:
-        own = open_store(url)
-        with StripedWriter(own, "f", WISHES) as out:
-            start.wait()
-            out.write(data)
-        own.close()
-
-    threads = [threading.Thread(target=write, args=(data,)) for data in datas]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert read_back(store, "f") in datas
-    assert count_versions(store, "f") == 2
-
-
-def test_a_put_that_was_killed_leaves_the_old_one_and_goes_on(
-    store: Store, url: str, tmp_path: Path
-) -> None:
-    with StripedWriter(store, "f", WISHES) as out:
-        out.write(b"old")
-    source = tmp_path / "f"
-    source.write_bytes(sample(24 << 20))
-    words = [sys.executable, "-m", "bootseer", "stripe", "put", str(source), f"{url}/f"]
-    words += ["--chunk", "1M", "--width", "24", "--jobs", "2", "--json"]
+def test_every_face_gives_the_bytes_of_odd_sizes(url: str, tmp_path: Path) -> None:
+    store = open_store(url)
+    files = {}
+    for size in (1, CHUNK + 1, 11 * CHUNK + 77):
+        files[f"striped-{size}"] = files[f"plain-{size}"] = content(size)
+        put_bytes(store, f"striped-{size}", content(size), tmp_path)
+        store.replace(f"plain-{size}", content(size))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "x").write_bytes(content(5 * CHUNK + 1))
+    put_into(store, "tree", str(folder), settings=SMALL)
+    files["tree/x"] = content(5 * CHUNK + 1)
+    filesystem, top = fsspec.core.url_to_fs(f"striped::{url}")
+    assert sorted(p.removeprefix(f"{top}/") for p in filesystem.find(top)) == sorted(files)
     chance = random.Random(7)
-    for _ in range(3):
-        child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        _until_begun(store, child)
-        time.sleep(chance.uniform(0.1, 0.8))
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert read_back(store, "f") in (b"old", source.read_bytes())
-    done = subprocess.run(words, capture_output=True, check=True)
-    assert json.loads(done.stdout)["size_bytes"] == 24 << 20
-    assert read_back(store, "f") == source.read_bytes()
+    with (
+        served(url, tmp_path / "direct", direct_bytes=0) as direct,
+        served(url, tmp_path / "buffered", direct_bytes=1 << 62) as buffered,
+    ):
+        for name, whole in files.items():
+            with stripedfs.open(f"{url}/{name}") as file:
+                assert file.read() == whole
+            assert filesystem.cat_file(f"{top}/{name}") == whole
+            for mount in (direct, buffered):
+                assert in_time((mount.directory / name).read_bytes) == whole
+            for _ in range(3):
+                offset, length = chance.randrange(len(whole)), chance.randrange(1, len(whole) + 5)
+                wanted = whole[offset : offset + length]
+                assert filesystem.cat_file(f"{top}/{name}", offset, offset + length) == wanted
+                with (direct.directory / name).open("rb", buffering=0) as opened:
+                    fd = opened.fileno()
+                    assert in_time(lambda fd=fd, n=length, o=offset: os.pread(fd, n, o)) == wanted
 
 
-def _until_begun(store: Store, child: subprocess.Popen[bytes]) -> None:
-    for _ in range(3000):
-        if any(store.temporaries("f.stripes")) or child.poll() is not None:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the put never began")
+def test_a_plain_file_is_read_by_its_blocks(url: str, tmp_path: Path) -> None:
+    store = open_store(url)
+    whole = content(PLAIN_SIZE)
+    with store.writer("plain", WriteHints(block_bytes=BLOCK)) as writer:
+        writer.write(whole)
+    source = stripedfs.open(f"{url}/plain").source
+    assert source.ends_stretch("plain", 5) == BLOCK
+    if url.startswith("webhdfs"):  # hdfs-native chooses among replicas itself
+        assert source.replicas("plain", 5)
+    with stripedfs.open(f"{url}/plain") as file:
+        assert file.read() == whole
+    with served(f"{url}/plain", tmp_path / "mnt", direct_bytes=0) as mount:
+        path = mount.directory / "plain"
+        assert in_time(path.read_bytes) == whole
+        with path.open("rb", buffering=0) as opened:
+            across = in_time(lambda: os.pread(opened.fileno(), 1000, 2 * BLOCK - 500))
+            assert across == whole[2 * BLOCK - 500 : 2 * BLOCK + 500]
 
 
-def test_a_quota_stops_a_put_and_leaves_the_old_one(
-    hdfs: Any, hdfs_folder: str, store: Store, big: Path
-) -> None:
-    with StripedWriter(store, "f", WISHES) as out:
-        out.write(b"old")
-    # HDFS counts a whole block of 128 MiB for each object that is being written.
-    dfsadmin(hdfs, "-setSpaceQuota", str(100 << 20), hdfs_folder)
-    with pytest.raises(NoSpaceError):
-        put_into(store, "f", str(big), settings=WISHES)
-    assert list(store.temporaries("f.stripes")) == []
-    assert count_versions(store, "f") == 1
-    assert read_back(store, "f") == b"old"
+def test_what_is_saved_through_a_mount_is_there(url: str, tmp_path: Path) -> None:
+    writing = {"width": 3, "chunk_bytes": CHUNK}
+    with served(f"{url}/saved", tmp_path / "mnt", writable=True, writing=writing) as mount:
+
+        def save() -> None:
+            (mount.directory / "deep").mkdir()
+            (mount.directory / "deep" / "tmp").write_bytes(content(9 * CHUNK + 3))
+            (mount.directory / "deep" / "tmp").rename(mount.directory / "deep" / "x")
+            (mount.directory / "small").write_bytes(b"old")
+            (mount.directory / "small").write_bytes(b"small")
+            (mount.directory / "gone").write_bytes(content(9 * CHUNK))
+            (mount.directory / "gone").unlink()
+
+        in_time(save)
+        assert in_time((mount.directory / "deep" / "x").read_bytes) == content(9 * CHUNK + 3)
+    with stripedfs.open(f"{url}/saved/deep/x") as file:
+        assert file.read() == content(9 * CHUNK + 3)
+    store = open_store(f"{url}/saved")
+    assert sorted(s.name for s in store.list("")) == ["deep", "small"]
+    assert [s.name for s in store.list("deep")] == ["deep/x.stripes"]
 
 
-def test_another_user_is_refused(hdfs: Any, hdfs_folder: str, big: Path) -> None:
-    for scheme in ("webhdfs", "hdfs"):
-        url = getattr(hdfs, f"{scheme}_url")
-        owner = open_store(url + hdfs_folder)
-        owner.mkdir("private")
-        stranger = open_store(f"{url}{hdfs_folder}/private", StoreOptions(user="mallory"))
-        with pytest.raises(AccessDeniedError):
-            put_into(stranger, "f", str(big), settings=WISHES)
-        assert list(owner.list("private")) == []
-        stranger.close()
-        owner.close()
+def test_torch_loads_from_it(url: str, tmp_path: Path) -> None:
+    import torch
+
+    state = {"weights": torch.arange(300_000, dtype=torch.float32)}
+    with fsspec.open(f"striped::{url}/model.pt", "wb", striped={"writing": SMALL}) as file:
+        torch.save(state, file)
+    with stripedfs.open(f"{url}/model.pt") as file:
+        assert torch.equal(torch.load(file)["weights"], state["weights"])
+    with served(url, tmp_path / "mnt") as mount:
+        loaded = in_time(lambda: torch.load(mount.directory / "model.pt", mmap=True))
+        assert torch.equal(loaded["weights"], state["weights"])
+        del loaded
+
+
+def test_a_plain_file_that_is_replaced_is_an_error(url: str) -> None:
+    store = open_store(url)
+    store.replace("plain", content(5000))
+    with stripedfs.open(f"{url}/plain") as file:
+        store.replace("plain", content(5000, 1))
+        with pytest.raises(Exception, match="changed while it was read"):
+            file.read()

@@ -153,6 +153,15 @@ def test_a_store_that_hangs_gives_an_error_in_time(web: Switched, tmp_path: Path
         assert in_time(lambda: pread(path, 3 << 20, 100)) == web.data[3 << 20 :][:100]
 
 
+def test_what_was_read_is_kept_on_the_node(web: Switched, tmp_path: Path) -> None:
+    for _ in "12":
+        with served(web.url, tmp_path / "mnt", cache=str(tmp_path / "cache")) as mount:
+            assert in_time((mount.directory / "file").read_bytes) == web.data
+        ranges = sum(1 for request in web.server.requests if "range" in request.headers)
+        web.hangs.set()  # the second time no byte may be asked of the store
+    assert ranges == sum(1 for request in web.server.requests if "range" in request.headers)
+
+
 def test_a_reader_of_a_store_that_hangs_can_be_killed(web: Switched, tmp_path: Path) -> None:
     with served(web.url, tmp_path / "mnt", deadline_s=300) as mount:
         web.hangs.set()

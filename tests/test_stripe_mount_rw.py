@@ -132,6 +132,27 @@ def test_writing_elsewhere_than_at_the_end_is_refused_by_name(mount: Served, roo
     assert read_url(root, "x") == b""
 
 
+def test_a_file_opened_for_both_is_read_until_it_is_written(mount: Served, root: Path) -> None:
+    path = mount.directory / "x"
+
+    def change() -> None:
+        path.write_bytes(content(SIZE))
+        with path.open("r+b", buffering=0) as file:
+            assert file.read(100) == content(SIZE)[:100]
+            file.truncate(0)
+            file.seek(0)
+            file.write(b"anew")
+            file.truncate(0)  # and once more from the start
+            file.seek(0)
+            file.write(b"new")
+        with path.open("xb") as file:
+            pass
+
+    with pytest.raises(FileExistsError):
+        in_time(change)
+    assert read_url(root, "x") == b"new"
+
+
 def test_only_one_writes_a_file_at_a_time(mount: Served) -> None:
     path = mount.directory / "x"
     with path.open("wb") as file:
@@ -160,6 +181,7 @@ def test_a_directory_checkpoint_in_it_stays_as_it_is(
         lambda: os.truncate(run / "x", 0),
     ):
         assert refusal(change) == errno.EROFS
+    assert refusal(run.rmdir) == errno.ENOTEMPTY
     assert in_time((run / "x").read_bytes) == content(SIZE)
     in_time(lambda: run.rename(mount.directory / "renamed"))
     assert in_time((mount.directory / "renamed" / "x").read_bytes) == content(SIZE)

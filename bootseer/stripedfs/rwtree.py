@@ -59,8 +59,10 @@ class Saving:
         self._failed: BootseerError | None = None
 
     def begin(self) -> None:
-        """An empty file is to be published, whether or not bytes follow."""
-        self.touched = True
+        """From here on the file is empty, and will be published, whether or not bytes follow."""
+        self.abort()
+        self.size_bytes = 0
+        self.touched, self.flushed = True, False
 
     def write(self, offset: int, data: memoryview) -> int:
         """Take bytes at the end; FileSystemError(ESPIPE) anywhere else."""
@@ -147,11 +149,14 @@ class WritableTree(StripedTree):
     def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]:
         with self._answered("create"):
             folder = self._changeable(self.node(parent))
-            try:
-                node = self.child(folder, name)
-            except FileSystemError:
+            known = self.listing(folder).get(name)
+            if known is not None and flags & os.O_EXCL:
+                raise FileSystemError(errno.EEXIST)
+            if known is not None:
+                node = self._changeable(self.node(known))
+            else:
                 node = self._new(folder, name, is_folder=False)
-            opened = self._write_handle(node, truncated=True)
+            opened = self._write_handle(node, flags | os.O_TRUNC)
             return self._attr(node), opened
 
     def open(self, inode: Inode, flags: int) -> Opened:
@@ -163,14 +168,16 @@ class WritableTree(StripedTree):
             node = self._changeable(self.node(inode))
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
-            return self._write_handle(node, truncated=bool(flags & os.O_TRUNC))
+            return self._write_handle(node, flags)
 
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
     ) -> Data | None:
-        if handle & WRITE_MASK != WRITE_HANDLE:
-            return super().read(inode, handle, offset, size, later)
-        raise FileSystemError(errno.EBADF)
+        writing = handle & WRITE_MASK == WRITE_HANDLE
+        if writing and (self.files.get(handle) is None or self._saving_of(handle).touched):
+            # Opened for both: only what was there before can be read, until something is written.
+            raise FileSystemError(errno.EBADF)
+        return super().read(inode, handle, offset, size, later)
 
     def write(self, inode: Inode, handle: Handle, offset: int, data: memoryview) -> int:
         saving = self._saving_of(handle)
@@ -204,31 +211,30 @@ class WritableTree(StripedTree):
                 saving.publish()
         except FileSystemError:
             saving.abort()
-            self._nodes[saving.node.parent].listed_s = 0.0  # what was before may be there
+            parent = self._nodes.get(saving.node.parent)
+            if parent is not None:
+                parent.listed_s = 0.0  # what was before may still be there
             raise
         finally:
             # Last, so that who opens it meanwhile waits for this one's end.
             self._saving.pop(handle, None)
+            self.files.drop(handle)
 
     def truncate(self, inode: Inode, size: int) -> Attr:
         with self._answered("truncate"):
             node = self._changeable(self.node(inode))
-            for saving in self._unpublished():
-                if saving.node.inode == inode:
-                    with saving.lock:
-                        if size != saving.size_bytes:
-                            raise FileSystemError(errno.ESPIPE)
-                    return self._attr(node)
-            open_for_writing = [s for s in self._saving.values() if s.node.inode == inode]
-            if size == 0 and open_for_writing:
-                for saving in open_for_writing:
+            if size == self._attr(node).size_bytes:
+                return self._attr(node)
+            if size:
+                raise FileSystemError(errno.ESPIPE)
+            writers = [s for s in list(self._saving.values()) if s.node.inode == node.inode]
+            for saving in writers:
+                with saving.lock:
                     saving.begin()
-            elif size == 0 and node.found.size_bytes:
+            if not writers:
                 saving = Saving(self.store, node, self._writing, self._fetcher)
                 saving.begin()
                 saving.publish()
-            elif size != node.found.size_bytes:
-                raise FileSystemError(errno.ESPIPE)
             return self._attr(node)
 
     # --- names --------------------------------------------------------------------------------
@@ -259,7 +265,7 @@ class WritableTree(StripedTree):
             if not node.found.is_folder:
                 raise FileSystemError(errno.ENOTDIR)
             node.listed_s = 0.0
-            if node.found.version is None and self.listing(node):
+            if self.listing(node):
                 raise FileSystemError(errno.ENOTEMPTY)
             self._changeable(node)
             changing.remove(self.store, node.found)
@@ -362,15 +368,17 @@ class WritableTree(StripedTree):
             raise FileSystemError(errno.EINVAL)  # names of stripes, and of what is being written
         return f"{folder.found.name}/{base}" if folder.found.name else base
 
-    def _write_handle(self, node: Node, *, truncated: bool) -> Opened:
+    def _write_handle(self, node: Node, flags: int) -> Opened:
         self._settle(node)
+        saving = Saving(self.store, node, self._writing, self._fetcher)
+        handle = Handle(WRITE_HANDLE | secrets.randbits(43))
+        if flags & os.O_TRUNC:
+            saving.begin()
+        else:
+            saving.size_bytes = node.found.size_bytes
+            if flags & os.O_ACCMODE == os.O_RDWR:
+                self.files.adopt(handle, self.source(node), self._where(node))
         with self._lock:
-            saving = Saving(self.store, node, self._writing, self._fetcher)
-            if truncated:
-                saving.begin()
-            else:
-                saving.size_bytes = node.found.size_bytes
-            handle = Handle(WRITE_HANDLE | secrets.randbits(43))
             self._saving[handle] = saving
         return Opened(handle, direct=True, keep_cache=False)
 

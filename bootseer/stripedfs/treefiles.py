@@ -208,6 +208,10 @@ class OpenFiles:
         """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
         if handle >> COUNTER_BITS != _tag(source):
             raise FileSystemError(errno.ESTALE)
+        return self.adopt(handle, source, where)
+
+    def adopt(self, handle: Handle, source: FileSource, where: str) -> OpenFile:
+        """Read a source by a handle that was made elsewhere."""
         with self._lock:
             return self._open.setdefault(handle, OpenFile(self, source, where))
 
