@@ -7,6 +7,7 @@ Docker media types of the same shape; Docker's token authentication.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -86,7 +87,8 @@ def resolver(
 
     def resolve(image: str) -> ImageConfig:
         if image not in known:
-            known[image] = _Client(parse_reference(image), plain_http).config(architecture)
+            with contextlib.closing(_Client(parse_reference(image), plain_http)) as client:
+                known[image] = client.config(architecture)
         return known[image]
 
     return resolve
@@ -108,6 +110,10 @@ class _Client:
         scheme = "http" if plain_http else "https"
         self._base = f"{scheme}://{reference.host}/v2/{reference.repository}"
 
+    def close(self) -> None:
+        """Close the connections; twice is safe."""
+        self._session.close()
+
     def config(self, architecture: str) -> ImageConfig:
         """The image's configuration for an architecture, digests checked."""
         version = self._reference.version
@@ -125,10 +131,12 @@ class _Client:
         headers = {"Accept": ", ".join(accept)} if accept else {}
         answer = self._ask(path, headers)
         if answer.status_code == 401:
+            answer.close()
             headers["Authorization"] = self._authorise(answer.headers.get("WWW-Authenticate", ""))
             answer = self._ask(path, headers)
-        _check_status(answer.status_code, self._reference)
-        body = answer.raw.read(LIMIT_BYTES + 1, decode_content=True)
+        with answer:
+            _check_status(answer.status_code, self._reference)
+            body = answer.raw.read(LIMIT_BYTES + 1, decode_content=True)
         if len(body) > LIMIT_BYTES:
             raise CorruptDataError(f"the registry {self._reference.host} sent too long an answer")
         if _DIGEST.fullmatch(version) and hashlib.sha256(body).hexdigest() != version[7:]:
