@@ -197,15 +197,15 @@ class _KillOnce:
                 self._cluster.kill_datanode(0)
 
 
-@pytest.mark.parametrize("scheme", ["webhdfs", "hdfs"])
-def test_a_datanode_killed_under_a_put(own_hdfs: Any, tmp_path: Path, scheme: str) -> None:
+def test_a_datanode_killed_under_a_put(own_hdfs: Any, tmp_path: Path) -> None:
     cluster = own_hdfs(datanodes=3)
-    store = open_store(f"{getattr(cluster, f'{scheme}_url')}/t")
-    (tmp_path / "f").write_bytes(sample(48 << 20))
-    progress = _KillOnce(cluster)
-    put_into(
-        store, "f", str(tmp_path / "f"), settings=WriteSettings(replication=1), progress=progress
-    )
-    assert progress.killed
-    assert read_back(store, "f") == sample(48 << 20)
-    store.close()
+    (tmp_path / "f").write_bytes(sample(12 << 20))
+    wishes = WriteSettings(chunk_bytes=1 << 20, replication=1)
+    for url in (cluster.webhdfs_url, cluster.hdfs_url):
+        store, progress = open_store(f"{url}/t"), _KillOnce(cluster)
+        put_into(store, "f", str(tmp_path / "f"), settings=wishes, progress=progress)
+        assert progress.killed
+        assert read_back(store, "f") == sample(12 << 20)
+        store.close()
+        cluster.start_datanode(0)
+        cluster.wait_ready()

@@ -36,7 +36,7 @@ class WriteSettings:
     block_bytes: int = 0
     placement: Placement = "auto"
     jobs: int = 0
-    tries: int = 4
+    tries: int = 8
     keep_bytes: int = 16 << 20
 
     def __post_init__(self) -> None:

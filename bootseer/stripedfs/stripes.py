@@ -32,7 +32,7 @@ from bootseer.stripedfs.settings import Progress, WritePlan
 
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
-SMALL_TRIES = 4
+SMALL_TRIES = 8
 Work = Callable[[memoryview], None]
 
 
