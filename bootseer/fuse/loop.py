@@ -25,6 +25,8 @@ from bootseer.fuse.session import UNANSWERED, Session
 from bootseer.fuse.wire import HOT, IN_HEADER, INTERRUPT_IN, OUT_HEADER, Opcode
 
 _GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
+# The second one for a request that was being handed over while the mount ended.
+_ENDED = frozenset({errno.ENODEV, errno.ECONNABORTED})
 _HEADER_BYTES = 40
 _SPARE_BYTES = 4096
 _COPY_BYTES = 16 << 10
@@ -116,7 +118,7 @@ class Loop:
             except OSError as error:
                 if error.errno in _GO_ON:
                     continue
-                if error.errno == errno.ENODEV:
+                if error.errno in _ENDED:
                     return
                 raise
             if not count:
