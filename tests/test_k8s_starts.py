@@ -142,7 +142,7 @@ def test_the_clusters_own_times_agree_with_a_clock_outside(lab: Lab) -> None:
         for path in Path(place).rglob("*.jsonl")
         for line in path.read_text(encoding="utf-8").splitlines()
     ]
-    assert {"schedule", "image.pull"} <= {e["name"] for e in lines}
+    assert {"schedule", "container.init"} <= {e["name"] for e in lines}
     begins = [e["time_unix_nano"] / 1e9 for e in lines if e["event"] == "begin"]
     (started,) = [
         e["time_unix_nano"] / 1e9
