@@ -4,9 +4,9 @@ Inode numbers are those of the local file system, and a handle is its file's ino
 process started later on the same directory understands both. A file is served from a memory map
 by default: nothing is copied in user space, since only the kernel touches the pages while it
 takes the answer (beside `preadv` into reused buffers a tenth more bytes a second through the page
-cache, a quarter more past it). A file that shrank under its map cannot end the server by SIGBUS for the same reason:
-the kernel's own access fails, the answer is refused with EFAULT, and the reader gets EIO. A
-server that copies answers in user space must ask for `mapped=False`.
+cache, a quarter more past it). A file that shrank under its map cannot end the server by SIGBUS
+for the same reason: the kernel's own access fails, the answer is refused with EFAULT, and the
+reader gets EIO. A server that copies answers in user space must ask for `mapped=False`.
 
 Nothing outside the directory is served: every path is walked from its descriptor without
 following a symbolic link, and other file systems mounted below it are not there.
