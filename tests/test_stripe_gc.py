@@ -1,0 +1,76 @@
+"""What gc and rm take, and what they leave."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from stripe_lab import CHUNK, leftovers, opened, sample, version_folder, whole
+
+from bootseer.errors import NotFoundError
+from bootseer.stripedfs.collecting import collect, remove, unreferenced
+from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.stream import StripedWriter
+
+SMALL = WriteSettings(chunk_bytes=CHUNK, width=4)
+
+
+def _versions(tmp_path: Path, count: int) -> list[Path]:
+    made = []
+    for number in range(count):
+        with StripedWriter(opened(tmp_path), "f", SMALL) as out:
+            out.write(sample(5 * CHUNK, number))
+        made.append(version_folder(tmp_path, "f"))
+        for each in made:  # an hour passes
+            stat = (each / "manifest.json").stat()
+            os.utime(each / "manifest.json", (stat.st_mtime - 3600,) * 2)
+    return made
+
+
+def test_gc_takes_versions_that_were_replaced_long_ago(tmp_path: Path) -> None:
+    old, older_than_current, current = _versions(tmp_path, 3)
+    # Replaced two hours ago, replaced one hour ago, and the current one of an hour ago.
+    assert [r.name for r in collect(opened(tmp_path), "f", grace_s=3 * 3600)] == []
+    gone = list(collect(opened(tmp_path), "f", grace_s=1.5 * 3600, dry_run=True))
+    assert [tmp_path / r.name for r in gone] == [old]
+    assert old.exists()
+    gone = list(collect(opened(tmp_path), "f.stripes", grace_s=1.5 * 3600))
+    assert [tmp_path / r.name for r in gone] == [old]
+    assert not old.exists()
+    assert older_than_current.exists()
+    list(collect(opened(tmp_path), "f", grace_s=0))
+    assert leftovers(tmp_path, "f") == []
+    assert whole(tmp_path, "f") == sample(5 * CHUNK, 2)
+    assert current.exists()
+
+
+def test_gc_with_a_damaged_pointer_takes_no_version(tmp_path: Path) -> None:
+    _versions(tmp_path, 2)
+    (tmp_path / "f.stripes/CURRENT").write_text("{")
+    assert list(collect(opened(tmp_path), "f", grace_s=0)) == []
+
+
+def test_gc_of_a_removal_that_was_cut_short(tmp_path: Path) -> None:
+    _versions(tmp_path, 2)
+    (tmp_path / "f.stripes/CURRENT").unlink()
+    assert len(list(collect(opened(tmp_path), "f", grace_s=1))) == 2
+
+
+def test_when_a_version_became_unused() -> None:
+    dated = [(1.0, "a"), (2.0, "b"), (3.0, "c"), (4.0, "d")]
+    assert [(u.name, u.since_s) for u in unreferenced(dated, "c")] == [
+        ("a", 2.0),
+        ("b", 3.0),
+        ("d", 4.0),
+    ]
+
+
+def test_rm_removes_all_of_it(tmp_path: Path) -> None:
+    _versions(tmp_path, 2)
+    (tmp_path / "g").write_text("a plain neighbour")
+    assert remove(opened(tmp_path), "f") == "f.stripes"
+    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+    for name in ("f", "g"):
+        with pytest.raises(NotFoundError, match="no striped checkpoint"):
+            remove(opened(tmp_path), name)
