@@ -8,11 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fuse_trees import WritableTree
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.fuse import replies, wire
+from bootseer.fuse.backing import Backings
+from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Attr, Entry, Handle, Inode
+from bootseer.fuse.options import MountOptions
+from bootseer.fuse.session import Session
 from bootseer.fuse.wire import Opcode, WireError
 
 LAYOUTS = {layout.name: layout for layout in wire.LAYOUTS + replies.LAYOUTS}
@@ -216,6 +221,18 @@ def test_any_body_gives_a_request_or_a_clean_error(opcode: int, body: bytes) -> 
     except WireError:
         return
     assert (parsed.unique, parsed.inode, parsed.pid) == (7, 3, 99)
+
+
+@given(st.integers(0, 60), st.binary(max_size=200), st.booleans())
+def test_any_request_gets_one_answer(opcode: int, body: bytes, read_only: bool) -> None:
+    """Of a tree that knows no such inode or handle: an errno, never an exception."""
+    faults = Faults()
+    tree = WritableTree()
+    session = Session(tree, MountOptions(read_only=read_only), Backings(-1, None, faults), faults)
+    unique, number, answer = session.answer(memoryview(request(opcode, body, inode=77)))
+    assert unique == 7
+    assert number >= 0
+    assert not (number and answer)
 
 
 ENTRIES = [
