@@ -65,6 +65,8 @@ class Board(Waiters):
         super().__init__(settings)
         self.fresh: list[Block] = []
         self.starved = False
+        self._foreign: dict[Block, None] = {}  # left to other processes, for now
+        self._look_s = 0.0  # when to look for them again
         self._replicas = Replicas(settings)
 
     # --- wanting -----------------------------------------------------------------------------
@@ -332,8 +334,6 @@ class Board(Waiters):
             return None
         block.status = Status.WANTED
         if flight.line is not block.object.line:  # not in the cache after all
-            if number in flight.elsewhere and claims.may_wait(block, self.settings, now_s):
-                return claims.poll_s(now_s - block.foreign_s)
             block.uncached = True
             block.avoid = block.bad = frozenset()
             self.fresh.append(block)
@@ -367,7 +367,6 @@ class Board(Waiters):
         """
         start, stop = claims.first_run(len(flight.items), refused)
         later: list[tuple[Block, Piece]] = []
-        jobs = 0
         for number in (*range(start), *range(stop, len(flight.items))):
             block, piece = flight.items[number]
             self._take_back(flight, number)
@@ -377,12 +376,10 @@ class Board(Waiters):
                 self._gone(block)
                 continue
             block.status = Status.WANTED
-            cache = block.object.cache_line
-            if number in refused and cache is not None:
+            if number in refused:
                 block.foreign_s = block.foreign_s or now_s
-                items = [(block, Piece(block.index, "", 0, block.length))]
-                self._retry(cache, items, claims.FIRST_POLL_S, now_s)
-                jobs += 1
+                self._foreign[block] = None
+                self._look_s = now_s + claims.FIRST_POLL_S
             else:
                 later.append((block, piece))
         for column in (flight.items, flight.slots, flight.targets):
@@ -391,7 +388,25 @@ class Board(Waiters):
         self._disown(flight)
         if later:
             self._retry(flight.line, later, 0.0, now_s)
-        return jobs + bool(later)
+        return int(bool(later))
+
+    def elsewhere(self, now_s: float) -> list[Block]:
+        """Blocks left to other processes, if it is time to look for them in the cache."""
+        if not self._foreign or now_s < self._look_s:
+            return []
+        for block in [b for b in self._foreign if b.status is not Status.WANTED or b.job]:
+            del self._foreign[block]
+        return list(self._foreign)
+
+    def come_back(self, blocks: Iterable[Block], now_s: float) -> None:
+        """Plan blocks anew that were left to other processes; look for the others again."""
+        for block in blocks:
+            if block in self._foreign:
+                del self._foreign[block]
+                if block.status is Status.WANTED and block.job is None:
+                    self.fresh.append(block)
+        youngest_s = max((block.foreign_s for block in self._foreign), default=now_s)
+        self._look_s = now_s + claims.poll_s(now_s - youngest_s)
 
     def _take_back(self, flight: Flight, number: int) -> None:
         """Undo what `_start` did for one block."""
@@ -480,6 +495,9 @@ class Board(Waiters):
     def next_due_s(self, now_s: float, tick_s: float) -> float | None:
         """Seconds until `tick` may have something to do; None = not before a new request."""
         due_s = self._due_s(now_s)
+        if self._foreign:
+            look_s = max(0.0, self._look_s - now_s)
+            due_s = look_s if due_s is None else min(due_s, look_s)
         if self.flights or self._held or any(line.heap for line in self.lines.values()):
             return tick_s if due_s is None else min(tick_s, due_s)
         return due_s

@@ -4,15 +4,31 @@ A request claims its blocks when it starts, not when it is planned, so that what
 is under way. Blocks that another process claimed are left out, and looked for in the cache until
 they arrive, until that process ends or gives up, or until `elsewhere_s` is over: then they are
 fetched twice rather than late. A stopped process therefore delays others once, and briefly.
+
+What asks the cache here is called without the fetcher's lock.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.state import Block, CachedBlocks, Flight
 
 FIRST_POLL_S = 0.004
 LAST_POLL_S = 0.05
+
+
+def absent(cached: CachedBlocks, indices: Iterable[int]) -> set[int]:
+    """Those of the blocks that are not in the cache, asked for in runs of neighbours."""
+    ask = sorted(indices)
+    out: set[int] = set()
+    start = 0
+    for place in range(1, len(ask) + 1):
+        if place == len(ask) or ask[place] != ask[place - 1] + 1:
+            out.update(cached.missing(ask[start], place - start))
+            start = place
+    return out
 
 
 def refused(
@@ -22,16 +38,14 @@ def refused(
 
     What was waited for long enough is never among them.
     """
-    indices = [block.index for block, _ in flight.items]
     out = {
         number
         for number, (block, _) in enumerate(flight.items)
         if not cached.claim(block.index) and may_wait(block, settings, now_s)
     }
-    lowest, highest = min(indices), max(indices)
-    absent = set(cached.missing(lowest, highest - lowest + 1))
+    still_absent = absent(cached, (block.index for block, _ in flight.items))
     for number, (block, _) in enumerate(flight.items):
-        if block.index not in absent and not block.uncached and number not in out:
+        if block.index not in still_absent and not block.uncached and number not in out:
             cached.unclaim(block.index)
             out.add(number)
     return out
@@ -47,6 +61,25 @@ def may_wait(block: Block, settings: FetchSettings, now_s: float) -> bool:
     """Whether a block that another process fetches may be waited for (any longer)."""
     patience_s = settings.elsewhere_s * (1 if block.priority is Priority.DEMAND else 10)
     return not block.foreign_s or now_s - block.foreign_s < patience_s
+
+
+def waited_for(blocks: Sequence[Block], settings: FetchSettings, now_s: float) -> list[Block]:
+    """Blocks left to others that need no more waiting: there, given up, or too late."""
+    by_cache: dict[int, list[Block]] = {}
+    for block in blocks:
+        by_cache.setdefault(id(block.object.cached), []).append(block)
+    out: list[Block] = []
+    for together in by_cache.values():
+        cached = together[0].object.cached
+        if cached is None:
+            out += together
+            continue
+        missing = absent(cached, (block.index for block in together))
+        for block in together:
+            waits = block.index in missing and may_wait(block, settings, now_s)
+            if not waits or not cached.claimed_elsewhere(block.index):
+                out.append(block)
+    return out
 
 
 def poll_s(waited_s: float) -> float:

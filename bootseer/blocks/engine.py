@@ -173,17 +173,9 @@ class Engine:
         """Those of the blocks that the node cache holds."""
         if found.cached is None or not found.cached.usable:
             return []
-        ask = sorted((block for block in blocks if not block.uncached), key=lambda b: b.index)
-        there: list[Block] = []
-        start = 0
-        for place in range(1, len(ask) + 1):
-            if place < len(ask) and ask[place].index == ask[place - 1].index + 1:
-                continue
-            run = ask[start:place]
-            absent = set(found.cached.missing(run[0].index, len(run)))
-            there += [block for block in run if block.index not in absent]
-            start = place
-        return there
+        ask = [block for block in blocks if not block.uncached]
+        absent = claims.absent(found.cached, (block.index for block in ask))
+        return [block for block in ask if block.index not in absent]
 
     # --- threads -----------------------------------------------------------------------------
 
@@ -248,6 +240,7 @@ class Engine:
             for thread in starts:
                 thread.start()
             self.act(effects)
+            self._look_elsewhere()
             with self.lock:
                 due_s = self.board.next_due_s(time.monotonic(), TICK_S)
                 woken = self._clock.wait(self.settings.idle_s if due_s is None else due_s)
@@ -257,6 +250,18 @@ class Engine:
                     self._watcher = None
                     break
         self.stats.emit()  # a reader that lives for days is heard of each time it rests
+
+    def _look_elsewhere(self) -> None:
+        """See what became of blocks that other processes fetch."""
+        with self.lock:
+            blocks = self.board.elsewhere(time.monotonic())
+        if not blocks:
+            return
+        over = claims.waited_for(blocks, self.settings, time.monotonic())
+        with self.lock:
+            self.board.come_back(over, time.monotonic())
+            effects = self.effects()
+        self.act(effects)
 
     # --- one request -------------------------------------------------------------------------
 
@@ -349,12 +354,7 @@ class Engine:
             if cached is None:
                 continue
             there = cached.read(block.index, raws[number])
-            if not there and block.foreign_s:
-                if cached.claimed_elsewhere(block.index):
-                    flight.elsewhere.add(number)
-                    continue
-                there = cached.read(block.index, raws[number])  # stored just before it was let go
-            if not there and not block.foreign_s:
+            if not there:
                 self.stats.add(found.stats, cache_corrupt=1)
             if there and is_volatile(found.source):
                 found.source.open_block(block.index, raws[number], raws[number])

@@ -248,7 +248,6 @@ class Flight:
         "attempt",
         "began_s",
         "chance",
-        "elsewhere",
         "errors",
         "hedged",
         "hedges",
@@ -280,7 +279,6 @@ class Flight:
         self.scratch: Slot | None = None
         self.owners: list[Group] = []  # whose memory it writes to
         self.errors: dict[int, BaseException] = {}
-        self.elsewhere: set[int] = set()  # not in the cache yet: another process fetches them
         self.landed = 0
         self.replicas: tuple[str, ...] = ()
         self.chance = random.random()  # one for all its blocks, so that they stay together
