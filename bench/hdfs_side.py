@@ -2,12 +2,14 @@
 
     python -m bench.hdfs_side KIND [ARGUMENT ...]
 
-The clock runs from before a connection is made until the last byte is there; reading ends in
-memory that is used over and over, and the bytes are hashed to be compared with the source's.
+The clock runs from before a connection is made, libraries loaded, until the last byte is there;
+reading ends in memory that is used over and over, and the bytes are hashed to be compared with
+the source's.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -64,6 +66,25 @@ READERS: dict[str, Callable[..., Iterator[memoryview]]] = {
 }
 
 
+LIBRARIES = {
+    "ours": ("bootseer.stripedfs.file", "bootseer.blocks.fetch"),
+    "native": ("hdfs_native",),
+    "fsspec": ("fsspec.implementations.webhdfs",),
+    "put": ("bootseer.stripedfs.putting",),
+}
+BY_SCHEME = {
+    "webhdfs": ("bootseer.storage.webhdfs", "requests"),
+    "hdfs": ("bootseer.storage.hdfs", "hdfs_native"),
+}
+
+
+def load(kind: str, arguments: list[str]) -> None:
+    """Import what a side uses: a training job has had it for long."""
+    schemes = [a.partition("://")[0] for a in arguments if "://" in a]
+    for name in (*LIBRARIES.get(kind, ()), *(n for s in schemes for n in BY_SCHEME[s])):
+        importlib.import_module(name)
+
+
 def read(kind: str, *arguments: str) -> dict[str, Any]:
     import xxhash
 
@@ -87,29 +108,10 @@ def put(source: str, url: str, placement: str) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begin, "bytes": report.size_bytes, "digest": ""}
 
 
-def put_native(source: str, address: str, path: str) -> dict[str, Any]:
-    """Write a plain file with hdfs-native alone: one stream."""
-    import hdfs_native
-
-    begin, total = time.perf_counter(), 0
-    options = hdfs_native.WriteOptions(replication=1, overwrite=True)
-    with (
-        open(source, "rb", buffering=0) as file,
-        hdfs_native.Client(f"hdfs://{address}").create(path, options) as out,
-    ):
-        while piece := file.read(4 << 20):
-            total += out.write(piece)
-    return {"seconds": time.perf_counter() - begin, "bytes": total, "digest": ""}
-
-
 def main(words: list[str]) -> None:
     kind, *arguments = words
-    if kind == "put":
-        result = put(*arguments)
-    elif kind == "put-native":
-        result = put_native(*arguments)
-    else:
-        result = read(kind, *arguments)
+    load(kind, arguments)
+    result = put(*arguments) if kind == "put" else read(kind, *arguments)
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak_kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     print(json.dumps(result | {"peak_mib": int(peak_kib) / 1024}))

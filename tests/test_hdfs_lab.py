@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from bootseer.errors import AccessDeniedError, BootseerError
+from bootseer.storage.base import open_store
+from bootseer.storage.options import StoreOptions
+
 pytestmark = pytest.mark.slow
 
 ATTACH_AND_TELL = """
@@ -160,4 +164,13 @@ def test_kerberos_knows_its_users_alone(own_hdfs: Any, monkeypatch: pytest.Monke
         asked = ["curl", "-sSi", "--negotiate", "-u", ":", "-X", "PUT", url]
         said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
         assert fate in said
+    kerberos = StoreOptions(auth="kerberos", retry_s=1)
+    store = open_store(f"{cluster.hdfs_url}/alices", kerberos)
+    assert store.create("y", b"hers")
+    assert store.read("y", limit_bytes=4) == b"hers"
+    with pytest.raises(AccessDeniedError, match="alice"):
+        open_store(f"{cluster.hdfs_url}/", kerberos).create("y", b"")
+    monkeypatch.setenv("KRB5CCNAME", "FILE:/nowhere")
+    with pytest.raises(BootseerError):
+        open_store(f"{cluster.hdfs_url}/alices", kerberos).stat("y")
     cluster.stop()

@@ -3,7 +3,8 @@
 Three ways of reading are told apart, in any mixture on one handle:
 
 * forward streams, several at once (threads, ranks), with small gaps and reads slightly out of
-  order: each gets a window ahead of it that grows fourfold as it is used up;
+  order: each gets a window ahead of it that grows fourfold as it is used up; a second read makes
+  a stream, or the first one where it is long and begins at the first byte;
 * visits near a stream (an archive's reader looks at the tail of an item, then goes back to its
   head, within `NEAR_BYTES`): they neither advance the stream nor end it;
 * anything else is random and fetches nothing ahead.
@@ -22,6 +23,8 @@ NEW_GAP_READS = 4  # of a stream seen once: what looks like its next read may be
 FIRST_READS = 32
 FIRST_BYTES = (128 << 10, 2 << 20)
 GROWTH = 4
+# Whoever begins at an object's first byte with so long a read wants all of it.
+WHOLE_BYTES = 4 << 20
 STREAMS = 16
 
 Span = tuple[int, int]
@@ -84,8 +87,11 @@ class ReadAhead:
         self._turn += 1
         stream = self._find(offset, end)
         if stream is None:
-            self._begin(offset, end)
-            return []
+            stream = self._begin(offset, end)
+            if offset or end < WHOLE_BYTES:
+                return []
+            stream.hits = 1
+            return self._extend(stream, 2 * end)
         stream.turn = self._turn
         if end <= stream.next:
             return []
@@ -110,11 +116,13 @@ class ReadAhead:
                 visited = stream
         return visited
 
-    def _begin(self, offset: int, end: int) -> None:
-        self._streams.append(_Stream(offset, end, self._turn))
+    def _begin(self, offset: int, end: int) -> _Stream:
+        stream = _Stream(offset, end, self._turn)
+        self._streams.append(stream)
         if len(self._streams) > STREAMS:
             # A stream that was followed outlives many reads that led nowhere.
             self._drop(min(self._streams, key=lambda s: s.turn + 4 * STREAMS * min(s.hits, 8)))
+        return stream
 
     def _drop(self, stream: _Stream) -> None:
         self._streams.remove(stream)

@@ -70,7 +70,7 @@ def common(namenodes: list[NameNode], folder: Path) -> dict[str, str]:
         "hadoop.http.staticuser.user": "root",
         # A DataNode that starts before its NameNode tries again at once, not each second.
         "ipc.client.connect.retry.interval": "100",
-        "ipc.client.connect.max.retries": "600",
+        "ipc.client.connect.max.retries": "100",
         "ipc.client.connect.max.retries.on.timeouts": "3",
         "ipc.client.connect.timeout": "2000",
     }
