@@ -26,7 +26,7 @@ from bootseer.storage import lease as leases
 from bootseer.storage.base import Store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.manifest import Kind, Pointer
-from bootseer.stripedfs.stripes import replace_surely
+from bootseer.stripedfs.stripes import replace_surely, surely
 from bootseer.stripedfs.versions import CURRENT, MANIFEST, Version, current, folder_of
 
 WRITING = "writing"
@@ -99,10 +99,16 @@ class Draft:
 
     def _acquire(self, note: dict[str, Any]) -> None:
         folder = f"{self.writing}/{LEASE}"
-        try:
+
+        def acquire() -> None:
+            # Nobody else knows the folder: what stands there is of a try whose answer was lost.
+            watch = leases.Watch(self.store, folder, ttl_s=0.0)
             self._lease = leases.try_acquire(
-                self.store, folder, info=note, beat_s=BEAT_S, ttl_s=STALE_S
+                self.store, folder, watch, info=note, beat_s=BEAT_S, ttl_s=STALE_S
             )
+
+        try:
+            surely(acquire)
         except BaseException as error:  # told when the draft is published
             self._error = error
 

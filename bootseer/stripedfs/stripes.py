@@ -247,9 +247,14 @@ def check_length(store: Store, name: str, size_bytes: int) -> None:
 
 def replace_surely(store: Store, name: str, data: bytes) -> None:
     """Write a small object, and again when the store failed: all else may depend on it."""
+    surely(lambda: store.replace(name, data))
+
+
+def surely(step: Callable[[], None]) -> None:
+    """Take a step that may be repeated, and again when the store failed."""
     for attempt in range(1, SMALL_TRIES + 1):
         try:
-            store.replace(name, data)
+            step()
             return
         except BootseerError as error:
             if not error.retryable or attempt == SMALL_TRIES:
