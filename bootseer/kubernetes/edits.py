@@ -78,31 +78,57 @@ def _check_own(text: Text, key: yaml.Node, value: yaml.SequenceNode) -> None:
             f"{text.where(key)}: the value is an alias of what stands at line "
             f"{value.start_mark.line + 1}; write it out here"
         )
-    if value.flow_style and text.raw.startswith(OWN_COLON, key.end_mark.index):
+    if value.flow_style:
+        _check_colon(text, key)
+
+
+def _check_colon(text: Text, key: yaml.Node) -> None:
+    if text.raw.startswith(OWN_COLON, key.end_mark.index):
         raise CannotEditError(f"{text.where(key)}: remove the spaces before the colon")
 
 
+def check_key(text: Text, mapping: yaml.MappingNode, name: str) -> None:
+    """CannotEditError where a key of a mapping in flow style is written the way ours are."""
+    for key, key_node, _ in yamltext.pairs(mapping):
+        if key == name and mapping.flow_style:
+            _check_colon(text, key_node)
+
+
+def opening(text: Text, node: yaml.Node, bracket: str) -> int:
+    """Index behind a flow collection's bracket, which an anchor or a tag may stand before."""
+    at = node.start_mark.index
+    before = _PROPERTIES.match(text.raw, at)
+    at = before.end() if before else at
+    if not text.raw.startswith(bracket, at):
+        raise CannotEditError(f"{text.where(node)}: no {bracket} found where it should begin")
+    return at + 1
+
+
 def _into_sequence(text: Text, sequence: yaml.SequenceNode, new: Sequence[Value]) -> Edit:
-    start = sequence.start_mark.index
     if sequence.flow_style:
         inline = ", ".join(flow(value) for value in new)
-        return Edit(text.raw.index("[", start) + 1, inline + (", " if sequence.value else ""))
-    column = text.column(start)
-    if text.raw[text.line_start(start) : start].strip():
+        at = opening(text, sequence, "[")
+        return Edit(at, inline + (", " if sequence.value else ""))
+    first = sequence.value[0].start_mark.index
+    dash = text.raw.rfind("-", 0, first)
+    start = text.line_start(dash)
+    between = text.raw[dash + 1 : first]
+    if text.raw[start:dash].strip(" ") or between.strip(" \t\r\n") or sequence.tag != _SEQUENCE:
         raise CannotEditError(
-            f"{text.where(sequence)}: the list begins behind other text on its line"
+            f"{text.where(sequence)}: the first item of the list is not alone behind its dash"
         )
-    return _whole_lines(text, text.line_start(start), block_items(new, column))
+    return _whole_lines(text, start, block_items(new, dash - start))
 
 
 def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) -> Edit:
     """Put new keys into a mapping that has none of them."""
-    start = mapping.start_mark.index
     if mapping.flow_style:
         inline = ", ".join(
             f"{json.dumps(key)}{OWN_COLON} {flow(value)}" for key, value in new.items()
         )
-        return Edit(text.raw.index("{", start) + 1, inline + (", " if mapping.value else ""))
+        at = opening(text, mapping, "{")
+        return Edit(at, inline + (", " if mapping.value else ""))
+    start = mapping.value[0][0].start_mark.index
     column = text.column(start)
     if not text.raw[text.line_start(start) : start].strip():
         return _whole_lines(text, text.line_start(start), block_keys(new, column))
@@ -110,16 +136,8 @@ def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) ->
     for _, key, value in yamltext.pairs(mapping):
         one_line = key.start_mark.line == value.end_mark.line
         written_out = value.start_mark.index >= key.start_mark.index
-        if (
-            one_line
-            and written_out
-            and isinstance(value, yaml.ScalarNode)
-            and value.style
-            not in (
-                "|",
-                ">",
-            )
-        ):
+        plain = isinstance(value, yaml.ScalarNode) and value.style not in ("|", ">")
+        if one_line and written_out and plain:
             at = text.line_end(value.end_mark.index)
             return _whole_lines(text, at, block_keys(new, column))
     raise CannotEditError(f"{text.where(mapping)}: no key with a value on one line to write behind")
@@ -167,10 +185,14 @@ def _short(value: Value) -> str:
     return flow(value)
 
 
+_SEQUENCE = "tag:yaml.org,2002:seq"
+_PROPERTIES = re.compile(r"(?:[&!]\S*(?:\s+#[^\n]*\n)?\s+)+(?:#[^\n]*\n\s*)*")
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _AMBIGUOUS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
 def flow(value: Value) -> str:
     """One value on one line: JSON, which every YAML reader takes."""
-    return json.dumps(value, ensure_ascii=False)
+    written = json.dumps(value, ensure_ascii=False)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", written)

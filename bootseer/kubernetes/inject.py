@@ -122,26 +122,32 @@ class _Injection:
         """Return all edits; raises a BootseerError with the reason for a refusal."""
         self._check_pod()
         container = choose_container(self._pod, self._options)
+        self._check_own(container, "this container")
+        self._check_mounts(container)
         self._check_merges(container, ("command", "args", "env", "volumeMounts"))
         there = [
             yamltext.scalar(yamltext.child(entry, "name"))
             for entry in yamltext.items(yamltext.child(container, "env"))
         ]
-        new = additions(self._options, self._pod.uid_label, there)
+        own = pods.guaranteed(self._pod, container)
+        new = additions(self._options, self._pod.uid_label, there, own)
         self._pod_level(new)
         self._container_level(container, new)
         return self._edits, self._changes
 
     def _check_pod(self) -> None:
         pod = self._pod
-        if pod.shared:
+        self._check_own(pod.spec, "this pod")
+        first, last = pod.template.start_mark.index, pod.template.end_mark.index
+        odd = yamltext.ODD_BREAKS.search(self._text.raw, first, last)
+        if odd and not pod.template.flow_style:
             raise CannotEditError(
-                "this pod is written once and used at several places by an alias; "
-                "write it out at each of them"
+                f"it holds the character U+{ord(odd[0]):04X}, which ends a line for some readers "
+                "of YAML only; write it as an escape in double quotes"
             )
         if yamltext.scalar(yamltext.child(pod.spec, "os", "name")) == "windows":
             raise CannotEditError("it runs on Windows, where the wrapper does not; leave it out")
-        self._check_merges(pod.spec, ("initContainers", "volumes"))
+        self._check_merges(pod.spec, ("initContainers", "containers", "volumes"))
         for key in ("initContainers", "containers", "volumes"):
             for entry in yamltext.items(yamltext.child(pod.spec, key)):
                 name = yamltext.scalar(yamltext.child(entry, "name"))
@@ -150,6 +156,22 @@ class _Injection:
                         f"{self._text.where(entry)}: {key} has one named {name!r} that is not "
                         "ours; rename it"
                     )
+
+    def _check_own(self, node: yaml.Node, what: str) -> None:
+        if id(node) in self._pod.aliased:
+            raise CannotEditError(
+                f"{self._text.where(node)}: {what} is written once and used at several places by "
+                "an alias; write it out at each of them"
+            )
+
+    def _check_mounts(self, container: yaml.MappingNode) -> None:
+        for entry in yamltext.items(yamltext.child(container, "volumeMounts")):
+            path = yamltext.scalar(yamltext.child(entry, "mountPath")).rstrip("/")
+            if path in names.PATHS:
+                raise CannotEditError(
+                    f"{self._text.where(entry)}: {path} is where a volume of ours goes; "
+                    "mount that one elsewhere"
+                )
 
     def _check_merges(self, node: yaml.MappingNode, keys: Sequence[str]) -> None:
         if yamltext.merges(node):
@@ -161,6 +183,9 @@ class _Injection:
                     )
 
     def _add(self, node: yaml.MappingNode, key: str, new: Sequence[edits.Value], why: str) -> None:
+        value = yamltext.child(node, key)
+        if value is not None:
+            self._check_own(value, key)
         self._edits += edits.prepend(self._text, node, key, new)
         titles = [str(v["name"]) for v in new if isinstance(v, dict)] or [str(v) for v in new]
         self._tell(node, f"{key}: {', '.join(titles)}", why)
@@ -221,6 +246,12 @@ class _Injection:
         if options.tier == "fuse":
             self._tell(container, f"limits: {options.fuse_resource}", "brings /dev/fuse to the job")
             return self._nested(container, ("resources", "limits"), {options.fuse_resource: 1})
+        context = yamltext.child(container, "securityContext")
+        if yamltext.scalar(yamltext.child(context, "allowPrivilegeEscalation")) == "false":
+            raise CannotEditError(
+                f"{self._text.where(container)}: allowPrivilegeEscalation is false, which forbids "
+                "--tier privileged; remove it or take another tier"
+            )
         self._tell(container, "privileged: true", "lets the wrapper mount in the container")
         return self._nested(container, ("securityContext",), {"privileged": True})
 
@@ -238,10 +269,10 @@ class _Injection:
                     return {key: wanted}
                 self._edits.append(edits.add_keys(self._text, node, {key: wanted}))
                 return {}
-            if not isinstance(below, yaml.MappingNode) or below.flow_style:
-                raise CannotEditError(
-                    f"{self._text.where(below)}: write {key} in block style, one key a line"
-                )
+            if not isinstance(below, yaml.MappingNode):
+                raise CannotEditError(f"{self._text.where(below)}: {key} holds no keys; remove it")
+            self._check_own(below, key)
+            edits.check_key(self._text, node, key)
             self._check_merges(below, list(new))
             node = below
         for key in new:

@@ -17,6 +17,7 @@ HOME = "/opt/bootseer"
 LAUNCHER = f"{HOME}/bin/bootseer"
 EVENTS_PATH, STORE_PATH, CACHE_PATH = "/bootseer/events", "/bootseer/store", "/bootseer/cache"
 CONFIG_PATH = "/bootseer/config"
+PATHS = (HOME, EVENTS_PATH, STORE_PATH, CACHE_PATH, CONFIG_PATH)
 MARK_VARIABLE = "BOOTSEER_INJECTED"
 
 VARIABLES = (
@@ -65,4 +66,3 @@ class Options:
     config_map: str = ""
     fuse_resource: str = ""
     pull_policy: str = ""
-    read_image: bool = True

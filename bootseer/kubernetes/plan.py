@@ -24,15 +24,27 @@ class Additions:
     prefix: Sequence[str]
 
 
-def additions(options: Options, uid_label: str, environment_there: Sequence[str]) -> Additions:
-    """Decide for one pod. Variables that the manifest sets itself are left as they are."""
+def additions(
+    options: Options,
+    uid_label: str,
+    environment_there: Sequence[str],
+    guaranteed: Mapping[str, str] | None = None,
+) -> Additions:
+    """Decide for one pod. Variables that the manifest sets itself are left as they are.
+
+    `guaranteed` is the CPU and memory of a pod of quality of service "Guaranteed": unless ours
+    asks for the same as it may use, the pod would lose that quality, and CPUs of its own with it.
+    """
+    guaranteed = guaranteed or {}
     volumes, mounts = _volumes(options)
     environment = [
         entry
         for entry in _environment(options, uid_label)
         if entry["name"] not in environment_there or entry["name"] == names.MARK_VARIABLE
     ]
-    return Additions(_init_container(options), volumes, mounts, environment, prefix(options))
+    return Additions(
+        _init_container(options, guaranteed), volumes, mounts, environment, prefix(options)
+    )
 
 
 def prefix(options: Options) -> list[str]:
@@ -45,15 +57,15 @@ def prefix(options: Options) -> list[str]:
     return [*words, "start", "--"]
 
 
-def _init_container(options: Options) -> dict[str, Value]:
+def _init_container(options: Options, guaranteed: Mapping[str, str]) -> dict[str, Value]:
     """Copies the wrapper into the pod. It fits the strictest pod security, "restricted"."""
     out: dict[str, Value] = {"name": names.INIT_CONTAINER, "image": options.image}
     if options.pull_policy:
         out["imagePullPolicy"] = options.pull_policy
     out["args"] = ["install", names.HOME]
     out["resources"] = {
-        "requests": {"cpu": "10m", "memory": "32Mi"},
-        "limits": {"cpu": "1", "memory": "128Mi"},
+        "requests": dict(guaranteed) or {"cpu": "10m", "memory": "32Mi"},
+        "limits": dict(guaranteed) or {"cpu": "1", "memory": "128Mi"},
     }
     out["securityContext"] = {
         "runAsNonRoot": True,
@@ -79,7 +91,7 @@ def _volumes(options: Options) -> tuple[list[Mapping[str, Value]], list[Mapping[
 
     if "events" in options.parts:
         add(names.EVENTS_VOLUME, options.events, names.EVENTS_PATH)
-    if "deps" in options.parts:
+    if "deps" in options.parts or "checkpoint" in options.parts:
         if options.store is not None:
             add(names.STORE_VOLUME, options.store, names.STORE_PATH)
         if options.cache is not None:
@@ -118,7 +130,14 @@ def _environment(options: Options, uid_label: str) -> list[Mapping[str, Value]]:
         if options.cache is not None:
             out.append(_text("BOOTSEER_CACHE", names.CACHE_PATH))
     # Last: it ends what is ours in the list.
-    return [*out, _text(names.MARK_VARIABLE, __version__)]
+    return [*out, _text(names.MARK_VARIABLE, " ".join([__version__, *_tier(options)]))]
+
+
+def _tier(options: Options) -> list[str]:
+    """What `uninject` has to know of a privilege that was asked for."""
+    if options.tier == "none":
+        return []
+    return ["fuse", options.fuse_resource] if options.tier == "fuse" else [options.tier]
 
 
 def _text(name: str, value: str) -> dict[str, Value]:

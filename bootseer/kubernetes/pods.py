@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from bootseer.kubernetes.yamltext import Document, child, items, labels, pairs, scalar
+from bootseer.kubernetes.yamltext import Document, child, items, labels, merged, pairs, scalar
 
 JOB_CONTAINERS = ("pytorch", "node", "trainer", "tensorflow", "mpi", "worker")
 """Names that training operators demand of the container that trains."""
@@ -19,8 +19,11 @@ _NO_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret")
 
 UID_LABELS = {
     "Job": "controller-uid",
+    "CronJob": "controller-uid",
     "JobSet": "jobset.sigs.k8s.io/jobset-uid",
     "PyTorchJob": "training.kubeflow.org/job-name",
+    "ClusterTrainingRuntime": "jobset.sigs.k8s.io/jobset-uid",
+    "TrainingRuntime": "jobset.sigs.k8s.io/jobset-uid",
     "TrainJob": "jobset.sigs.k8s.io/jobset-uid",
 }
 """The label that all pods of one start share, by kind of object (set by its controller)."""
@@ -30,7 +33,8 @@ UID_LABELS = {
 class Pod:
     """One pod description: `template` has metadata and spec, `owner` is the object it stands in.
 
-    `path` is the keys from the object to the pod's spec, for messages and `--explain`.
+    `path` is the keys from the object to the pod's spec, for messages and `--explain`; `aliased`
+    are the ids of all nodes of the document that stand at more than one place.
     """
 
     owner_kind: str
@@ -38,7 +42,7 @@ class Pod:
     path: str
     template: yaml.MappingNode
     spec: yaml.MappingNode
-    shared: bool
+    aliased: frozenset[int]
 
     @property
     def title(self) -> str:
@@ -52,7 +56,7 @@ class Pod:
 
     def containers(self) -> list[yaml.MappingNode]:
         """The pod's containers, init containers not among them."""
-        found = items(child(self.spec, "containers"))
+        found = items(merged(self.spec, "containers"))
         return [node for node in found if isinstance(node, yaml.MappingNode)]
 
     def annotation(self, name: str) -> str:
@@ -77,35 +81,55 @@ def _objects(document: Document, root: yaml.MappingNode) -> Iterator[Pod]:
         return
     name = scalar(child(root, "metadata", "name"))
     name = name or scalar(child(root, "metadata", "generateName"))
-    yield from _below(document, root, kind, name, [])
+    yield from _below(document, root, kind, name, [], set())
 
 
 def _below(
-    document: Document, node: yaml.Node, kind: str, name: str, path: list[str]
+    document: Document, node: yaml.Node, kind: str, name: str, path: list[str], seen: set[int]
 ) -> Iterator[Pod]:
+    if id(node) in document.aliased:  # once: aliases may multiply without end, or in a circle
+        if id(node) in seen:
+            return
+        seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         spec = child(node, "spec")
         if isinstance(spec, yaml.MappingNode) and _is_pod_spec(spec):
             where = ".".join([*path, "spec"])
-            yield Pod(kind, name, where, node, spec, id(spec) in document.aliased)
+            yield Pod(kind, name, where, node, spec, document.aliased)
             return
         for key, _, value in pairs(node):
-            yield from _below(document, value, kind, name, [*path, key])
+            yield from _below(document, value, kind, name, [*path, key], seen)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
-            yield from _below(document, value, kind, name, [*path[:-1], f"{path[-1]}[{number}]"])
+            inner = [*path[:-1], f"{path[-1]}[{number}]"]
+            yield from _below(document, value, kind, name, inner, seen)
 
 
 def _is_pod_spec(spec: yaml.MappingNode) -> bool:
-    found = child(spec, "containers")
+    found = merged(spec, "containers")
     if not isinstance(found, yaml.SequenceNode) or not found.value:
         return False
-    return all(isinstance(c, yaml.MappingNode) and child(c, "name") for c in found.value)
+    return all(isinstance(c, yaml.MappingNode) and merged(c, "name") for c in found.value)
 
 
 def container_name(node: yaml.MappingNode) -> str:
     """A container's name."""
-    return scalar(child(node, "name"))
+    return scalar(merged(node, "name"))
+
+
+def guaranteed(pod: Pod, job: yaml.MappingNode) -> dict[str, str]:
+    """CPU and memory of the job's container where all of the pod asks for just what it may use.
+
+    Nothing for any other pod; Kubernetes calls the quality of such pods "Guaranteed".
+    """
+    for container in [*items(child(pod.spec, "initContainers")), *pod.containers()]:
+        limits = labels(child(container, "resources", "limits"))
+        requests = labels(child(container, "resources", "requests"))
+        for name in ("cpu", "memory"):
+            if not limits.get(name) or requests.get(name, limits[name]) != limits[name]:
+                return {}
+    found = labels(child(job, "resources", "limits"))
+    return {name: found[name] for name in ("cpu", "memory")}
 
 
 def asks_for_accelerator(node: yaml.MappingNode) -> bool:

@@ -31,18 +31,19 @@ def uninject(text: Text) -> str:
     """
     if not _names_us(text.raw):
         return text.raw
-    injected = [is_injected(pod) for pod in _pods(text)]
+    injected = [_tiers(pod) if is_injected(pod) else None for pod in _pods(text)]
     raw = _without_marked_lines(text)
     if not _names_us(raw):
         return raw
     bare = dataclasses.replace(text, raw=raw)
     cuts: list[_Cut] = []
     # Names alone do not make a thing ours: only pods that were injected lose anything.
-    for pod, ours in zip(_pods(bare), injected, strict=True):
-        if ours:
+    for pod, tiers in zip(_pods(bare), injected, strict=True):
+        if tiers is not None:
             _from_mapping(bare, pod.spec, cuts)
-            for container in pod.containers():
+            for container, tier in zip(pod.containers(), tiers, strict=True):
                 _from_mapping(bare, container, cuts)
+                _cut_tier(bare, container, tier, cuts)
     for document in yamltext.documents(bare):
         trainer = yamltext.child(document.root, "spec", "trainer")
         if isinstance(trainer, yaml.MappingNode):
@@ -81,11 +82,14 @@ def _name(entry: yaml.Node) -> str:
 def _without_marked_lines(text: Text) -> str:
     if edits.BEGIN not in text.raw:
         return text.raw
-    lines = text.raw.splitlines(keepends=True)
+    lines = text.raw.split("\n")
+    lines = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    texts = _lines_of_texts(text)
     out: list[str] = []
     number = 0
     while number < len(lines):
-        if not lines[number].lstrip().startswith(edits.BEGIN + " "):
+        is_mark = lines[number].lstrip().startswith(edits.BEGIN + " ")
+        if not is_mark or number in texts:
             out.append(lines[number])
             number += 1
             continue
@@ -101,6 +105,32 @@ def _without_marked_lines(text: Text) -> str:
             out[-1] = out[-1].rstrip("\r\n")
         number = end + 1
     return "".join(out)
+
+
+def _lines_of_texts(text: Text) -> set[int]:
+    """Numbers of the lines inside texts of several lines, where our marks are no comments.
+
+    A ConfigMap may well hold an injected manifest.
+    """
+    out: set[int] = set()
+    seen: set[int] = set()
+    stack: list[yaml.Node] = [document.root for document in yamltext.documents(text)]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, yaml.ScalarNode):
+            out.update(range(node.start_mark.line + 1, _last_line(node)))
+        elif id(node) not in seen:
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                stack += [child for pair in node.value for child in pair]
+            else:
+                stack += node.value
+    return out
+
+
+def _last_line(node: yaml.ScalarNode) -> int:
+    """Number of the line behind a text's last one; a block's end mark stands there already."""
+    return int(node.end_mark.line) + (node.end_mark.column > 0)
 
 
 def _end_of(lines: list[str], begin: int, name: str) -> int:
@@ -121,9 +151,9 @@ def _from_mapping(text: Text, node: yaml.MappingNode, cuts: list[_Cut]) -> None:
         value = yamltext.child(node, key)
         if not isinstance(value, yaml.SequenceNode):
             continue
-        first, count = _ours(key, value)
-        if count:
-            _cut_items(text, node, key, value, (first, count), cuts)
+        ours = _ours(key, value)
+        if ours:
+            _cut_items(text, node, key, value, ours, cuts)
             wrapped = wrapped or key == "command"
     if wrapped:  # then the image's own arguments may have been written out by us
         for name, key_node, value in yamltext.pairs(node):
@@ -131,22 +161,66 @@ def _from_mapping(text: Text, node: yaml.MappingNode, cuts: list[_Cut]) -> None:
                 cuts.append(_pair(text, key_node, value))
 
 
-def _ours(key: str, value: yaml.SequenceNode) -> tuple[int, int]:
-    """Which items of a list are ours: the first one's number, and how many."""
+def _tiers(pod: Pod) -> list[list[str]]:
+    """The tier each container was given; our mark's value names it behind the version."""
+    out = []
+    for container in pod.containers():
+        entries = yamltext.items(yamltext.child(container, "env"))
+        ours = [entry for entry in entries if _name(entry) == names.MARK_VARIABLE]
+        value = yamltext.child(ours[0], "value") if ours else None
+        out.append(yamltext.scalar(value).split()[1:])
+    return out
+
+
+def _cut_tier(text: Text, container: yaml.MappingNode, tier: list[str], cuts: list[_Cut]) -> None:
+    """What a tier put in, where it is still there: in flow style, or written anew by a tool."""
+    if not tier:
+        return
+    path = ("resources", "limits", tier[-1]) if tier[0] == "fuse" else _PRIVILEGED
+    node: yaml.Node | None = container
+    for depth, name in enumerate(path):
+        if not isinstance(node, yaml.MappingNode):
+            return
+        for key, key_node, value in yamltext.pairs(node):
+            own = text.raw.startswith(edits.OWN_COLON, key_node.end_mark.index)
+            if key == name and ((own and node.flow_style) or depth == len(path) - 1):
+                cuts.append(_tier_pair(text, node, key_node, value))
+                return
+        node = yamltext.child(node, name)
+
+
+_PRIVILEGED = ("securityContext", "privileged")
+
+
+def _tier_pair(
+    text: Text, mapping: yaml.MappingNode, key_node: yaml.Node, value: yaml.Node
+) -> _Cut:
+    """One pair that others may stand before or behind, as tools sort keys."""
+    at, end = key_node.start_mark.index, value.end_mark.index
+    if not mapping.flow_style:
+        return _Cut(text.line_start(at), text.line_end(end - 1))
+    pairs = list(yamltext.pairs(mapping))
+    number = next(n for n, (_, key, _) in enumerate(pairs) if key is key_node)
+    if text.raw.startswith(", ", end) or len(pairs) == 1:
+        return _pair(text, key_node, value)
+    if number:
+        return _Cut(pairs[number - 1][2].end_mark.index, end)
+    return _Cut(at, pairs[1][1].start_mark.index)
+
+
+def _ours(key: str, value: yaml.SequenceNode) -> list[int]:
+    """Numbers of the items of a list that are ours."""
     if key == "command":
         words = [yamltext.scalar(item) for item in value.value]
         wrapped = words[:1] == [names.LAUNCHER] and "--" in words
-        return 0, words.index("--") + 1 if wrapped else 0
+        return list(range(words.index("--") + 1)) if wrapped else []
     found = [_name(item) for item in value.value]
     if key == "env":  # what the manifest sets itself may bear the same names: only before our mark
         if names.MARK_VARIABLE not in found:
-            return 0, 0
-        last = first = found.index(names.MARK_VARIABLE)
-        while first and found[first - 1] in names.VARIABLES:
-            first -= 1
-        return first, last + 1 - first
-    numbers = [n for n, name in enumerate(found) if name in names.NAMES]
-    return (numbers[0], numbers[-1] + 1 - numbers[0]) if numbers else (0, 0)
+            return []
+        mark = found.index(names.MARK_VARIABLE)
+        return [n for n in range(mark) if found[n] in names.VARIABLES] + [mark]
+    return [n for n, name in enumerate(found) if name in names.NAMES]
 
 
 def _cut_items(
@@ -154,24 +228,63 @@ def _cut_items(
     mapping: yaml.MappingNode,
     key: str,
     value: yaml.SequenceNode,
-    ours: tuple[int, int],
+    ours: list[int],
     cuts: list[_Cut],
 ) -> None:
     key_node = next(k for name, k, _ in yamltext.pairs(mapping) if name == key)
-    if _written_by_us(text, key_node, value):
+    everything = len(ours) == len(value.value)
+    # A command that we wrote ends in the words of the image.
+    if (everything or key == "command") and _written_by_us(text, key_node, value):
         cuts.append(_pair(text, key_node, value))
-        return
-    first, behind = ours[0], ours[0] + ours[1]
-    if value.flow_style:
-        cuts.append(_flow_cut(text, value, first, behind))
-        return
-    everything = ours[1] == len(value.value)
-    start = text.line_start((key_node if everything else value.value[first]).start_mark.index)
-    if behind == len(value.value):
-        end = text.line_end(len(text.raw[: value.end_mark.index].rstrip()) - 1)
+    elif everything and not value.flow_style:
+        cuts.append(_block_key(text, mapping, key_node, value))
     else:
-        end = text.line_start(value.value[behind].start_mark.index)
-    cuts.append(_Cut(start, end))
+        cut = _flow_cut if value.flow_style else _block_cut
+        cuts += [cut(text, value, first, behind) for first, behind in _runs(ours)]
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """`[first, behind)` of each run of neighbours."""
+    out: list[tuple[int, int]] = []
+    for number in numbers:
+        if out and out[-1][1] == number:
+            out[-1] = (out[-1][0], number + 1)
+        else:
+            out.append((number, number + 1))
+    return out
+
+
+def _block_key(
+    text: Text, mapping: yaml.MappingNode, key_node: yaml.Node, value: yaml.SequenceNode
+) -> _Cut:
+    """A key with its list; its line may begin with the dash of the item that the mapping is."""
+    at = key_node.start_mark.index
+    start = text.line_start(at)
+    followers = [key.start_mark.index for _, key, _ in yamltext.pairs(mapping)]
+    behind = [index for index in followers if index > at]
+    if text.raw[start:at].strip() and behind:
+        return _Cut(at, min(behind))
+    return _Cut(start, _block_end(text, value))
+
+
+def _block_end(text: Text, value: yaml.SequenceNode) -> int:
+    node: yaml.Node = value
+    while not isinstance(node, yaml.ScalarNode) and node.value and not node.flow_style:
+        node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
+    last = node.end_mark.index  # a collection's own would be behind the comments that follow
+    while text.raw[last - 1].isspace():
+        last -= 1
+    return text.line_end(last - 1)
+
+
+def _block_cut(text: Text, value: yaml.SequenceNode, first: int, behind: int) -> _Cut:
+    """Whole lines of the items `[first, behind)`."""
+
+    def begin(number: int) -> int:
+        return text.line_start(text.raw.rfind("-", 0, value.value[number].start_mark.index))
+
+    end = begin(behind) if behind < len(value.value) else _block_end(text, value)
+    return _Cut(begin(first), end)
 
 
 def _flow_cut(text: Text, value: yaml.SequenceNode, first: int, behind: int) -> _Cut:
@@ -179,7 +292,7 @@ def _flow_cut(text: Text, value: yaml.SequenceNode, first: int, behind: int) -> 
     if first:
         start = value.value[first - 1].end_mark.index
         return _Cut(start, value.value[behind - 1].end_mark.index)
-    start = text.raw.index("[", value.start_mark.index) + 1
+    start = edits.opening(text, value, "[")
     end = value.value[behind - 1].end_mark.index
     if behind < len(value.value):
         as_written = text.raw.startswith(", ", end)

@@ -7,6 +7,7 @@ quoting and newlines stay as they are.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
@@ -17,6 +18,10 @@ from bootseer.errors import UsageError
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE = "tag:yaml.org,2002:merge"
 _NULL = "tag:yaml.org,2002:null"
+_DEPTH = 200
+_LONE_RETURN = re.compile(r"\r(?!\n)")
+ODD_BREAKS = re.compile("[\x85\u2028\u2029]")
+"""Characters that end a line for YAML 1.1 and for nobody else."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +76,13 @@ def documents(text: Text) -> list[Document]:
     Raises UsageError with file and line for malformed YAML and for a key given twice in one
     mapping: readers differ in which of the two they believe.
     """
+    lone = _LONE_RETURN.search(text.raw)
+    if lone:
+        number = text.raw.count("\n", 0, lone.start()) + 1
+        raise UsageError(
+            f"{text.name}, line {number}: a carriage return without a newline; "
+            "save the file with one kind of line ends"
+        )
     shift = 1 if text.raw.startswith("\ufeff") else 0
     try:
         # The mark of a byte order mark would shift every index behind it by one.
@@ -105,22 +117,24 @@ def _aliased(text: Text, root: yaml.Node) -> frozenset[int]:
     """Ids of nodes that stand at more than one place, and of all that is below them."""
     seen: set[int] = set()
     shared: set[int] = set()
-    stack: list[tuple[yaml.Node, bool]] = [(root, False)]
+    stack: list[tuple[yaml.Node, bool, int]] = [(root, False, 0)]
     while stack:
-        node, below = stack.pop()
+        node, below, depth = stack.pop()
         again = id(node) in seen
         if again and (id(node) in shared or not (below or again)):
             continue
         seen.add(id(node))
+        if depth > _DEPTH:
+            raise UsageError(f"{text.where(node)}: nested too deeply to be a manifest")
         below = below or again
         if below:
             shared.add(id(node))
         if isinstance(node, yaml.MappingNode):
             if not again:
                 _check_keys(text, node)
-            stack += [(child, below) for pair in node.value for child in pair]
+            stack += [(child, below, depth + 1) for pair in node.value for child in pair]
         elif isinstance(node, yaml.SequenceNode):
-            stack += [(child, below) for child in node.value]
+            stack += [(child, below, depth + 1) for child in node.value]
     return frozenset(shared)
 
 
@@ -155,6 +169,20 @@ def child(node: yaml.Node | None, *path: str) -> yaml.Node | None:
             return None
         node = found
     return node
+
+
+def merged(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """The value of a key, its own or one merged in by `<<` (one step deep, as written)."""
+    own = child(node, key)
+    if own is not None or not isinstance(node, yaml.MappingNode):
+        return own
+    for name, value in node.value:
+        if name.tag == _MERGE:
+            for source in (value, *items(value)):
+                found = child(source, key)
+                if found is not None:
+                    return found
+    return None
 
 
 def merges(node: yaml.MappingNode) -> bool:
