@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from bootseer.blocks.pool import copy
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.storage.base import open_object
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from bootseer.blocks.readahead import ReadAhead
 
 PEEK_BYTES = 64 << 10
+HELD_BYTES = (32 << 10, 1 << 20)
+"""Smaller reads have a quick way of their own, larger ones land in their reader's memory."""
 
 
 class StripedFile(io.RawIOBase):
@@ -51,17 +54,20 @@ class StripedFile(io.RawIOBase):
         fetcher: Fetcher | None = None,
         reopen: Callable[[], FileSource] | None = None,
         name: str = "",
+        own_store: bool = False,
     ) -> None:
         """`reopen` opens the same file again, elsewhere; it must be picklable for the file to be.
 
         `name` is what messages and `repr` show: no credentials in it. Without a fetcher, the
-        process's own is shared.
+        process's own is shared. With `own_store`, nobody else uses the source's store, and its
+        idle connections are closed with the file.
         """
         super().__init__()
         self.name = name
         self._source = source
         self._key = source.key
         self._given = fetcher
+        self._own_store = own_store
         self._reopen = reopen
         self._pid = os.getpid()
         self._position = 0
@@ -90,7 +96,9 @@ class StripedFile(io.RawIOBase):
             return 0
         for begin, length in ahead.note(offset, wanted):
             fetcher.prefetch(source, begin, length, Priority.HOT)
-        done = fetcher.read_into(source, offset, view[:wanted])
+        done = _copied(fetcher, source, offset, view[:wanted])
+        if not done:
+            done = fetcher.read_into(source, offset, view[:wanted])
         if source.doubtful(offset, done):
             source.confirm()
         return done
@@ -142,12 +150,14 @@ class StripedFile(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        """Read nothing ahead any more; twice is safe. The store's connections stay for others."""
+        """Read nothing ahead any more, and let memory and own connections go; twice is safe."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and self._pid == os.getpid():
             ahead.close()
             fetcher = self._given if self._given is not None else shared_fetcher()
             fetcher.forget(self._source)  # or a process that opens many files would fill up
+        if self._own_store and not self.closed:
+            self._source.store.close()
         super().close()
 
     def __repr__(self) -> str:
@@ -209,7 +219,7 @@ def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know
     from bootseer.storage.urls import safe_url
 
     reopen = _Reopen(url, options)
-    return StripedFile(reopen(), fetcher=fetcher, reopen=reopen, name=safe_url(url))
+    return StripedFile(reopen(), fetcher=fetcher, reopen=reopen, name=safe_url(url), own_store=True)
 
 
 def open_tree(url: str, *, options: StoreOptions = DEFAULTS) -> Tree:
@@ -257,6 +267,21 @@ def bytes_filled(length: int, fill: Callable[[memoryview], int]) -> bytes:
     """New bytes that `fill` writes and counts."""
     new = NewBytes(max(0, length))
     return new.taken(fill(new.view) if length > 0 else 0)
+
+
+def _copied(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview) -> int:
+    """Copy a read of middle size whose blocks are in memory: cheaper than joining for them."""
+    if not HELD_BYTES[0] <= len(view) <= HELD_BYTES[1]:
+        return 0
+    held = fetcher.held(source, offset, len(view))
+    if held is None:
+        return 0
+    done = 0
+    for part in held.views:
+        copy(view[done : done + len(part)], part)
+        done += len(part)
+    held.release()
+    return done
 
 
 def _source_at(url: str, options: StoreOptions) -> FileSource:

@@ -106,7 +106,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     from bootseer.stripedfs.rwtree import WritableTree
     from bootseer.stripedfs.tree import StripedTree
 
-    store, name = _store(settings)
+    store, name = _store(_hurried(settings))
     cache = None
     if settings.cache:
         cache = NodeCache(settings.cache, settings.cache_limit_bytes, told=log.say)
@@ -169,6 +169,18 @@ class Log:
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n"
         with contextlib.suppress(OSError):
             os.write(self._fd, line.encode(errors="backslashreplace"))
+
+
+def _hurried(settings: MountSettings) -> MountSettings:
+    """Let no call to the store take longer than a read may."""
+    given, most_s = settings.options, settings.deadline_s
+    options = dataclasses.replace(
+        given,
+        connect_s=min(given.connect_s, most_s),
+        stall_s=min(given.stall_s, most_s),
+        retry_s=min(given.retry_s, most_s),
+    )
+    return dataclasses.replace(settings, options=options)
 
 
 def _store(settings: MountSettings) -> tuple[Store, str]:
