@@ -121,3 +121,13 @@ def test_whatever_is_read_spans_stay_inside_and_whole(reads: list[Span], block: 
         assert start % block == 0
         assert (start + length) % block == 0 or start + length == 173
     ahead.close()
+
+
+def test_a_long_first_read_at_the_head_reads_ahead_at_once() -> None:
+    ahead = ReadAhead(1 << 30, Share(256 * MIB))
+    [(begin, length)] = ahead.note(0, 16 * MIB)
+    assert begin == 16 * MIB
+    assert length >= 32 * MIB
+    assert ahead.note(0, 16 * MIB) == []  # again: it is on its way
+    for offset, size in ((0, 1 * MIB), (64 * MIB, 16 * MIB)):
+        assert ReadAhead(1 << 30, Share(256 * MIB)).note(offset, size) == []
