@@ -269,7 +269,7 @@ def _block_key(
 
 def _block_end(text: Text, value: yaml.SequenceNode) -> int:
     node: yaml.Node = value
-    while not isinstance(node, yaml.ScalarNode) and node.value and not node.flow_style:
+    while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
         node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
     last = node.end_mark.index  # a collection's own would be behind the comments that follow
     while text.raw[last - 1].isspace():
