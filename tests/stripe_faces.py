@@ -8,6 +8,8 @@ import json
 import os
 import random
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ ODD_SIZES = (
     WIDTH * CHUNK + 1,
     11 * CHUNK + 77,
 )
+BOOTSEER = [sys.executable, "-m", "bootseer", "stripe"]
 SMALL = WriteSettings(width=WIDTH, chunk_bytes=CHUNK)
 
 SERVER = """
@@ -146,3 +149,18 @@ def store_of(folder: Path) -> Store:
     """The store in a directory."""
     folder.mkdir(parents=True, exist_ok=True)
     return open_store(str(folder))
+
+
+def stripe(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """`bootseer stripe …`, as people run it."""
+    return subprocess.run(
+        [*BOOTSEER, *map(str, words)], capture_output=True, text=True, timeout=120, **options
+    )  # type: ignore[call-overload]
+
+
+def wait_until(condition: object, timeout_s: float = 30.0) -> None:
+    """Fail when it does not come true in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

@@ -8,14 +8,23 @@ import os
 import signal
 import stat
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fuse_mounts import end_mount, in_time, refusal
-from stripe_faces import CHUNK, SMALL, WIDTH, content, put_bytes, served, store_of
+from stripe_faces import (
+    BOOTSEER,
+    CHUNK,
+    SMALL,
+    WIDTH,
+    content,
+    put_bytes,
+    served,
+    store_of,
+    stripe,
+    wait_until,
+)
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.fuse.mounts import find_mount
@@ -26,13 +35,6 @@ from bootseer.stripedfs.putting import put_into
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 SIZE = 8 * CHUNK + 55
-BOOTSEER = [sys.executable, "-m", "bootseer", "stripe"]
-
-
-def stripe(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*BOOTSEER, *map(str, words)], capture_output=True, text=True, timeout=120, **options
-    )  # type: ignore[call-overload]
 
 
 def servers_of(directory: Path) -> list[int]:
@@ -44,13 +46,6 @@ def servers_of(directory: Path) -> list[int]:
             if pid != os.getpid() and os.fsencode(directory) in words:
                 found.append(pid)
     return found
-
-
-def wait_until(condition: object, timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, python, refusal
-from stripe_faces import CHUNK, content, put_bytes, served, store_of
-from test_stripe_mount import stripe, wait_until
+from stripe_faces import CHUNK, content, put_bytes, served, store_of, stripe, wait_until
 from web_fakes import FakeServer, Request, serve_range
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

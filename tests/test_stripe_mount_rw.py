@@ -12,8 +12,18 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import end_mount, in_time, output, refusal
-from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, put_bytes, served, store_of
-from test_stripe_mount import stripe, wait_until
+from stripe_faces import (
+    CHUNK,
+    SMALL,
+    WIDTH,
+    Served,
+    content,
+    put_bytes,
+    served,
+    store_of,
+    stripe,
+    wait_until,
+)
 
 from bootseer import stripedfs
 from bootseer.errors import UsageError

@@ -1,17 +1,27 @@
-"""One file being saved from start to end: striped, or one plain object when it is small."""
+"""One file being saved from start to end: striped, or one plain object when it is small.
+
+`SavedFile` takes its bytes; `Saving` is a file that a mount has open for writing.
+"""
 
 from __future__ import annotations
 
+import errno
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from bootseer.errors import UsageError
+from bootseer.errors import BootseerError, UsageError
+from bootseer.fuse.operations import FileSystemError
 from bootseer.storage.base import Store
-from bootseer.stripedfs import changing
+from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.settings import WriteSettings
 
 if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher
     from bootseer.stripedfs.stream import StripedWriter
+    from bootseer.stripedfs.tree import Node
+
+COPY_BYTES = 8 << 20
 
 
 class SavedFile:
@@ -90,3 +100,84 @@ class SavedFile:
             self.close()
         else:
             self.abort()
+
+
+class Saving:
+    """One file being written: by one opening at a time."""
+
+    def __init__(self, store: Store, node: Node, settings: WriteSettings, fetcher: Fetcher) -> None:
+        self._store, self._settings, self._fetcher = store, settings, fetcher
+        self.node = node
+        self.lock = threading.Lock()
+        self.size_bytes = 0
+        self.touched = False
+        """Something was written, or the file is new: there is something to publish."""
+        self.flushed = False
+        """A descriptor was closed, and nothing was written since."""
+        self._saved: SavedFile | None = None
+        self._failed: BootseerError | None = None
+
+    def begin(self) -> None:
+        """From here on the file is empty, and will be published, whether or not bytes follow."""
+        self.abort()
+        self.size_bytes = 0
+        self.touched, self.flushed = True, False
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Take bytes at the end; FileSystemError(ESPIPE) anywhere else."""
+        self.check()
+        if offset != self.size_bytes:
+            raise FileSystemError(errno.ESPIPE)
+        try:
+            if self._saved is None:
+                self._saved = self._started()
+            self._saved.write(data)
+        except BootseerError as error:
+            self._failed = error
+            raise
+        self.touched, self.flushed = True, False
+        self.size_bytes += len(data)
+        return len(data)
+
+    def publish(self) -> None:
+        """Make what was written visible; nothing to do when nothing was since the last time."""
+        self.check()
+        if not self.touched:
+            return
+        saved, self._saved = self._saved, None
+        try:
+            if saved is None:
+                saved = SavedFile(self._store, self.node.found.name, self._settings)
+            saved.close()
+            found = names.look(self._store, self.node.found.name)
+        except BootseerError as error:
+            saved.abort() if saved is not None else None
+            self._failed = error
+            raise
+        self.touched = False
+        self.node.found = found
+
+    def abort(self) -> None:
+        """Give up what was not published."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            saved.abort()
+
+    def _started(self) -> SavedFile:
+        """A new file; with the bytes that were published before, when there are any."""
+        saved = SavedFile(self._store, self.node.found.name, self._settings)
+        if self.size_bytes:
+            source = names.source_of(self._store, self.node.found)
+            if source.size_bytes != self.size_bytes:
+                raise FileSystemError(errno.ESTALE)  # somebody else saved it meanwhile
+            buffer = memoryview(bytearray(min(COPY_BYTES, self.size_bytes)))
+            for offset in range(0, self.size_bytes, len(buffer)):
+                count = self._fetcher.read_into(source, offset, buffer)
+                saved.write(buffer[:count])
+            source.confirm()
+        return saved
+
+    def check(self) -> None:
+        """Raise the error that writing has met, if any."""
+        if self._failed is not None:
+            raise self._failed
