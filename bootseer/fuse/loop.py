@@ -104,7 +104,7 @@ class Loop:
                 worker.join(5.0)
 
     def _receive(self, later: Later) -> None:
-        # Each line here runs for every read. Small ones come by the 100,000 a second, and the threads
+        # Each line here runs for every read. Small ones come by the 100,000 a second, and threads
         # wait for each other while Python runs, so a tenth of a microsecond can be measured:
         # names are local, and `readinto` is `os.readv` with less around it.
         device, write_device = self._device, os.writev
