@@ -215,7 +215,7 @@ def test_restore_by_key_says_which_form_and_why(filled: Node, tmp_path: Path) ->
         (("inspect", "--store", "S", "ffff"), 3),
         (("restore", "--store", "S", "ffff"), 3),
         (("verify", "--store", "S", "ffff"), 3),
-        (("ls", "--store", "hdfs://x/y"), 7),
+        (("ls", "--store", "s3://x/y"), 7),
         (("gc", "--store", "S", "--max-size", "many"), 2),
         (("run", "--store", "S"), 2),
         (("key", "--", "ls"), 2),

@@ -162,4 +162,4 @@ def test_a_job_without_the_lists_stops_the_build(tmp_path: Path) -> None:
 
 def test_uid_labels_are_for_kinds_of_the_examples() -> None:
     kinds = {d["kind"] for path in EXAMPLES for d in documents(path.read_text(encoding="utf-8"))}
-    assert set(pods.UID_LABELS) <= kinds
+    assert kinds <= set(pods.UID_LABELS)

@@ -169,10 +169,15 @@ def test_a_quota_stops_a_put_and_leaves_the_old_one(
     assert read_back(store, "f") == b"old"
 
 
-def test_another_user_is_refused(hdfs: Any, hdfs_folder: str, big: Path) -> None:
+def test_another_user_is_refused(
+    hdfs: Any, hdfs_folder: str, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The library takes the user from the environment, which is put back after the test.
+    monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
+    monkeypatch.setenv("HADOOP_USER_NAME", "mallory")
     for scheme in ("webhdfs", "hdfs"):
         url = getattr(hdfs, f"{scheme}_url")
-        owner = open_store(url + hdfs_folder)
+        owner = open_store(f"{hdfs.webhdfs_url}{hdfs_folder}")
         owner.mkdir("private")
         stranger = open_store(f"{url}{hdfs_folder}/private", StoreOptions(user="mallory"))
         with pytest.raises(AccessDeniedError):
