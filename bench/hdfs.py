@@ -6,11 +6,13 @@ The DataNodes' files lie in memory (tmpfs), so reads never wait for a disk. Side
 processes of their own; each reads all of one file of 768 MiB (`--quick` 192 MiB) whose blocks
 are of 128 MiB, and the bytes are compared with the source's.
 
-`striped read r1`: ours reads a checkpoint whose stripes were steered over the DataNodes, over
-WebHDFS; `over hdfs-native` reads the same through hdfs://, `random placement` one whose stripes
-HDFS placed. `one reader` is curl on a plain file, `link sum` what the three links carry together
-by plain TCP. `plain read r3`: one existing file at replication 3, no conversion. `mount read`:
-the file as a mount shows it, with a fresh mount for each run; there are four DataNodes here, for
+`striped read r1`: ours reads a checkpoint whose stripes were steered over the DataNodes, through
+hdfs:// (hdfs-native); `over WebHDFS` reads the same through webhdfs://, `random placement` one
+whose stripes HDFS placed. `one reader` is curl on a plain file, `link sum` what the links carry
+together by plain TCP. `plain read r3`: one existing file at replication 3, no conversion, through
+webhdfs://, where the replica can be chosen; `over hdfs-native` cannot. `striped write r1`:
+through webhdfs://, which alone can steer. `mount read`: the file as a mount shows it, through
+hdfs:// and `over WebHDFS`, with a fresh mount for each run; there are four DataNodes here, for
 three links carry no more than 3.05 times one. Cases ending in `CPU` are the processor seconds of
 the client (and of its mount) a GiB; `peak memory` is the largest resident set in MiB of what
 fetches, Python and libraries included; our budget for blocks is 512 MiB by default. Needs root,
@@ -189,9 +191,9 @@ def _prepare(lab: Lab) -> None:
 
 def striped_read(lab: Lab) -> dict[str, Side]:
     return {
-        harness.OURS: lambda: _read(lab, "ours", lab.webhdfs("/bench/steered")),
-        "over hdfs-native": lambda: _read(lab, "ours", lab.hdfs("/bench/steered")),
-        "random placement": lambda: _read(lab, "ours", lab.webhdfs("/bench/random")),
+        harness.OURS: lambda: _read(lab, "ours", lab.hdfs("/bench/steered")),
+        "over WebHDFS": lambda: _read(lab, "ours", lab.webhdfs("/bench/steered")),
+        "random placement": lambda: _read(lab, "ours", lab.hdfs("/bench/random")),
         "one reader": lambda: curl(lab, "/bench/plain1"),
         "link sum": lambda: link_sum(lab),
     }
@@ -208,8 +210,8 @@ def plain_read(lab: Lab) -> dict[str, Side]:
 
 def mount_read(lab: Lab) -> dict[str, Side]:
     sides: dict[str, Side] = {
-        harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), "steered"),
-        "over hdfs-native": lambda: our_mount(lab, lab.hdfs("/bench"), "steered"),
+        harness.OURS: lambda: our_mount(lab, lab.hdfs("/bench"), "steered"),
+        "over WebHDFS": lambda: our_mount(lab, lab.webhdfs("/bench"), "steered"),
         "fsspec webhdfs": lambda: _read(lab, "fsspec", lab.web, "/bench/plain1"),
         "hdfs-native": lambda: _read(lab, "native", lab.rpc, "/bench/plain1"),
         "one reader": lambda: curl(lab, "/bench/plain1"),
