@@ -41,6 +41,7 @@ RANGE_BYTES = 32 << 20
 STREAMS = 8
 PIECE_BYTES = 1 << 20
 COPY_BYTES = 8 << 20
+REPLACED_TRIES, REPLACED_S = 5, 0.02
 STRETCH_BYTES = 128 << 20
 """libhdfs tells no block sizes; this is HDFS's default."""
 WRITE_DEADLINE_S = 300.0
@@ -162,6 +163,15 @@ class ArrowStore:
             raise StoreUnavailableError(f"cannot {what}: the answer was too short")
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
+        # While it is replaced the name is not there for a moment (see `move`): look again.
+        for _ in range(REPLACED_TRIES):
+            try:
+                return self._read(name, limit_bytes)
+            except NotFoundError:
+                time.sleep(REPLACED_S)
+        return self._read(name, limit_bytes)
+
+    def _read(self, name: str, limit_bytes: int) -> bytes:
         size = self.stat(name).size_bytes
         if size > limit_bytes:
             raise CorruptDataError(
@@ -239,18 +249,20 @@ class ArrowStore:
 
         def once() -> bool:
             self._files.create_dir(target.rpartition("/")[0], recursive=True)
-            if self._is_there(target):
-                if not overwrite:
-                    return False
-                self._files.delete_file(target)
+            if not overwrite and self._is_there(target):
+                return False
             try:
                 self._files.move(source, target)
             except OSError:
                 if not self._is_there(source) and self._is_there(target):
                     return True  # the answer to a first try was lost
-                if self._is_there(target):
-                    return False if not overwrite else once()
-                raise
+                if not self._is_there(target):
+                    raise
+                if not overwrite:
+                    return False
+                # libhdfs moves over nothing: for a moment the name is not there.
+                self._files.delete_file(target)
+                self._files.move(source, target)
             return True
 
         return self.call(what, once)

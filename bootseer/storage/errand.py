@@ -38,7 +38,7 @@ class _Workers:
                 self._registered = True
                 atexit.register(self._wait)
             self._live.add(thread)
-        thread.start()
+            thread.start()  # before anybody may join it
 
     def _run(self, target: Callable[[], None]) -> None:
         try:

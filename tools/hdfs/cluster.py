@@ -190,9 +190,10 @@ class Cluster:
         """Undo what the calls above did: all servers run, and writes are accepted."""
         for number in range(len(self.datanodes)):
             self.resume_datanode(number)
-        for number, node in enumerate(self.namenodes):
+        # Without its DataNodes a NameNode that knows blocks stays in safe mode: all start first.
+        for node in self.namenodes:
             if not node.running():
-                self.restart_namenode(number)
+                node.start()
         for number, node in enumerate(self.datanodes):
             if not node.running():
                 self.start_datanode(number)
