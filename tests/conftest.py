@@ -18,6 +18,9 @@ __all__ = ["api", "hdfs", "hdfs_folder", "init_image", "k8s", "namespace", "own_
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+LABS = frozenset(("api", "hdfs", "init_image", "k8s", "own_hdfs"))
+"""Fixtures whose servers are made of Debian's packages."""
+
 CAP_SYS_ADMIN = 21
 FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or browsers"
 
@@ -49,6 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out, other = [], [], []
     for item in items:
         needs_machine = any(item.get_closest_marker(m) for m in ("root", "debian"))
+        needs_machine |= not LABS.isdisjoint(getattr(item, "fixturenames", ()))
         if bool(item.get_closest_marker("soak")) != soak:
             continue  # the long counts are a run of their own (`make soak`)
         if fast and (needs_machine or item.get_closest_marker("slow")):

@@ -37,5 +37,12 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     }
 fi
 say "installing Python packages into .venv"
-.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+pip() { .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "$@"; }
+pip -e '.[dev]'
+# These are compiled against libraries that only root can install.
+if [ "$(id -u)" = 0 ]; then
+    pip -e '.[native]'
+elif ! pip -e '.[native]' >/dev/null 2>&1; then
+    say "left out, for want of the libraries' headers: Kerberos for webhdfs://, pyfuse3 in a bench"
+fi
 touch .venv/.ready
