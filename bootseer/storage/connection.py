@@ -27,7 +27,7 @@ from bootseer.errors import (
 from bootseer.storage.answers import Origin
 from bootseer.storage.attempt import Attempt
 
-PIECE_BYTES = 1 << 20  # one system call; progress and a cancel are seen between two
+PIECE_BYTES = 4 << 20  # one system call at most; it ends early after WAIT_S, and by a cancel
 IDLE_S = 30.0  # servers close kept connections after 60 s and more
 IDLE_CONNECTIONS = 64
 DRAIN_BYTES = 64 << 10  # read what is left of a small body rather than connect anew
