@@ -1,0 +1,1 @@
+"""Container images that start before they are pulled."""
