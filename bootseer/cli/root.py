@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "uninject": ("uninject", "Take it out again."),
     "k8s": ("k8s", "Check manifests."),
     "stripe": ("stripe", "Store, fetch and mount striped checkpoints."),
+    "image": ("image", "Start container images before they are pulled."),
     "import": ("import_", "Turn logs and cluster records into events."),
     "report": ("report", "Report where a start's time went."),
     "history": ("history", "Keep and report starts over many jobs."),
