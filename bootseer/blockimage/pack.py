@@ -1,0 +1,326 @@
+"""The pack of a hot set: all that mounting needs, then the hot pages in the order of first touch.
+
+docs/images.md has the bytes. A pack is `boot` and behind it `frames`, so that one request for the
+blob brings a mount up and goes on with the pages that the start will ask for. What names the pack
+tells the boot's length and digest; the boot tells those of every frame.
+
+Frames arrive in order, one behind the other. A reader of a page whose frame is still far down the
+stream had better fetch that page's block by itself than wait.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import itertools
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import zstandard
+
+from bootseer.blocks.extent import PAGE_BYTES, Extent
+from bootseer.errors import CorruptDataError, UsageError
+
+MAGIC = b"BSPACK\0\x01"
+FRAME_BYTES = 1 << 20  # raw bytes of a frame at most: what is decoded and answered at a time
+LEVEL = 9
+BOOT_LENGTH = "dev.bootseer.boot.length"  # annotations of the pack's descriptor
+BOOT_DIGEST = "dev.bootseer.boot.digest"
+_HEADER = struct.Struct("<8sIIQQQQ")  # magic, page, zero, data size, meta, table, index bytes
+_COUNTS = struct.Struct("<IIIIII")  # frames, extents, warm ranges, paths, paths' bytes, fetches
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that a pack may claim."""
+
+    boot_bytes: int = 512 << 20  # packed
+    raw_boot_bytes: int = 2 << 30
+    frame_bytes: int = 16 << 20
+    frames: int = 1 << 20
+    extents: int = 1 << 22
+    paths: int = 1 << 20
+    path_bytes: int = 4096
+    window_bytes: int = 128 << 20
+
+
+LIMITS = Limits()
+
+
+class Warm(NamedTuple):
+    """Bytes `[offset, offset + length)` of the file `paths[path]` of the tree."""
+
+    path: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Some hot pages, stored as one zstd frame.
+
+    Its stored bytes are `[offset, offset + stored_length)`, counted from the end of the boot, and
+    `digest` is their SHA-256. Its raw bytes are those of `extents` of the data, one behind the
+    other. `warm` are the files' ranges that these pages are, in the same order.
+    """
+
+    offset: int
+    stored_length: int
+    digest: bytes
+    extents: tuple[Extent, ...]
+    warm: tuple[Warm, ...]
+
+    @property
+    def raw_bytes(self) -> int:
+        """How many bytes the frame unpacks to."""
+        return sum(extent.length for extent in self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What lies where in a pack.
+
+    `fetch` are whole blocks to be fetched from the data itself, in this order and in parallel: the
+    way of a hot set that is most of its image, which has no frames then.
+    """
+
+    frames: tuple[Frame, ...]
+    paths: tuple[bytes, ...]
+    fetch: tuple[Extent, ...] = ()
+
+    @property
+    def frames_bytes(self) -> int:
+        """Stored bytes of all frames together."""
+        return sum(frame.stored_length for frame in self.frames)
+
+
+EMPTY = Index((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """A pack's boot: EROFS metadata and the block table of the data, as bytes; and the index.
+
+    The index is read by `index()`, apart, because a mount can go on without it.
+    """
+
+    meta: memoryview
+    table: memoryview
+    data_bytes: int
+    index_data: memoryview
+    page_bytes: int = PAGE_BYTES
+
+    def belongs_to(self, meta_digest: str, table_digest: str) -> None:
+        """Raise CorruptDataError unless the boot is of that block image.
+
+        The digests are `sha256:…` of the raw metadata and of the table, as the image has them.
+        """
+        for what, data, digest in (
+            ("metadata", self.meta, meta_digest),
+            ("block table", self.table, table_digest),
+        ):
+            if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+                raise CorruptDataError(
+                    f"the pack holds the {what} of another image; build the hot set again"
+                )
+
+    def index(self, *, limits: Limits = LIMITS) -> Index:
+        """Read the index. Raises CorruptDataError for anything that is no whole, plausible one."""
+        try:
+            return _Columns(self.index_data, limits).index(self)
+        except (ValueError, struct.error) as error:
+            raise CorruptDataError(f"the pack's index is damaged or forged: {error}") from error
+
+
+def serialise_boot(meta: bytes, table: bytes, data_bytes: int, index: Index) -> bytes:
+    """A boot as stored: one zstd frame. The same input always gives the same bytes."""
+    columns = serialise_index(index)
+    sizes = (data_bytes, len(meta), len(table), len(columns))
+    raw = b"".join([_HEADER.pack(MAGIC, PAGE_BYTES, 0, *sizes), meta, table, columns])
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(raw)
+
+
+def parse_boot(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> Boot:
+    """Read a boot whose digest was checked. Raises CorruptDataError when it is none."""
+    if len(data) > limits.boot_bytes:
+        raise CorruptDataError(f"the pack's boot has {len(data)} bytes: more than is allowed")
+    raw = memoryview(_unpacked(data, limits))
+    try:
+        magic, page, zero, data_bytes, *sizes = _HEADER.unpack_from(raw)
+    except struct.error as error:
+        raise CorruptDataError("the pack's boot is shorter than its header") from error
+    if magic != MAGIC or page != PAGE_BYTES or zero:
+        raise CorruptDataError("the pack is none of a version that is known here")
+    if _HEADER.size + sum(sizes) != len(raw) or data_bytes >= 1 << 63:
+        raise CorruptDataError("the pack's boot does not have the sizes that it claims")
+    meta, table = _HEADER.size + sizes[0], _HEADER.size + sizes[0] + sizes[1]
+    return Boot(raw[_HEADER.size : meta], raw[meta:table], data_bytes, raw[table:])
+
+
+def _unpacked(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=limits.window_bytes)
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= limits.raw_boot_bytes:
+            raise CorruptDataError("the pack's boot unpacks to more than is allowed")
+        return decompressor.decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptDataError(f"the pack's boot is no intact zstd frame: {error}") from error
+
+
+def open_frame(frame: Frame, stored: bytes | bytearray | memoryview) -> bytes:
+    """Verify a frame's stored bytes and unpack them. Raises CorruptDataError."""
+    if len(stored) != frame.stored_length or hashlib.sha256(stored).digest() != frame.digest:
+        raise CorruptDataError(f"the pack's frame at {frame.offset} does not match its digest")
+    raw_bytes = frame.raw_bytes
+    try:
+        if zstandard.frame_content_size(stored) != raw_bytes:
+            raise CorruptDataError(f"the pack's frame at {frame.offset} has another size")
+        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptDataError(
+            f"the pack's frame at {frame.offset} is no intact zstd frame: {error}"
+        ) from error
+
+
+def serialise_index(index: Index) -> bytes:
+    """The index as little-endian columns. Raises UsageError for what they cannot hold."""
+    extents = [extent for frame in index.frames for extent in frame.extents]
+    warm = [one for frame in index.frames for one in frame.warm]
+    paths = b"".join(index.paths)
+    counts = (len(index.frames), len(extents), len(warm), len(index.paths), len(paths))
+    try:
+        return b"".join(
+            [
+                _COUNTS.pack(*counts, len(index.fetch)),
+                _column("I", (frame.stored_length for frame in index.frames)),
+                _column("I", (len(frame.extents) for frame in index.frames)),
+                _column("I", (len(frame.warm) for frame in index.frames)),
+                b"".join(frame.digest for frame in index.frames),
+                _column("Q", (extent.offset for extent in extents)),
+                _column("I", (extent.length for extent in extents)),
+                _column("I", (one.path for one in warm)),
+                _column("Q", (one.offset for one in warm)),
+                _column("I", (one.length for one in warm)),
+                _column("I", (len(path) for path in index.paths)),
+                paths,
+                _column("Q", (extent.offset for extent in index.fetch)),
+                _column("Q", (extent.length for extent in index.fetch)),
+            ]
+        )
+    except (OverflowError, struct.error) as error:
+        raise UsageError(f"a hot set of this size fits no pack: {error}") from error
+
+
+def _column(kind: str, values: Iterable[int]) -> bytes:
+    column = array.array(kind, values)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
+
+
+class _Columns:
+    """Reads an index's bytes from front to back; raises ValueError at what cannot be."""
+
+    def __init__(self, data: memoryview, limits: Limits) -> None:
+        self._data, self._limits = data, limits
+        counts = _COUNTS.unpack_from(data)
+        frames, extents, warm, paths, _, fetch = counts
+        most = (limits.frames, limits.extents, limits.extents, limits.paths, limits.extents)
+        if any(map(int.__gt__, (frames, extents, warm, paths, fetch), most)):
+            raise ValueError("it asks for more than is allowed")
+        self._counts = counts
+        self._at = _COUNTS.size
+
+    def _take(self, size: int) -> memoryview:
+        taken = self._data[self._at : self._at + size]
+        if len(taken) != size:
+            raise ValueError("it is truncated")
+        self._at += size
+        return taken
+
+    def _numbers(self, kind: str, count: int) -> Sequence[int]:
+        column = array.array(kind)
+        column.frombytes(self._take(count * column.itemsize))
+        if sys.byteorder == "big":
+            column.byteswap()
+        return column
+
+    def index(self, boot: Boot) -> Index:
+        frames, extents, warm, paths, path_bytes, fetch = self._counts
+        lengths = self._numbers("I", frames)
+        cuts = self._numbers("I", frames), self._numbers("I", frames)
+        digests = bytes(self._take(frames * _DIGEST_BYTES))
+        pages = list(map(Extent, self._numbers("Q", extents), self._numbers("I", extents)))
+        numbers = self._numbers("I", warm)
+        ranges = list(map(Warm, numbers, self._numbers("Q", warm), self._numbers("I", warm)))
+        names = self._paths(paths, path_bytes)
+        whole = list(map(Extent, self._numbers("Q", fetch), self._numbers("Q", fetch)))
+        if self._at != len(self._data):
+            raise ValueError("something follows it")
+        if numbers and max(numbers) >= paths:
+            raise ValueError("a range of a file that it does not name")
+        if any(one.length == 0 or one.offset + one.length >= 1 << 63 for one in ranges):
+            raise ValueError("a range that no file has")
+        _check_extents(pages, boot.data_bytes, boot.page_bytes)
+        _check_extents(whole, boot.data_bytes, boot.page_bytes)
+        made = self._frames(lengths, cuts, digests, pages, ranges)
+        return Index(made, names, tuple(whole))
+
+    def _paths(self, count: int, size: int) -> tuple[bytes, ...]:
+        lengths = self._numbers("I", count)
+        joined = bytes(self._take(size))
+        ends = list(itertools.accumulate(lengths, initial=0))
+        if ends[-1] != size or max(lengths, default=0) > self._limits.path_bytes:
+            raise ValueError("paths of other lengths than it says")
+        paths = tuple(joined[start:end] for start, end in itertools.pairwise(ends))
+        for path in paths:
+            parts = path.split(b"/")
+            if b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
+                raise ValueError(f"the path {path[:80]!r}, which could lead out of the tree")
+        return paths
+
+    def _frames(
+        self,
+        lengths: Sequence[int],
+        cuts: tuple[Sequence[int], Sequence[int]],
+        digests: bytes,
+        pages: list[Extent],
+        ranges: list[Warm],
+    ) -> tuple[Frame, ...]:
+        if sum(cuts[0]) != len(pages) or sum(cuts[1]) != len(ranges):
+            raise ValueError("frames that do not share out what it lists")
+        out = []
+        offset = page = warm = 0
+        for number, stored in enumerate(lengths):
+            digest = digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
+            upto, behind = page + cuts[0][number], warm + cuts[1][number]
+            frame = Frame(
+                offset, stored, digest, tuple(pages[page:upto]), tuple(ranges[warm:behind])
+            )
+            raw_bytes = frame.raw_bytes
+            if (
+                not 0 < raw_bytes <= self._limits.frame_bytes
+                or not 0 < stored <= 2 * raw_bytes + 64
+            ):
+                raise ValueError(f"a frame of {raw_bytes} bytes stored in {stored}")
+            out.append(frame)
+            offset, page, warm = offset + stored, upto, behind
+        return tuple(out)
+
+
+def _check_extents(extents: Sequence[Extent], size_bytes: int, page_bytes: int) -> None:
+    """Whole pages inside the data, none of them twice."""
+    end = 0
+    for extent in sorted(extents):
+        if extent.length == 0 or extent.offset < end:
+            raise ValueError(f"the extent at {extent.offset} is empty, or overlaps another")
+        end = extent.offset + extent.length
+        if extent.offset % page_bytes or (end % page_bytes and end != size_bytes):
+            raise ValueError(f"the extent at {extent.offset} does not have whole pages")
+    if end > size_bytes:
+        raise ValueError(f"an extent that ends at {end}, behind the data's end")
