@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import hashlib
 import itertools
+import re
 import struct
 import sys
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,7 @@ BOOT_DIGEST = "dev.bootseer.boot.digest"
 _HEADER = struct.Struct("<8sIIQQQQ")  # magic, page, zero, data size, meta, table, index bytes
 _COUNTS = struct.Struct("<IIIIII")  # frames, extents, warm ranges, paths, paths' bytes, fetches
 _DIGEST_BYTES = 32
+_LEADS_OUT = re.compile(rb"(?:\A|[/\0])\.{0,2}(?=[/\0]|\Z)")  # a part "", "." or ".." of a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,15 +258,15 @@ class _Columns:
         cuts = self._numbers("I", frames), self._numbers("I", frames)
         digests = bytes(self._take(frames * _DIGEST_BYTES))
         pages = list(map(Extent, self._numbers("Q", extents), self._numbers("I", extents)))
-        numbers = self._numbers("I", warm)
-        ranges = list(map(Warm, numbers, self._numbers("Q", warm), self._numbers("I", warm)))
+        numbers, starts, sizes = (self._numbers(kind, warm) for kind in "IQI")
+        ranges = list(map(Warm, numbers, starts, sizes))
         names = self._paths(paths, path_bytes)
         whole = list(map(Extent, self._numbers("Q", fetch), self._numbers("Q", fetch)))
         if self._at != len(self._data):
             raise ValueError("something follows it")
         if numbers and max(numbers) >= paths:
             raise ValueError("a range of a file that it does not name")
-        if any(one.length == 0 or one.offset + one.length >= 1 << 63 for one in ranges):
+        if min(sizes, default=1) == 0 or max(starts, default=0) >= 1 << 62:
             raise ValueError("a range that no file has")
         _check_extents(pages, boot.data_bytes, boot.page_bytes)
         _check_extents(whole, boot.data_bytes, boot.page_bytes)
@@ -278,10 +280,8 @@ class _Columns:
         if ends[-1] != size or max(lengths, default=0) > self._limits.path_bytes:
             raise ValueError("paths of other lengths than it says")
         paths = tuple(joined[start:end] for start, end in itertools.pairwise(ends))
-        for path in paths:
-            parts = path.split(b"/")
-            if b"\0" in path or any(part in (b"", b".", b"..") for part in parts):
-                raise ValueError(f"the path {path[:80]!r}, which could lead out of the tree")
+        if count and (joined.count(b"\0") or _LEADS_OUT.search(b"\0".join(paths))):
+            raise ValueError("a path that could lead out of the tree")
         return paths
 
     def _frames(
