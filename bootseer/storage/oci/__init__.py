@@ -1,0 +1,1 @@
+"""OCI registries and image layouts: manifests, blobs by range, referrers, pushing."""

@@ -1,0 +1,84 @@
+"""Which image of an index is for a machine. Pure but for asking what this machine is."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Sequence
+
+from bootseer.errors import NotSupportedError, UsageError
+from bootseer.storage.oci.manifest import Descriptor, Platform
+
+_GO_NAMES = {
+    "x86_64": "amd64",
+    "amd64": "amd64",
+    "aarch64": "arm64",
+    "arm64": "arm64",
+    "i386": "386",
+    "i686": "386",
+    "ppc64le": "ppc64le",
+    "s390x": "s390x",
+    "riscv64": "riscv64",
+}
+
+
+def this_platform() -> Platform:
+    """The machine that this process runs on."""
+    machine = platform.machine().lower()
+    arm = re.match(r"armv([5-8])", machine)
+    if arm:
+        return Platform("linux", "arm", f"v{min(int(arm[1]), 7)}")
+    return Platform("linux", _GO_NAMES.get(machine, machine))
+
+
+def parse_platform(text: str) -> Platform:
+    """Take `OS/ARCHITECTURE[/VARIANT]` apart; UsageError for anything else."""
+    parts = text.split("/")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise UsageError(f"{text!r} is no platform; write OS/ARCHITECTURE[/VARIANT]")
+    return Platform(*parts)
+
+
+def choose_platform(manifests: Sequence[Descriptor], wanted: Platform, what: str) -> Descriptor:
+    """The manifest for a platform; NotSupportedError, naming those there are, without one.
+
+    Entries of no platform (`unknown/unknown`, as attestations have it) are never chosen. A newer
+    variant of ARM runs older ones; the newest that it runs is taken.
+    """
+    found: tuple[int, Descriptor] | None = None
+    for one in manifests:
+        rank = _rank(one.platform, wanted)
+        if rank > 0 and (found is None or rank > found[0]):
+            found = rank, one
+    if found is not None:
+        return found[1]
+    there = sorted({str(p) for one in manifests if (p := one.platform) and p.os != "unknown"})
+    raise NotSupportedError(
+        f"{what} has no image for {wanted}; there are {', '.join(there) or 'none at all'}"
+    )
+
+
+def _rank(offered: Platform | None, wanted: Platform) -> int:
+    """How well an offer fits; 0 when it does not."""
+    if offered is None or (offered.os, offered.architecture) != (wanted.os, wanted.architecture):
+        return 0
+    ours, theirs = _variant(wanted), _variant(offered)
+    if ours == theirs:
+        return 100
+    if not theirs:
+        return 1
+    if not ours or wanted.architecture not in ("arm", "arm64", "amd64"):
+        # Who asks for no variant gets the oldest one rather than none.
+        return 50 - _level(theirs) if not ours else 0
+    return 1 + _level(theirs) if _level(theirs) < _level(ours) else 0
+
+
+def _variant(one: Platform) -> str:
+    """The variant, where "" is the spelling of what every machine of the kind can run."""
+    plain = {"arm64": "v8", "amd64": "v1", "arm": "v7"}.get(one.architecture, "")
+    return "" if one.variant == plain else one.variant
+
+
+def _level(variant: str) -> int:
+    digits = re.match(r"v(\d)", variant)
+    return int(digits[1]) if digits else 0

@@ -1,0 +1,179 @@
+"""Repositories of images and artifacts: the interface, and `open_repository`.
+
+A repository is a place of manifests, found by tag or digest, and of blobs, found by digest. Every
+manifest is checked against its digest before anybody sees it, and so is a blob read whole; a
+range of a blob cannot be checked here, which is for whoever knows the digests of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from bootseer.storage.base import Store
+from bootseer.storage.oci.manifest import (
+    Descriptor,
+    Index,
+    Manifest,
+    Platform,
+    digest_of,
+    index_bytes,
+    manifest_bytes,
+    parse_manifest,
+)
+from bootseer.storage.oci.platforms import parse_platform, this_platform
+from bootseer.storage.oci.reference import LAYOUT_SCHEME, Reference, parse_reference
+from bootseer.storage.options import DEFAULTS, StoreOptions
+
+__all__ = [
+    "BlobStream",
+    "Descriptor",
+    "Index",
+    "Manifest",
+    "Platform",
+    "Progress",
+    "Reference",
+    "Repository",
+    "digest_of",
+    "index_bytes",
+    "manifest_bytes",
+    "open_repository",
+    "parse_manifest",
+    "parse_platform",
+    "parse_reference",
+    "this_platform",
+]
+
+Progress = Callable[[int], None]
+"""Called with the bytes that were moved since the last call."""
+
+
+class BlobStream(Protocol):
+    """One blob read from an offset to its end; a context manager.
+
+    After a cut it goes on where it was. With `verify` and from offset 0, `readinto` answers 0
+    only when all bytes had the digest; CorruptDataError else: until then none may be believed.
+    """
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole blob; -1 where the registry does not say."""
+
+    def readinto(self, view: memoryview, /) -> int:
+        """Put the next bytes into `view`; how many, 0 at the end. Fills less than all at will."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next `size` bytes, fewer at the end only; all that are left when negative."""
+
+    def cancel(self) -> None:
+        """Make whoever reads fail soon; for another thread."""
+
+    def close(self) -> None:
+        """Let go of the connection; twice is safe."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class Repository(Protocol):
+    """One repository; any number of threads may use it. A context manager.
+
+    Raises NotFoundError, AccessDeniedError, StoreUnavailableError, CorruptDataError and
+    NotSupportedError as stores do.
+    """
+
+    @property
+    def reference(self) -> Reference:
+        """Where this is: a reference without tag and digest."""
+
+    @property
+    def store(self) -> Store:
+        """Its blobs, named by digest; read-only."""
+
+    def resolve(self, version: str) -> Descriptor:
+        """The manifest or index that a tag or digest names; its bytes are then at hand."""
+
+    def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
+        """A manifest or index by its descriptor or digest."""
+
+    def image(self, version: str, platform: Platform | None = None) -> tuple[Descriptor, Manifest]:
+        """The manifest of an image for a platform (None: this machine's).
+
+        NotSupportedError names the platforms there are when this one is not among them.
+        """
+
+    def blob(self, descriptor: Descriptor, *, limit_bytes: int) -> bytes:
+        """A small blob whole, checked."""
+
+    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> BlobStream:
+        """Read a blob from `offset` to its end by one request."""
+
+    def referrers(self, digest: str, artifact_type: str = "") -> list[Descriptor]:
+        """Manifests whose subject is `digest`, of one artifact type or of all."""
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the repository holds a blob."""
+
+    def push_blob(
+        self,
+        source: str | bytes,
+        digest: str,
+        size_bytes: int,
+        *,
+        mount_from: str = "",
+        progress: Progress | None = None,
+    ) -> bool:
+        """Store a blob, given as bytes or as a file's path; False when it was there already.
+
+        `mount_from` is a repository of the same registry that may hold it. CorruptDataError when
+        the source has not the digest.
+        """
+
+    def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:
+        """Store a manifest under its digest, and a tag; a subject will find it as a referrer."""
+
+    def tags(self) -> list[str]:
+        """All tags, sorted."""
+
+    def close(self) -> None:
+        """Close idle connections; twice is safe."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def open_repository(
+    reference: str,
+    options: StoreOptions | None = None,
+    *,
+    plain_http: bool | None = None,
+    push: bool = False,
+) -> tuple[Repository, Reference]:
+    """Open the repository that a name or URL lies in; nothing is contacted yet.
+
+    `reference` is an image's name, `oci://HOST/NAME`, or `oci-layout:DIR`. `plain_http` says
+    whether the registry speaks http; None: on loopback, and where options or environment name
+    the host. `push` asks for the right to write when it first logs in. Raises UsageError.
+    """
+    options = options or DEFAULTS
+    parsed = parse_reference(reference)
+    if reference.startswith(LAYOUT_SCHEME):
+        from bootseer.storage.oci.layout import LayoutRepository
+
+        return LayoutRepository(parsed.repository, writable=push), parsed
+    from bootseer.storage.oci.remote import RegistryRepository
+
+    return RegistryRepository(parsed, options, plain_http=plain_http, push=push), parsed
