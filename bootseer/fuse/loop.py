@@ -53,6 +53,11 @@ class Later:
             self.taken = self._reads.park(unique, pid)
         return self.taken
 
+    @property
+    def thread(self) -> int:
+        """The thread that reads, as our PID namespace knows it; 0 where it does not."""
+        return int(IN_HEADER.struct.unpack_from(self.buffer)[6])
+
 
 class Loop:
     """Serves one device. `on_death` is called by a receiving thread that failed."""

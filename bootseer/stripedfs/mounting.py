@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import select
-import signal
-import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, NoReturn
 
 from bootseer.errors import (
     BootseerError,
     BusyError,
     NotFoundError,
-    StoreUnavailableError,
     UsageError,
     from_os_error,
 )
+from bootseer.fuse import background
+from bootseer.fuse.background import Log, in_a_child, users_of
 from bootseer.fuse.mounts import KIND, find_mount, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
@@ -34,7 +30,6 @@ from bootseer.storage.base import Store, open_object
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.mountsettings import MountSettings
 
-USERS_NAMED = 5
 START_LIMIT_S = 180.0
 
 
@@ -43,19 +38,17 @@ def mount(settings: MountSettings) -> None:
 
     Raises what `serve` would have raised. Call it in a process that has one thread.
     """
-    told, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(told)
-        _background(settings, tell)
-    os.close(tell)
+    settings = _absolute(settings)
+    background.start(
+        lambda tell: serve(settings, on_ready=lambda: tell({})),
+        what=settings.mountpoint,
+        limit_s=START_LIMIT_S,
+        log_file=settings.log_file,
+    )
     try:
-        _await(told, settings)
         os.statvfs(settings.mountpoint)
     except OSError as error:
         raise from_os_error(error, f"look at the new mount {settings.mountpoint}") from error
-    finally:
-        os.close(told)
 
 
 def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None) -> None:
@@ -66,7 +59,7 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     """
     if settings.writable and settings.backend != "own":
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
-    _in_a_child(lambda: _check(settings))
+    in_a_child(lambda: _check(settings))
     log = Log(settings.log_file)
     process = _process(settings.for_pid)
     options = MountOptions(
@@ -144,31 +137,11 @@ def umount(mountpoint: str, *, lazily: bool = False) -> None:
     try:
         unmount(mountpoint, lazily=lazily)
     except BusyError as error:
-        users = _users(found.target)
+        users = users_of(found.target)
         by = f" by {', '.join(users)}" if users else ""
         raise BusyError(
             f"{mountpoint} is in use{by}; end that, or give --lazy to unmount it all the same"
         ) from error
-
-
-class Log:
-    """Lines with their time, appended to a file or written to standard error."""
-
-    def __init__(self, path: str) -> None:
-        self._fd = 2
-        if path:
-            try:
-                self._fd = os.open(
-                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-                )
-            except OSError as error:
-                raise from_os_error(error, f"write the log {path}") from error
-
-    def say(self, text: str) -> None:
-        """One line; a log that cannot be written is given up silently."""
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n"
-        with contextlib.suppress(OSError):
-            os.write(self._fd, line.encode(errors="backslashreplace"))
 
 
 def _hurried(settings: MountSettings) -> MountSettings:
@@ -220,6 +193,17 @@ def _check(settings: MountSettings) -> None:
         )
 
 
+def _absolute(settings: MountSettings) -> MountSettings:
+    """The same places whatever the working directory becomes."""
+    return dataclasses.replace(
+        settings,
+        mountpoint=os.path.abspath(settings.mountpoint),
+        log_file=os.path.abspath(settings.log_file) if settings.log_file else "",
+        cache=os.path.abspath(settings.cache) if settings.cache else "",
+        url=settings.url if "://" in settings.url else os.path.abspath(settings.url),
+    )
+
+
 def _shown(url: str) -> str:
     from bootseer.storage.urls import safe_url
 
@@ -227,113 +211,6 @@ def _shown(url: str) -> str:
 
 
 # --- processes --------------------------------------------------------------------------------
-
-
-def _background(settings: MountSettings, tell: int) -> NoReturn:
-    """The child of `mount`: becomes the supervisor, and never returns."""
-    code, waiting = 1, True
-    try:
-        os.setsid()
-        settings = dataclasses.replace(
-            settings,
-            mountpoint=os.path.abspath(settings.mountpoint),
-            log_file=os.path.abspath(settings.log_file) if settings.log_file else "",
-            cache=os.path.abspath(settings.cache) if settings.cache else "",
-            url=settings.url if "://" in settings.url else os.path.abspath(settings.url),
-        )
-        os.chdir("/")
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # or who reads the caller's output would wait for our end
-            os.dup2(null, descriptor)
-
-        def ready() -> None:
-            nonlocal waiting
-            waiting = False
-            os.write(tell, b"{}\n")
-
-        serve(settings, on_ready=ready)
-        code = 0
-    except BaseException as error:  # a border: this process must end here, and the caller hear why
-        answer = _packed(error)
-        if waiting:
-            with contextlib.suppress(OSError):
-                os.write(tell, json.dumps(answer).encode() + b"\n")
-        else:
-            with contextlib.suppress(BootseerError):
-                Log(settings.log_file).say(answer["text"])
-    finally:
-        os._exit(code)
-
-
-def _await(told: int, settings: MountSettings) -> None:
-    data = b""
-    # Not to the end of the pipe: the server's processes keep it open.
-    while not data.endswith(b"\n"):
-        if not select.select([told], [], [], START_LIMIT_S)[0]:
-            raise StoreUnavailableError(
-                f"mounting at {settings.mountpoint} took too long; see the log file, then "
-                "`bootseer stripe umount` it"
-            )
-        more = os.read(told, 1 << 16)
-        if not more:
-            break
-        data += more
-    if not data:
-        raise StoreUnavailableError(
-            f"the server of {settings.mountpoint} ended before it served; try --foreground"
-        )
-    answer = json.loads(data)
-    if answer:
-        raise _unpacked(answer)
-
-
-def _in_a_child(check: Callable[[], None]) -> None:
-    """Do something that may start threads, in a process of its own; raises what it raised."""
-    told, tell = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        answer: dict[str, Any] = {}
-        try:
-            os.close(told)
-            check()
-        except BaseException as error:  # a border: the parent raises it
-            answer = _packed(error)
-        finally:
-            with contextlib.suppress(OSError):
-                os.write(tell, json.dumps(answer).encode())
-            os._exit(0)
-    os.close(tell)
-    data = b""
-    try:
-        while more := os.read(told, 1 << 16):
-            data += more
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
-        os.close(told)
-        os.waitpid(pid, 0)
-    answer = json.loads(data or b'{"error": "StoreUnavailableError", "text": "looking failed"}')
-    if answer:
-        raise _unpacked(answer)
-
-
-def _packed(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, OSError) and not isinstance(error, BootseerError):
-        error = from_os_error(error, "mount")
-    if isinstance(error, BootseerError):
-        return {"error": type(error).__name__, "text": str(error)}
-    return {"error": "BootseerError", "text": f"mounting failed: {error!r}"}
-
-
-def _unpacked(answer: dict[str, Any]) -> BootseerError:
-    from bootseer import errors
-
-    kind = getattr(errors, str(answer.get("error")), BootseerError)
-    found: BootseerError = kind(answer.get("text"))
-    return found
 
 
 def _process(pid: int) -> int:
@@ -355,29 +232,6 @@ def _end_with(process: int, mountpoint: str) -> None:
             unmount(mountpoint, lazily=True)
 
     threading.Thread(target=wait, name="stripe-for-pid", daemon=True).start()
-
-
-def _users(target: str) -> list[str]:
-    """Some processes that have a file or their directory there; only those we may look into."""
-    found: list[str] = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if len(found) >= USERS_NAMED:
-            break
-        with contextlib.suppress(OSError):
-            links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root"]
-            links += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
-            if any(_below(link, target) for link in links):
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    found.append(f"{file.read().strip()} (process {pid})")
-    return found
-
-
-def _below(link: str, target: str) -> bool:
-    try:
-        path = os.readlink(link)
-    except OSError:
-        return False
-    return path == target or path.startswith(f"{target}/")
 
 
 def _nothing() -> None: ...

@@ -1,0 +1,189 @@
+"""A server that whoever mounted leaves running in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
+
+USERS_NAMED = 5
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Log:
+    """Lines with their time, appended to a file or written to standard error."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = 2
+        if path:
+            try:
+                self._fd = os.open(
+                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+                )
+            except OSError as error:
+                raise from_os_error(error, f"write the log {path}") from error
+
+    def say(self, text: str) -> None:
+        """One line; a log that cannot be written is given up silently."""
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n"
+        with contextlib.suppress(OSError):
+            os.write(self._fd, line.encode(errors="backslashreplace"))
+
+
+def start(
+    serve: Callable[[Tell], None], *, what: str, limit_s: float, log_file: str = ""
+) -> dict[str, Any]:
+    """Have a child of this process `serve`; returns what it told first, and leaves it running.
+
+    The child is a session of its own, in `/`, with nothing open that a terminal would wait for.
+    `serve` calls its argument once, when the mount answers. Raises what `serve` raised before
+    that; what it raises later goes to `log_file`. StoreUnavailableError after `limit_s`. Call it
+    in a process that has one thread.
+    """
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(told)
+        _background(serve, tell, log_file)
+    os.close(tell)
+    try:
+        return await_answer(told, what=what, limit_s=limit_s)
+    finally:
+        os.close(told)
+
+
+def _background(serve: Callable[[Tell], None], tell: int, log_file: str) -> NoReturn:
+    code, waiting = 1, True
+    try:
+        os.setsid()
+        os.chdir("/")
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):  # or who reads the caller's output would wait for our end
+            os.dup2(null, descriptor)
+
+        def ready(answer: dict[str, Any]) -> None:
+            nonlocal waiting
+            waiting = False
+            write_answer(tell, answer)
+
+        serve(ready)
+        code = 0
+    except BaseException as error:  # a border: this process must end here, and the caller hear why
+        answer = packed(error)
+        if waiting:
+            with contextlib.suppress(OSError):
+                write_answer(tell, answer)
+        else:
+            with contextlib.suppress(BootseerError):
+                Log(log_file).say(answer["text"])
+    finally:
+        os._exit(code)
+
+
+def write_answer(tell: int, answer: dict[str, Any]) -> None:
+    """One answer into the pipe that `await_answer` reads."""
+    os.write(tell, json.dumps(answer).encode() + b"\n")
+
+
+def await_answer(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
+    """The answer of a server being started; raises the error that it is."""
+    data = b""
+    # Not to the end of the pipe: the server's processes keep it open.
+    while not data.endswith(b"\n"):
+        if not select.select([told], [], [], limit_s)[0]:
+            raise StoreUnavailableError(f"mounting at {what} took too long; see the log file")
+        more = os.read(told, 1 << 16)
+        if not more:
+            break
+        data += more
+    if not data:
+        raise StoreUnavailableError(
+            f"the server of {what} ended before it served; try --foreground"
+        )
+    answer: dict[str, Any] = json.loads(data)
+    if "error" in answer:
+        raise unpacked(answer)
+    return answer
+
+
+def in_a_child(check: Callable[[], None]) -> None:
+    """Do something that may start threads, in a process of its own; raises what it raised."""
+    told, tell = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        answer: dict[str, Any] = {}
+        try:
+            os.close(told)
+            check()
+        except BaseException as error:  # a border: the parent raises it
+            answer = packed(error)
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(tell, json.dumps(answer).encode())
+            os._exit(0)
+    os.close(tell)
+    data = b""
+    try:
+        while more := os.read(told, 1 << 16):
+            data += more
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        os.close(told)
+        os.waitpid(pid, 0)
+    answer = json.loads(data or b'{"error": "StoreUnavailableError", "text": "looking failed"}')
+    if answer:
+        raise unpacked(answer)
+
+
+def packed(error: BaseException) -> dict[str, Any]:
+    """An error as another process can be told it."""
+    if isinstance(error, OSError) and not isinstance(error, BootseerError):
+        error = from_os_error(error, "mount")
+    if isinstance(error, BootseerError):
+        return {"error": type(error).__name__, "text": str(error)}
+    return {"error": "BootseerError", "text": f"mounting failed: {error!r}"}
+
+
+def unpacked(answer: dict[str, Any]) -> BootseerError:
+    """The error that another process told."""
+    from bootseer import errors
+
+    kind = getattr(errors, str(answer.get("error")), BootseerError)
+    found: BootseerError = kind(answer.get("text"))
+    return found
+
+
+def users_of(target: str) -> list[str]:
+    """Some processes that have a file or their directory there; only those we may look into."""
+    found: list[str] = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if len(found) >= USERS_NAMED:
+            break
+        with contextlib.suppress(OSError):
+            links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root"]
+            links += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+            if any(_below(link, target) for link in links):
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    found.append(f"{file.read().strip()} (process {pid})")
+    return found
+
+
+def _below(link: str, target: str) -> bool:
+    try:
+        path = os.readlink(link)
+    except OSError:
+        return False
+    return path == target or path.startswith(f"{target}/")
