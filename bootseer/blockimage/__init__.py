@@ -1,1 +1,1 @@
-"""A file tree as one mountable image: EROFS metadata, data in a block table, a pack of hot pages."""
+"""A file tree as one mountable image: EROFS metadata, data in a block table, hot pages."""

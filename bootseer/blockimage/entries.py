@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 
@@ -81,6 +81,6 @@ class Entry:
     size_bytes: int = 0
     link_target: bytes = b""
     rdev: int = 0
-    xattrs: Mapping[bytes, bytes] = NO_XATTRS
+    xattrs: Mapping[bytes, bytes] = field(default_factory=lambda: NO_XATTRS)
     content: Content | Stored | None = None
     hardlink_of: bytes | None = None
