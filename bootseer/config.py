@@ -97,6 +97,40 @@ def registry_auth_files(environ: Mapping[str, str] | None = None) -> list[str]:
     return [*named, f"{home}/.config/containers/auth.json", f"{docker}/config.json"]
 
 
+def plain_http_hosts(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Registries that `BOOTSEER_PLAIN_HTTP` allows to be asked by http: "host" or "host:port"."""
+    env = os.environ if environ is None else environ
+    names = env.get("BOOTSEER_PLAIN_HTTP", "").split(",")
+    return tuple(name.strip().lower() for name in names if name.strip())
+
+
+def registry_hosts_directories(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Where `HOST/hosts.toml` stands, as containerd has it, and `HOST/*.crt`, as Docker has it."""
+    env = os.environ if environ is None else environ
+    if env.get("BOOTSEER_REGISTRY_HOSTS"):
+        return env["BOOTSEER_REGISTRY_HOSTS"].split(":")
+    return ["/etc/containerd/certs.d", "/etc/docker/certs.d", "/etc/containers/certs.d"]
+
+
+def registries_conf_files(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Podman's `registries.conf` files that count, the later over the earlier."""
+    env = os.environ if environ is None else environ
+    if env.get("CONTAINERS_REGISTRIES_CONF"):
+        return [env["CONTAINERS_REGISTRIES_CONF"]]
+    home = env.get("HOME") or _home()
+    first = f"{home}/.config/containers/registries.conf"
+    if not os.path.exists(first):
+        first = "/etc/containers/registries.conf"
+    found = [first]
+    for folder in ("/etc/containers/registries.conf.d", f"{first}.d"):
+        try:
+            names = sorted(n for n in os.listdir(folder) if n.endswith(".conf"))
+        except OSError:
+            continue
+        found += [path for n in names if (path := os.path.join(folder, n)) not in found]
+    return found
+
+
 def _home() -> str:
     """This user's home by the user database; `/`, as container runtimes have it, for one unknown.
 

@@ -14,7 +14,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from bootseer.errors import (
@@ -35,6 +35,8 @@ WAITS = 4  # a wait without a byte is cut into so many at least, so that a stall
 WAIT_S = 0.25  # and each is this long at most: what a slow body brought shows as progress
 
 Filled = Callable[[int], None]
+Body = bytes | Callable[[], Iterable[bytes]]
+"""What a request sends: bytes, or what gives the pieces anew for each try."""
 
 
 class ShortBodyError(StoreUnavailableError):
@@ -45,15 +47,17 @@ class Pool:
     """Idle connections by origin; any number of threads may use one pool.
 
     `connect_s` bounds connecting and, for TLS, the handshake; `ca_file` is the one authority
-    believed, the system's when empty.
+    believed, the system's when empty; `context` is used instead where one is given.
     """
 
-    def __init__(self, *, connect_s: float, ca_file: str = "") -> None:
+    def __init__(
+        self, *, connect_s: float, ca_file: str = "", context: ssl.SSLContext | None = None
+    ) -> None:
         self._connect_s = connect_s
         self._ca_file = ca_file
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[float, http.client.HTTPConnection]]] = {}
-        self._context: ssl.SSLContext | None = None
+        self._context = context
 
     def request(
         self,
@@ -64,16 +68,19 @@ class Pool:
         headers: Mapping[str, str],
         attempt: Attempt,
         what: str,
+        body: Body | None = None,
     ) -> Exchange:
-        """Send one request without a body and wait for the head of its answer.
+        """Send one request and wait for the head of its answer.
 
         `what` completes "cannot …" and names the object, without secrets. A kept connection that
-        turns out to be closed is replaced once. Raises StoreUnavailableError.
+        turns out to be closed is replaced once. A `body` that is no bytes needs a Content-Length
+        in `headers`. Raises StoreUnavailableError.
         """
         connection = self._take(origin)
+        sent = (method, target, headers, body)
         if connection is not None:
             try:
-                return self._exchange(connection, origin, method, target, headers, attempt, what)
+                return self._exchange(connection, origin, sent, attempt, what)
             except (ConnectionError, http.client.BadStatusLine):
                 connection.close()  # closed by the server while it was idle
             except (OSError, http.client.HTTPException) as error:
@@ -81,7 +88,7 @@ class Pool:
                 raise broken(error, origin, what, attempt) from error
         connection = self.connect(origin, what, attempt)
         try:
-            return self._exchange(connection, origin, method, target, headers, attempt, what)
+            return self._exchange(connection, origin, sent, attempt, what)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise broken(error, origin, what, attempt) from error
@@ -118,18 +125,18 @@ class Pool:
         self,
         connection: http.client.HTTPConnection,
         origin: Origin,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
+        sent: tuple[str, str, Mapping[str, str], Body | None],
         attempt: Attempt,
         what: str,
     ) -> Exchange:
+        method, target, headers, body = sent
         sock = connection.sock
         sock.settimeout(attempt.stall_s)
         attempt.replica = origin.authority
         attempt.on_cancel(lambda: shut_down(sock))
         try:
-            connection.request(method, target, headers=dict(headers))
+            pieces = body() if callable(body) else body
+            connection.request(method, target, headers=dict(headers), body=pieces)
             response = connection.getresponse()
         except BaseException:
             attempt.on_cancel(None)
@@ -216,6 +223,20 @@ class Exchange:
         except (OSError, http.client.HTTPException) as error:
             self._left = None  # not worth another wait
             raise broken(error, self._origin, self._what, self._attempt, done, total) from error
+
+    def receive(self, view: memoryview) -> int:
+        """Receive the body's next bytes, of one piece; how many, 0 only at the body's end."""
+        receive = self._receive_decoded if self._left is None else self._receive
+        try:
+            count = receive(view)
+        except (OSError, http.client.HTTPException) as error:
+            self._left = None
+            done = self._attempt.received_bytes
+            raise broken(error, self._origin, self._what, self._attempt, done) from error
+        if view and not count and self._left:
+            raise self._short((self.length or 0) - self._left, self.length or 0)
+        self._attempt.received_bytes += count
+        return count
 
     def read_all(self, limit_bytes: int) -> bytes:
         """The whole body; CorruptDataError when it is longer than the limit."""

@@ -28,6 +28,8 @@ class StoreOptions:
     ca_file: str = ""
     hosts: tuple[str, ...] = ()
     hdfs_backend: HdfsBackend = "native"
+    plain_http: tuple[str, ...] = ()
+    """Registries, "host" or "host:port", that are asked by http; those on loopback always are."""
     streams: int = 0
     """Requests at a time; see `Preferred`."""
     range_bytes: int = 0
