@@ -1,0 +1,164 @@
+"""The hot set of a workload as an artifact that refers to the stock image.
+
+Its manifest's layers are the pack and the merged trace (docs/images.md). It names the block image
+that it was made for by digest, so that no other image's hot set is ever replayed, and the moment
+it was made: of several for one workload the newest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from bootseer.blockimage.pack import BOOT_DIGEST, BOOT_LENGTH, LIMITS
+from bootseer.errors import CorruptDataError, NotFoundError
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.manifest import Descriptor, Manifest
+    from bootseer.storage.oci.registry import Repository
+
+ARTIFACT = "application/vnd.bootseer.hotset.v1"
+PACK = "application/vnd.bootseer.hotset.pack.v1"
+TRACE = "application/vnd.bootseer.hotset.trace.v1+zstd"
+WORKLOAD = "dev.bootseer.workload"  # annotations of the manifest
+BLOCK_IMAGE = "dev.bootseer.blockimage"
+STARTS = "dev.bootseer.starts"
+CREATED = "org.opencontainers.image.created"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MOST_MANIFESTS = 50  # that are looked into where a registry's list tells no annotations
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HotSet:
+    """What a hot set's manifest says. Digests are `sha256:…`.
+
+    `boot_length` and `boot_digest` are of the pack's first bytes, its boot.
+    """
+
+    workload: str
+    block_image: str
+    created: str
+    starts: int
+    pack: Descriptor
+    boot_length: int
+    boot_digest: str
+    trace: Descriptor | None
+
+
+def manifest_of(hot: HotSet, subject: Descriptor) -> bytes:
+    """The manifest's bytes; its config is the empty blob. `subject` is the stock image."""
+    from bootseer.storage.oci import manifest
+
+    boot = {BOOT_LENGTH: str(hot.boot_length), BOOT_DIGEST: hot.boot_digest}
+    layers = [dataclasses.replace(hot.pack, media_type=PACK, annotations=boot)]
+    if hot.trace is not None:
+        layers.append(dataclasses.replace(hot.trace, media_type=TRACE))
+    empty = manifest.EMPTY_BYTES
+    return manifest.manifest_bytes(
+        config=manifest.Descriptor(manifest.OCI_EMPTY, manifest.digest_of(empty), len(empty)),
+        layers=layers,
+        subject=subject,
+        artifact_type=ARTIFACT,
+        annotations={
+            WORKLOAD: hot.workload,
+            BLOCK_IMAGE: hot.block_image,
+            STARTS: str(hot.starts),
+            CREATED: hot.created,
+        },
+    )
+
+
+def parse_manifest(manifest: Manifest) -> HotSet:
+    """Read a hot set's manifest. Raises CorruptDataError when it is none."""
+    told = manifest.annotations
+    pack = manifest.layer(PACK)
+    if manifest.artifact_type != ARTIFACT or pack is None:
+        raise CorruptDataError("the manifest is not one of a hot set; build the hot set again")
+    length, digest = pack.annotations.get(BOOT_LENGTH, ""), pack.annotations.get(BOOT_DIGEST, "")
+    plausible = re.fullmatch(r"[1-9][0-9]{0,11}", length) and _DIGEST.fullmatch(digest)
+    if not plausible or int(length) > min(pack.size_bytes, LIMITS.boot_bytes):
+        raise CorruptDataError("the hot set does not say where its pack begins; build it again")
+    starts = told.get(STARTS, "")
+    return HotSet(
+        told.get(WORKLOAD, ""),
+        told.get(BLOCK_IMAGE, ""),
+        told.get(CREATED, ""),
+        int(starts) if re.fullmatch(r"[0-9]{1,9}", starts) else 0,
+        pack,
+        int(length),
+        digest,
+        manifest.layer(TRACE),
+    )
+
+
+def now() -> str:
+    """The moment, as manifests spell it, to the microsecond so that the newest can be told."""
+    moment = datetime.datetime.now(datetime.UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def newest(
+    listed: Iterable[Descriptor], block_image: str, workload: str | None = None
+) -> list[Descriptor]:
+    """The hot sets for a block image among an image's referrers, the newest first.
+
+    `workload` None: of all workloads. What another block image was packed for is left out.
+    """
+    fitting = [
+        one
+        for one in listed
+        if one.artifact_type in ("", ARTIFACT)
+        and one.annotations.get(BLOCK_IMAGE) == block_image
+        and workload in (None, one.annotations.get(WORKLOAD))
+    ]
+    return sorted(fitting, key=lambda one: one.annotations.get(CREATED, ""), reverse=True)
+
+
+def choose(
+    repository: Repository,
+    listed: Sequence[Descriptor],
+    block_image: str,
+    workload: str = "",
+) -> tuple[Descriptor, HotSet] | None:
+    """The newest hot set of a workload, else of the default one; None when there is none.
+
+    `listed` are the stock image's referrers; those that a registry lists without annotations are
+    looked into. A damaged one is passed over. Raises what the repository raises when it cannot be
+    reached.
+    """
+    from bootseer.storage.oci.manifest import Manifest
+
+    told = with_annotations(repository, listed)
+    for name in dict.fromkeys((workload, "")):
+        for one in newest(told, block_image, name):
+            with contextlib.suppress(CorruptDataError, NotFoundError):
+                manifest = repository.manifest(one)
+                if not isinstance(manifest, Manifest):
+                    continue
+                hot = parse_manifest(manifest)
+                if hot.block_image == block_image and hot.workload == name:
+                    return one, hot
+    return None
+
+
+def with_annotations(repository: Repository, listed: Sequence[Descriptor]) -> list[Descriptor]:
+    """Referrers as listed, with the annotations of their manifests where the list told none."""
+    out = []
+    looked = 0
+    for one in listed:
+        if not one.annotations and one.artifact_type in ("", ARTIFACT) and looked < _MOST_MANIFESTS:
+            looked += 1
+            with contextlib.suppress(CorruptDataError, NotFoundError):
+                found = repository.manifest(one)
+                out.append(
+                    dataclasses.replace(
+                        one, annotations=found.annotations, artifact_type=found.artifact_type
+                    )
+                )
+                continue
+        out.append(one)
+    return out
