@@ -130,8 +130,8 @@ def _hosts_toml(
             own = _at_url(own, table["server"], own.host, table, path, plain_http)
         own = _with_settings(own, table, path)
         found = []
-        for url, settings in (table.get("host") or {}).items():
-            settings = settings if isinstance(settings, dict) else {}
+        for url, said in (table.get("host") or {}).items():
+            settings = said if isinstance(said, dict) else {}
             plain = Endpoint(own.origin, "", reference.repository, is_mirror=True)
             mirror = _at_url(plain, url, "", settings, path, plain_http)
             if mirror.origin != own.origin:

@@ -154,7 +154,7 @@ def parse_manifest(raw: bytes, media_type: str = "", what: str = "a manifest") -
     has_list = isinstance(value.get("manifests"), list)
     if has_list != (kind in INDEX_TYPES) and kind in INDEX_TYPES | MANIFEST_TYPES:
         raise CorruptDataError(f"{what} says that it is {kind} and is not")
-    common = {
+    common: dict[str, Any] = {
         "subject": Descriptor.parse(value["subject"], what) if value.get("subject") else None,
         "annotations": parse_annotations(value.get("annotations")),
         "artifact_type": _text(value.get("artifactType")),

@@ -1,0 +1,253 @@
+"""Authorization for registries: Basic, and Bearer tokens that are renewed as they are used.
+
+Only the server that a login is for sees it, and the token service which that server names; never
+where a redirect leads. A token is renewed from its source (file, helper, service) when its life
+is nearly over and when the server refuses it; of all who need one at once, one asks.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import urlencode, urlsplit
+
+from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
+from bootseer.storage.answers import Origin, answer_error
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.connection import Exchange, Pool
+from bootseer.storage.oci.challenge import (
+    Challenge,
+    first_of,
+    merge_scopes,
+    token_life_s,
+    use_until_s,
+)
+from bootseer.storage.oci.endpoints import Endpoint, is_loopback
+from bootseer.storage.oci.logins import IDENTITY_USER, Login, basic_header
+from bootseer.storage.oci.manifest import parse_object
+
+TOKEN_LIMIT_BYTES = 1 << 20
+CLIENT_ID = "bootseer"
+WAIT_FOR_OTHERS_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Grant:
+    """What is sent, until when on the monotonic clock, and how it is had anew."""
+
+    header: str = dataclasses.field(repr=False)
+    until_s: float
+    challenge: Challenge
+
+
+_Key = tuple[Origin, str, tuple[str, ...]]
+
+
+class Authorizer:
+    """Headers for endpoints and scopes; any number of threads may use one."""
+
+    def __init__(
+        self, pool_for: Callable[[Endpoint], Pool], login_for: Callable[[Endpoint], Login]
+    ) -> None:
+        self._pool_for, self._login_for = pool_for, login_for
+        self._lock = threading.Lock()
+        self._grants: dict[_Key, _Grant] = {}
+        self._renewals: dict[_Key, concurrent.futures.Future[_Grant]] = {}
+
+    def header(self, endpoint: Endpoint, scopes: Sequence[str], attempt: Attempt) -> str:
+        """What to send at once, "" when nothing is known yet; renewed first when it is old."""
+        key = _key(endpoint, scopes)
+        with self._lock:
+            grant = self._grants.get(key)
+        if grant is None:
+            return ""
+        if grant.until_s > time.monotonic():
+            return grant.header
+        return self._renew(endpoint, key, grant.challenge, attempt).header
+
+    def refused(
+        self,
+        endpoint: Endpoint,
+        scopes: Sequence[str],
+        challenges: Sequence[Challenge],
+        sent: str,
+        attempt: Attempt,
+    ) -> str:
+        """What to send after a refusal of `sent`; AccessDeniedError when there is nothing.
+
+        Without challenges (a 403, say) the one known from before is answered again.
+        """
+        key = _key(endpoint, scopes)
+        with self._lock:
+            grant = self._grants.get(key)
+            if grant is not None and grant.header == sent:
+                del self._grants[key]
+        if grant is not None and grant.header != sent:
+            return grant.header  # somebody renewed it in the meantime
+        chosen = first_of(challenges, "bearer") or first_of(challenges, "basic")
+        chosen = chosen or (grant.challenge if grant is not None else None)
+        if chosen is None:
+            raise AccessDeniedError(
+                f"the registry {endpoint.authority} refuses us and offers no way to log in that"
+                " we know (Basic, Bearer)"
+            )
+        return self._renew(endpoint, key, chosen, attempt).header
+
+    def _renew(
+        self, endpoint: Endpoint, key: _Key, challenge: Challenge, attempt: Attempt
+    ) -> _Grant:
+        with self._lock:
+            renewal = self._renewals.get(key)
+            leads = renewal is None
+            if renewal is None:
+                renewal = self._renewals[key] = concurrent.futures.Future()
+        if not leads:
+            try:
+                return renewal.result(WAIT_FOR_OTHERS_S)
+            except TimeoutError as error:
+                raise StoreUnavailableError(
+                    f"the login at {endpoint.authority} takes too long"
+                ) from error
+        try:
+            grant = self._grant(endpoint, key[2], challenge, attempt)
+        except BaseException as error:
+            with self._lock:
+                del self._renewals[key]
+            # Others get an error of their own making: ours may be our cancellation.
+            renewal.set_exception(
+                error if isinstance(error, AccessDeniedError) else StoreUnavailableError(str(error))
+            )
+            raise
+        with self._lock:
+            self._grants[key] = grant
+            del self._renewals[key]
+        renewal.set_result(grant)
+        return grant
+
+    def _grant(
+        self, endpoint: Endpoint, scopes: tuple[str, ...], challenge: Challenge, attempt: Attempt
+    ) -> _Grant:
+        login = self._login_for(endpoint)
+        if challenge.scheme == "basic" or login.registry_token:
+            header = f"Bearer {login.registry_token}" if login.registry_token else login.basic
+            if not header:
+                raise AccessDeniedError(_wants_login(endpoint, login))
+            return _Grant(header, float("inf"), challenge)
+        asked_s = time.monotonic()
+        token, life_s = _Service(endpoint, challenge, self._pool_for(endpoint), attempt).token(
+            login, scopes
+        )
+        return _Grant(f"Bearer {token}", use_until_s(asked_s, life_s), challenge)
+
+
+class _Service:
+    """The token service that a challenge names."""
+
+    def __init__(
+        self, endpoint: Endpoint, challenge: Challenge, pool: Pool, attempt: Attempt
+    ) -> None:
+        parts = urlsplit(challenge.fields.get("realm", ""))
+        try:
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            host, port = "", None
+        self._what = f"log in at {endpoint.authority}"
+        if parts.scheme not in ("http", "https") or not host:
+            raise AccessDeniedError(
+                f"cannot {self._what}: it names no token service that can be used"
+            )
+        tls = parts.scheme == "https"
+        self.origin = Origin(tls, host, port or (443 if tls else 80))
+        self._may_know_login = tls or not endpoint.origin.tls or is_loopback(host)
+        self._path, self._query = parts.path or "/", parts.query
+        self._service = challenge.fields.get("service", "")
+        self._scope = challenge.fields.get("scope", "")
+        self._endpoint, self._pool, self._attempt = endpoint, pool, attempt
+
+    def token(self, login: Login, scopes: tuple[str, ...]) -> tuple[str, float]:
+        """A token and the seconds that it lives."""
+        if login and not self._may_know_login:
+            raise AccessDeniedError(
+                f"cannot {self._what}: its token service speaks plain http, which is not told a"
+                " password; let it speak https"
+            )
+        wanted = merge_scopes((*scopes, self._scope))
+        if login.identity_token:
+            with self._post(login, wanted) as exchange:
+                if exchange.status not in (404, 405):
+                    return self._parse(exchange, login)
+        with self._get(login, wanted) as exchange:
+            return self._parse(exchange, login)
+
+    def _post(self, login: Login, scopes: tuple[str, ...]) -> Exchange:
+        fields = {
+            "grant_type": "refresh_token",
+            "service": self._service,
+            "client_id": CLIENT_ID,
+            "scope": " ".join(scopes),
+            "refresh_token": login.identity_token,
+        }
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        target = self._path + (f"?{self._query}" if self._query else "")
+        return self._request("POST", target, headers, urlencode(fields).encode())
+
+    def _get(self, login: Login, scopes: tuple[str, ...]) -> Exchange:
+        fields = [("service", self._service)] if self._service else []
+        fields += [("scope", scope) for scope in scopes]
+        fields.append(("client_id", CLIENT_ID))
+        header = login.basic
+        if login.identity_token:
+            header = basic_header(login.user or IDENTITY_USER, login.identity_token)
+        elif header:
+            fields.append(("account", login.user))
+        query = "&".join(part for part in (self._query, urlencode(fields)) if part)
+        return self._request(
+            "GET", f"{self._path}?{query}", {"Authorization": header} if header else {}, None
+        )
+
+    def _request(
+        self, method: str, target: str, headers: dict[str, str], body: bytes | None
+    ) -> Exchange:
+        sent = {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
+        attempt = Attempt(stall_s=self._attempt.stall_s)
+        return self._pool.request(
+            self.origin,
+            method,
+            target,
+            headers=sent,
+            attempt=attempt,
+            what=self._what,
+            body=body,
+        )
+
+    def _parse(self, exchange: Exchange, login: Login) -> tuple[str, float]:
+        if exchange.status in (400, 401, 403):
+            raise AccessDeniedError(_wants_login(self._endpoint, login))
+        if exchange.status != 200:
+            error: BootseerError = answer_error(
+                exchange.status, exchange.reason, exchange.headers, exchange.authority, self._what
+            )
+            raise error
+        what = f"the answer of the token service of {self._endpoint.authority}"
+        answer = parse_object(exchange.read_all(TOKEN_LIMIT_BYTES), what)
+        token = answer.get("token") or answer.get("access_token")
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise AccessDeniedError(f"cannot {self._what}: its token service gave no token")
+        return token, token_life_s(answer)
+
+
+def _wants_login(endpoint: Endpoint, login: Login) -> str:
+    if login:
+        known = f"refuses the login of {login.user or 'the identity token'}; log in anew"
+    elif login.trouble:
+        known = f"wants a login, and {login.trouble}"
+    else:
+        known = f"wants a login; log in with `podman login {endpoint.host}` or docker's"
+    return f"the registry {endpoint.authority} {known}"
+
+
+def _key(endpoint: Endpoint, scopes: Sequence[str]) -> _Key:
+    return endpoint.origin, endpoint.host, merge_scopes(scopes)

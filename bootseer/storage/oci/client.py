@@ -1,0 +1,358 @@
+"""Requests to a repository's endpoints: logging in, redirects, pauses and mirrors.
+
+One `Client` is one repository. An endpoint is asked with its login; where it redirects to, only
+the request itself goes. The address of a blob that a redirect gave is used until it is refused,
+then the registry is asked for a new one.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from bootseer.errors import (
+    AccessDeniedError,
+    BootseerError,
+    NotFoundError,
+    NotSupportedError,
+    StoreUnavailableError,
+    UsageError,
+    from_os_error,
+)
+from bootseer.storage.answers import (
+    LONGEST_ADVICE_S,
+    REDIRECTS,
+    Origin,
+    Target,
+    answer_error,
+    resolve,
+    retry_after,
+)
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.connection import Body, Exchange, Pool
+from bootseer.storage.credentials import read_token
+from bootseer.storage.oci.auth import Authorizer
+from bootseer.storage.oci.challenge import parse_challenges, pull_scope
+from bootseer.storage.oci.endpoints import PULL, Endpoint, Files, plan_endpoints
+from bootseer.storage.oci.logins import Login, find_login
+from bootseer.storage.oci.reference import Reference
+from bootseer.storage.options import StoreOptions
+
+HOPS = 5
+EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
+TOO_MANY = 429
+PAUSE_S = 1.0  # after a 429 that does not say how long
+DOWN_S = 20.0  # how long an endpoint that failed is asked after the others
+KNOWN_ADDRESSES = 4096
+
+T = TypeVar("T")
+
+
+class Client:
+    """Asks the endpoints of one repository; any number of threads may use it."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        options: StoreOptions,
+        *,
+        plain_http: bool | None = None,
+        push: bool = False,
+    ) -> None:
+        from bootseer import config
+
+        names = tuple(name.lower() for name in options.plain_http) + config.plain_http_hosts()
+        files = Files(
+            tuple(config.registry_hosts_directories()), tuple(config.registries_conf_files())
+        )
+        self.reference, self.options = reference, options
+        self.endpoints = plan_endpoints(reference, plain_http=names, forced=plain_http, files=files)
+        self._push = push
+        self._lock = threading.Lock()
+        self._pools: dict[tuple[object, ...], Pool] = {}
+        self._addresses: dict[tuple[Endpoint, str], Target] = {}
+        self._paused_s: dict[Origin, float] = {}
+        self._down_s: dict[Endpoint, float] = {}
+        self._auth = Authorizer(self._pool_elsewhere, self._login)
+
+    @property
+    def own(self) -> Endpoint:
+        """The registry itself, which alone is written to and whose "not found" is final."""
+        return self.endpoints[-1]
+
+    def attempt(self) -> Attempt:
+        return Attempt(stall_s=self.options.stall_s)
+
+    def close(self) -> None:
+        """Close idle connections; using the client again opens new ones."""
+        with self._lock:
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.close()
+
+    def order(self, ability: str = PULL, attempt: Attempt | None = None) -> list[Endpoint]:
+        """Whom to ask, first the one to ask first; at least one.
+
+        A try's wishes come first; then those that failed a moment ago wait behind the others.
+        Further tries begin with another endpoint each, since what failed may be wrong bytes.
+        """
+        able = [e for e in self.endpoints if ability in e.abilities] or [self.own]
+        now_s = time.monotonic()
+        with self._lock:
+            down = {e for e, until_s in self._down_s.items() if until_s > now_s}
+        if attempt is not None and not attempt.prefer and not attempt.avoid:
+            turn = attempt.number % len(able)
+            able = able[turn:] + able[:turn]
+        able.sort(key=lambda e: e in down)
+        if attempt is not None:
+            able.sort(key=lambda e: (e.authority != attempt.prefer, e.authority in attempt.avoid))
+        return able
+
+    def from_any(
+        self, call: Callable[[Endpoint], T], ability: str = PULL, attempt: Attempt | None = None
+    ) -> T:
+        """The answer of the first endpoint that has one.
+
+        Raises the registry's own NotFoundError where it said so, else the last endpoint's error.
+        """
+        failed: BootseerError | None = None
+        missing: NotFoundError | None = None
+        for endpoint in self.order(ability, attempt):
+            try:
+                found = call(endpoint)
+            except BootseerError as error:
+                if attempt is not None and attempt.cancelled:
+                    raise
+                failed = error
+                if isinstance(error, NotFoundError) and not endpoint.is_mirror:
+                    missing = error
+                elif not isinstance(error, NotFoundError):
+                    self._set_down(endpoint)
+                continue
+            return found
+        assert failed is not None
+        raise missing or failed
+
+    def open(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        tail: str,
+        headers: Mapping[str, str],
+        attempt: Attempt,
+        what: str,
+    ) -> Exchange:
+        """The answer at the end of all redirects; the caller closes it and checks its status."""
+        key = endpoint, tail
+        with self._lock:
+            known = self._addresses.get(key)
+        if known is not None:
+            exchange = self._plain(endpoint, method, known, headers, attempt, what)
+            attempt.replica = endpoint.authority
+            if exchange.status not in EXPIRED:
+                return exchange
+            exchange.close()  # the signature expired: ask where the blob is now
+            with self._lock:
+                self._addresses.pop(key, None)
+        exchange = self.send(endpoint, method, endpoint.target(tail), headers, attempt, what)
+        target = Target(endpoint.origin, endpoint.target(tail))
+        for _ in range(HOPS):
+            if exchange.status not in REDIRECTS:
+                break
+            with exchange:
+                target = resolve(target, exchange.headers.get("Location"), what)
+            if target.origin == endpoint.origin:
+                exchange = self.send(endpoint, method, target.request, headers, attempt, what)
+            else:
+                exchange = self._plain(endpoint, method, target, headers, attempt, what)
+        attempt.replica = endpoint.authority
+        if exchange.status in (200, 206) and target.origin != endpoint.origin:
+            self._remember(key, target)
+        return exchange
+
+    def send(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        attempt: Attempt,
+        what: str,
+        *,
+        body: Body | None = None,
+        also: Sequence[str] = (),
+    ) -> Exchange:
+        """One answer of an endpoint, logged in where it wants that; redirects are not followed.
+
+        `also` are scopes beyond the repository's own. Raises AccessDeniedError when no login
+        satisfies the endpoint, and StoreUnavailableError while it wants to be left alone.
+        """
+        scopes = (pull_scope(endpoint.repository, push=self._push), *also)
+        header = self._auth.header(endpoint, scopes, attempt)
+        for is_last in (False, True):
+            exchange = self._request(endpoint, method, target, headers, header, attempt, what, body)
+            if exchange.status not in (401, 403) or is_last:
+                break
+            if exchange.status == 403 and not header:
+                break  # a refusal that no login was asked for
+            with exchange:
+                given = exchange.headers.get_all("WWW-Authenticate") or ()
+                challenges = parse_challenges(given)
+            header = self._auth.refused(endpoint, scopes, challenges, header, attempt)
+        if exchange.status in (401, 403):
+            with exchange:
+                raise AccessDeniedError(
+                    f"cannot {what}: {endpoint.authority} answers {exchange.status} to our login;"
+                    " check that it may do this"
+                )
+        return exchange
+
+    def error(self, exchange: Exchange, what: str) -> BootseerError:
+        """Our error for an answer that is not what was asked for."""
+        return answer_error(
+            exchange.status, exchange.reason, exchange.headers, exchange.authority, what
+        )
+
+    def _request(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        authorization: str,
+        attempt: Attempt,
+        what: str,
+        body: Body | None,
+    ) -> Exchange:
+        self._check_pause(endpoint.origin, what)
+        sent = {**_common(headers), **dict(endpoint.headers)}
+        if authorization:
+            sent["Authorization"] = authorization
+        exchange = self._pool(endpoint).request(
+            endpoint.origin, method, target, headers=sent, attempt=attempt, what=what, body=body
+        )
+        return self._checked(endpoint.origin, exchange, what)
+
+    def _plain(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        target: Target,
+        headers: Mapping[str, str],
+        attempt: Attempt,
+        what: str,
+    ) -> Exchange:
+        """Ask where a redirect leads: nobody there is told who we are."""
+        self._check_pause(target.origin, what)
+        exchange = self._pool_elsewhere(endpoint).request(
+            target.origin,
+            method,
+            target.request,
+            headers=_common(headers),
+            attempt=attempt,
+            what=what,
+        )
+        return self._checked(target.origin, exchange, what)
+
+    def _checked(self, origin: Origin, exchange: Exchange, what: str) -> Exchange:
+        asked_s = retry_after(exchange.headers)
+        if exchange.status == TOO_MANY or (exchange.status == 503 and asked_s):
+            with self._lock:
+                self._paused_s[origin] = time.monotonic() + (asked_s or PAUSE_S)
+        coding = exchange.headers.get("Content-Encoding", "identity").strip().lower()
+        if exchange.status in (200, 206) and coding not in ("", "identity"):
+            exchange.close()
+            raise NotSupportedError(
+                f"cannot {what}: {origin.authority} sends Content-Encoding {coding[:20]} though"
+                " none was asked for; switch its compression off"
+            )
+        return exchange
+
+    def _check_pause(self, origin: Origin, what: str) -> None:
+        """Raise while a server wants to be left alone: all who ask it share its answer."""
+        with self._lock:
+            left_s = self._paused_s.get(origin, 0.0) - time.monotonic()
+        if left_s > 0:
+            raise StoreUnavailableError(
+                f"cannot {what}: {origin.authority} has too many requests and asked for"
+                f" {left_s:.1f} s without any",
+                retry_after_s=min(left_s, LONGEST_ADVICE_S),
+            )
+
+    def _set_down(self, endpoint: Endpoint) -> None:
+        with self._lock:
+            self._down_s[endpoint] = time.monotonic() + DOWN_S
+
+    def _remember(self, key: tuple[Endpoint, str], target: Target) -> None:
+        with self._lock:
+            self._addresses.pop(key, None)
+            self._addresses[key] = target
+            if len(self._addresses) > KNOWN_ADDRESSES:
+                del self._addresses[next(iter(self._addresses))]
+
+    def _login(self, endpoint: Endpoint) -> Login:
+        from bootseer.config import registry_auth_files
+
+        if self.options.token_file and not endpoint.is_mirror:
+            return Login(registry_token=read_token(self.options.token_file))
+        repository = "" if endpoint.is_mirror else endpoint.repository
+        return find_login(registry_auth_files(), endpoint.host, repository)
+
+    def _pool(self, endpoint: Endpoint) -> Pool:
+        return self._pool_of(endpoint, endpoint.client_pairs)
+
+    def _pool_elsewhere(self, endpoint: Endpoint) -> Pool:
+        """For servers that an endpoint names: they see no client certificate."""
+        return self._pool_of(endpoint, ())
+
+    def _pool_of(self, endpoint: Endpoint, pairs: tuple[tuple[str, str], ...]) -> Pool:
+        key = (endpoint.ca_files, endpoint.verify_tls, pairs)
+        with self._lock:
+            pool = self._pools.get(key)
+            if pool is None:
+                context = None
+                if any(key[:1]) or not endpoint.verify_tls or pairs:
+                    context = _context(endpoint, pairs, self.options.ca_file)
+                pool = self._pools[key] = Pool(
+                    connect_s=self.options.connect_s,
+                    ca_file=self.options.ca_file,
+                    context=context,
+                )
+            return pool
+
+
+def _common(headers: Mapping[str, str]) -> dict[str, str]:
+    return {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
+
+
+def _context(
+    endpoint: Endpoint, pairs: tuple[tuple[str, str], ...], ca_file: str
+) -> ssl.SSLContext:
+    """TLS as an endpoint's settings have it: their authorities beside the system's."""
+    context = ssl.create_default_context(cafile=ca_file or None)
+    path = ""
+    try:
+        for path in endpoint.ca_files:
+            context.load_verify_locations(path)
+        for path, key in pairs:
+            context.load_cert_chain(path, key or None)
+    except ssl.SSLError as error:
+        raise UsageError(f"the certificate file {path} cannot be used; give PEM") from error
+    except OSError as error:
+        raise from_os_error(error, f"read the certificate file {path}") from error
+    if not endpoint.verify_tls:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def links(exchange: Exchange) -> Iterator[str]:
+    """The addresses of further pages, by Link headers with rel=next."""
+    for text in exchange.headers.get_all("Link") or ():
+        for part in text.split(","):
+            address, _, rest = part.strip().partition(">")
+            if address.startswith("<") and 'rel="next"' in rest.replace("rel=next", 'rel="next"'):
+                yield address[1:]
