@@ -13,6 +13,7 @@ from bootseer.blocks.source import Location
 from bootseer.errors import CorruptDataError
 from bootseer.storage.base import Store
 from bootseer.storage.local import LocalStore
+from bootseer.stripedfs.shared import _shared
 
 
 class Source:
@@ -85,5 +86,11 @@ def noise(size_bytes: int, seed: int = 0) -> bytes:
 
 
 def fetch_threads() -> list[threading.Thread]:
-    """Threads of fetchers that are still alive."""
-    return [t for t in threading.enumerate() if t.name.startswith("bootseer-fetch")]
+    """Threads of fetchers that are still alive, but for the process's own fetcher.
+
+    Tests of files and file systems use that one; it is never closed and rests for a while.
+    """
+    fetcher = _shared.fetcher
+    resting = set() if fetcher is None else {*fetcher._engine._workers, fetcher._engine._watcher}
+    alive = [t for t in threading.enumerate() if t.name.startswith("bootseer-fetch")]
+    return [thread for thread in alive if thread not in resting]
