@@ -1,0 +1,176 @@
+"""When a start's recording ends, and what becomes of its trace.
+
+A start is recorded from its mount until its first step, which an event file tells, or until the
+window is over, whichever is first. Then, or when the mount ends before, its trace is merged with
+those of earlier starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from bootseer.blocks.recorder import WINDOW_S, Recorder
+from bootseer.blocks.trace import Trace
+from bootseer.errors import BootseerError
+from bootseer.imageprefetch.traces import TraceStore
+from bootseer.profiler import events
+
+FIRST_STEP = "first_step"
+POLL_S = 0.1
+_MARK = b'"first_step"'  # what no other line of an event file is likely to hold
+_MOST_BYTES = 4 << 20  # read of one file at a time
+
+
+class FirstStepWatch:
+    """Looks for `first_step` in what is written to a directory of event files from now on.
+
+    What stands there already is of an earlier attempt and does not count.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = directory
+        self._read: dict[str, int] = {}
+        for name, size in self._sizes():
+            self._read[name] = size
+
+    def _sizes(self) -> list[tuple[str, int]]:
+        try:
+            with os.scandir(self._directory) as entries:
+                return [(e.name, e.stat().st_size) for e in entries if e.is_file()]
+        except OSError:
+            return []  # it may be made later, by whoever writes first
+
+    def reached(self) -> bool:
+        """Whether a first step was written since the last look."""
+        return any(
+            self._in_file(name, self._read.get(name, 0), size) for name, size in self._sizes()
+        )
+
+    def _in_file(self, name: str, start: int, size: int) -> bool:
+        """Look through the whole lines that were added to a file."""
+        if size < start:
+            start = self._read[name] = 0  # it was replaced
+        if size == start:
+            return False
+        try:
+            with open(os.path.join(self._directory, name), "rb", buffering=0) as file:
+                file.seek(start)
+                added = file.read(_MOST_BYTES)
+        except OSError:
+            return False
+        lines, newline, rest = added.rpartition(b"\n")
+        if not newline and len(rest) == _MOST_BYTES:
+            lines, newline, rest = rest, b"", b""  # no event is so long
+        self._read[name] = start + len(lines) + len(newline)
+        return _MARK in lines and any(map(_is_first_step, lines.split(b"\n")))
+
+
+def _is_first_step(line: bytes) -> bool:
+    if _MARK not in line:
+        return False
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(event, dict) and event.get("name") == FIRST_STEP
+
+
+class StartRecording:
+    """Ends a recorder at the first step, and merges its trace into a store; a context manager.
+
+    `full` is asked once, at the end: whether this was a cold start to which nothing was replayed.
+    `ended` is called with the merged trace, or with None where nothing was touched or kept. What
+    goes wrong here never reaches the start: it is told by an event.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        store: TraceStore,
+        *,
+        full: Callable[[], bool],
+        events_dir: str = "",
+        window_s: float = WINDOW_S,
+        ended: Callable[[Trace | None], None] | None = None,
+    ) -> None:
+        self._recorder, self._store = recorder, store
+        self._full, self._ended = full, ended
+        self._watch = FirstStepWatch(events_dir) if events_dir else None
+        self._window_s = window_s
+        self._closing = threading.Event()
+        self._kept = threading.Lock()
+        self._done = False
+        self.why = ""
+        self._thread = threading.Thread(target=self._run, name="record", daemon=True)
+
+    def start(self) -> StartRecording:
+        """Begin to watch; returns at once."""
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        wait_s = self._window_s if self._watch is None else POLL_S
+        left_s = self._window_s
+        reached = False
+        while not reached and left_s > 0:
+            if self._closing.wait(min(wait_s, left_s)):
+                return  # `close` keeps the trace
+            left_s -= wait_s
+            reached = self._watch is not None and self._watch.reached()
+        self._keep("first step" if reached else "window")
+
+    def _keep(self, why: str) -> None:
+        with self._kept:
+            if self._done:
+                return
+            self._done = True
+            self.why = why
+            self._recorder.end()
+            merged = self._merge()
+        if self._ended is not None:
+            self._ended(merged)
+
+    def _merge(self) -> Trace | None:
+        trace = self._recorder.trace(full=self._full())
+        if not trace.extents:
+            return None
+        attributes = {
+            "bootseer.bytes": trace.touched_bytes(),
+            "bootseer.image.workload": trace.workload,
+            "bootseer.image.full": bool(trace.starts),
+            "bootseer.image.ended_by": self.why,
+        }
+        with events.open_writer() as writer:
+            try:
+                merged = self._store.add(trace)
+            except BootseerError as error:  # a full disk must not stop anybody's start
+                writer.point("image.record", "fallback", {"bootseer.reason": str(error)})
+                return None
+            attributes["bootseer.image.starts"] = merged.starts
+            writer.point("image.record", "ok", attributes)
+        return merged
+
+    def close(self) -> None:
+        """End now, if it has not ended, and keep what was touched; twice is safe."""
+        self._closing.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._keep("unmount")
+
+    def __enter__(self) -> StartRecording:
+        with contextlib.suppress(RuntimeError):  # it was started already
+            self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

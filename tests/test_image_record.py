@@ -1,0 +1,120 @@
+"""When recording a start ends, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from bootseer.blocks.recorder import Recorder
+from bootseer.imageprefetch.recording import FirstStepWatch, StartRecording
+from bootseer.imageprefetch.traces import TraceStore
+from bootseer.profiler.events import Writer
+
+PAGE = 4096
+SIZE = 100 * PAGE
+
+
+def recorder() -> Recorder:
+    return Recorder("image", SIZE, "train")
+
+
+def test_a_first_step_written_from_now_on_is_seen(tmp_path):
+    with Writer(str(tmp_path), {}) as old:
+        old.point("first_step")
+    watch = FirstStepWatch(tmp_path)
+    assert not watch.reached()
+    with Writer(str(tmp_path), {}) as writer:
+        writer.point("loaded", attributes={"text": 'said "first_step" only'})
+        assert not watch.reached()
+        writer.point("first_step")
+        assert watch.reached()
+        assert not watch.reached()
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path):
+    watch = FirstStepWatch(tmp_path / "later")
+    assert not watch.reached()
+    (tmp_path / "later").mkdir()
+    line = json.dumps({"event": "point", "name": "first_step"}) + "\n"
+    path = tmp_path / "later" / "rank0.jsonl"
+    for cut in (5, 30, len(line) - 1):
+        path.write_text(line[:cut])
+        assert not watch.reached()
+    path.write_text(line)
+    assert watch.reached()
+    path.write_text("")  # a file that was begun anew
+    assert not watch.reached()
+    path.write_bytes(b"\xff{broken first_step\n" + line.encode())
+    assert watch.reached()
+
+
+def test_recording_ends_at_the_first_step(tmp_path):
+    store, ended = TraceStore(tmp_path / "traces"), threading.Event()
+    (tmp_path / "events").mkdir()
+    some = recorder()
+    recording = StartRecording(
+        some,
+        store,
+        full=lambda: True,
+        events_dir=str(tmp_path / "events"),
+        ended=lambda trace: ended.set(),
+    )
+    with recording, Writer(str(tmp_path / "events"), {}) as writer:
+        some.touch(0, PAGE)
+        writer.point("first_step")
+        assert ended.wait(30)
+        assert not some.recording
+        some.touch(8 * PAGE, PAGE)
+        kept = store.load("train")
+    assert kept is not None
+    assert [(e.offset, e.length) for e in kept.extents] == [(0, PAGE)]
+    assert (kept.starts, recording.why) == (1, "first step")
+    assert store.load("train") == kept  # closing adds nothing again
+
+
+def test_recording_ends_with_its_window(tmp_path):
+    store, ended, some = TraceStore(tmp_path), threading.Event(), recorder()
+    some.touch(0, 1)
+    with StartRecording(
+        some, store, full=lambda: True, window_s=0.05, ended=lambda trace: ended.set()
+    ) as recording:
+        assert ended.wait(30)
+    assert recording.why == "window"
+
+
+def test_an_unmount_keeps_what_was_touched_and_closing_twice_is_safe(tmp_path):
+    store, some = TraceStore(tmp_path), recorder()
+    recording = StartRecording(some, store, full=lambda: False).start()
+    some.touch(PAGE, 1)
+    recording.close()
+    recording.close()
+    kept = store.load("train")
+    assert kept is not None
+    assert (kept.starts, recording.why) == (0, "unmount")
+
+
+def test_nothing_touched_is_nothing_kept(tmp_path):
+    with StartRecording(recorder(), TraceStore(tmp_path), full=lambda: True):
+        pass
+    assert TraceStore(tmp_path).workloads() == []
+
+
+@pytest.mark.parametrize("fault", ["a file", "no room"])
+def test_a_trace_that_cannot_be_kept_is_told_and_hurts_nobody(tmp_path, monkeypatch, fault):
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(tmp_path / "events"))
+    (tmp_path / "events").mkdir()
+    (tmp_path / "blocked").write_text("")
+    folder = tmp_path / "blocked" if fault == "a file" else "/dev/full/traces"
+    some = recorder()
+    with StartRecording(some, TraceStore(folder), full=lambda: True):
+        some.touch(0, 1)
+    lines = [
+        json.loads(line)
+        for path in (tmp_path / "events").iterdir()
+        for line in path.read_text().splitlines()
+    ]
+    (told,) = [line for line in lines if line.get("name") == "image.record"]
+    assert told["status"] == "fallback"
+    assert "traces" in told["attributes"]["bootseer.reason"]
