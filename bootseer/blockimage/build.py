@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bootseer.blockimage.filemap import FileMap
+from bootseer.blockimage.data import LEVEL, DataWriter
+from bootseer.blockimage.entries import Entry, Kind, Stored
+from bootseer.blockimage.filemap import File, FileMap
+from bootseer.blockimage.metadata import metadata
 from bootseer.blocks.table import Table
+from bootseer.errors import UsageError, from_os_error
+
+META_NAME, DATA_NAME = "meta", "data"
+_EMPTY_DIGEST = hashlib.sha256(b"").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +31,73 @@ class Built:
     data_path: str
     table: Table
     files: FileMap
+
+
+def build(
+    entries: Sequence[Entry],
+    out_dir: str,
+    *,
+    progress: Callable[[int], None] | None = None,
+    threads: int = 2,
+    level: int = LEVEL,
+) -> Built:
+    """Make the image of a tree below `out_dir`, which is there; `progress` counts content bytes.
+
+    Contents are read in the order of `entries` and stored in that order; files that are read
+    together should stand together. Raises what reading them raises, and UsageError for entries
+    that are no tree.
+    """
+    ready = []
+    with DataWriter(os.path.join(out_dir, DATA_NAME), threads=threads, level=level) as data:
+        for entry in entries:
+            ready.append(_stored(entry, data))
+            if progress is not None:
+                progress(entry.size_bytes)
+        table = data.finish()
+    return finish(ready, table, out_dir)
+
+
+def _stored(entry: Entry, data: DataWriter) -> Entry:
+    content = entry.content
+    if content is None or isinstance(content, Stored):
+        return entry
+    if entry.kind is not Kind.FILE or entry.hardlink_of is not None:
+        raise UsageError(f"{entry.path!r} has content and is no file")
+    return dataclasses.replace(entry, content=data.store(content, entry.size_bytes))
+
+
+def finish(entries: Iterable[Entry], table: Table, out_dir: str) -> Built:
+    """The image of entries whose contents a `DataWriter` has stored into `out_dir`."""
+    entries = list(entries)
+    meta_path = os.path.join(out_dir, META_NAME)
+    meta = metadata(entries, table.size_bytes)
+    try:
+        with open(meta_path, "wb") as out:
+            out.write(meta)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        raise from_os_error(error, f"write {meta_path}") from error
+    files = FileMap(file_rows(entries), table.size_bytes)
+    return Built(meta_path, os.path.join(out_dir, DATA_NAME), table, files)
+
+
+def file_rows(entries: Iterable[Entry]) -> list[File]:
+    """The file map's rows: one an inode, by the first of its paths."""
+    names: dict[bytes, bytes] = {}
+    inodes = []
+    for entry in entries:
+        if entry.hardlink_of is not None:
+            first = names.get(entry.hardlink_of, entry.hardlink_of)
+            names[entry.hardlink_of] = min(first, entry.path)
+        elif entry.kind is Kind.FILE:
+            inodes.append(entry)
+    rows = [_row(entry, min(entry.path, names.get(entry.path, entry.path))) for entry in inodes]
+    return sorted(rows, key=lambda file: file.path)
+
+
+def _row(entry: Entry, path: bytes) -> File:
+    stored = entry.content
+    if not isinstance(stored, Stored):
+        return File(path, entry.size_bytes, _EMPTY_DIGEST, ())
+    return File(path, entry.size_bytes, stored.digest, stored.extents)
