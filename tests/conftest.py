@@ -10,15 +10,30 @@ import pytest
 from hdfs_lab import hdfs, hdfs_folder, own_hdfs
 from hypothesis import settings
 from k8s_lab import api, init_image, k8s, namespace
+from podman_lab import podman
+from registry_lab import own_registry, registry
 
-__all__ = ["api", "hdfs", "hdfs_folder", "init_image", "k8s", "namespace", "own_hdfs"]
+__all__ = [
+    "api",
+    "hdfs",
+    "hdfs_folder",
+    "init_image",
+    "k8s",
+    "namespace",
+    "own_hdfs",
+    "own_registry",
+    "podman",
+    "registry",
+]
 """Fixtures that every module may ask for."""
 
 # A loaded machine is slow, not wrong: no test is timed, those of hypothesis included.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-LABS = frozenset(("api", "hdfs", "init_image", "k8s", "own_hdfs"))
+LABS = frozenset(
+    ("api", "hdfs", "init_image", "k8s", "own_hdfs", "own_registry", "podman", "registry")
+)
 """Fixtures whose servers are made of Debian's packages."""
 
 CAP_SYS_ADMIN = 21

@@ -1,0 +1,1 @@
+"""Images that tests, the demo and benches run, made without a daemon."""
