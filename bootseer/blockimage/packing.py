@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import shutil
 import tempfile
 from collections import deque
@@ -13,6 +14,7 @@ from typing import BinaryIO, Protocol
 
 import zstandard
 
+from bootseer.blockimage.filemap import File, FileMap
 from bootseer.blockimage.pack import (
     FRAME_BYTES,
     LEVEL,
@@ -49,6 +51,26 @@ class PackInfo:
     frames: int
     hot_bytes: int
     fetch_bytes: int
+
+
+def owners(files: FileMap, extents: Sequence[tuple[int, int]], most: int = 3) -> FileMap:
+    """The files that probably were read, where several have the content of what was touched.
+
+    Each file has a page cache of its own, and which of them a start read the data cannot tell. One
+    that lies beside other touched files is likelier; of these `most` are kept, else the first.
+    """
+    groups: dict[tuple[bytes, int], list[File]] = {}
+    for file in files.files:
+        groups.setdefault((file.digest, file.size_bytes), []).append(file)
+    single = [group[0] for group in groups.values() if len(group) == 1]
+    lone = FileMap(single, files.data_bytes)
+    warm = {posixpath.dirname(one.path) for one in lone.ranges(extents)}
+    kept = list(single)
+    for group in groups.values():
+        if len(group) > 1:
+            near = [file for file in group if posixpath.dirname(file.path) in warm]
+            kept += near[:most] or group[:1]
+    return FileMap(sorted(kept, key=lambda file: file.path), files.data_bytes)
 
 
 def plan_frames(
