@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sh": ("sh", "Print the path of the shell library, to be sourced."),
     "start": ("start", "Start a job through all parts of bootseer."),
     "deps": ("deps", "Snapshot and restore installed dependencies."),
+    "snapshotter": ("snapshotter", "Serve containerd with images that are not pulled first."),
     "inject": ("inject", "Put bootseer into the pods of a Kubernetes manifest."),
     "uninject": ("uninject", "Take it out again."),
     "k8s": ("k8s", "Check manifests."),

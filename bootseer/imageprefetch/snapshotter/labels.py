@@ -1,0 +1,42 @@
+"""Which image a client is pulling, told by the labels of the layer it wants prepared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bootseer.imageprefetch.snapshotter.records import INHERITED_PREFIX, TARGET_LABEL
+
+# (image reference, manifest digest, layer digest): containerd's CRI plugin, nerdctl and newer
+# `ctr` set the first; `ctr-remote images rpull` sets the second, which lacks the manifest.
+_FAMILIES = (
+    ("cri.image-ref", "cri.manifest-digest", "cri.layer-digest"),
+    ("remote/stargz.reference", "", "remote/stargz.digest"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A layer that a client would rather not fetch.
+
+    `target` is the name of the snapshot it would become; `digest` that of the image's manifest,
+    "" where the client did not say.
+    """
+
+    target: str
+    reference: str
+    digest: str
+    layer: str
+
+
+def wanted(labels: Mapping[str, str]) -> Wanted | None:
+    """None when the labels name no target; its `reference` is "" when they name no image."""
+    target = labels.get(TARGET_LABEL, "")
+    if not target:
+        return None
+    for reference, digest, layer in _FAMILIES:
+        name = labels.get(INHERITED_PREFIX + reference, "")
+        if name:
+            manifest = labels.get(INHERITED_PREFIX + digest, "") if digest else ""
+            return Wanted(target, name, manifest, labels.get(INHERITED_PREFIX + layer, ""))
+    return Wanted(target, "", "", "")

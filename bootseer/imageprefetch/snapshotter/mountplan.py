@@ -1,0 +1,24 @@
+"""What containerd is told to mount for a snapshot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bootseer.imageprefetch.snapshotter.records import Kind, Mount
+
+
+def plan(kind: Kind, upper: str, work: str, lowers: Sequence[str], *, index_off: bool) -> Mount:
+    """One mount: `lowers` are the parents' trees, nearest first.
+
+    Overlay needs a lower directory, so the first layer of an image is its own directory, bound;
+    and a view of a single tree is that tree, bound read-only.
+    """
+    if not lowers:
+        return Mount("bind", upper, ("rw" if kind is Kind.ACTIVE else "ro", "rbind"))
+    if kind is not Kind.ACTIVE and len(lowers) == 1:
+        return Mount("bind", lowers[0], ("ro", "rbind"))
+    options = ["index=off"] if index_off else []
+    if kind is Kind.ACTIVE:
+        options += [f"workdir={work}", f"upperdir={upper}"]
+    options.append(f"lowerdir={':'.join(lowers)}")
+    return Mount("overlay", "overlay", tuple(options))

@@ -1,0 +1,87 @@
+"""The snapshotter as a process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bootseer.errors import BootseerError
+from bootseer.imageprefetch.snapshotter import server
+from bootseer.imageprefetch.snapshotter.images import ImageMounter, Report
+from bootseer.imageprefetch.snapshotter.labels import Wanted
+from bootseer.imageprefetch.snapshotter.records import Image
+from bootseer.imageprefetch.snapshotter.server import RootLock, Say, Server
+from bootseer.imageprefetch.snapshotter.service import Snapshotter
+from bootseer.imageprefetch.snapshotter.state import State
+from bootseer.profiler.events import NullWriter
+
+DEFAULT_ROOT = "/var/lib/bootseer/snapshotter"
+DEFAULT_ADDRESS = "/run/bootseer/snapshotter.sock"
+STATE_FILE = "state.db"
+EVENT = "image.snapshotter"
+_SAID = {
+    "lazy": "mounted; nothing needs to be pulled",
+    "plain": "handed to the plain way",
+    "unpacked": "unpacked from its layers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where it listens and keeps its things."""
+
+    root: str = DEFAULT_ROOT
+    address: str = DEFAULT_ADDRESS
+
+
+def reporter(say: Say, writer: NullWriter) -> Report:
+    """Tell what became of an image: one line of log and one event each time."""
+
+    def report(status: str, mode: str, what: Image | Wanted, reason: str) -> None:
+        name = what.reference or "an image that the client did not name"
+        why = f": {reason}" if reason else ""
+        say(f"{name}: {_SAID[mode]}{why}")
+        attributes = {
+            "bootseer.image.mode": mode,
+            "container.image.name": what.reference,
+            "oci.manifest.digest": what.digest,
+            "bootseer.reason": reason,
+        }
+        if isinstance(what, Wanted):
+            attributes["bootseer.image.layer"] = what.layer
+        writer.point(EVENT, status, {key: value for key, value in attributes.items() if value})
+
+    return report
+
+
+@contextmanager
+def serving(
+    settings: Settings, mounter: ImageMounter, say: Say, writer: NullWriter
+) -> Iterator[None]:
+    """Answer containerd within the block; mounts outlive it, for containers may run on them.
+
+    What was mounted is mounted again in the background: containerd waits for nothing but the
+    image it asks for, a registry that is down included. Raises BusyError where another serves.
+    """
+    with RootLock(settings.root), State(os.path.join(settings.root, STATE_FILE)) as state:
+        snapshotter = Snapshotter(settings.root, state, mounter, reporter(say, writer))
+        with Server(snapshotter, settings.address, say):
+            restoring = threading.Thread(
+                target=_restore, args=(snapshotter, say), name="restore", daemon=True
+            )
+            restoring.start()
+            say(f"listening on {settings.address}")
+            try:
+                yield
+            finally:
+                restoring.join(server.GRACE_S)
+
+
+def _restore(snapshotter: Snapshotter, say: Callable[[str], None]) -> None:
+    try:
+        snapshotter.restore()
+    except (BootseerError, OSError) as error:
+        say(f"cannot tidy up after the last run: {error}")
