@@ -344,6 +344,7 @@ names the first fault with its key, file and line, and exits with code 2; withou
 | a key, a type or a value in `[job]`, or its variable | warns; that setting has its default |
 | a key, a type or a value in `[deps]`, or its variable | warns; `install` runs plainly |
 | a key, a type or a value in `[checkpoint]`, or its variable | warns; `load` runs plainly |
+| a key, a type or a value in `[image]`, or its variable | warns; nothing is read ahead |
 | the file is not valid TOML | warns; `install` and `load` run plainly as far as they can be read |
 | a command cannot be read, or the whole file cannot | warns; the job starts without it |
 

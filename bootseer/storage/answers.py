@@ -106,6 +106,30 @@ def content_range(text: str | None) -> ContentRange | None:
     return ContentRange(start, end, total) if start < end and (total < 0 or end <= total) else None
 
 
+def check_span(
+    headers: Headers, length: int | None, offset: int, total: int, shown: str, what: str
+) -> int:
+    """The object's whole size (-1: not said) by an answer 206 to bytes `[offset, offset + total)`.
+
+    Raises unless its body is exactly that range; `shown` names the object in messages.
+    """
+    span = content_range(headers.get("Content-Range"))
+    if span is None or span.start != offset:
+        raise StoreUnavailableError(
+            f"cannot {what}: the server sends another range than bytes"
+            f" {offset}-{offset + total - 1}"
+        )
+    if span.end < offset + total:
+        raise CorruptDataError(
+            f"{shown} ends at byte {span.end}, before {offset + total}; it is truncated"
+        )
+    if span.end > offset + total or length not in (None, total):
+        raise StoreUnavailableError(
+            f"cannot {what}: the server's length is not the length of the range"
+        )
+    return span.size
+
+
 def retry_after(headers: Headers) -> float:
     """Seconds that a Retry-After asks for, given in seconds or as a date; 0 without."""
     text = (headers.get("Retry-After") or "").strip()

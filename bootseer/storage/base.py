@@ -22,7 +22,9 @@ from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
-SCHEMES_TODAY = "use a directory, file://, http(s)://, webhdfs(s):// or hdfs://"
+SCHEMES_TODAY = (
+    "use a directory, file://, http(s)://, webhdfs(s)://, hdfs://, oci:// or oci-layout:"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -204,6 +206,10 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     from bootseer.storage.urls import HTTP_SCHEMES, WEBHDFS_SCHEMES, parse_url
 
     options = options or DEFAULTS
+    if url.startswith(("oci://", "oci-layout:")):
+        from bootseer.storage.oci.registry import open_repository
+
+        return open_repository(url, options)[0].store
     parsed = parse_url(url)
     if parsed.scheme == "file":
         from bootseer.storage.local import LocalStore

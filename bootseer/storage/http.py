@@ -11,14 +11,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
     NotSupportedError,
-    StoreUnavailableError,
 )
 from bootseer.storage.answers import (
     REDIRECTS,
@@ -26,24 +25,18 @@ from bootseer.storage.answers import (
     Headers,
     Target,
     answer_error,
+    check_span,
     content_range,
     modified_s,
     origin_of,
     resolve,
 )
 from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import (
-    NO_HINTS,
-    ObjectWriter,
-    Placed,
-    Preferred,
-    Stat,
-    WriteHints,
-    check_name,
-)
+from bootseer.storage.base import Preferred, Stat, check_name
 from bootseer.storage.connection import Exchange, Pool
 from bootseer.storage.credentials import read_token
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.readonly import ReadOnlyStore
 from bootseer.storage.retry import retrying
 from bootseer.storage.urls import parse_url, plain_query, quote_path
 
@@ -57,8 +50,11 @@ EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers
 V = TypeVar("V")
 
 
-class HttpStore:
+class HttpStore(ReadOnlyStore):
     """`Store` over the folder of a web server; any number of threads may use it."""
+
+    kind = "http(s) stores"
+    unlisted = "HTTP has no folders; name objects"
 
     def __init__(self, url: str, options: StoreOptions) -> None:
         self._at = parse_url(url)
@@ -88,15 +84,6 @@ class HttpStore:
 
     def close(self) -> None:
         self._pool.close()
-
-    def places(self, name: str) -> list[Placed]:
-        return [Placed(0, self.stat(name).size_bytes)]
-
-    def write_places(self) -> list[str]:
-        return []
-
-    def local_path(self, name: str) -> str | None:
-        return None
 
     def stat(self, name: str) -> Stat:
         what = f"look at {check_name(name)} in {self.url}"
@@ -148,44 +135,6 @@ class HttpStore:
 
         return retrying(whole, retry_s=self._options.retry_s)
 
-    def create(self, name: str, data: bytes) -> bool:
-        raise self._read_only(f"write {name}")
-
-    def replace(self, name: str, data: bytes) -> None:
-        raise self._read_only(f"write {name}")
-
-    def create_from_file(self, name: str, path: str) -> bool:
-        raise self._read_only(f"write {name}")
-
-    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> ObjectWriter:
-        raise self._read_only(f"write {name}")
-
-    def rename(self, old: str, new: str) -> None:
-        raise self._read_only(f"rename {old}")
-
-    def delete(self, name: str) -> None:
-        raise self._read_only(f"delete {name}")
-
-    def delete_tree(self, folder: str) -> None:
-        raise self._read_only(f"delete {folder}")
-
-    def mkdir(self, folder: str) -> None:
-        raise self._read_only(f"make the folder {folder}")
-
-    def temporary(self, folder: str) -> str:
-        raise self._read_only(f"write in {folder}")
-
-    def list(self, folder: str) -> Iterator[Stat]:
-        raise NotSupportedError(f"{self.url} cannot be listed: HTTP has no folders; name objects")
-
-    def temporaries(self, folder: str) -> Iterator[Stat]:
-        return iter(())
-
-    def _read_only(self, action: str) -> NotSupportedError:
-        return NotSupportedError(
-            f"cannot {action} in {self.url}: http(s) stores are read-only; use another store"
-        )
-
     def _attempt(self) -> Attempt:
         return Attempt(stall_s=self._options.stall_s)
 
@@ -224,22 +173,8 @@ class HttpStore:
                 )
             size = total
         elif exchange.status == 206:
-            span = content_range(exchange.headers.get("Content-Range"))
-            if span is None or span.start != offset:
-                raise StoreUnavailableError(
-                    f"cannot {what}: the server sends another range than bytes"
-                    f" {offset}-{offset + total - 1}"
-                )
-            if span.end < offset + total:
-                raise CorruptDataError(
-                    f"{name} in {self.url} ends at byte {span.end}, before {offset + total};"
-                    " it is truncated"
-                )
-            if span.end > offset + total or exchange.length not in (None, total):
-                raise StoreUnavailableError(
-                    f"cannot {what}: the server's length is not the length of the range"
-                )
-            size = span.size
+            shown = f"{name} in {self.url}"
+            size = check_span(exchange.headers, exchange.length, offset, total, shown, what)
         else:
             raise self._error(exchange, what)
         with self._lock:

@@ -112,9 +112,14 @@ class Client:
         return able
 
     def from_any(
-        self, call: Callable[[Endpoint], T], ability: str = PULL, attempt: Attempt | None = None
+        self,
+        call: Callable[[Endpoint], T],
+        ability: str = PULL,
+        attempt: Attempt | None = None,
+        *,
+        begun: Callable[[], bool] = lambda: False,
     ) -> T:
-        """The answer of the first endpoint that has one.
+        """The answer of the first endpoint that has one; none is asked any more once `begun`.
 
         Raises the registry's own NotFoundError where it said so, else the last endpoint's error.
         """
@@ -124,13 +129,17 @@ class Client:
             try:
                 found = call(endpoint)
             except BootseerError as error:
-                if attempt is not None and attempt.cancelled:
-                    raise
+                if attempt is not None:
+                    attempt.replica = endpoint.authority
+                    if attempt.cancelled:
+                        raise
                 failed = error
                 if isinstance(error, NotFoundError) and not endpoint.is_mirror:
                     missing = error
                 elif not isinstance(error, NotFoundError):
-                    self._set_down(endpoint)
+                    self.set_down(endpoint)
+                if begun():
+                    raise
                 continue
             return found
         assert failed is not None
@@ -169,7 +178,9 @@ class Client:
             else:
                 exchange = self._plain(endpoint, method, target, headers, attempt, what)
         attempt.replica = endpoint.authority
-        if exchange.status in (200, 206) and target.origin != endpoint.origin:
+        # A tag's address is never kept: where it leads may change with the tag.
+        is_blob = tail.startswith("blobs/")
+        if is_blob and exchange.status in (200, 206) and target.origin != endpoint.origin:
             self._remember(key, target)
         return exchange
 
@@ -282,7 +293,8 @@ class Client:
                 retry_after_s=min(left_s, LONGEST_ADVICE_S),
             )
 
-    def _set_down(self, endpoint: Endpoint) -> None:
+    def set_down(self, endpoint: Endpoint) -> None:
+        """Ask an endpoint after the others for a while."""
         with self._lock:
             self._down_s[endpoint] = time.monotonic() + DOWN_S
 

@@ -1,0 +1,200 @@
+"""A repository's blobs as a store: read-only, named by digest, read by ranges.
+
+A range is one request to one endpoint. An endpoint that ignores ranges is not asked for one
+again; where no other is left, the blob is fetched whole, once, into a temporary file, and ranges
+are read from there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError
+from bootseer.storage.answers import check_span, content_range
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import Placed, Preferred, Stat
+from bootseer.storage.oci.client import Client
+from bootseer.storage.oci.endpoints import PULL, Endpoint
+from bootseer.storage.oci.manifest import check_bytes
+from bootseer.storage.oci.reference import check_digest
+from bootseer.storage.oci.spool import Spool
+from bootseer.storage.oci.stream import RemoteStream
+from bootseer.storage.readonly import ReadOnlyStore
+from bootseer.storage.retry import retrying
+
+RANGE_BYTES = 16 << 20
+STREAMS = 8  # at a time to one registry; they count requests, and many of them limit these
+
+
+class RangesIgnoredError(NotSupportedError):
+    """The server sends whole blobs whatever range it is asked for."""
+
+
+class BlobStore(ReadOnlyStore):
+    """`Store` over the blobs of one repository; any number of threads may use it."""
+
+    kind = "registries"
+    unlisted = "a registry does not list its blobs; name them by digest"
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._options = client.options
+        self._lock = threading.Lock()
+        self._rangeless: set[Endpoint] = set()
+        self._spools: dict[str, Spool] = {}
+
+    @property
+    def url(self) -> str:
+        return f"oci://{self._client.reference.place}"
+
+    def __repr__(self) -> str:
+        return f"BlobStore({self.url!r})"
+
+    @property
+    def preferred(self) -> Preferred:
+        return Preferred(self._options.range_bytes or RANGE_BYTES, self._options.streams or STREAMS)
+
+    def places(self, name: str) -> list[Placed]:
+        """Mirrors and the registry are replicas of each other, where there is more than one."""
+        names = tuple(dict.fromkeys(e.authority for e in self._client.order(PULL)))
+        return [Placed(0, self.stat(name).size_bytes, names if len(names) > 1 else ())]
+
+    def close(self) -> None:
+        with self._lock:
+            spools, self._spools = list(self._spools.values()), {}
+        for spool in spools:
+            spool.close()
+        self._client.close()
+
+    def stat(self, name: str) -> Stat:
+        what = f"look at {check_digest(name)} in {self.url}"
+
+        def ask(endpoint: Endpoint) -> int:
+            return self._size(endpoint, name, what)
+
+        size = retrying(lambda: self._client.from_any(ask), retry_s=self._options.retry_s)
+        return Stat(name, size, 0.0, False, name)
+
+    def read(self, name: str, *, limit_bytes: int) -> bytes:
+        what = f"read {check_digest(name)} in {self.url}"
+
+        def ask(endpoint: Endpoint) -> bytes:
+            attempt = self._client.attempt()
+            with self._client.open(endpoint, "GET", f"blobs/{name}", {}, attempt, what) as exchange:
+                if exchange.status != 200:
+                    raise self._client.error(exchange, what)
+                if (exchange.length or 0) > limit_bytes:
+                    raise CorruptDataError(
+                        f"{name} in {self.url} has {exchange.length} bytes, more than the"
+                        f" {limit_bytes} it may have"
+                    )
+                data = exchange.read_all(limit_bytes)
+            check_bytes(data, name, f"{name} from {endpoint.authority}")
+            return data
+
+        return retrying(lambda: self._client.from_any(ask), retry_s=self._options.retry_s)
+
+    def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
+        view = memoryview(buffer).cast("B")
+        retrying(
+            lambda: self.read_scatter(name, offset, [view], self._client.attempt()),
+            retry_s=self._options.retry_s,
+        )
+
+    def read_scatter(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        what = f"read {check_digest(name)} in {self.url}"
+        if not any(map(len, buffers)):
+            for number in range(len(buffers) if filled else 0):
+                filled(number)  # type: ignore[misc]
+            return
+        told: list[int] = []
+
+        def tell(number: int) -> None:
+            told.append(number)
+            if filled is not None:
+                filled(number)
+
+        def ask(endpoint: Endpoint) -> None:
+            self._read_from(endpoint, name, offset, buffers, attempt, tell, what)
+
+        if self._ranges_are_served():
+            try:
+                # Whoever was told of a buffer must not be told of it again by another endpoint.
+                self._client.from_any(ask, PULL, attempt, begun=lambda: bool(told))
+                return
+            except RangesIgnoredError:
+                pass
+        self._spool(name).read(offset, buffers, attempt, tell)
+
+    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> RemoteStream:
+        """Read a blob from an offset to its end; see `BlobStream`."""
+        return RemoteStream(self._client, check_digest(digest), offset, verify=verify)
+
+    def _ranges_are_served(self) -> bool:
+        with self._lock:
+            return not self._rangeless.issuperset(self._client.order(PULL))
+
+    def _read_from(
+        self,
+        endpoint: Endpoint,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        tell: Callable[[int], None],
+        what: str,
+    ) -> None:
+        total = sum(map(len, buffers))
+        with self._lock:
+            useless = endpoint in self._rangeless
+        if useless:
+            raise RangesIgnoredError(f"cannot {what}: {endpoint.authority} serves no ranges")
+        span = {"Range": f"bytes={offset}-{offset + total - 1}"}
+        with self._client.open(endpoint, "GET", f"blobs/{name}", span, attempt, what) as exchange:
+            if exchange.status == 200 and (offset or exchange.length != total):
+                with self._lock:
+                    self._rangeless.add(endpoint)
+                raise RangesIgnoredError(f"cannot {what}: {endpoint.authority} serves no ranges")
+            if exchange.status == 206:
+                shown = f"{name} in {self.url}"
+                check_span(exchange.headers, exchange.length, offset, total, shown, what)
+            elif exchange.status != 200:
+                raise self._client.error(exchange, what)
+            exchange.fill(buffers, tell)
+            exchange.expect_end(total)
+
+    def _spool(self, name: str) -> Spool:
+        with self._lock:
+            spool = self._spools.get(name)
+            if spool is None or spool.failed:
+                spool = self._spools[name] = Spool(lambda: self.stream(name), name)
+            return spool
+
+    def _size(self, endpoint: Endpoint, name: str, what: str) -> int:
+        """By HEAD, or one byte's GET where HEAD is refused or tells no length."""
+        attempt = self._client.attempt()
+        tail = f"blobs/{name}"
+        with self._client.open(endpoint, "HEAD", tail, {}, attempt, what) as exchange:
+            length = exchange.headers.get("Content-Length", "")
+            if exchange.status == 200 and length.isascii() and length.isdigit():
+                return int(length)
+            if exchange.status == 404:
+                raise NotFoundError(f"cannot {what}: {endpoint.authority} does not have it")
+        one = {"Range": "bytes=0-0"}
+        with self._client.open(endpoint, "GET", tail, one, attempt, what) as exchange:
+            span = content_range(exchange.headers.get("Content-Range"))
+            if exchange.status == 200 and exchange.length is not None:
+                return exchange.length
+            if exchange.status not in (206, 416):
+                raise self._client.error(exchange, what)
+            if span is None or span.size < 0:
+                raise NotSupportedError(f"cannot {what}: the server does not tell its size")
+            return span.size

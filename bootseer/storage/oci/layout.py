@@ -1,0 +1,390 @@
+"""A repository in a directory: the OCI image layout.
+
+Source: OCI image specification 1.1, image layout. A tag is the annotation
+`org.opencontainers.image.ref.name` of an entry of `index.json`; a manifest with a subject stands
+there too, and so does the index of the referrers tag schema where another tool wrote one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from bootseer.errors import (
+    AccessDeniedError,
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    StoreUnavailableError,
+    from_os_error,
+)
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import Preferred, Stat, Store
+from bootseer.storage.local import LocalStore
+from bootseer.storage.oci.manifest import (
+    INDEX_TYPES,
+    LIMIT_BYTES,
+    MANIFEST_TYPES,
+    Descriptor,
+    Index,
+    Manifest,
+    Platform,
+    check_bytes,
+    index_bytes,
+    parse_manifest,
+    parse_object,
+)
+from bootseer.storage.oci.platforms import choose_platform, this_platform
+from bootseer.storage.oci.push import Source
+from bootseer.storage.oci.reference import (
+    DEFAULT_TAG,
+    DIGEST,
+    LAYOUT_SCHEME,
+    Reference,
+    check_digest,
+)
+from bootseer.storage.oci.referrers import describe, fallback_tag, subject_of, wanted
+from bootseer.storage.oci.registry import Progress
+from bootseer.storage.readonly import ReadOnlyStore
+
+TAG = "org.opencontainers.image.ref.name"
+MARKER = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
+
+
+def blob_name(digest: str) -> str:
+    """A blob's name below the layout; UsageError for what is no digest."""
+    algorithm, _, encoded = check_digest(digest).partition(":")
+    return f"blobs/{algorithm}/{encoded}"
+
+
+class LayoutStore(ReadOnlyStore):
+    """`Store` over a layout's blobs, named by digest."""
+
+    kind = "image layouts, as stores,"
+    unlisted = "name blobs by digest"
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._files = LocalStore(directory)
+
+    @property
+    def url(self) -> str:
+        return LAYOUT_SCHEME + self._directory
+
+    def __repr__(self) -> str:
+        return f"LayoutStore({self.url!r})"
+
+    @property
+    def preferred(self) -> Preferred:
+        return self._files.preferred
+
+    def stat(self, name: str) -> Stat:
+        found = self._files.stat(blob_name(name))
+        return Stat(name, found.size_bytes, found.mtime_s, False, name)
+
+    def local_path(self, name: str) -> str | None:
+        return self._files.local_path(blob_name(name))
+
+    def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
+        self._files.read_range(blob_name(name), offset, buffer)
+
+    def read_scatter(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        self._files.read_scatter(blob_name(name), offset, buffers, attempt, filled)
+
+    def read(self, name: str, *, limit_bytes: int) -> bytes:
+        data = self._files.read(blob_name(name), limit_bytes=limit_bytes)
+        check_bytes(data, name, f"{name} in {self.url}")
+        return data
+
+    def close(self) -> None:
+        self._files.close()
+
+
+class LayoutStream:
+    """`BlobStream` over a layout's file."""
+
+    def __init__(self, path: str, digest: str, offset: int, *, verify: bool) -> None:
+        self._path, self._digest = path, digest
+        self._cancelled = self._over = False
+        algorithm, _, self._expected = digest.partition(":")
+        self._hash = hashlib.new(algorithm) if verify and not offset else None
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise from_os_error(error, f"read the blob {path}") from error
+        self.size_bytes = os.fstat(self._file.fileno()).st_size
+        self._file.seek(offset)
+
+    def readinto(self, view: memoryview, /) -> int:
+        if self._over or not view:
+            return 0
+        if self._cancelled:
+            raise StoreUnavailableError(f"cannot read {self._path}: it was given up")
+        try:
+            count = self._file.readinto(view)
+        except OSError as error:
+            raise from_os_error(error, f"read the blob {self._path}") from error
+        if not count:
+            self.close()
+            if self._hash is not None and self._hash.hexdigest() != self._expected:
+                raise CorruptDataError(f"{self._path} is not what its name says; it is not used")
+        elif self._hash is not None:
+            self._hash.update(view[:count])
+        return count or 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        parts = bytearray()
+        while size < 0 or len(parts) < size:
+            piece = bytearray(1 << 20 if size < 0 else min(1 << 20, size - len(parts)))
+            count = self.readinto(memoryview(piece))
+            if not count:
+                break
+            parts += memoryview(piece)[:count]
+        return bytes(parts)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def close(self) -> None:
+        self._over = True
+        self._file.close()
+
+    def __enter__(self) -> LayoutStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LayoutRepository:
+    """`Repository` in a directory, which is made by the first push when it is not there."""
+
+    def __init__(self, directory: str, *, writable: bool = False) -> None:
+        self._directory, self._writable = directory, writable
+        self._store = LayoutStore(directory)
+
+    def __repr__(self) -> str:
+        return f"LayoutRepository({self._directory!r})"
+
+    @property
+    def reference(self) -> Reference:
+        return Reference("", self._directory)
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def resolve(self, version: str) -> Descriptor:
+        entries = self._entries()
+        if DIGEST.fullmatch(version):
+            found = [one for one in entries if one.digest == version]
+            if found:
+                return found[0]
+            raw = self._manifest_bytes(version)
+            parsed = parse_manifest(raw, "", self._called(version))
+            return Descriptor(parsed.media_type, version, len(raw))
+        found = [one for one in entries if one.annotations.get(TAG) == version]
+        if not found and version == DEFAULT_TAG:
+            found = [one for one in entries if TAG not in one.annotations] or entries
+            found = found if len(found) == 1 else []
+        if not found:
+            there = ", ".join(self.tags()) or "none"
+            raise NotFoundError(
+                f"{LAYOUT_SCHEME}{self._directory} has no tag {version}; its tags: {there}"
+            )
+        return found[-1]
+
+    def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
+        digest = descriptor if isinstance(descriptor, str) else descriptor.digest
+        kind = "" if isinstance(descriptor, str) else descriptor.media_type
+        return parse_manifest(self._manifest_bytes(digest), kind, self._called(digest))
+
+    def image(self, version: str, platform: Platform | None = None) -> tuple[Descriptor, Manifest]:
+        descriptor = self.resolve(version)
+        parsed = self.manifest(descriptor)
+        if isinstance(parsed, Index):
+            chosen = platform or this_platform()
+            descriptor = choose_platform(parsed.manifests, chosen, self._called(version))
+            parsed = self.manifest(descriptor)
+        if isinstance(parsed, Index):
+            raise NotSupportedError(f"{self._called(version)} is an index within an index")
+        return descriptor, parsed
+
+    def blob(self, descriptor: Descriptor, *, limit_bytes: int) -> bytes:
+        return self._store.read(descriptor.digest, limit_bytes=limit_bytes)
+
+    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> LayoutStream:
+        path = os.path.join(self._directory, blob_name(digest))
+        return LayoutStream(path, digest, offset, verify=verify)
+
+    def referrers(self, digest: str, artifact_type: str = "") -> list[Descriptor]:
+        found: list[Descriptor] = []
+        for entry in self._entries():
+            if entry.annotations.get(TAG) == fallback_tag(digest):
+                parsed = self.manifest(entry)
+                found += parsed.manifests if isinstance(parsed, Index) else ()
+            elif entry.media_type in MANIFEST_TYPES | INDEX_TYPES:
+                raw = self._manifest_bytes(entry.digest)
+                if digest.encode() not in raw:
+                    continue
+                if subject_of(parse_manifest(raw, entry.media_type)) == digest:
+                    found.append(describe(raw, entry.media_type))
+        return wanted(found, artifact_type)
+
+    def has_blob(self, digest: str) -> bool:
+        return os.path.exists(os.path.join(self._directory, blob_name(digest)))
+
+    def push_blob(
+        self,
+        source: str | bytes,
+        digest: str,
+        size_bytes: int,
+        *,
+        mount_from: str = "",
+        progress: Progress | None = None,
+    ) -> bool:
+        self._check_writable()
+        blob = Source(source, check_digest(digest), size_bytes)
+        blob.check()
+        if not (there := self.has_blob(digest)):
+            self._write(blob_name(digest), blob.pieces(0, size_bytes))
+        if progress is not None:
+            progress(size_bytes)
+        return not there
+
+    def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:
+        self._check_writable()
+        made = describe(raw, media_type)
+        self._write(blob_name(made.digest), [raw])
+        self._write_if_missing("oci-layout", MARKER)
+        entry = Descriptor(
+            made.media_type,
+            made.digest,
+            made.size_bytes,
+            {TAG: tag} if tag else {},
+            made.artifact_type,
+        )
+        with self._locked():
+            entries = self._entries()
+            known = [one for one in entries if one.digest == made.digest]
+            entries = [
+                one
+                for one in entries
+                # An entry without a tag says nothing beside one with a tag.
+                if not (tag and one.annotations.get(TAG) == tag)
+                and not (one.digest == made.digest and TAG not in one.annotations)
+            ]
+            if tag or not any(TAG in one.annotations for one in known):
+                entries.append(entry)
+            self._write("index.json", [index_bytes(entries)])
+        return made
+
+    def tags(self) -> list[str]:
+        return sorted({one.annotations[TAG] for one in self._entries() if TAG in one.annotations})
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> LayoutRepository:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _called(self, version: str) -> str:
+        return f"{version} in {LAYOUT_SCHEME}{self._directory}"
+
+    def _entries(self) -> list[Descriptor]:
+        """What `index.json` lists; nothing before the first push."""
+        path = os.path.join(self._directory, "index.json")
+        try:
+            with open(path, "rb") as file:
+                raw = file.read(LIMIT_BYTES + 1)
+        except FileNotFoundError as error:
+            if self._writable:
+                return []
+            raise NotFoundError(
+                f"{self._directory} is no image layout: it has no index.json; check the path"
+            ) from error
+        except OSError as error:
+            raise from_os_error(error, f"read {path}") from error
+        if len(raw) > LIMIT_BYTES:
+            raise CorruptDataError(f"{path} has more than {LIMIT_BYTES} bytes")
+        # Some tools leave the schema's version out here.
+        listed = parse_object(raw, path).get("manifests")
+        return [Descriptor.parse(one, path) for one in listed or ()]
+
+    def _manifest_bytes(self, digest: str) -> bytes:
+        return self._store.read(digest, limit_bytes=LIMIT_BYTES)
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise AccessDeniedError(f"{LAYOUT_SCHEME}{self._directory} was opened for reading")
+
+    def _write(self, name: str, pieces: Iterator[bytes] | list[bytes]) -> None:
+        """Publish a file whole: temporary name, fsync, rename, fsync of the folder."""
+        path = os.path.join(self._directory, name)
+        folder = os.path.dirname(path)
+        temporary = ""
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".tmp-", delete=False) as file:
+                temporary = file.name
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+                os.fchmod(file.fileno(), 0o644)
+            os.rename(temporary, path)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException as error:
+            if temporary:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            if isinstance(error, OSError):
+                raise from_os_error(error, f"write {path}") from error
+            raise
+
+    def _write_if_missing(self, name: str, data: bytes) -> None:
+        if not os.path.exists(os.path.join(self._directory, name)):
+            self._write(name, [data])
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer of `index.json` at a time on this machine."""
+        try:
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise from_os_error(error, f"open {self._directory}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,343 @@
+"""A repository of a registry."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from types import TracebackType
+from urllib.parse import quote
+
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    StoreUnavailableError,
+    UsageError,
+)
+from bootseer.storage.answers import Target, resolve
+from bootseer.storage.base import Store
+from bootseer.storage.oci.blobs import BlobStore
+from bootseer.storage.oci.client import Client, links
+from bootseer.storage.oci.endpoints import PULL, RESOLVE, Endpoint
+from bootseer.storage.oci.manifest import (
+    ACCEPT,
+    INDEX_TYPES,
+    LIMIT_BYTES,
+    OCI_INDEX,
+    Descriptor,
+    Index,
+    Manifest,
+    Platform,
+    check_bytes,
+    digest_of,
+    parse_manifest,
+    parse_object,
+)
+from bootseer.storage.oci.platforms import choose_platform, this_platform
+from bootseer.storage.oci.push import Source, Uploader
+from bootseer.storage.oci.reference import DIGEST, Reference, check_version
+from bootseer.storage.oci.referrers import (
+    describe,
+    fallback_tag,
+    subject_of,
+    wanted,
+    with_referrer,
+)
+from bootseer.storage.oci.registry import Progress
+from bootseer.storage.oci.stream import RemoteStream
+from bootseer.storage.options import StoreOptions
+from bootseer.storage.retry import retrying
+
+KNOWN_MANIFESTS = 64
+MOST_PAGES = 1000
+TRIES = 10  # of writing an index that others write too
+SETTLE_S = 0.05
+
+
+class RegistryRepository:
+    """`Repository` over HTTP; any number of threads may use it."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        options: StoreOptions,
+        *,
+        plain_http: bool | None = None,
+        push: bool = False,
+    ) -> None:
+        self._reference = Reference(reference.host, reference.repository)
+        self._client = Client(self._reference, options, plain_http=plain_http, push=push)
+        self._blobs = BlobStore(self._client)
+        self._uploads = Uploader(self._client)
+        self._retry_s = options.retry_s
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[bytes, str]] = {}
+        self._has_referrers_api: dict[Endpoint, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"RegistryRepository({self._reference.place!r})"
+
+    @property
+    def reference(self) -> Reference:
+        return self._reference
+
+    @property
+    def store(self) -> Store:
+        return self._blobs
+
+    def resolve(self, version: str) -> Descriptor:
+        check_version(version)
+        is_digest = DIGEST.fullmatch(version) is not None
+        with self._lock:
+            known = self._known.get(version)
+        if known is None:
+            known = self._fetch(version, PULL if is_digest else RESOLVE)
+        raw, media_type = known
+        return Descriptor(media_type, version if is_digest else digest_of(raw), len(raw))
+
+    def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
+        digest = descriptor if isinstance(descriptor, str) else descriptor.digest
+        if not DIGEST.fullmatch(digest):
+            raise UsageError(f"{digest[:100]!r} is no digest; resolve a tag first")
+        with self._lock:
+            known = self._known.get(digest)
+        raw, media_type = known or self._fetch(digest, PULL)
+        if not isinstance(descriptor, str) and descriptor.size_bytes != len(raw):
+            raise CorruptDataError(
+                f"{digest} in {self._reference.place} has {len(raw)} bytes, not the"
+                f" {descriptor.size_bytes} that it should have"
+            )
+        return parse_manifest(raw, media_type, f"{digest} in {self._reference.place}")
+
+    def image(self, version: str, platform: Platform | None = None) -> tuple[Descriptor, Manifest]:
+        descriptor = self.resolve(version)
+        parsed = self.manifest(descriptor)
+        if isinstance(parsed, Index):
+            what = f"{self._reference.place} ({version})"
+            descriptor = choose_platform(parsed.manifests, platform or this_platform(), what)
+            parsed = self.manifest(descriptor)
+        if isinstance(parsed, Index):
+            raise NotSupportedError(
+                f"{descriptor.digest} in {self._reference.place} is an index within an index;"
+                " name an image by its digest"
+            )
+        return descriptor, parsed
+
+    def blob(self, descriptor: Descriptor, *, limit_bytes: int) -> bytes:
+        if descriptor.size_bytes > limit_bytes:
+            raise CorruptDataError(
+                f"{descriptor.digest} in {self._reference.place} has {descriptor.size_bytes}"
+                f" bytes, more than the {limit_bytes} it may have"
+            )
+        return self._blobs.read(descriptor.digest, limit_bytes=limit_bytes)
+
+    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> RemoteStream:
+        return self._blobs.stream(digest, offset, verify=verify)
+
+    def referrers(self, digest: str, artifact_type: str = "") -> list[Descriptor]:
+        found: list[Descriptor] = []
+
+        def ask(endpoint: Endpoint) -> list[Descriptor]:
+            listed = self._referrers_at(endpoint, digest, artifact_type)
+            if not listed and endpoint.is_mirror:
+                raise NotFoundError(f"{endpoint.authority} knows no referrers of {digest}")
+            return listed
+
+        try:
+            found = retrying(lambda: self._client.from_any(ask, RESOLVE), retry_s=self._retry_s)
+        except NotFoundError:
+            return []
+        return wanted(found, artifact_type)
+
+    def has_blob(self, digest: str) -> bool:
+        return self._uploads.has(digest)
+
+    def push_blob(
+        self,
+        source: str | bytes,
+        digest: str,
+        size_bytes: int,
+        *,
+        mount_from: str = "",
+        progress: Progress | None = None,
+    ) -> bool:
+        return self._uploads.push(Source(source, digest, size_bytes), mount_from, progress)
+
+    def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:
+        made = describe(raw, media_type)
+        subject = subject_of(parse_manifest(raw, media_type))
+        for version in dict.fromkeys((made.digest, tag or made.digest)):
+            knows_subject = self._put_manifest(raw, media_type, check_version(version))
+        if subject and not knows_subject:
+            self._add_referrer(subject, made)
+        return made
+
+    def tags(self) -> list[str]:
+        what = f"list the tags of {self._reference.place}"
+
+        def ask() -> list[str]:
+            endpoint = self._client.own
+            found: set[str] = set()
+            target = endpoint.target("tags/list", "n=1000")
+            for _ in range(MOST_PAGES):
+                with self._client.send(
+                    endpoint, "GET", target, {}, self._client.attempt(), what
+                ) as exchange:
+                    if exchange.status != 200:
+                        raise self._client.error(exchange, what)
+                    page = parse_object(exchange.read_all(LIMIT_BYTES), what)
+                    following = next(links(exchange), None)
+                found.update(t for t in page.get("tags") or () if isinstance(t, str))
+                if following is None:
+                    return sorted(found)
+                target = resolve(Target(endpoint.origin, target), following, what).request
+            raise CorruptDataError(f"cannot {what}: the list has no end")
+
+        return retrying(ask, retry_s=self._retry_s)
+
+    def close(self) -> None:
+        self._blobs.close()
+
+    def __enter__(self) -> RegistryRepository:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _fetch(self, version: str, ability: str) -> tuple[bytes, str]:
+        """A manifest's checked bytes and media type, which are remembered by digest."""
+        what = f"read the manifest {version} of {self._reference.place}"
+
+        def ask(endpoint: Endpoint) -> tuple[bytes, str]:
+            return self._manifest_at(endpoint, version, what)
+
+        raw, media_type = retrying(
+            lambda: self._client.from_any(ask, ability), retry_s=self._retry_s
+        )
+        digest = version if DIGEST.fullmatch(version) else digest_of(raw)
+        with self._lock:
+            self._known[digest] = raw, media_type
+            if len(self._known) > KNOWN_MANIFESTS:
+                del self._known[next(iter(self._known))]
+        return raw, media_type
+
+    def _manifest_at(self, endpoint: Endpoint, version: str, what: str) -> tuple[bytes, str]:
+        attempt, accept = self._client.attempt(), {"Accept": ACCEPT}
+        tail = f"manifests/{version}"
+        with self._client.open(endpoint, "GET", tail, accept, attempt, what) as exchange:
+            if exchange.status != 200:
+                raise self._client.error(exchange, what)
+            media_type = (exchange.headers.get("Content-Type") or "").partition(";")[0].strip()
+            said = (exchange.headers.get("Docker-Content-Digest") or "").strip()
+            raw = exchange.read_all(LIMIT_BYTES)
+        for digest in {version, said}:
+            if DIGEST.fullmatch(digest):
+                check_bytes(raw, digest, f"the manifest {version} from {endpoint.authority}")
+        # What is no manifest (a proxy's page, say) must not be taken for one, nor be pinned.
+        return raw, parse_manifest(raw, media_type, f"the manifest {version}").media_type
+
+    def _referrers_at(
+        self, endpoint: Endpoint, digest: str, artifact_type: str
+    ) -> list[Descriptor]:
+        if self._has_referrers_api.get(endpoint, True):
+            listed = self._referrers_by_api(endpoint, digest, artifact_type)
+            self._has_referrers_api[endpoint] = listed is not None
+            if listed is not None:
+                return listed
+        what = f"list the referrers of {digest} in {self._reference.place}"
+        try:
+            raw, media_type = self._manifest_at(endpoint, fallback_tag(digest), what)
+        except NotFoundError:
+            return []
+        parsed = parse_manifest(raw, media_type, f"the referrers of {digest}")
+        return list(parsed.manifests) if isinstance(parsed, Index) else []
+
+    def _referrers_by_api(
+        self, endpoint: Endpoint, digest: str, artifact_type: str
+    ) -> list[Descriptor] | None:
+        """All pages of the API's answer; None when there is no such API here."""
+        what = f"list the referrers of {digest} in {self._reference.place}"
+        query = f"artifactType={quote(artifact_type, safe='')}" if artifact_type else ""
+        target = endpoint.target(f"referrers/{digest}", query)
+        found: list[Descriptor] = []
+        for _ in range(MOST_PAGES):
+            with self._client.send(
+                endpoint, "GET", target, {"Accept": OCI_INDEX}, self._client.attempt(), what
+            ) as exchange:
+                kind = (exchange.headers.get("Content-Type") or "").partition(";")[0].strip()
+                missing = exchange.status in (400, 404, 405, 501)
+                if missing or (exchange.status == 200 and kind not in INDEX_TYPES):
+                    return None
+                if exchange.status != 200:
+                    raise self._client.error(exchange, what)
+                page = parse_manifest(exchange.read_all(LIMIT_BYTES), kind, what)
+                following = next(links(exchange), None)
+            found += page.manifests if isinstance(page, Index) else ()
+            if following is None:
+                return found
+            target = resolve(Target(endpoint.origin, target), following, what).request
+        raise CorruptDataError(f"cannot {what}: the list has no end")
+
+    def _put_manifest(self, raw: bytes, media_type: str, version: str) -> bool:
+        """Store a manifest; whether the registry took notice of its subject."""
+        what = f"push the manifest {version} to {self._reference.place}"
+        endpoint = self._client.own
+        headers = {"Content-Type": media_type}
+
+        def put() -> bool:
+            with self._client.send(
+                endpoint,
+                "PUT",
+                endpoint.target(f"manifests/{version}"),
+                headers,
+                self._client.attempt(),
+                what,
+                body=raw,
+            ) as exchange:
+                if exchange.status not in (200, 201, 202):
+                    raise self._client.error(exchange, what)
+                said = (exchange.headers.get("Docker-Content-Digest") or "").strip()
+                if said.startswith("sha256:") and said != digest_of(raw):
+                    raise CorruptDataError(f"cannot {what}: the registry stored other bytes")
+                return bool(exchange.headers.get("OCI-Subject"))
+
+        return retrying(put, retry_s=self._retry_s)
+
+    def _add_referrer(self, subject: str, made: Descriptor) -> None:
+        """Enter a manifest in its subject's index, which others may be writing at the same time.
+
+        Registries replace a tag without asking what it was, so an entry can get lost: it is
+        looked for again after as long as another's read and write may take.
+        """
+        endpoint, tag = self._client.own, fallback_tag(subject)
+        what = f"enter a referrer of {subject} in {self._reference.place}"
+        missing_before = True
+        for tries in range(TRIES):
+            began_s = time.monotonic()
+            try:
+                raw, kind = retrying(
+                    lambda: self._manifest_at(endpoint, tag, what), retry_s=self._retry_s
+                )
+                parsed = parse_manifest(raw, kind, f"the referrers of {subject}")
+            except NotFoundError:
+                parsed = None
+            known = parsed.manifests if isinstance(parsed, Index) else ()
+            changed = with_referrer(known, made)
+            if changed is None and not missing_before:
+                return
+            missing_before = changed is not None
+            if changed is not None:
+                self._put_manifest(changed, OCI_INDEX, tag)
+            took_s = time.monotonic() - began_s
+            time.sleep(random.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
+        error: BootseerError = StoreUnavailableError(
+            f"cannot {what}: others change its index all the time; push again"
+        )
+        raise error
