@@ -55,7 +55,7 @@ class Descriptor:
     media_type: str
     digest: str
     size_bytes: int
-    annotations: Mapping[str, str] = dataclasses.field(default=NO_ANNOTATIONS, hash=False)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     artifact_type: str = ""
     platform: Platform | None = None
 
@@ -104,7 +104,7 @@ class Manifest:
     config: Descriptor
     layers: tuple[Descriptor, ...]
     subject: Descriptor | None = None
-    annotations: Mapping[str, str] = dataclasses.field(default=NO_ANNOTATIONS, hash=False)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     artifact_type: str = ""
 
     def layer(self, media_type: str) -> Descriptor | None:
@@ -120,7 +120,7 @@ class Index:
     media_type: str
     manifests: tuple[Descriptor, ...]
     subject: Descriptor | None = None
-    annotations: Mapping[str, str] = dataclasses.field(default=NO_ANNOTATIONS, hash=False)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     artifact_type: str = ""
 
 
@@ -218,8 +218,8 @@ def parse_object(raw: bytes, what: str) -> dict[str, Any]:
 def parse_annotations(value: object) -> Mapping[str, str]:
     """Annotations of parsed JSON; what is no text under a text is left out."""
     if not isinstance(value, dict) or not value:
-        return NO_ANNOTATIONS
-    return types.MappingProxyType({k: v for k, v in value.items() if isinstance(v, str)})
+        return {}
+    return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
 def _descriptors(values: Sequence[object], what: str) -> tuple[Descriptor, ...]:
