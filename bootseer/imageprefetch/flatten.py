@@ -1,0 +1,405 @@
+"""Layers become one tree: what a container program shows when it has unpacked and stacked them.
+
+Layers are read once each, from the top one down, so that only what stays visible is ever stored.
+A layer's own tree is made first, as unpacking it alone would make it; then what lies above hides
+parts of it, and what is left is hung in. Nothing touches a disk: names that would lead out of the
+tree are refused, and links are followed within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from bootseer.blockimage.entries import NO_XATTRS, Content, Entry, Kind, Stored
+from bootseer.blockimage.erofs import NAME_BYTES, xattr_index
+from bootseer.errors import CorruptDataError
+from bootseer.imageprefetch.layers import Members
+from bootseer.imageprefetch.tarformat import Member
+
+WHITEOUT = b".wh."
+OPAQUE = b".wh..wh..opq"
+_AUFS = b".wh..wh."
+MAX_PATH_BYTES = 4096
+MAX_LINKS_FOLLOWED = 40
+MAX_XATTR_BYTES = 64 << 10
+_LINK_MODE = 0o777
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that an image may be made of; `unpacked_bytes` counts tar bytes of all layers."""
+
+    entries: int = 1_000_000
+    unpacked_bytes: int = 256 << 30
+
+
+LIMITS = Limits()
+
+
+class _Inode:
+    """A file of whatever kind, under any number of names."""
+
+    __slots__ = (
+        "gid",
+        "kind",
+        "link_target",
+        "mode",
+        "mtime_ns",
+        "number",
+        "rdev",
+        "size_bytes",
+        "stored",
+        "uid",
+        "xattrs",
+    )
+
+    def __init__(self, member: Member, kind: Kind, number: int) -> None:
+        self.kind, self.number = kind, number
+        self.mode = _LINK_MODE if kind is Kind.SYMLINK else member.mode
+        self.uid, self.gid, self.mtime_ns = member.uid, member.gid, member.mtime_ns
+        self.size_bytes = member.size_bytes if kind is Kind.FILE else 0
+        self.link_target = member.link_target if kind is Kind.SYMLINK else b""
+        self.rdev, self.xattrs = member.rdev, _xattrs(member.xattrs)
+        self.stored: Stored | None = None
+
+    def entry(self, path: bytes) -> Entry:
+        return Entry(
+            path=path,
+            kind=self.kind,
+            mode=self.mode,
+            uid=self.uid,
+            gid=self.gid,
+            mtime_ns=self.mtime_ns,
+            size_bytes=self.size_bytes,
+            link_target=self.link_target,
+            rdev=self.rdev,
+            xattrs=self.xattrs,
+            content=self.stored,
+        )
+
+
+class _Node:
+    """A name. A directory without an inode is one that a layer only implies.
+
+    `opaque`: nothing below it of lower layers is seen. `final`: neither is their directory's own
+    mode, owner and time. `gone` names are hidden in lower layers, and not there.
+    """
+
+    __slots__ = ("children", "final", "gone", "inode", "opaque")
+
+    def __init__(self, inode: _Inode | None, *, gone: bool = False) -> None:
+        self.inode = inode
+        self.children: dict[bytes, _Node] | None = None
+        if not gone and (inode is None or inode.kind is Kind.DIRECTORY):
+            self.children = {}
+        self.opaque = self.final = False
+        self.gone = gone
+
+
+class Flattener:
+    """Takes layers from the top one down, then gives the tree.
+
+    `store(content, size)` is called for each file that is seen, as its bytes go by.
+    """
+
+    def __init__(self, store: Callable[[Content, int], Stored], limits: Limits = LIMITS) -> None:
+        self._store, self._limits = store, limits
+        self._top = _Node(None)
+        self._entries = self._unpacked_bytes = 0
+
+    def add(self, opened: Callable[[], AbstractContextManager[Iterator[bytes]]], name: str) -> None:
+        """Take the next lower layer: `opened()` gives its tar bytes, more than once if need be.
+
+        Raises CorruptDataError, naming the layer by `name`, for whatever is no sound layer.
+        """
+        try:
+            layer = _Layer(self)
+            with opened() as pieces:
+                layer.read(Members(pieces, self._count))
+            if layer.wanted:
+                with opened() as pieces:
+                    layer.read_wanted(Members(pieces, _ignore))
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{name}: {error}") from error
+        _hang_in(self._top, layer.root)
+
+    def entries(self) -> list[Entry]:
+        """The whole tree."""
+        out: list[Entry] = []
+        names: dict[int, bytes] = {}  # what an inode is found by
+        stack = [(b"", self._top)]
+        while stack:
+            path, node = stack.pop()
+            if node.gone:
+                continue
+            if node.children is None:
+                assert node.inode is not None
+                first = names.setdefault(id(node.inode), path)
+                linked = Entry(path=path, kind=node.inode.kind, hardlink_of=first)
+                out.append(node.inode.entry(path) if first is path else linked)
+                continue
+            implied = Entry(path=path, kind=Kind.DIRECTORY, mode=0o755)
+            out.append(node.inode.entry(path) if node.inode is not None else implied)
+            prefix = path + b"/" if path else b""
+            stack += [(prefix + name, child) for name, child in sorted(node.children.items())]
+        return out
+
+    def sees(self, parts: list[bytes]) -> bool:
+        """Whether the layers so far let a file of the next lower one be seen."""
+        node = self._top
+        for part in parts:
+            if node.children is None or node.opaque:
+                return False
+            below = node.children.get(part)
+            if below is None:
+                return True
+            node = below
+        return False
+
+    def store(self, content: Content, size_bytes: int) -> Stored:
+        return self._store(content, size_bytes)
+
+    def count_entry(self) -> None:
+        self._entries += 1
+        if self._entries > self._limits.entries:
+            raise CorruptDataError(
+                f"the image has more than {self._limits.entries} entries; raise the limit if it "
+                "may have so many"
+            )
+
+    def _count(self, size_bytes: int) -> None:
+        self._unpacked_bytes += size_bytes
+        if self._unpacked_bytes > self._limits.unpacked_bytes:
+            raise CorruptDataError(
+                f"the image unpacks to more than {self._limits.unpacked_bytes} bytes; raise the "
+                "limit if it may be so large"
+            )
+
+
+def _ignore(size_bytes: int) -> None:
+    """The second reading of a layer was counted in the first."""
+
+
+class _Layer:
+    """One layer's own tree, as unpacking it into an empty directory would make it."""
+
+    def __init__(self, above: Flattener) -> None:
+        self._above = above
+        self._whiteouts: list[tuple[_Node, bytes]] = []
+        self._number = 0
+        self.root = _Node(None)
+        self.wanted: dict[int, _Inode] = {}
+
+    def read(self, members: Members) -> None:
+        for member in members:
+            self._above.count_entry()
+            self._number += 1
+            try:
+                self._take(member, members)
+            except CorruptDataError as error:
+                shown = member.name[:200].decode("utf-8", "backslashreplace")
+                raise CorruptDataError(f"{shown}: {error}") from error
+        for parent, name in self._whiteouts:
+            assert parent.children is not None
+            node = parent.children.get(name)
+            if node is None:
+                parent.children[name] = _Node(None, gone=True)
+            else:
+                node.opaque = node.final = True
+
+    def read_wanted(self, members: Members) -> None:
+        """Store what a visible name turned out to link to, though its own name is hidden."""
+        for number, member in enumerate(members, 1):
+            inode = self.wanted.get(number)
+            if inode is not None:
+                inode.stored = self._above.store(members, member.size_bytes)
+
+    def _take(self, member: Member, members: Members) -> None:
+        parts = path_parts(member.name)
+        if not parts:
+            self._take_root(member)
+            return
+        parents, name = self._real(parts[:-1]), parts[-1]
+        parent = self._make(parents)
+        assert parent.children is not None
+        if name.startswith(WHITEOUT):
+            self._take_whiteout(parent, name)
+            return
+        if member.kind is None:
+            self._link(parent, [*parents, name], member)
+            return
+        if member.kind is Kind.CHARACTER and member.rdev == 0:
+            self._whiteouts.append((parent, name))  # overlayfs's own form
+            return
+        inode = _Inode(member, member.kind, self._number)
+        check_inode(inode.kind, inode.link_target)
+        before = parent.children.get(name)
+        if inode.kind is Kind.DIRECTORY and before is not None and before.children is not None:
+            before.inode = inode
+            node = before
+        else:
+            node = parent.children[name] = _Node(inode)
+        if _overlay_opaque(member.xattrs):
+            node.opaque = True
+        if inode.size_bytes and self._above.sees([*parents, name]):
+            inode.stored = self._above.store(members, inode.size_bytes)
+
+    def _take_root(self, member: Member) -> None:
+        if member.kind is not Kind.DIRECTORY:
+            raise CorruptDataError("the root of a layer is no directory")
+        self.root.inode = _Inode(member, Kind.DIRECTORY, self._number)
+
+    def _take_whiteout(self, parent: _Node, name: bytes) -> None:
+        if name == OPAQUE:
+            parent.opaque = True
+            return
+        if name.startswith(_AUFS):
+            return  # records of aufs that no other file system needs
+        hidden = name[len(WHITEOUT) :]
+        if hidden in (b"", b".", b".."):
+            raise CorruptDataError("it hides a name that is none")
+        self._whiteouts.append((parent, hidden))
+
+    def _link(self, parent: _Node, parts: list[bytes], member: Member) -> None:
+        wanted = path_parts(member.link_target)
+        node = self._find(self._real(wanted[:-1]))
+        if node is not None and wanted and node.children is not None:
+            node = node.children.get(wanted[-1])
+        if node is None or node.inode is None or node.children is not None:
+            target = member.link_target[:200].decode("utf-8", "backslashreplace")
+            raise CorruptDataError(f"it is a hard link to {target}, which its layer does not have")
+        inode = node.inode
+        assert parent.children is not None
+        parent.children[parts[-1]] = _Node(inode)
+        if inode.size_bytes and inode.stored is None and self._above.sees(parts):
+            self.wanted[inode.number] = inode
+
+    def _real(self, parts: list[bytes]) -> list[bytes]:
+        """Where a directory is, following this layer's own links, as the kernel would."""
+        node: _Node | None = self.root
+        for number, part in enumerate(parts):
+            node = node.children.get(part) if node is not None and node.children else None
+            if node is None:
+                break
+            if node.children is None:
+                return self._followed(parts, number)
+        return parts
+
+    def _followed(self, parts: list[bytes], number: int) -> list[bytes]:
+        """`parts` with a link, or several, at `number` or behind it."""
+        done, left = parts[:number], parts[number:]
+        followed = 0
+        while left:
+            part, left = left[0], left[1:]
+            if part in (b"", b"."):
+                continue
+            if part == b"..":
+                done = done[:-1]
+                continue
+            node = self._find([*done, part])
+            if node is None or node.children is not None:
+                done = [*done, part]
+                continue
+            if node.inode is None or node.inode.kind is not Kind.SYMLINK:
+                _not_there()
+            followed += 1
+            target = node.inode.link_target
+            left = target.split(b"/") + left
+            done = [] if target.startswith(b"/") else done
+            if followed > MAX_LINKS_FOLLOWED or len(left) > MAX_PATH_BYTES:
+                raise CorruptDataError("it lies behind too many links")
+        return done
+
+    def _find(self, parts: list[bytes]) -> _Node | None:
+        """The node at `parts`, if it is there."""
+        node: _Node | None = self.root
+        for part in parts:
+            if node is None:
+                return None
+            node = node.children.get(part) if node.children is not None else _not_there()
+        return node
+
+    def _make(self, parts: list[bytes]) -> _Node:
+        """The directory at `parts`; implied, with its parents, where it is not there."""
+        node = self.root
+        for part in parts:
+            below = node.children.get(part) if node.children is not None else _not_there()
+            if below is None:
+                self._above.count_entry()
+                assert node.children is not None
+                below = node.children[part] = _Node(None)
+            node = below
+        if node.children is None:
+            _not_there()
+        return node
+
+
+def _not_there() -> NoReturn:
+    raise CorruptDataError("it lies below something that is no directory")
+
+
+def _hang_in(top: _Node, lower: _Node) -> None:
+    """Put a lower layer's tree under what is there already."""
+    stack = [(top, lower)]
+    while stack:
+        above, below = stack.pop()
+        if above.inode is None and not above.final:
+            above.inode = below.inode
+        assert above.children is not None
+        assert below.children is not None
+        for name, child in below.children.items() if not above.opaque else ():
+            known = above.children.get(name)
+            if known is None:
+                above.children[name] = child
+            elif known.children is not None and child.children is not None:
+                stack.append((known, child))
+            elif known.children is not None:
+                known.opaque = known.final = True  # a file or a whiteout ends what lies below it
+        above.opaque |= below.opaque
+        above.final |= below.final
+
+
+def path_parts(name: bytes) -> list[bytes]:
+    """A member's name as parts below the root. Raises CorruptDataError when it leads out."""
+    parts: list[bytes] = []
+    for part in name.split(b"/"):
+        if part in (b"", b"."):
+            continue
+        if part == b"..":
+            if not parts:
+                raise CorruptDataError("its name leads out of the image")
+            parts.pop()
+        elif len(part) > NAME_BYTES:
+            raise CorruptDataError(f"a part of its name has more than {NAME_BYTES} bytes")
+        else:
+            parts.append(part)
+    if len(name) > MAX_PATH_BYTES:
+        raise CorruptDataError(f"its name has more than {MAX_PATH_BYTES} bytes")
+    return parts
+
+
+def check_inode(kind: Kind, link_target: bytes) -> None:
+    """Refuse what no file system would take."""
+    if kind is Kind.SYMLINK and not 0 < len(link_target) < MAX_PATH_BYTES:
+        raise CorruptDataError("it is a link without a target, or with one that is too long")
+
+
+def _xattrs(given: dict[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """What of a member's attributes the image keeps: not overlayfs's own, nor unknown kinds."""
+    if not given:
+        return NO_XATTRS
+    kept = {
+        name: value
+        for name, value in given.items()
+        if not name.startswith((b"trusted.overlay.", b"user.overlay.")) and xattr_index(name)
+    }
+    if sum(len(name) + len(value) + 8 for name, value in kept.items()) > MAX_XATTR_BYTES:
+        raise CorruptDataError(f"its attributes have more than {MAX_XATTR_BYTES} bytes")
+    return kept
+
+
+def _overlay_opaque(xattrs: dict[bytes, bytes]) -> bool:
+    return xattrs.get(b"trusted.overlay.opaque") == b"y"
