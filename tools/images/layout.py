@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,11 +36,23 @@ _DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """A layer that lies in a layout already."""
+
+    path: Path
+    media_type: str
+    digest: str
+    diff_id: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer's members in their order, or the bytes of a tar file that is taken as it is."""
+    """A layer's members in their order, the bytes of a tar file, or a layer made before."""
 
     members: Sequence[Member] = ()
     raw_tar: bytes | Path | None = None
+    stored: Stored | None = None
     compression: Compression = "gzip"
     level: int = 1
 
@@ -70,6 +83,32 @@ class Written:
     def source(self) -> str:
         """The image as skopeo, podman and umoci name it."""
         return f"oci:{self.folder}:{self.tag}"
+
+    def layers(self) -> list[Stored]:
+        """The layers of the first platform's image."""
+        manifest = self._document(self.manifest_digests[0])
+        diff_ids = self._document(manifest["config"]["digest"])["rootfs"]["diff_ids"]
+        return [
+            Stored(self._path(m["digest"]), m["mediaType"], m["digest"], diff_id, m["size"])
+            for m, diff_id in zip(manifest["layers"], diff_ids, strict=True)
+        ]
+
+    def _path(self, digest: str) -> Path:
+        return self.folder / "blobs/sha256" / digest.partition(":")[2]
+
+    def _document(self, digest: str) -> Any:
+        return json.loads(self._path(digest).read_bytes())
+
+
+def open_layout(folder: Path, tag: str) -> Written:
+    """A layout written before; KeyError when it has no such tag."""
+    tops = json.loads((folder / "index.json").read_bytes())["manifests"]
+    found = {top["annotations"]["org.opencontainers.image.ref.name"]: top for top in tops}
+    top = found[tag]
+    if top["mediaType"] != _INDEX:
+        return Written(folder, tag, top["digest"], (top["digest"],))
+    index = json.loads((folder / "blobs/sha256" / top["digest"][7:]).read_bytes())
+    return Written(folder, tag, top["digest"], tuple(m["digest"] for m in index["manifests"]))
 
 
 def write_layout(folder: Path, images: Image | Sequence[Image], *, tag: str = "latest") -> Written:
@@ -167,6 +206,11 @@ def _config_of(image: Image, diff_ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _write_layer(blobs: Path, layer: Layer, flavour: Flavour) -> tuple[dict[str, Any], str]:
+    if layer.stored:
+        held = layer.stored
+        shutil.copyfile(held.path, blobs / held.digest[7:])
+        about = {"mediaType": held.media_type, "digest": held.digest, "size": held.size_bytes}
+        return about, held.diff_id
     part = blobs / f"{id(layer):x}.part"
     with part.open("wb") as file:
         stored = _Hashed(file.write)
