@@ -30,7 +30,7 @@ def init_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tools.initimage.__main__ import build
 
     target = tmp_path_factory.mktemp("image") / "init.tar"
-    build(target, IMAGE, level=1)  # made several times faster than the real one
+    build(target, IMAGE, level=1)  # packed several times faster than the real one
     return target
 
 

@@ -9,11 +9,14 @@ Prints the image's digest, its size in a registry, and that of the interpreter i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import gzip
 import os
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import bootseer
@@ -24,32 +27,42 @@ DEFAULT_NAME = f"bootseer-init:{bootseer.__version__}"
 
 
 def build(
-    target: Path, name: str, cache: Path | None = None, *, level: int = ociimage.GZIP_LEVEL
-) -> tuple[ociimage.Written, int]:
-    """Write the image; returns it, and the compressed bytes that the interpreter is of it.
-
-    With another `level` of gzip than the default the image's digest is another one.
-    """
-    cache = cache or default_cache()
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w", encoding="ascii") as lock, tempfile.TemporaryDirectory() as tmp:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    target: Path,
+    name: str,
+    cache: Path | None = None,
+    *,
+    level: int = ociimage.GZIP_LEVEL,
+    sources: Path = payload.ROOT / "bootseer",
+) -> ociimage.Written:
+    """Write the image; with another `level` of gzip its digest is another one."""
+    with _locked(cache) as folder, tempfile.TemporaryDirectory() as tmp:
         root = Path(tmp) / "root"
-        payload.build(root, cache)
+        payload.build(root, folder, sources)
         run_as = ociimage.RunAs(
             entrypoint=["/payload/bin/busybox", "sh", "/payload/install.sh"],
             command=["install", "/opt/bootseer"],
             labels={"org.opencontainers.image.version": bootseer.__version__},
         )
-        written = ociimage.write(target, root, name, run_as, level=level)
-        return written, _interpreter_bytes(root, level)
+        return ociimage.write(target, root, name, run_as, level=level)
 
 
-def _interpreter_bytes(root: Path, level: int) -> int:
-    """The interpreter's share, measured by compressing it alone."""
-    python = root / "payload/python"
-    (python / "lib/python3").rename(root / "wrapper")
-    return len(gzip.compress(ociimage.layer(python), level, mtime=0))
+def interpreter_bytes(cache: Path | None = None, *, level: int = ociimage.GZIP_LEVEL) -> int:
+    """The compressed bytes that the interpreter is of the image, measured by packing it alone."""
+    with _locked(cache) as folder, tempfile.TemporaryDirectory() as tmp:
+        python = Path(tmp) / "python"
+        shutil.copytree(payload.base(folder), python, symlinks=True)
+        shutil.rmtree(python / payload.SITE)
+        return len(gzip.compress(ociimage.layer(python), level, mtime=0))
+
+
+@contextlib.contextmanager
+def _locked(cache: Path | None) -> Iterator[Path]:
+    """The folder of downloads, for one build at a time."""
+    cache = cache or default_cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield cache
 
 
 def default_cache() -> Path:
@@ -64,7 +77,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("bootseer-init.tar"))
     options = parser.parse_args()
     try:
-        written, interpreter = build(options.output, options.name)
+        written = build(options.output, options.name)
+        interpreter = interpreter_bytes()
     except BootseerError as error:
         print(f"bootseer: {error}", file=sys.stderr)
         return error.exit_code

@@ -7,12 +7,12 @@ library, or of none, and the wheels beside it need only fit this one Python.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bootseer.errors import NotSupportedError
@@ -37,7 +37,7 @@ DEBIAN = (
     f"python{VERSION}-minimal",
     "zlib1g",
 )
-WHEELS = ("click", "xxhash", "zstandard", "requests")
+WHEELS = ("click", "xxhash", "zstandard", "requests", "fsspec")
 NEEDLESS = (
     "__pycache__",
     "ensurepip",
@@ -53,35 +53,36 @@ NEEDLESS = (
     "dbm",
     "distutils",
 )
-NEEDLESS_MODULES = ("_sqlite3", "_curses", "_curses_panel", "_dbm", "_tkinter", "nis", "readline")
+NEEDLESS_MODULES = (
+    *("_sqlite3", "_curses", "_curses_panel", "_dbm", "_tkinter", "nis", "readline"),
+    *("_test*", "_ctypes_test", "_xx*", "xxlimited*", "audioop", "ossaudiodev"),
+)
+NEEDLESS_FILES = ("turtle.py", "doctest.py", "pydoc.py", "_pydecimal.py", "_pyio.py")
+NEEDLESS_IN_WHEELS = ("zstandard/_cffi.*.so",)
+"""What a wheel brings besides the one implementation that is used."""
 PROGRAM_LIBRARIES = "lib/x86_64-linux-gnu"
+SITE = "lib/python3/dist-packages"
 LOADER = "ld-linux-x86-64.so.2"
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes of the parts of the payload, unpacked."""
+def build(root: Path, cache: Path, sources: Path) -> None:
+    """Lay out the payload below `root`, with our package from the folder `sources`.
 
-    wrapper: int
-    interpreter: int
-
-
-def build(root: Path, cache: Path) -> Sizes:
-    """Lay out the payload below `root`; Debian's packages and the wheels are kept in `cache`.
-
+    Debian's packages and the wheels are kept in `cache`.
     Raises NotSupportedError when a program or a package cannot be had.
     """
-    for program in ("apt-get", "dpkg-deb", "patchelf"):
+    programs = {"apt-get": "apt", "dpkg-deb": "dpkg", "patchelf": "patchelf", "strip": "binutils"}
+    for program, debian in programs.items():
         if shutil.which(program) is None:
-            raise NotSupportedError(f"{program} is missing; install Debian's package of that name")
-    unpacked = unpack(cache)
+            raise NotSupportedError(f"{program} is missing; install Debian's package {debian}")
     payload = root / "payload"
     shutil.rmtree(root, ignore_errors=True)
     (payload / "bin").mkdir(parents=True)
-    _interpreter(unpacked, payload / "python")
-    interpreter = _bytes_of(payload / "python")
-    _wrapper(payload, cache / "wheels")
-    _compile(payload / "python")
+    unpacked = unpack(cache)
+    shutil.copytree(base(cache), payload / "python", symlinks=True)
+    package = payload / f"python/{SITE}/bootseer"
+    shutil.copytree(sources, package, ignore=shutil.ignore_patterns("__pycache__"))
+    _compile(payload / "python", package, unpacked)
     shutil.copy2(_first(unpacked, "bin/busybox", "usr/bin/busybox"), payload / "bin/busybox")
     shutil.copy2(HERE / "launch.sh", payload / "bin/bootseer")
     shutil.copy2(HERE / "install.sh", payload / "install.sh")
@@ -89,7 +90,29 @@ def build(root: Path, cache: Path) -> Sizes:
     for name in ("bin/busybox", "bin/bootseer", "install.sh"):
         (payload / name).chmod(0o755)
     (payload / "complete").write_text(_fingerprint(payload) + "\n", encoding="ascii")
-    return Sizes(_bytes_of(payload) - interpreter, interpreter)
+
+
+def base(cache: Path) -> Path:
+    """The interpreter and the wheels, compiled: what does not change with our own sources.
+
+    Kept in `cache`, since compiling takes most of a build; the caller holds the cache's lock.
+    """
+    unpacked, wheels = unpack(cache), _wheels(cache / "wheels")
+    parts = [Path(__file__).read_text(encoding="utf-8"), *sorted(p.name for p in wheels)]
+    parts.append((unpacked / ".complete").read_text(encoding="ascii"))
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    done = cache / f"base-{key}"
+    if done.is_dir():
+        return done
+    for old in cache.glob("base-*"):
+        shutil.rmtree(old)
+    work = cache / "base-unfinished"
+    _interpreter(unpacked, work)
+    _libraries(work / SITE, wheels)
+    for folder in (work / f"lib/python{VERSION}", work / SITE):
+        _compile(work, folder, unpacked)
+    work.replace(done)
+    return done
 
 
 def unpack(cache: Path) -> Path:
@@ -124,10 +147,12 @@ def _interpreter(unpacked: Path, python: Path) -> None:
     libraries.mkdir()
     program = python / "bin/python3"
     shutil.copy2(unpacked / f"usr/bin/python{VERSION}", program)
-    for folder in (f"usr/{PROGRAM_LIBRARIES}", PROGRAM_LIBRARIES, "lib64"):
+    for folder in (f"usr/{PROGRAM_LIBRARIES}", PROGRAM_LIBRARIES):
         for path in sorted((unpacked / folder).glob("*.so*")):
-            if _is_needed(path.name):
-                shutil.copy2(path, libraries / path.name, follow_symlinks=True)
+            # Links lead to the same folder; one that does not would lead out of the packages.
+            leads_out = path.is_symlink() and "/" in os.readlink(path)
+            if _is_needed(path.name) and not leads_out:
+                shutil.copy2(path, libraries / path.name, follow_symlinks=False)
     where = f"{HOME}/python/libs"
     _call(
         [
@@ -141,7 +166,9 @@ def _interpreter(unpacked: Path, python: Path) -> None:
         ],
         "set the interpreter's paths",
     )
-    skip = shutil.ignore_patterns(*NEEDLESS, "config-*", *(f"{m}.*.so" for m in NEEDLESS_MODULES))
+    skip = shutil.ignore_patterns(
+        *NEEDLESS, *NEEDLESS_FILES, "config-*", *(f"{m}.*.so" for m in NEEDLESS_MODULES)
+    )
     library = python / f"lib/python{VERSION}"
     shutil.copytree(unpacked / f"usr/lib/python{VERSION}", library, symlinks=True, ignore=skip)
 
@@ -154,54 +181,56 @@ def _is_needed(name: str) -> bool:
     return ".so." in name and stem in (*stems, *more, *last)
 
 
-def _wrapper(payload: Path, cache: Path) -> None:
-    """The package and the wheels, where Debian's interpreter looks by itself."""
-    site = payload / "python/lib/python3/dist-packages"
-    site.mkdir(parents=True)
-    if not (cache / "complete").is_file():
-        shutil.rmtree(cache, ignore_errors=True)
+def _wheels(folder: Path) -> list[Path]:
+    """The wheels' files, downloaded once, and again when the list has changed."""
+    done = folder / "complete"
+    if not done.is_file() or done.read_text(encoding="ascii") != "\n".join(WHEELS):
+        shutil.rmtree(folder, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
-        only = ["--only-binary", ":all:", "--python-version", VERSION, "-d", str(cache)]
+        only = ["--only-binary", ":all:", "--python-version", VERSION, "-d", str(folder)]
         platforms = ["--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64"]
         constraints = ["-c", str(ROOT / "constraints.txt")]
         _call([*pip, *only, *platforms, *constraints, *WHEELS], "download the wheels")
-        (cache / "complete").touch()
-    for wheel in sorted(cache.glob("*.whl")):
+        done.write_text("\n".join(WHEELS), encoding="ascii")
+    return sorted(folder.glob("*.whl"))
+
+
+def _libraries(site: Path, wheels: Iterable[Path]) -> None:
+    """Unpack the wheels where Debian's interpreter looks by itself."""
+    site.mkdir(parents=True)
+    for wheel in wheels:
         shutil.unpack_archive(wheel, site, "zip")
-    shutil.copytree(
-        ROOT / "bootseer", site / "bootseer", ignore=shutil.ignore_patterns("__pycache__")
+    for pattern in NEEDLESS_IN_WHEELS:
+        for path in site.glob(pattern):
+            path.unlink()
+    for path in sorted(site.rglob("*.so")):  # most of a wheel's library is for debuggers
+        _call(["strip", "--strip-unneeded", str(path)], f"strip {path.name}")
+
+
+def _compile(python: Path, folder: Path, unpacked: Path) -> None:
+    """Byte code that is valid without a look at the source: copies change times.
+
+    By Debian's own interpreter: that of this machine may be of another version.
+    """
+    libraries = [unpacked / f"usr/{PROGRAM_LIBRARIES}", unpacked / PROGRAM_LIBRARIES]
+    loader = next((unpacked / PROGRAM_LIBRARIES).glob("ld-linux*"))
+    program = [str(loader), "--library-path", ":".join(map(str, libraries))]
+    program += [str(unpacked / f"usr/bin/python{VERSION}"), "-s", "-S", "-m", "compileall", "-q"]
+    how = ["--invalidation-mode", "unchecked-hash", "-s", str(python), "-p", f"{HOME}/python"]
+    done = subprocess.run(
+        [*program, *how, str(folder)],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={"PYTHONHOME": str(unpacked / "usr"), "PYTHONHASHSEED": "0"},
     )
-
-
-def _compile(python: Path) -> None:
-    """Byte code that is valid without a look at the source: copies change times."""
-    for folder in (python / f"lib/python{VERSION}", python / "lib/python3/dist-packages"):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "compileall",
-                "-q",
-                "--invalidation-mode",
-                "unchecked-hash",
-                "-s",
-                str(python),
-                "-p",
-                f"{HOME}/python",
-                str(folder),
-            ],
-            check=False,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        if done.returncode not in (0, 1):  # 1: files that are not meant to compile
-            raise NotSupportedError(f"cannot compile the modules in {folder}")
+    if done.returncode not in (0, 1):  # 1: files that are not meant to compile
+        raise NotSupportedError(f"cannot compile the modules in {folder}: {done.stdout.strip()}")
 
 
 def _fingerprint(payload: Path) -> str:
-    import xxhash
-
-    digest = xxhash.xxh3_128()
+    digest = hashlib.sha256()
     for path in sorted(p for p in payload.rglob("*") if p.is_file() and not p.is_symlink()):
         digest.update(str(path.relative_to(payload)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
@@ -209,11 +238,6 @@ def _fingerprint(payload: Path) -> str:
 
 def _first(root: Path, *names: str) -> Path:
     return next(root / name for name in names if (root / name).is_file())
-
-
-def _bytes_of(root: Path) -> int:
-    files: Iterable[Path] = (p for p in root.rglob("*") if p.is_file() and not p.is_symlink())
-    return sum(os.lstat(path).st_size for path in files)
 
 
 def _call(command: Sequence[str], action: str, cwd: Path | None = None) -> None:
