@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import IO, Protocol
 
 import zstandard
 
@@ -104,7 +104,7 @@ def build_pack(
     block_bytes: int,
     files: FileRanges,
     read_raw: ReadRaw,
-    out: BinaryIO,
+    out: IO[bytes],
     threads: int = 2,
     whole_share: float = WHOLE_SHARE,
 ) -> PackInfo:
@@ -177,7 +177,7 @@ def _warm(ranges: Iterable[tuple[bytes, int, int]], paths: dict[bytes, int]) -> 
 class _Hashing:
     """Writes on, counting and hashing what passes."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: IO[bytes]) -> None:
         self._out = out
         self._hash = hashlib.sha256()
         self.size_bytes = 0
@@ -198,8 +198,8 @@ def _write(
     table: bytes,
     data_bytes: int,
     index: Index,
-    frames: BinaryIO | None,
-    out: BinaryIO,
+    frames: IO[bytes] | None,
+    out: IO[bytes],
 ) -> PackInfo:
     hashing = _Hashing(out)
     hashing.write(serialise_boot(meta, table, data_bytes, index))

@@ -1,0 +1,263 @@
+"""Making hot sets of traces, keeping them on this node, and publishing them.
+
+A hot set is packed from one trace and one block image; packing the same again with more starts in
+the trace gives a newer one, and the block image is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bootseer.blockimage import hotset
+from bootseer.blockimage.filemap import FileMap
+from bootseer.blockimage.hotset import HotSet
+from bootseer.blockimage.packing import WHOLE_SHARE, PackInfo, build_pack, owners
+from bootseer.blocks import trace as traces
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.replay import Replay
+from bootseer.blocks.source import BlockSource
+from bootseer.blocks.trace import Trace
+from bootseer.errors import CorruptDataError, UsageError, from_os_error
+from bootseer.imageprefetch.traces import DEFAULT_NAME, check_workload
+from bootseer.storage.oci.manifest import (
+    EMPTY_BYTES,
+    OCI_MANIFEST,
+    Descriptor,
+    Manifest,
+    digest_of,
+    parse_manifest,
+)
+from bootseer.storage.oci.registry import Progress, Repository
+
+SHARE = 0.5  # of the starts must have touched what is packed
+MANIFEST_NAME, TRACE_NAME = "manifest.json", "trace"
+_PACK_PREFIX = "pack-"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ImageParts:
+    """A block image as packing needs it.
+
+    `block_image` is the digest of its manifest, `subject` the stock image that it refers to.
+    """
+
+    meta: bytes
+    table: bytes
+    files: FileMap
+    source: BlockSource
+    block_image: str
+    subject: Descriptor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """A hot set on this node's disk."""
+
+    hot: HotSet
+    manifest: bytes
+    pack_path: str
+    trace_bytes: bytes
+
+    @property
+    def digest(self) -> str:
+        """The digest of its manifest."""
+        return digest_of(self.manifest)
+
+
+class HotSets:
+    """The hot sets of one image that were made on this node, in one folder."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def _place(self, workload: str) -> Path:
+        return self.folder / (check_workload(workload) or DEFAULT_NAME)
+
+    def workloads(self) -> list[str]:
+        """The workloads that a hot set was made for here, sorted."""
+        found = self.folder.glob(f"*/{MANIFEST_NAME}")
+        names = (path.parent.name for path in found)
+        return sorted("" if name == DEFAULT_NAME else name for name in names)
+
+    def load(self, workload: str = "") -> Made | None:
+        """What was made last; None when nothing was. Raises CorruptDataError for damage."""
+        place = self._place(workload)
+        try:
+            raw = (place / MANIFEST_NAME).read_bytes()
+            hot = _parsed(raw, str(place))
+            pack = place / _pack_name(hot.pack.digest)
+            if pack.stat().st_size != hot.pack.size_bytes:
+                raise CorruptDataError(f"the pack {pack} has another size; build it again")
+            return Made(hot, raw, str(pack), (place / TRACE_NAME).read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise from_os_error(error, f"read the hot set in {place}") from error
+
+    def make(
+        self,
+        image: ImageParts,
+        trace: Trace,
+        read_raw: Callable[[int, memoryview], None],
+        *,
+        share: float = SHARE,
+        whole_share: float = WHOLE_SHARE,
+    ) -> tuple[Made, PackInfo]:
+        """Pack a trace, and keep the result in place of what there was for its workload.
+
+        Only what at least `share` of its starts touched is packed; the trace is kept whole.
+        """
+        place = self._place(trace.workload)
+        packed = trace.hot(share)
+        files = owners(image.files, [(e.offset, e.length) for e in packed.extents])
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=place, prefix=".", suffix=".tmp") as out:
+                info = build_pack(
+                    packed,
+                    meta=image.meta,
+                    table=image.table,
+                    key=image.source.key,
+                    block_bytes=image.source.block_bytes,
+                    files=files,
+                    read_raw=read_raw,
+                    out=out.file,
+                    whole_share=whole_share,
+                )
+                out.flush()
+                os.fsync(out.fileno())
+                os.fchmod(out.fileno(), 0o644)
+                made = _described(image, trace, info, str(place / _pack_name(info.digest)))
+                with contextlib.suppress(FileExistsError):
+                    os.link(out.name, made.pack_path)
+            _replace(place / TRACE_NAME, made.trace_bytes)
+            _replace(place / MANIFEST_NAME, made.manifest)
+            for old in place.glob(f"{_PACK_PREFIX}*"):
+                if str(old) != made.pack_path:
+                    old.unlink(missing_ok=True)
+        except OSError as error:
+            raise from_os_error(error, f"write the hot set in {place}") from error
+        return made, info
+
+
+def _pack_name(digest: str) -> str:
+    return f"{_PACK_PREFIX}{digest.rpartition(':')[2]}"
+
+
+def _described(image: ImageParts, trace: Trace, info: PackInfo, pack_path: str) -> Made:
+    trace_bytes = traces.serialise(trace)
+    hot = HotSet(
+        trace.workload,
+        image.block_image,
+        hotset.now(),
+        trace.starts,
+        Descriptor(hotset.PACK, info.digest, info.size_bytes),
+        info.boot_length,
+        info.boot_digest,
+        Descriptor(hotset.TRACE, digest_of(trace_bytes), len(trace_bytes)),
+    )
+    raw = hotset.manifest_of(hot, image.subject)
+    return Made(_parsed(raw, pack_path), raw, pack_path, trace_bytes)
+
+
+def _parsed(raw: bytes, where: str) -> HotSet:
+    manifest = parse_manifest(raw, OCI_MANIFEST, f"the hot set in {where}")
+    if not isinstance(manifest, Manifest):
+        raise CorruptDataError(f"the hot set in {where} is none; build it again")
+    return hotset.parse_manifest(manifest)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def pack(
+    sets: HotSets, image: ImageParts, trace: Trace, fetcher: Fetcher, *, share: float = SHARE
+) -> tuple[Made, PackInfo]:
+    """`HotSets.make` with the bytes read through a fetcher, many blocks at a time.
+
+    Raises UsageError when the trace is not of this image, and what fetching raises.
+    """
+    if trace.object != image.source.key:
+        raise UsageError(
+            "the trace is of other bytes than this block image has; carry it over from the image "
+            "that it was recorded on"
+        )
+
+    def read_raw(offset: int, buffer: memoryview) -> None:
+        if fetcher.read_into(image.source, offset, buffer) != len(buffer):
+            raise CorruptDataError("the trace reaches behind the image's end; record it again")
+
+    # The blocks are on their way together while they are packed one after the other.
+    most = fetcher.settings.memory_bytes // 2
+    with Replay(trace.hot(share), fetcher, image.source, most_bytes=most):
+        return sets.make(image, trace, read_raw, share=share)
+
+
+def push(repository: Repository, made: Made, *, progress: Progress | None = None) -> Descriptor:
+    """Publish a hot set beside its image; returns its manifest's descriptor.
+
+    Raises what the repository raises. Nothing refers to it until all of it is there.
+    """
+    hot = made.hot
+    repository.push_blob(EMPTY_BYTES, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
+    repository.push_blob(made.pack_path, hot.pack.digest, hot.pack.size_bytes, progress=progress)
+    if hot.trace is not None:
+        repository.push_blob(made.trace_bytes, hot.trace.digest, hot.trace.size_bytes)
+    return repository.push_manifest(made.manifest, OCI_MANIFEST)
+
+
+def published(
+    repository: Repository, image_digest: str, block_image: str | None = None
+) -> list[tuple[Descriptor, HotSet]]:
+    """All hot sets of a stock image, the newest first; those of one block image, or of all."""
+    listed = repository.referrers(image_digest, hotset.ARTIFACT)
+    out = []
+    for one in listed:
+        with contextlib.suppress(CorruptDataError):
+            manifest = repository.manifest(one)
+            if isinstance(manifest, Manifest):
+                hot = hotset.parse_manifest(manifest)
+                if block_image in (None, hot.block_image):
+                    out.append((one, hot))
+    return sorted(out, key=lambda pair: pair[1].created, reverse=True)
+
+
+def trace_of(repository: Repository, hot: HotSet) -> Trace | None:
+    """The merged trace of a published hot set; None when it has none."""
+    if hot.trace is None:
+        return None
+    data = repository.blob(hot.trace, limit_bytes=traces.LIMITS.packed_bytes)
+    return traces.parse(data, name=f"the published trace of workload {hot.workload!r}")
+
+
+def merged(parts: Sequence[Trace], share: float = 0.0) -> Trace:
+    """One trace of all; those without starts of their own add to the others."""
+    return traces.merge(parts, share)
+
+
+def as_dict(made: Made) -> dict[str, object]:
+    """A hot set for JSON."""
+    return {
+        "digest": made.digest,
+        "workload": made.hot.workload,
+        "block_image": made.hot.block_image,
+        "starts": made.hot.starts,
+        "created": made.hot.created,
+        "pack": {"digest": made.hot.pack.digest, "size_bytes": made.hot.pack.size_bytes},
+        "manifest": json.loads(made.manifest),
+    }
