@@ -69,6 +69,8 @@ class Client:
             tuple(config.registry_hosts_directories()), tuple(config.registries_conf_files())
         )
         self.reference, self.options = reference, options
+        if options.ca_file and plain_http is None and reference.host.lower() not in names:
+            plain_http = False  # whoever names an authority means TLS, on loopback too
         self.endpoints = plan_endpoints(reference, plain_http=names, forced=plain_http, files=files)
         self._push = push
         self._lock = threading.Lock()

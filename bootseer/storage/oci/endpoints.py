@@ -72,8 +72,9 @@ def plan_endpoints(
 ) -> list[Endpoint]:
     """Whom to ask for a repository, in order; the registry itself comes last.
 
-    `plain_http` names registries that are asked by http, and `forced` says so of this one alone.
-    Raises UsageError for a file that cannot be understood.
+    `plain_http` names registries that are asked by http, and `forced` says so of this one alone;
+    one on loopback is asked by http unless a certificate lies in its folder. Raises UsageError for
+    a file that cannot be understood.
     """
     own = _own(reference, plain_http, forced)
     for directory in files.hosts_directories:
@@ -82,6 +83,9 @@ def plan_endpoints(
             return found
     for directory in files.hosts_directories:
         own = _with_certificates(own, os.path.join(directory, reference.host))
+    host, port = _split(reference.host)
+    if own.ca_files and forced is None and not _named(host, port, plain_http):
+        own = dataclasses.replace(own, origin=own.origin._replace(tls=True))  # even on loopback
     return _registries_conf(files.registries_conf, reference, own, plain_http)
 
 
@@ -102,8 +106,12 @@ def _own(reference: Reference, plain_http: tuple[str, ...], forced: bool | None)
 
 
 def _may_be_plain(host: str, port: int, plain_http: tuple[str, ...]) -> bool:
+    return is_loopback(host) or _named(host, port, plain_http)
+
+
+def _named(host: str, port: int, plain_http: tuple[str, ...]) -> bool:
     names = {host.lower(), f"{host.lower()}:{port}", f"[{host.lower()}]:{port}"}
-    return is_loopback(host) or not names.isdisjoint(plain_http)
+    return not names.isdisjoint(plain_http)
 
 
 def _split(authority: str) -> tuple[str, int]:

@@ -62,23 +62,14 @@ def _rank(offered: Platform | None, wanted: Platform) -> int:
     """How well an offer fits; 0 when it does not."""
     if offered is None or (offered.os, offered.architecture) != (wanted.os, wanted.architecture):
         return 0
-    ours, theirs = _variant(wanted), _variant(offered)
-    if ours == theirs:
+    if offered.variant == wanted.variant:
         return 100
-    if not theirs:
-        return 1
-    if not ours or wanted.architecture not in ("arm", "arm64", "amd64"):
-        # Who asks for no variant gets the oldest one rather than none.
-        return 50 - _level(theirs) if not ours else 0
-    return 1 + _level(theirs) if _level(theirs) < _level(ours) else 0
+    ours, theirs = _level(wanted), _level(offered)
+    return theirs if 0 < theirs <= ours else 0
 
 
-def _variant(one: Platform) -> str:
-    """The variant, where "" is the spelling of what every machine of the kind can run."""
+def _level(one: Platform) -> int:
+    """The number of a variant, where none means what every machine of the kind runs."""
     plain = {"arm64": "v8", "amd64": "v1", "arm": "v7"}.get(one.architecture, "")
-    return "" if one.variant == plain else one.variant
-
-
-def _level(variant: str) -> int:
-    digits = re.match(r"v(\d)", variant)
+    digits = re.fullmatch(r"v(\d{1,2})", one.variant or plain)
     return int(digits[1]) if digits else 0
