@@ -80,6 +80,17 @@ def default_cache(environ: Mapping[str, str] | None = None) -> str:
     return _user_directory("XDG_CACHE_HOME", ".cache", environ)
 
 
+def default_runtime(environ: Mapping[str, str] | None = None) -> str:
+    """Where this node's servers keep what lives as long as they do."""
+    env = os.environ if environ is None else environ
+    if env.get("BOOTSEER_RUNTIME"):
+        return env["BOOTSEER_RUNTIME"]
+    if os.geteuid() == 0:
+        return "/run/bootseer"
+    base = env.get("XDG_RUNTIME_DIR") or os.path.join(env.get("HOME") or _home(), ".cache")
+    return os.path.join(base, "bootseer")
+
+
 def _user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None) -> str:
     env = os.environ if environ is None else environ
     base = env.get(variable) or os.path.join(env.get("HOME") or _home(), below_home)

@@ -151,18 +151,70 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """`[image]`: the image's files that a start reads, read ahead beside the job by their trace.
+
+    Nothing waits for it and nothing depends on it; it needs no privilege."""
+
+    enabled: bool = _setting(True, "False: nothing is read ahead and nothing recorded.")
+    traces: str = _setting(
+        "",
+        "Directory shared by the nodes, or URL, where traces of starts are kept. Empty: this part "
+        "has nothing to do.",
+    )
+    image: str = _setting(
+        "",
+        "What the image is called there, best its digest. Empty: told from its directories, the "
+        "same on every node.",
+    )
+    workload: str = _setting(
+        "", "Name of what runs, where several kinds of jobs share an image; each has its own trace."
+    )
+    paths: tuple[str, ...] = _setting(
+        (), "Directories whose files count, without what is mounted below them. Empty: `/`."
+    )
+    record: Literal["auto", "always", "never"] = _setting(
+        "auto",
+        "Whether this start is recorded; `auto`: the first five, and whenever much has changed.",
+    )
+    window_s: float = _setting(
+        120.0, "Seconds after which recording ends where no first step comes before.", minimum=1.0
+    )
+    share: float = _setting(
+        0.25,
+        "Least share of the recorded starts that must have read what is read ahead.",
+        minimum=0.0,
+    )
+    limit_mib: int = _setting(
+        0, "Most MiB to read ahead. 0: half of the memory that is free.", minimum=0
+    )
+    user: str = _setting("", "User name for a store without authentication.")
+    auth: Literal["auto", "simple", "token", "kerberos"] = _setting(
+        "auto", "How the store knows who we are."
+    )
+    token_file: str = _setting("", "File with a delegation or bearer token for the store.")
+    ca_file: str = _setting("", "Certificates that a TLS store is checked against.")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings; one attribute a section."""
 
     job: JobSettings = field(default_factory=JobSettings)
+    image: ImageSettings = field(default_factory=ImageSettings)
     deps: DepsSettings = field(default_factory=DepsSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
 
 
-Section = type[JobSettings] | type[DepsSettings] | type[CheckpointSettings]
+Section = type[JobSettings] | type[ImageSettings] | type[DepsSettings] | type[CheckpointSettings]
 
 SECTIONS: Mapping[str, Section] = types.MappingProxyType(
-    {"job": JobSettings, "deps": DepsSettings, "checkpoint": CheckpointSettings}
+    {
+        "job": JobSettings,
+        "image": ImageSettings,
+        "deps": DepsSettings,
+        "checkpoint": CheckpointSettings,
+    }
 )
 
 PLAIN_COMMANDS = ("deps.install", "checkpoint.load")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from bootseer.entrypoint.checkpoint_part import CheckpointPart
 from bootseer.entrypoint.deps_part import DepsPart
+from bootseer.entrypoint.image_part import ImagePart
 from bootseer.entrypoint.part import Part
 
-REGISTRY: Sequence[Part] = (DepsPart(), CheckpointPart())
+REGISTRY: Sequence[Part] = (ImagePart(), DepsPart(), CheckpointPart())
 
 
 def by_name(name: str) -> Part:

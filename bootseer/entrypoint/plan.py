@@ -1,8 +1,8 @@
 """What `start` will do, decided from the settings alone: no process, no file, no clock.
 
-Terms: a *part* makes one input of the job ready in a better way than the plain one (today the
-dependencies; images and checkpoints join by `parts.REGISTRY`). Its *plain way* is the command
-that a job without bootseer would run, possibly none.
+Terms: a *part* makes one input of the job ready in a better way than the plain one (`REGISTRY` of
+`parts` has them all). Its *plain way* is the command that a job without bootseer would run,
+possibly none.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class PartPlan:
     `request` (plain JSON values) goes to the part's own process; None: the part is not tried.
     Then `reason` says why, and is empty when that was asked for. `plain` is the plain way, empty
     when there is none. `deadline_s` bounds our own work. `after` names parts to be done first.
+    A part that is `beside` is begun and not waited for: it has no plain way and no deadline.
     """
 
     name: str
@@ -33,6 +34,7 @@ class PartPlan:
     reason: str = ""
     deadline_s: float = 600.0
     after: tuple[str, ...] = ()
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

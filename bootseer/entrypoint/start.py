@@ -204,7 +204,18 @@ class Runner:
         for part in list(self._waiting):
             if all(name in self._done or name not in self._names for name in part.after):
                 self._waiting.remove(part)
+                if part.beside and part.request is not None:
+                    self._begin_beside(part)
+                    continue
                 self._running.append(Task(part, self._writer, self._environ))
+
+    def _begin_beside(self, part: PartPlan) -> None:
+        self._done.add(part.name)
+        try:
+            children.spawn_beside({"part": part.name, "request": part.request}, self._environ)
+        except OSError as error:
+            reason = f"its process could not be started: {error.strerror}"
+            self._writer.point(part.phase, "fallback", {"bootseer.reason": reason})
 
     def _wait(self) -> None:
         """Sleep until a process, a message, a signal or a deadline calls."""

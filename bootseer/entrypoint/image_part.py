@@ -1,0 +1,58 @@
+"""The image's files as a part of a start: read ahead beside the job, recorded for the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import cast
+
+from bootseer.config_sections import Config, ImageSettings
+from bootseer.entrypoint.part import Progress
+from bootseer.entrypoint.plan import PartPlan, Request
+from bootseer.profiler.events import NullWriter
+
+MIB = 1 << 20
+
+
+class ImagePart:
+    """Reads ahead what earlier starts read of `[image]`; there is no plain way to fall back to."""
+
+    name = "image"
+    phase = "image.replay"
+
+    def plan(self, config: Config, problem: str) -> PartPlan | None:
+        image = config.image
+        if not image.traces or not image.enabled:
+            return None
+        if problem:
+            return PartPlan(self.name, self.phase, None, reason=problem)
+        return PartPlan(self.name, self.phase, dataclasses.asdict(image), beside=True)
+
+    def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
+        from bootseer.imageprefetch.filemode import places, starting
+        from bootseer.storage.options import StoreOptions
+
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
+        pid = values.pop("for_pid")
+        image = cast(Callable[..., ImageSettings], ImageSettings)(**values)
+        settings = starting.StartSettings(
+            place=image.traces,
+            image=image.image,
+            workload=image.workload,
+            roots=image.paths or places.DEFAULT_ROOTS,
+            record=image.record,
+            window_s=image.window_s,
+            share=image.share,
+            most_bytes=image.limit_mib * MIB or None,
+            options=StoreOptions(
+                user=image.user,
+                auth=image.auth,
+                token_file=image.token_file,
+                ca_file=image.ca_file,
+            ),
+        )
+        starting.accompany(settings, writer, int(cast(int, pid)))
+        return 0
+
+    def repair(self, request: Request) -> None:
+        """Nothing is ever half done: only the kernel's page cache is filled."""

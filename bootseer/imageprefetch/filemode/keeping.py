@@ -1,0 +1,126 @@
+"""Where traces of files are kept: a directory or any store, one object an image and workload.
+
+The name is `files/<image>/<workload>.files`. Starts merge what they saw into it. In a directory a
+lock keeps them apart; in another store the one that writes last wins, and a start's trace may be
+lost, never damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+
+from bootseer.errors import CorruptDataError, NotFoundError, UsageError, from_os_error
+from bootseer.imageprefetch.filemode import format as filetraces
+from bootseer.imageprefetch.filemode.format import FileTrace
+from bootseer.imageprefetch.traces import DEFAULT_NAME, check_workload
+from bootseer.storage.base import Store, open_store
+from bootseer.storage.options import StoreOptions
+
+FOLDER = "files"
+SUFFIX = ".files"
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# What an image's layers decide and a start does not change.
+_TELLING = (
+    "/etc/os-release",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/local/bin",
+    "/usr/local/lib",
+    "/opt",
+    "/usr/local/lib/python*/site-packages",
+    "/usr/lib/python3/dist-packages",
+)
+
+
+def check_image(name: str) -> str:
+    """Return an image's name as objects use it (`sha256:…` becomes `sha256-…`), or UsageError."""
+    plain = name.replace(":", "-").replace("/", "_").replace("@", "-")
+    if not _IMAGE.fullmatch(plain):
+        raise UsageError(f"{name[:120]!r} cannot name an image's traces; give its digest")
+    return plain
+
+
+def image_here() -> str:
+    """A name for the image that this process runs in, the same on every node.
+
+    From the sizes and times of directories that its layers made, and its release file. It only
+    keeps traces of different images apart: what is read ahead is checked file by file.
+    """
+    import glob
+
+    digest = hashlib.sha256()
+    for pattern in _TELLING:
+        for path in sorted(glob.glob(pattern)):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                digest.update(f"{path} {int(status.st_mtime)}\n".encode())
+    return f"here-{digest.hexdigest()[:32]}"
+
+
+class Keeper:
+    """Traces in one place; a context manager. Errors are the store's (see `storage.base`)."""
+
+    def __init__(self, place: str, options: StoreOptions | None = None) -> None:
+        self._store: Store = open_store(place, options)
+
+    @property
+    def url(self) -> str:
+        """The place, without credentials; safe to print."""
+        return self._store.url
+
+    def name(self, image: str, workload: str) -> str:
+        """The object that holds a workload's trace."""
+        return f"{FOLDER}/{check_image(image)}/{check_workload(workload) or DEFAULT_NAME}{SUFFIX}"
+
+    def load(self, image: str, workload: str = "") -> FileTrace | None:
+        """A workload's merged trace; None when there is none. CorruptDataError: it is damaged."""
+        name = self.name(image, workload)
+        try:
+            data = self._store.read(name, limit_bytes=filetraces.MAX_BYTES)
+        except NotFoundError:
+            return None
+        return filetraces.parse(data, name=f"the trace {name} in {self.url}")
+
+    def add(self, image: str, trace: FileTrace) -> FileTrace:
+        """Merge a trace in and return what is kept now. One that is damaged is replaced."""
+        name = self.name(image, trace.workload)
+        with self._locked(name):
+            try:
+                kept = self.load(image, trace.workload)
+            except CorruptDataError:
+                kept = None  # it must not end recording for ever
+            merged = filetraces.merge([kept, trace]) if kept else trace
+            self._store.replace(name, filetraces.serialise(merged))
+        return merged
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        path = self._store.local_path(name)
+        if path is None:
+            yield
+            return
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise from_os_error(error, f"keep the trace {path}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def close(self) -> None:
+        """Twice is safe."""
+        self._store.close()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,105 @@
+"""Which pages of which files a tree of processes has mapped and touched, by /proc/PID/pagemap.
+
+For files that belong to somebody else, of which the kernel tells nothing otherwise: one's own
+processes' page tables can always be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from bootseer.blocks.extent import PAGE_BYTES, Extent, union
+from bootseer.imageprefetch.filemode.residency import page_runs
+
+_ENTRY_BYTES = 8
+# In the last byte of an entry: bit 7 present, bit 6 swapped out.
+_TOUCHED = bytes(1 if value & 0xC0 else 0 for value in range(256))
+MAX_PROCESSES = 256
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that descend from it, as far as their parents still live."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            parent = _parent(name)
+            if parent is not None:
+                children.setdefault(parent, []).append(int(name))
+    out: list[int] = []
+    waiting = [pid]
+    while waiting and len(out) < MAX_PROCESSES:
+        one = waiting.pop()
+        out.append(one)
+        waiting += children.get(one, [])
+    return out
+
+
+def _parent(name: str) -> int | None:
+    try:
+        with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+            return int(file.read(4096).rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def read_bytes(pids: Iterable[int]) -> int:
+    """What these processes, and those they waited for, made block devices read."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
+                for line in file.read(4096).splitlines():
+                    if line.startswith(b"read_bytes:"):
+                        total += int(line.split()[1])
+        except (OSError, ValueError):
+            continue  # ended meanwhile, or not ours to look at
+    return total
+
+
+class Mapped:
+    """Collects, look by look, what processes touched of the files that they map."""
+
+    def __init__(self) -> None:
+        self.first_s: dict[str, float] = {}
+        self._pages: dict[str, list[Extent]] = {}
+
+    def look(self, pids: Iterable[int], now_s: float) -> None:
+        """Take in what these processes have in their page tables now."""
+        for pid in pids:
+            try:
+                self._look_at(pid, now_s)
+            except OSError:
+                continue  # ended meanwhile, or not ours to look at
+
+    def _look_at(self, pid: int, now_s: float) -> None:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            maps = file.read()
+        table = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for path, start, end, offset in file_maps(maps):
+                count = (end - start) // PAGE_BYTES
+                at = start // PAGE_BYTES * _ENTRY_BYTES
+                marks = os.pread(table, count * _ENTRY_BYTES, at)[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]
+                found = page_runs(marks.translate(_TOUCHED), offset)
+                if found:
+                    self.first_s.setdefault(path, now_s)
+                    self._pages[path] = union([*self._pages.get(path, []), *found])
+        finally:
+            os.close(table)
+
+    def pages(self) -> Mapping[str, list[Extent]]:
+        """Path to touched pages; the last one of a file may reach beyond its end."""
+        return self._pages
+
+
+def file_maps(maps: bytes) -> Iterator[tuple[str, int, int, int]]:
+    """(path, first address, end address, file offset) of every file that `maps` lists. Pure."""
+    for line in maps.splitlines():
+        fields = line.split(b" ", 5)
+        if len(fields) < 6 or fields[4] == b"0":
+            continue
+        path = fields[5].lstrip()
+        if path.startswith(b"/") and not path.endswith(b" (deleted)"):
+            start, _, end = fields[0].partition(b"-")
+            yield os.fsdecode(path), int(start, 16), int(end, 16), int(fields[2], 16)

@@ -1,0 +1,148 @@
+"""Asking the kernel which pages of a file its page cache holds, by mincore(2).
+
+cachestat(2) would need no mapping, but of a file on overlayfs, which most containers have, it
+looks at the wrong cache and answers that nothing is there; mincore sees the real one. The kernel
+tells only who owns a file, or may write to it; to anybody else mincore claims that all is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import NamedTuple
+
+from bootseer.blocks.extent import PAGE_BYTES, Extent
+
+_PROT_READ, _MAP_PRIVATE = 1, 2
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_STEP_BYTES = 1 << 30
+_ODD = bytes(value & 1 for value in range(256))
+_CAP_FOWNER = 3
+
+
+class Asker:
+    """Asks about files; knows of which ones this process is told the truth."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._mmap, self._munmap, self._mincore = libc.mmap, libc.munmap, libc.mincore
+        self._mmap.restype = ctypes.c_void_p
+        size, address = ctypes.c_size_t, ctypes.c_void_p
+        self._mmap.argtypes = (
+            address,
+            size,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_longlong,
+        )
+        self._munmap.argtypes = (address, size)
+        self._mincore.argtypes = (address, size, address)
+        self._uid = os.geteuid()
+        self._owns_all = _effective_capability(_CAP_FOWNER)
+        self._supported = mmap.PAGESIZE == PAGE_BYTES
+
+    def may_ask(self, status: os.stat_result, path: str) -> bool:
+        """Whether the kernel tells us the truth about this file."""
+        if not self._supported:
+            return False
+        if self._owns_all or status.st_uid == self._uid:
+            return True
+        try:
+            return os.access(path, os.W_OK, effective_ids=True)
+        except (OSError, NotImplementedError):
+            return False
+
+    def resident(self, fd: int, size_bytes: int) -> list[Extent]:
+        """The pages of an open file that are in the page cache, as a set of whole pages.
+
+        The last page counts whole. Raises OSError where the file cannot be mapped.
+        """
+        out: list[Extent] = []
+        for at in range(0, size_bytes, _STEP_BYTES):
+            for extent in self._step(fd, at, min(_STEP_BYTES, size_bytes - at)):
+                if out and out[-1].end == extent.offset:
+                    out[-1] = Extent(out[-1].offset, out[-1].length + extent.length)
+                else:
+                    out.append(extent)
+        return out
+
+    def _step(self, fd: int, offset: int, length: int) -> list[Extent]:
+        address = self._mmap(None, length, _PROT_READ, _MAP_PRIVATE, fd, offset)
+        if address == _MAP_FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        try:
+            pages = bytearray(-(-length // PAGE_BYTES))
+            into = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
+            if self._mincore(address, length, ctypes.addressof(into)):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+            del into
+        finally:
+            self._munmap(address, length)
+        return page_runs(bytes(pages).translate(_ODD), offset)
+
+
+def page_runs(marks: bytes, offset: int) -> list[Extent]:
+    """Extents of the pages marked 1 among 0, the first of which lies at `offset`."""
+    out = []
+    at = marks.find(1)
+    while at >= 0:
+        end = marks.find(0, at)
+        end = len(marks) if end < 0 else end
+        out.append(Extent(offset + at * PAGE_BYTES, (end - at) * PAGE_BYTES))
+        at = marks.find(1, end)
+    return out
+
+
+def _effective_capability(number: int) -> bool:
+    """Whether this process has a capability; False where that cannot be told."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("CapEff:"):
+                    return bool(int(line.split()[1], 16) >> number & 1)
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+class Seen(NamedTuple):
+    """A file at one moment: who it is, and which of its pages are in memory.
+
+    `pages` is None where the kernel does not tell us."""
+
+    path: str
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    pages: tuple[Extent, ...] | None
+
+
+def look(asker: Asker, path: str, *, evict: bool = False) -> Seen | None:
+    """Look at one regular file; None where it is none, is empty, or cannot be opened.
+
+    With `evict` the kernel is first asked to forget its pages; it keeps those in use.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if status.st_size == 0:
+            return None
+        if evict:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        pages = None
+        if asker.may_ask(status, path):
+            try:
+                pages = tuple(asker.resident(fd, status.st_size))
+            except OSError:
+                pages = None
+    finally:
+        os.close(fd)
+    return Seen(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, pages)

@@ -1,0 +1,226 @@
+"""File mode beside a job's start: replay at once, record until the first step, keep the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from bootseer.errors import CorruptDataError
+from bootseer.imageprefetch.filemode.format import FileTrace
+from bootseer.imageprefetch.filemode.keeping import Keeper, check_image, image_here
+from bootseer.imageprefetch.filemode.places import DEFAULT_ROOTS
+from bootseer.imageprefetch.filemode.recording import WINDOW_S, Recording, RecordSettings
+from bootseer.imageprefetch.filemode.replaying import SHARE, Replayed, ReplaySettings, replay
+from bootseer.imageprefetch.recording import FirstStepWatch
+from bootseer.imageprefetch.traces import check_workload
+from bootseer.profiler.events import NullWriter, Writer
+from bootseer.storage.options import StoreOptions
+
+POLL_S = 0.2
+ENOUGH_RECORDINGS = 5
+"""From so many on, `auto` records only where much of the trace no longer fits."""
+MOST_SKIPPED = 0.1
+_LONGEST_LOCK_NAME = 100
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartSettings:
+    """`place` is a directory or a store's URL; `image` names the image's traces in it, empty: see
+    `keeping.image_here`. `most_bytes` as in `ReplaySettings`."""
+
+    place: str
+    image: str = ""
+    workload: str = ""
+    roots: tuple[str, ...] = DEFAULT_ROOTS
+    record: Literal["auto", "always", "never"] = "auto"
+    window_s: float = WINDOW_S
+    share: float = SHARE
+    most_bytes: int | None = None
+    options: StoreOptions | None = None
+
+
+def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
+    """Accompany the start of process `pid`, until its first step, its end or the window's end.
+
+    Raises BootseerError for what made it impossible; the job is not concerned by any of it.
+    """
+    image = check_image(settings.image or image_here())
+    check_workload(settings.workload)
+    with _alone(f"{image}.{settings.workload}") as alone:
+        if not alone:
+            writer.point("image.replay", attributes={"bootseer.why": "another start does it"})
+            return
+        with _Job(pid) as job, Keeper(settings.place, settings.options) as keeper:
+            trace = _known(keeper, image, settings, writer)
+            watch = FirstStepWatch(_folder(writer)) if isinstance(writer, Writer) else None
+            _accompany(settings, writer, job, keeper, image, trace, watch)
+
+
+def _accompany(
+    settings: StartSettings,
+    writer: NullWriter,
+    job: _Job,
+    keeper: Keeper,
+    image: str,
+    trace: FileTrace | None,
+    watch: FirstStepWatch | None,
+) -> None:
+    recording = None
+    with contextlib.ExitStack() as stack:
+        done = Replayed()
+        if settings.record != "never":
+            about = RecordSettings(roots=settings.roots, workload=settings.workload)
+            recording = Recording(about, job.pid)
+            stack.enter_context(recording)
+            recording.begin()
+        if trace is not None:
+            done = replay(
+                trace,
+                ReplaySettings(
+                    roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
+                ),
+                stop=lambda: job.ended,
+            )
+            writer.point("image.replay", attributes=_told(done, trace))
+        if recording is None or not _worth_it(settings, trace, done):
+            return
+        os.nice(19)  # from here on nothing is urgent
+        recording.survey(racing=True, stop=_until(lambda: job.ended))
+        why = _wait(settings, recording, job, watch)
+        got = recording.finish(full=why in ("first step", "window"), replayed=done.ranges)
+    if got.files:
+        kept = keeper.add(image, got)
+        writer.point("image.record", attributes=_recorded(recording, got, kept, why))
+
+
+def _until(condition: Callable[[], bool]) -> Iterator[bool]:
+    while True:
+        yield condition()
+
+
+def _worth_it(settings: StartSettings, trace: FileTrace | None, done: Replayed) -> bool:
+    """Whether this start is recorded, now that it is known how much the trace still says."""
+    if settings.record == "always" or trace is None:
+        return True
+    skipped = sum(done.skipped.values())
+    if trace.recordings < ENOUGH_RECORDINGS:
+        return True
+    return skipped > MOST_SKIPPED * (skipped + done.files)
+
+
+def _wait(
+    settings: StartSettings, recording: Recording, job: _Job, watch: FirstStepWatch | None
+) -> str:
+    """Wait for the recording's end; returns what it was."""
+    until = time.monotonic() + settings.window_s
+    while time.monotonic() < until:
+        if watch is not None and watch.reached():
+            return "first step"
+        if job.wait(POLL_S):
+            return "job"
+        recording.sample()
+    return "window"
+
+
+def _known(
+    keeper: Keeper, image: str, settings: StartSettings, writer: NullWriter
+) -> FileTrace | None:
+    try:
+        return keeper.load(image, settings.workload)
+    except CorruptDataError as error:
+        writer.point("image.replay", "fallback", {"bootseer.reason": str(error)})
+        return None
+
+
+def _told(done: Replayed, trace: FileTrace) -> dict[str, object]:
+    told: dict[str, object] = {
+        "bootseer.image.mode": "files",
+        "bootseer.image.workload": trace.workload,
+        "bootseer.bytes": done.size_bytes,
+        "bootseer.image.files": done.files,
+        "bootseer.duration_ms": round(done.duration_s * 1000),
+    }
+    if done.skipped:
+        told["bootseer.image.skipped"] = dict(done.skipped)
+    return told
+
+
+def _recorded(recording: Recording, got: FileTrace, kept: FileTrace, why: str) -> dict[str, object]:
+    return {
+        "bootseer.image.mode": "files",
+        "bootseer.image.recorder": recording.method,
+        "bootseer.why": recording.why,
+        "bootseer.image.ended_by": why,
+        "bootseer.image.workload": got.workload,
+        "bootseer.image.full": bool(got.trace.starts),
+        "bootseer.image.files": len(got.files),
+        "bootseer.bytes": got.trace.touched_bytes(),
+        "bootseer.image.starts": kept.trace.starts,
+    }
+
+
+def _folder(writer: Writer) -> str:
+    return os.path.dirname(writer.path)
+
+
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[bool]:
+    """Whether this is the only process here that does it: the ranks of a node start together.
+
+    The lock is an abstract socket's name, because a container may have no place to write to; the
+    kernel frees it with its process.
+    """
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        try:
+            lock.bind(f"\0bootseer-files-{os.geteuid()}-{name}"[:_LONGEST_LOCK_NAME])
+        except OSError:
+            yield False
+            return
+        yield True
+    finally:
+        lock.close()
+
+
+class _Job:
+    """The process that is accompanied; `ended` turns true with its end. A context manager."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._fd = -1
+        except OSError:  # an old kernel or a sandbox
+            self._fd = -2
+
+    @property
+    def ended(self) -> bool:
+        return self.wait(0.0)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within that time."""
+        if self._fd == -1:
+            return True
+        if self._fd == -2:
+            time.sleep(timeout_s)
+            return not os.path.exists(f"/proc/{self.pid}")
+        return bool(select.select([self._fd], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        """Twice is safe."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

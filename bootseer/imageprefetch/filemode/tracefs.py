@@ -1,0 +1,196 @@
+"""Hearing which pages enter the page cache, by the kernel's own trace event; needs root.
+
+An instance of our own in tracefs, so that nobody else's tracing is touched. It tells inode,
+offset and moment of every page that was not in memory, the kernel's read-ahead included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import threading
+from typing import NamedTuple
+
+from bootseer.blocks.extent import PAGE_BYTES
+from bootseer.errors import NotSupportedError
+
+EVENT = "events/filemap/mm_filemap_add_to_page_cache"
+BUFFER_KB = 2048  # of each processor; it is read five times a second
+POLL_S = 0.2
+MOUNTED = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+NAME = "bootseer-{pid}"
+_INIT_PID_NAMESPACE = 0xEFFFFFFC  # its inode number, fixed in the kernel's sources
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+_CONFIG_CREATE, _CLOEXEC = 6, 1
+_LINE = re.compile(
+    rb" (\d+)\.(\d{6}): mm_filemap_add_to_page_cache: dev (\d+):(\d+) ino ([0-9a-f]+)"
+    rb" .*ofs=(\d+)(?: order=(\d+))?"
+)
+_LOST = re.compile(rb"\[LOST (\d+) EVENTS\]")
+
+
+class Added(NamedTuple):
+    """Bytes `[offset, offset + length)` of an inode entered the page cache at that moment, which
+    is of CLOCK_MONOTONIC. `device` is the file system's that holds the data."""
+
+    device: int
+    inode: int
+    offset: int
+    length: int
+    at_s: float
+
+
+def parse_lines(text: bytes) -> tuple[list[Added], int]:
+    """What a piece of `trace_pipe` says, and how many events it says were lost. Pure."""
+    out = []
+    for match in _LINE.finditer(text):
+        seconds, micros, major, minor, inode, offset, order = match.groups()
+        device = os.makedev(int(major), int(minor))
+        length = PAGE_BYTES << int(order or 0)
+        at_s = int(seconds) + int(micros) / 1e6
+        out.append(Added(device, int(inode, 16), int(offset), length, at_s))
+    return out, sum(int(m[1]) for m in _LOST.finditer(text))
+
+
+class Tracer:
+    """Listens from its making until `close`; a context manager.
+
+    With `pid`, to that process and its later children alone, where process ids are those of the
+    whole machine; `own_tree` tells whether that is so. Raises NotSupportedError, saying what is
+    missing, where the kernel or the privilege does not allow it.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self.added: list[Added] = []
+        self.lost = 0
+        self.own_tree = pid is not None and _sees_all_processes()
+        self._rest = b""
+        self._instance = self._pipe = -1
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._name = NAME.format(pid=os.getpid())
+        self._root = _open_tracefs()
+        try:
+            self._prepare(pid if self.own_tree else None)
+        except OSError as error:
+            self.close()
+            raise NotSupportedError(f"no tracing of the page cache: {error.strerror}") from error
+
+    def _prepare(self, pid: int | None) -> None:
+        self._remove_stale()
+        os.mkdir(f"instances/{self._name}", dir_fd=self._root)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._instance = os.open(f"instances/{self._name}", flags, dir_fd=self._root)
+        self._write("trace_clock", "mono")
+        self._write("buffer_size_kb", str(BUFFER_KB))
+        if pid is not None:
+            self._write("options/event-fork", "1")
+            self._write("set_event_pid", str(pid))
+        self._write(f"{EVENT}/enable", "1")
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        self._pipe = os.open("trace_pipe", flags, dir_fd=self._instance)
+        self._thread = threading.Thread(target=self._run, name="tracefs", daemon=True)
+        self._thread.start()
+
+    def _remove_stale(self) -> None:
+        """Killed recorders cannot remove their instance themselves."""
+        folder = os.open("instances", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root)
+        try:
+            for name in os.listdir(folder):
+                pid = name.removeprefix("bootseer-")
+                if pid != name and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+                    with contextlib.suppress(OSError):
+                        os.rmdir(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def _write(self, name: str, text: str) -> None:
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._instance)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def _run(self) -> None:
+        while not self._end.wait(POLL_S):
+            self._drain()
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                data = os.read(self._pipe, 1 << 18)
+            except BlockingIOError:
+                return
+            except OSError:
+                return
+            if not data:
+                return
+            text, _, self._rest = (self._rest + data).rpartition(b"\n")
+            added, lost = parse_lines(text)
+            self.added += added
+            self.lost += lost
+
+    def close(self) -> None:
+        """Stop, take in what is still in the buffer, and remove the instance; twice is safe."""
+        if self._thread is not None:
+            with contextlib.suppress(OSError):
+                self._write(f"{EVENT}/enable", "0")
+            self._end.set()
+            self._thread.join()
+            self._thread = None
+            self._drain()
+        for fd in (self._pipe, self._instance):
+            if fd >= 0:
+                os.close(fd)
+        if self._instance >= 0:
+            with contextlib.suppress(OSError):
+                os.rmdir(f"instances/{self._name}", dir_fd=self._root)
+        if self._root >= 0:
+            os.close(self._root)
+        self._pipe = self._instance = self._root = -1
+
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _sees_all_processes() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _INIT_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _open_tracefs() -> int:
+    """A descriptor of tracefs: where it is mounted, else of a mount that has no place at all."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    for place in MOUNTED:
+        if os.path.isdir(f"{place}/instances") and os.access(f"{place}/instances", os.W_OK):
+            return os.open(place, flags)
+    libc = ctypes.CDLL(None, use_errno=True)
+    context = libc.syscall(_FSOPEN, b"tracefs", _CLOEXEC)
+    if context < 0:
+        raise _missing("open tracefs")
+    try:
+        if libc.syscall(_FSCONFIG, context, _CONFIG_CREATE, None, None, 0):
+            raise _missing("make a mount of tracefs")
+        mounted = libc.syscall(_FSMOUNT, context, _CLOEXEC, 0)
+        if mounted < 0:
+            raise _missing("make a mount of tracefs")
+    finally:
+        os.close(context)
+    try:
+        return os.open(".", flags, dir_fd=mounted)
+    finally:
+        os.close(mounted)
+
+
+def _missing(action: str) -> NotSupportedError:
+    number = ctypes.get_errno()
+    return NotSupportedError(
+        f"no tracing of the page cache: cannot {action}: {os.strerror(number)}"
+    )
