@@ -32,11 +32,13 @@ _PROBE_S = 2.0
 
 
 class Mounted(NamedTuple):
-    """One line of /proc/self/mountinfo."""
+    """One line of /proc/self/mountinfo; `root` is what of the file system is shown there."""
 
     target: str
     device: str
     kind: str
+    source: str = ""
+    root: str = "/"
 
 
 def parse_mountinfo(text: bytes) -> list[Mounted]:
@@ -44,11 +46,17 @@ def parse_mountinfo(text: bytes) -> list[Mounted]:
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(b" - ")
-        fields, kind = left.split(b" "), right.split(b" ")[0]
+        fields, (kind, _, rest) = left.split(b" "), right.partition(b" ")
         if len(fields) > 4:
-            target = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), fields[4])
-            found.append(Mounted(os.fsdecode(target), fields[2].decode(), kind.decode()))
+            names = map(_name, (fields[4], rest.partition(b" ")[0], fields[3]))
+            target, source, root = names
+            found.append(Mounted(target, fields[2].decode(), kind.decode(), source, root))
     return found
+
+
+def _name(field: bytes) -> str:
+    """A name in which blanks and the like stand as octal numbers."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field))
 
 
 def find_mount(mountpoint: str) -> Mounted | None:

@@ -54,7 +54,7 @@ class Mount:
     `with Mount(operations, "/mnt/x") as mount:` serves inside the block; `run()` serves until
     somebody unmounts. A process must not look into its own mount from a thread that serves it.
     Operations that have a method `attached(notifier)` are given the notifier before the first
-    request. A descriptor that was passed in (`/dev/fd/N`, `unix:PATH`) is served until its mount
+    request, and those with `ending()` are told before this side takes the mount away. A descriptor that was passed in (`/dev/fd/N`, `unix:PATH`) is served until its mount
     ends or this process does; whoever mounted it unmounts it.
     """
 
@@ -183,6 +183,8 @@ class Mount:
     def close(self) -> None:
         """Unmount, end the threads and tell the operations. Twice is safe."""
         with self._closing:
+            if self._device is not None and hasattr(self.operations, "ending"):
+                self.operations.ending()
             self.unmount()
             device, self._device = self._device, None
             if device is None or self.serving:

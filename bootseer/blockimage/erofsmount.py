@@ -1,0 +1,171 @@
+"""Mounting EROFS: metadata in a local file, data in a file of another file system.
+
+Linux 6.12 mounts both files as they are. Older kernels need a block device for each, so there a
+loop device stands over each file and goes when the mount does (autoclear).
+
+Sources: mount(2); loop(4) and `linux/loop.h` for the loop device's calls and structure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import struct
+from typing import NamedTuple
+
+from bootseer.errors import BusyError, NotSupportedError, from_os_error
+from bootseer.fuse.mounts import find_mount
+
+KIND = "erofs"
+READ_AHEAD_KIB = 16  # also while recording: what is recorded is what will be asked for again
+MS_RDONLY, MS_NOATIME, MS_BIND = 0x1, 0x400, 0x1000
+_BDI = "/sys/class/bdi"
+_LOOP_CONTROL = "/dev/loop-control"
+_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
+_LO_READ_ONLY, _LO_AUTOCLEAR, _LO_DIRECT_IO = 1, 4, 16
+_LOOP_TRIES = 16
+_LOOP_MAJOR = 7
+# struct loop_config: fd, block size, struct loop_info64 (its flags at byte 52), 64 bytes spare
+_LOOP_CONFIG = struct.Struct("<II52xI176x64x")
+_NO_FILES = (errno.ENOTBLK, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
+
+
+class Erofs(NamedTuple):
+    """A mounted image: `device` and `source` as in /proc/self/mountinfo; whether over loops."""
+
+    device: str
+    source: str
+    loop: bool
+
+
+def bind(source: str, target: str) -> None:
+    """Show a mounted tree at another place too. Raises as `mount_erofs`."""
+    _mount(source, target, "none", MS_BIND, "")
+
+
+def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) -> Erofs:
+    """Mount the image whose metadata is the file `meta` and whose data is the file `data`.
+
+    `loop`: over loop devices or not; None: not, where the kernel can do without. The data's
+    server must answer from another thread. Raises NotSupportedError where the kernel has no
+    EROFS, or neither way works, and whatever else keeps it from mounting.
+    """
+    before = _bdis()
+    if loop is not True:
+        try:
+            _mount(meta, target, KIND, MS_RDONLY | MS_NOATIME, f"device={data}")
+            _set_read_ahead(before)
+            return _found(target, loop=False)
+        except OSError as error:
+            if error.errno not in _NO_FILES or loop is False:
+                raise _refused(error, target) from error
+    devices: list[int] = []
+    try:
+        paths = [_attach(path, devices) for path in (meta, data)]
+        _mount(paths[0], target, KIND, MS_RDONLY | MS_NOATIME, f"device={paths[1]}")
+        for path in paths:
+            _write_read_ahead(f"{_LOOP_MAJOR}:{path.removeprefix('/dev/loop')}")
+    except OSError as error:
+        raise _refused(error, target) from error
+    finally:
+        for device in devices:
+            os.close(device)  # unmounted ones go with their last descriptor
+    return _found(target, loop=True)
+
+
+def _refused(error: OSError, target: str) -> Exception:
+    if error.errno == errno.ENODEV:
+        return NotSupportedError(
+            "this kernel has no EROFS: load its module (modprobe erofs), or record and replay "
+            "files inside the container (`bootseer image files`)"
+        )
+    return from_os_error(error, f"mount the image at {target}")
+
+
+def _found(target: str, *, loop: bool) -> Erofs:
+    found = find_mount(target)
+    if found is None or found.kind != KIND:
+        raise BusyError(f"what was mounted at {target} is gone again; somebody else unmounted it")
+    return Erofs(found.device, found.source, loop)
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = (os.fsencode(source), os.fsencode(target), kind.encode())
+    if libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(data)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+# --- read-ahead -------------------------------------------------------------------------------
+
+
+def _bdis() -> frozenset[str]:
+    try:
+        return frozenset(name for name in os.listdir(_BDI) if name.startswith(KIND))
+    except OSError:
+        return frozenset()
+
+
+def _set_read_ahead(before: frozenset[str]) -> None:
+    """The kernel tells nowhere which one belongs to a mount; who mounts too wants the same."""
+    for name in _bdis() - before:
+        _write_read_ahead(name)
+
+
+def _write_read_ahead(bdi: str) -> None:
+    try:
+        with open(f"{_BDI}/{bdi}/read_ahead_kb", "w", encoding="ascii") as file:
+            file.write(str(READ_AHEAD_KIB))
+    except OSError:
+        pass  # then more is read than is recorded, and nothing else
+
+
+# --- loop devices -----------------------------------------------------------------------------
+
+
+def _attach(path: str, devices: list[int]) -> str:
+    """A loop device over a file; its descriptor goes to `devices`. Raises OSError."""
+    backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _ in range(_LOOP_TRIES):
+            device = _free_device()
+            fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _configure(fd, backing)
+            except OSError as error:
+                os.close(fd)
+                if error.errno != errno.EBUSY:  # somebody else took it meanwhile
+                    raise
+            else:
+                devices.append(fd)
+                return device
+        raise OSError(errno.EBUSY, "no free loop device", path)
+    finally:
+        os.close(backing)
+
+
+def _free_device() -> str:
+    control = os.open(_LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        number = fcntl.ioctl(control, _GET_FREE)
+    finally:
+        os.close(control)
+    device = f"/dev/loop{number}"
+    if not os.path.exists(device):  # in a container, whose /dev does not grow
+        os.mknod(device, stat.S_IFBLK | 0o600, os.makedev(_LOOP_MAJOR, number))
+    return device
+
+
+def _configure(fd: int, backing: int) -> None:
+    flags = _LO_READ_ONLY | _LO_AUTOCLEAR
+    for direct in (_LO_DIRECT_IO, 0):
+        try:
+            fcntl.ioctl(fd, _CONFIGURE, _LOOP_CONFIG.pack(backing, 4096, flags | direct))
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL or not direct:
+                raise

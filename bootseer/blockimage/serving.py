@@ -1,0 +1,266 @@
+"""Serving a mounted block image: hot frames first, demand beside them, the rest when idle.
+
+The order at a start: the front answers, EROFS is mounted over it, and the caller is told. Only
+then are the index and the block table read; what is asked for meanwhile waits some milliseconds.
+The receiving thread takes frames from the pack's stream, answers who waits for them, and hands
+them to the warmer. While somebody waits for a cold block the stream stands still: demand has the
+link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bootseer.blockimage import erofsmount
+from bootseer.blockimage.fill import Fill, FillSettings
+from bootseer.blockimage.frames import Frames
+from bootseer.blockimage.front import Bytes, ImageFront, Reads
+from bootseer.blockimage.opened import BlockImage, FrameStream
+from bootseer.blockimage.pack import EMPTY, Frame, Index, open_frame
+from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.replay import Replay
+from bootseer.blocks.settings import DEFAULTS, FetchSettings
+from bootseer.blocks.source import BlockSource
+from bootseer.blocks.trace import Touched, Trace
+from bootseer.errors import BootseerError, CorruptDataError
+
+if TYPE_CHECKING:
+    from bootseer.blockimage.warm import Warmer
+
+NAME = "d"
+ROOM_WAIT_S = 10.0
+DEMAND_PAUSE_S = 0.001
+DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
+
+Say = Callable[[str, str], None]
+"""Told a kind of fault and its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """How an image is served. `frames_bytes` bounds hot frames that are not warmed yet.
+
+    `cache_dir` is the node cache ("" = none). `loop`: over loop devices, None where needed.
+    """
+
+    cache_dir: str = ""
+    cache_limit_bytes: int = 64 << 30
+    frames_bytes: int = 256 << 20
+    fetch: FetchSettings = DEFAULTS
+    loop: bool | None = None
+    warm: bool = True
+    fill: FillSettings | None = None
+
+
+class ImageServer:
+    """One image behind one front. `say` is told of faults that readers do not see."""
+
+    def __init__(
+        self,
+        image: BlockImage,
+        front: ImageFront,
+        settings: ServeSettings,
+        *,
+        say: Say,
+        hot_done: Callable[[], None] | None = None,
+    ) -> None:
+        self.image, self.front, self.settings = image, front, settings
+        self._say, self._hot_done = say, hot_done
+        self._lock = threading.Lock()
+        self._fetcher: Fetcher | None = None
+        self._cache: NodeCache | None = None
+        self._source: BlockSource | None = None
+        self._frames: Frames | None = None
+        self._warmer: Warmer | None = None
+        self._replay: Replay | None = None
+        self._fill: Fill | None = None
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self.hot_bytes = 0  # stored bytes of frames that arrived
+        front.size(image.data_bytes)
+
+    def mount(self, front_dir: str, target: str) -> erofsmount.Erofs:
+        """Mount the image at `target`; the front must answer at `front_dir`. Raises as there."""
+        found = erofsmount.mount_erofs(
+            self.image.meta_path, f"{front_dir}/{NAME}", target, loop=self.settings.loop
+        )
+        self.front.keep(self.front.last_handle)
+        self.front.replayed_hot_is_warm = found.loop
+        return found
+
+    def begin(self, target: str) -> None:
+        """Let bytes come: reads the index, replays the hot set through `target`, then fills."""
+        index = self._index()
+        frames = Frames(index, memory_bytes=self.settings.frames_bytes)
+        self._frames = frames
+        receive = index.frames and self.image.frames is not None
+        if not receive:
+            frames.give_up()
+        else:
+            self._start_warmer(target, index)
+        self.front.supply(Bytes(self.image.data_bytes, frames, self.opened))
+        self._thread(lambda: self._run(index), "image-hot")
+
+    def opened(self) -> tuple[Fetcher, BlockSource]:
+        """The fetcher and the data's blocks; made when they are first asked for."""
+        with self._lock:
+            if self._closed:
+                raise CorruptDataError("the image's server has ended")
+            if self._fetcher is None:
+                self._source = self.image.source()
+                if self.settings.cache_dir:
+                    self._cache = NodeCache(
+                        self.settings.cache_dir,
+                        self.settings.cache_limit_bytes,
+                        told=lambda why: self._say("cache", why),
+                    )
+                self._fetcher = Fetcher(self.settings.fetch, cache=self._cache)
+            assert self._source is not None
+            return self._fetcher, self._source
+
+    @property
+    def reads(self) -> Reads:
+        """What reads cost so far."""
+        return self.front.reads
+
+    # --- the hot set -----------------------------------------------------------------------
+
+    def _index(self) -> Index:
+        if self.image.index is None:
+            return EMPTY
+        try:
+            return self.image.index()
+        except CorruptDataError as error:
+            self._say("pack index", str(error))
+            return EMPTY
+
+    def _start_warmer(self, target: str, index: Index) -> None:
+        from bootseer.blockimage import warm
+
+        frames = self._frames
+        assert frames is not None
+        if not self.settings.warm:
+            return
+        try:
+            root = warm.clone_mount(target)
+        except OSError as error:
+            self._say("warm", f"the page cache cannot be warmed: {error}")
+            return
+        made = warm.Warmer(root, index, frames.drop)
+        self.front.warming = made.thread_ids
+        self._warmer = made
+
+    def _run(self, index: Index) -> None:
+        try:
+            if index.frames and self.image.frames is not None:
+                self._receive(index)
+            elif index.fetch:
+                self._fetch(index)
+            else:
+                self.opened()  # nothing is hot: who asks next should find it ready
+        except Exception as error:  # a border: readers go on by their own requests
+            self._say("replay", f"the hot set was not replayed whole: {error}")
+        finally:
+            if self._frames is not None:
+                self._frames.give_up()
+            if self._warmer is not None:
+                self._warmer.end()
+            if self._hot_done is not None:
+                self._hot_done()
+        self._start_fill()
+
+    def _receive(self, index: Index) -> None:
+        """Take frame after frame from the stream until its end, or a fault."""
+        frames, stream, warmer = self._frames, self.image.frames, self._warmer
+        assert frames is not None
+        assert stream is not None
+        with stream:
+            for number, frame in enumerate(index.frames):
+                if self._closed:
+                    return
+                if not frames.has_room(ROOM_WAIT_S) and warmer is not None:
+                    raise CorruptDataError("warming stands still")
+                self._yield_to_demand()
+                stored = memoryview(bytearray(frame.stored_length))
+                _fill_view(stream, stored)
+                self.hot_bytes += len(stored)
+                self._take(number, frame, stored)
+
+    def _take(self, number: int, frame: Frame, stored: memoryview) -> None:
+        frames = self._frames
+        assert frames is not None
+        try:
+            raw = open_frame(frame, stored)
+        except CorruptDataError as error:
+            self._say("pack frame", str(error))
+            frames.drop(number)  # its pages are read as cold ones
+            return
+        frames.arrived(number, raw)
+        if self._warmer is not None:
+            self._warmer.put(number)
+
+    def _yield_to_demand(self) -> None:
+        for _ in range(DEMAND_PAUSES):
+            if not self.front.cold_waits or self._closed:
+                return
+            time.sleep(DEMAND_PAUSE_S)
+
+    def _fetch(self, index: Index) -> None:
+        """Most of the image is hot: fetch its blocks whole, in order and in parallel."""
+        fetcher, source = self.opened()
+        touched = tuple(Touched(e.offset, e.length, n, 1) for n, e in enumerate(index.fetch))
+        trace = Trace(source.key, source.size_bytes, "", 0, touched)
+        most = None if self._cache is not None else self.settings.fetch.memory_bytes // 2
+        replay = self._replay = Replay(trace, fetcher, source, most_bytes=most)
+        with replay:
+            replay.wait()
+        if replay.failed:
+            self._say("replay", f"the hot set was not replayed whole: {replay.failed}")
+
+    def _start_fill(self) -> None:
+        if self.settings.fill is None or self._closed or not self.settings.cache_dir:
+            return
+        fetcher, source = self.opened()
+        cache = self._cache
+        if cache is None:
+            return
+        self._fill = Fill(
+            fetcher, source, cache, self.settings.fill, busy=lambda: self.front.reads.reads
+        )
+        self._fill.run(lambda text: self._say("fill", text))
+
+    # --- the end ---------------------------------------------------------------------------
+
+    def _thread(self, body: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """End all threads; readers that wait get EIO. Twice is safe."""
+        with self._lock:
+            self._closed = True
+        if self.image.frames is not None:
+            with contextlib.suppress(BootseerError, OSError):
+                self.image.frames.close()
+        for part in (self._warmer, self._replay, self._fill, self._frames, self._fetcher):
+            if part is not None:
+                part.close()
+        if self._cache is not None:
+            self._cache.close()
+
+
+def _fill_view(stream: FrameStream, view: memoryview) -> None:
+    """Fill a view from the stream. Raises CorruptDataError at its end."""
+    done = 0
+    while done < len(view):
+        count = stream.readinto(view[done:])
+        if not count:
+            raise CorruptDataError("the pack ends in the middle of a frame")
+        done += count

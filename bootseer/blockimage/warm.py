@@ -1,0 +1,164 @@
+"""Warming: reading hot ranges ahead through the mounted image, so that its page cache has them.
+
+The reads of these threads are answered from frames in memory. Files are opened below a private
+copy of the mount: whoever unmounts the image is not told that it is busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import struct
+import threading
+from collections.abc import Callable
+
+from bootseer.blockimage.pack import Index
+
+THREADS = 2
+WINDOW_BYTES = 128 << 10  # the most that the kernel reads ahead at one request
+MOST_OPEN = 256
+_OPEN_TREE, _OPENAT2 = 428, 437  # the same numbers on every architecture
+_CLONE = 1
+_AT_EMPTY_PATH, _AT_NO_AUTOMOUNT = 0x1000, 0x800
+_NO_SYMLINKS, _BENEATH = 0x04, 0x08
+_HOW = struct.Struct("<QQQ")
+
+
+def clone_mount(path: str) -> int:
+    """A descriptor of a private, unattached copy of the mount at `path`; raises OSError."""
+    return _syscall(_OPEN_TREE, -100, os.fsencode(path), _CLONE | _AT_NO_AUTOMOUNT | os.O_CLOEXEC)
+
+
+def open_below(root: int, path: bytes) -> int:
+    """Open a file to be read, never leaving the tree nor following a link; raises OSError."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    how = _HOW.pack(flags, 0, _NO_SYMLINKS | _BENEATH)
+    return _syscall(_OPENAT2, root, path, how, len(how))
+
+
+_libc: list[ctypes.CDLL] = []
+
+
+def _syscall(number: int, *words: int | bytes) -> int:
+    if not _libc:
+        _libc.append(ctypes.CDLL(None, use_errno=True))
+    arguments = [word if isinstance(word, bytes) else ctypes.c_long(word) for word in words]
+    result: int = _libc[0].syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+class Warmer:
+    """Threads that warm frames in the order in which `put` names them.
+
+    `warmed(frame)` is called for each one when that is done, or could not be. `root` is a
+    descriptor of the tree, which the warmer closes at its end. `close` is safe twice.
+    """
+
+    def __init__(
+        self,
+        root: int,
+        index: Index,
+        warmed: Callable[[int], None],
+        *,
+        threads: int = THREADS,
+        finished: Callable[[], None] | None = None,
+    ) -> None:
+        self._root, self._index, self._warmed = root, index, warmed
+        self._finished = finished
+        self._todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._files: dict[int, int] = {}
+        self._in_use: dict[int, int] = {}
+        self._living = threads
+        self._closed = False
+        self._ids: list[int] = []
+        ready = threading.Barrier(threads + 1)
+        self._threads = [
+            threading.Thread(target=self._run, args=(ready,), name=f"warm-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        ready.wait()
+        self.thread_ids = frozenset(thread.native_id or 0 for thread in self._threads)
+
+    def put(self, frame: int) -> None:
+        """This frame is here: its ranges can be warmed."""
+        self._todo.put(frame)
+
+    def end(self) -> None:
+        """No further frame will come; the threads end when all is done."""
+        for _ in self._threads:
+            self._todo.put(None)
+
+    def close(self) -> None:
+        """End at once; what is not warmed stays so."""
+        self._closed = True
+        self.end()
+
+    def _run(self, ready: threading.Barrier) -> None:
+        ready.wait()
+        try:
+            while (number := self._todo.get()) is not None:
+                if not self._closed:
+                    self._warm(number)
+                self._warmed(number)
+        finally:
+            with self._lock:
+                self._living -= 1
+                last = self._living == 0
+                files = list(self._files.values()) if last else []
+                self._files = {} if last else self._files
+            for fd in files:
+                os.close(fd)
+            if last:
+                os.close(self._root)
+                if self._finished is not None:
+                    self._finished()
+
+    def _warm(self, number: int) -> None:
+        frame = self._index.frames[number]
+        for path, offset, length in frame.warm:
+            if self._closed:
+                return
+            # A file that cannot be opened is read when somebody asks for it, as without us.
+            with contextlib.suppress(OSError):
+                fd = self._open(path)
+                try:
+                    for at in range(offset, offset + length, WINDOW_BYTES):
+                        window = min(WINDOW_BYTES, offset + length - at)
+                        os.posix_fadvise(fd, at, window, os.POSIX_FADV_WILLNEED)
+                finally:
+                    self._done(path)
+
+    def _open(self, path: int) -> int:
+        """A file's descriptor, kept for the next range of it."""
+        with self._lock:
+            fd = self._files.get(path, -1)
+            if fd >= 0:
+                self._in_use[path] = self._in_use.get(path, 0) + 1
+                return fd
+        fresh = open_below(self._root, self._index.paths[path])
+        spare = []
+        with self._lock:
+            fd = self._files.setdefault(path, fresh)
+            self._in_use[path] = self._in_use.get(path, 0) + 1
+            if fd != fresh:
+                spare.append(fresh)
+            if len(self._files) > MOST_OPEN:
+                idle = [p for p in self._files if not self._in_use.get(p)]
+                spare += [self._files.pop(p) for p in idle[: MOST_OPEN // 2]]
+        for one in spare:
+            os.close(one)
+        return fd
+
+    def _done(self, path: int) -> None:
+        with self._lock:
+            self._in_use[path] = self._in_use.get(path, 1) - 1
+            if not self._in_use[path]:
+                del self._in_use[path]

@@ -1,0 +1,255 @@
+"""What this node keeps of images, so that they can be mounted again with their registry gone.
+
+`<cache>/images/pins/<name>` says which digest a name had when it was last looked up.
+`<cache>/images/<digest>/` belongs to one image: `image.json` (written last, and believed only
+with files that have the digests it names), EROFS metadata, block table, and per workload the
+pack. Files are named after their content and never changed: what is mounted keeps its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bootseer.blockimage.opened import FrameStream
+from bootseer.errors import NoSpaceError, from_os_error
+
+VERSION = 1
+_MOST_BYTES = 1 << 20  # of a JSON file
+_PACK_AGE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPack:
+    """A workload's pack: its blob's digest and size, and where its frames begin."""
+
+    digest: str
+    size_bytes: int
+    boot_length: int
+    boot_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    """What `image.json` says. Digests are `sha256:…` of the raw bytes that files here have."""
+
+    block_image: str
+    data: str
+    data_bytes: int
+    meta: str
+    table: str
+    packs: dict[str, KeptPack] = dataclasses.field(default_factory=dict)
+
+
+class LocalStore:
+    """One node's `images` folder. Reading raises nothing: what is damaged is not there."""
+
+    def __init__(self, cache_dir: str) -> None:
+        self.folder = os.path.join(cache_dir, "images")
+
+    def folder_of(self, digest: str) -> str:
+        """Where one image's files are."""
+        return os.path.join(self.folder, digest.replace(":", "-"))
+
+    def trace_folder(self, digest: str) -> str:
+        """Where the traces of one image's starts are."""
+        return os.path.join(self.folder_of(digest), "traces")
+
+    # --- names ---------------------------------------------------------------------------
+
+    def _pin(self, name: str) -> str:
+        return os.path.join(self.folder, "pins", hashlib.sha256(name.encode()).hexdigest())
+
+    def pinned(self, name: str) -> str:
+        """The digest that a name had; "" where it was never looked up."""
+        found = _read_json(self._pin(name))
+        return str(found.get("digest", "")) if found.get("name") == name else ""
+
+    def pin(self, name: str, digest: str) -> None:
+        """Remember what a name stands for; raises NoSpaceError and the like."""
+        if self.pinned(name) != digest:
+            _write(self._pin(name), json.dumps({"name": name, "digest": digest}).encode())
+
+    # --- images --------------------------------------------------------------------------
+
+    def image(self, digest: str) -> KeptImage | None:
+        """What is kept of an image, whole enough to mount it."""
+        found = _read_json(os.path.join(self.folder_of(digest), "image.json"))
+        if found.get("version") != VERSION:
+            return None
+        try:
+            packs = {name: KeptPack(**pack) for name, pack in found["packs"].items()}
+            fields = {f.name: found[f.name] for f in dataclasses.fields(KeptImage)}
+            return KeptImage(**{**fields, "packs": packs})
+        except (AttributeError, KeyError, TypeError):
+            return None
+
+    def keep_image(self, digest: str, image: KeptImage) -> None:
+        """Say what is kept; the files must be there. Raises NoSpaceError and the like."""
+        body = {"version": VERSION, **dataclasses.asdict(image)}
+        path = os.path.join(self.folder_of(digest), "image.json")
+        _write(path, json.dumps(body).encode())
+
+    def path(self, digest: str, kind: str, content: str) -> str:
+        """The file of one image that holds `content`, a digest."""
+        name = f"{kind}-{content.partition(':')[2]}"
+        return os.path.join(self.folder_of(digest), name)
+
+    def has(self, digest: str, kind: str, content: str) -> bytes | None:
+        """A small file's bytes, if it is there and they have its digest."""
+        try:
+            with open(self.path(digest, kind, content), "rb") as file:
+                data = file.read()
+        except OSError:
+            return None
+        good = f"sha256:{hashlib.sha256(data).hexdigest()}" == content
+        return data if good else None
+
+    def keep(self, digest: str, kind: str, content: str, data: bytes | memoryview) -> str:
+        """Write a file that holds `content`; returns its path. Raises NoSpaceError and the like."""
+        path = self.path(digest, kind, content)
+        _write(path, data)
+        return path
+
+    def clean(self, digest: str, keep: KeptImage) -> None:
+        """Remove an image's files that `keep` does not name, and temporaries that are old."""
+        folder = self.folder_of(digest)
+        named = {keep.meta, keep.table} | {pack.digest for pack in keep.packs.values()}
+        wanted = {one.partition(":")[2] for one in named}
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                kind, _, content = entry.name.partition("-")
+                old = time.time() - entry.stat().st_mtime > _PACK_AGE_S
+                unknown = kind in ("meta", "table", "pack") and content not in wanted
+                if entry.is_file() and old and (unknown or entry.name.startswith(".")):
+                    os.unlink(entry.path)
+
+    def forget(self, digest: str) -> None:
+        """Remove all that is kept of an image, its traces too."""
+        shutil.rmtree(self.folder_of(digest), ignore_errors=True)
+
+
+class KeptFrames:
+    """A pack's frames from a file of this node: `FrameStream`."""
+
+    def __init__(self, path: str, pack: KeptPack) -> None:
+        self._file = io.FileIO(path, "rb")
+        try:
+            if os.fstat(self._file.fileno()).st_size != pack.size_bytes:
+                raise FileNotFoundError(path)  # cut: as good as none
+            self._file.seek(pack.boot_length)
+        except OSError:
+            self._file.close()
+            raise
+
+    def boot(self, pack: KeptPack) -> bytes:
+        """The bytes before the frames, unverified."""
+        return os.pread(self._file.fileno(), pack.boot_length, 0)
+
+    def readinto(self, view: memoryview, /) -> int:
+        return self._file.readinto(view)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> KeptFrames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class KeepingFrames:
+    """Frames from elsewhere that are written to a file as they pass: `FrameStream`.
+
+    The file gets its name when all bytes have passed; what is wrong with it, a full disk above
+    all, ends the keeping and nothing else.
+    """
+
+    def __init__(self, stream: FrameStream, path: str, boot: bytes, pack: KeptPack) -> None:
+        self._stream, self._path, self._size_bytes = stream, path, pack.size_bytes
+        self._fd, self._temporary, self._done_bytes = -1, "", 0
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            self._fd, self._temporary = tempfile.mkstemp(prefix=".pack-", dir=os.path.dirname(path))
+            self._put(boot)
+        except OSError:
+            self._abandon()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while len(view):
+            view = view[os.write(self._fd, view) :]
+        self._done_bytes += len(data)
+
+    def readinto(self, view: memoryview, /) -> int:
+        count = self._stream.readinto(view)
+        if self._fd >= 0:
+            try:
+                self._put(view[:count])
+                if self._done_bytes == self._size_bytes:
+                    os.rename(self._temporary, self._path)
+                    self._temporary = ""
+                    self._abandon()
+            except OSError:
+                self._abandon()
+        return count
+
+    def _abandon(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+            self._temporary = ""
+
+    def close(self) -> None:
+        self._abandon()
+        self._stream.close()
+
+    def __enter__(self) -> KeepingFrames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: str, data: bytes | memoryview) -> None:
+    """Publish a file. Not synced: whoever reads it checks its digest."""
+    folder = os.path.dirname(path)
+    temporary = ""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
+        with open(fd, "wb", buffering=0) as file:
+            view = memoryview(data)
+            while len(view):
+                view = view[file.write(view) :]
+        os.rename(temporary, path)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise from_os_error(error, f"keep {path}") from error
+
+
+__all__ = ["KeepingFrames", "KeptFrames", "KeptImage", "KeptPack", "LocalStore", "NoSpaceError"]

@@ -1,0 +1,237 @@
+"""`image mount`: an image's tree at once, served in the background.
+
+Three processes, as for every mount of ours: the caller, which returns once the tree is there; the
+supervisor, which holds the FUSE mount and starts a new worker when one dies; the worker, which
+asks the registry and serves. One server stands for an image on a node: who mounts it again gets
+a bind mount. The server ends when the kernel lets go of the last mount, in whatever namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bootseer.config import default_cache, default_runtime
+from bootseer.errors import (
+    BusyError,
+    NotFoundError,
+    NotSupportedError,
+    StoreUnavailableError,
+    UsageError,
+    from_os_error,
+)
+from bootseer.fuse import background
+from bootseer.fuse.mounts import can_mount, find_mount, unmount
+from bootseer.imageprefetch import runtime
+from bootseer.storage.options import DEFAULTS, StoreOptions
+
+OTHER_WAYS = (
+    "use the file mode, which needs no privilege (`bootseer image files`), or pull the image the "
+    "plain way"
+)
+START_LIMIT_S = 180.0
+END_LIMIT_S = 10.0
+TRIES = 5  # of a bind mount whose source goes away meanwhile
+WINDOW_S = 120.0
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountSettings:
+    """One mount of the image `ref` at `directory`, which is there.
+
+    "" for `cache` and `runtime` are this node's usual places. With `fill`, what the start did not
+    read follows when nothing else wants the link, at `fill_rate_bytes_s` at most (0 = any). With
+    `record`, what programs read until the first step (told in `events_dir`) or for
+    `record_window_s` is merged into the workload's trace. A read that gets no bytes for
+    `deadline_s` fails. `loop` mounts over loop devices (None: where the kernel needs them);
+    `hot` replays the hot set.
+    """
+
+    ref: str
+    directory: str
+    workload: str = ""
+    cache: str = ""
+    cache_limit_bytes: int = 64 << 30
+    runtime: str = ""
+    fill: bool = True
+    fill_rate_bytes_s: int = 0
+    record: bool = True
+    record_window_s: float = WINDOW_S
+    events_dir: str = ""
+    options: StoreOptions = DEFAULTS
+    plain_http: bool | None = None
+    deadline_s: float = 60.0
+    memory_bytes: int = 512 << 20
+    loop: bool | None = None
+    hot: bool = True
+    log_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A tree that is there. `shared`: another mount of this node already served the image.
+
+    `hot_set` is the digest of the pack being replayed, "" for none; `notes` tell what was not
+    as usual.
+    """
+
+    directory: str
+    digest: str
+    workload: str
+    shared: bool
+    loop: bool
+    hot_set: str
+    hot_bytes: int
+    offline: bool
+    notes: tuple[str, ...] = ()
+
+
+def mount(settings: MountSettings) -> Mounted:
+    """Mount, and leave the server running in the background; returns once the tree is there.
+
+    Raises NotFoundError for an image without a block image, NotSupportedError where this machine
+    or user cannot mount, and what the registry raises; then nothing is left behind. Call it in a
+    process that has one thread.
+    """
+    settings = absolute(settings)
+    check_machine(settings.directory)
+    for _ in range(TRIES):
+        state = runtime.State(settings.runtime)
+        try:
+            answer = background.start(
+                lambda tell, state=state: serve(settings, state, tell),  # type: ignore[misc]
+                what=settings.directory,
+                limit_s=START_LIMIT_S,
+                log_file=settings.log_file,
+            )
+        except BaseException:
+            state.release()
+            runtime.sweep(state.folder)
+            raise
+        state.release()
+        found = _mounted(settings, answer)
+        if found is not None:
+            return found
+    raise StoreUnavailableError(
+        f"{settings.ref} was unmounted elsewhere each time it was to be shown at "
+        f"{settings.directory}; try again"
+    )
+
+
+def _mounted(settings: MountSettings, answer: dict[str, Any]) -> Mounted | None:
+    """What came of a server's answer; None when its mount is gone again."""
+    from bootseer.blockimage.erofsmount import bind
+
+    about = dict(answer["mounted"])
+    if about["shared"]:
+        server = runtime.Server(**answer["server"])
+        whole = [m for m in runtime.mounts_of(server) if m.root == "/"]
+        if not whole:
+            return None
+        try:
+            bind(whole[0].target, settings.directory)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise from_os_error(error, f"mount at {settings.directory}") from error
+    about["notes"] = tuple(about["notes"])
+    return Mounted(directory=settings.directory, **about)
+
+
+def serve(settings: MountSettings, state: runtime.State, tell: background.Tell) -> None:
+    """Serve in this process, which must have one thread, until the image is unmounted."""
+    from bootseer.fuse.handover import supervise
+    from bootseer.fuse.options import MountOptions
+    from bootseer.imageprefetch.worker import Worker
+
+    log = background.Log(settings.log_file)
+
+    def died(worker: int) -> None:
+        log.say(f"worker {worker} of {settings.ref} ended; another one takes over")
+
+    options = MountOptions(
+        fsname=f"bootseer-image:{state.folder}",
+        read_ahead_kib=128,
+        timeout_s=3600.0,
+        unmount_grace_s=1.0,
+        on_fault=log.say,
+    )
+    try:
+        supervise(
+            lambda: Worker(settings, state, tell, log.say).front,
+            state.front,
+            options,
+            on_death=died,
+        )
+    finally:
+        state.remove()
+
+
+def absolute(settings: MountSettings) -> MountSettings:
+    """The same places whatever the working directory becomes."""
+    return dataclasses.replace(
+        settings,
+        directory=os.path.abspath(settings.directory),
+        cache=os.path.abspath(settings.cache or default_cache()),
+        runtime=os.path.abspath(settings.runtime or default_runtime()),
+        events_dir=os.path.abspath(settings.events_dir) if settings.events_dir else "",
+        log_file=os.path.abspath(settings.log_file) if settings.log_file else "",
+    )
+
+
+def check_machine(directory: str) -> None:
+    """Raise what keeps this user or machine from mounting an image at `directory`."""
+    if not can_mount():
+        raise NotSupportedError(
+            "mounting an image needs root with CAP_SYS_ADMIN (EROFS has no way for users): "
+            f"{OTHER_WAYS}"
+        )
+    if not os.path.exists("/dev/fuse"):
+        raise NotSupportedError(
+            f"this machine has no /dev/fuse: load the module (modprobe fuse), or {OTHER_WAYS}"
+        )
+    if not os.path.isdir(directory):
+        raise NotFoundError(f"{directory} is no directory; make it first")
+
+
+def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> None:
+    """End a mount of ours; returns when its server has ended, if it was the last one.
+
+    Raises BusyError while files are open in it, unless `lazily`: then its name goes at once and
+    the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
+    """
+    found = find_mount(directory)
+    if found is None:
+        raise NotFoundError(f"nothing is mounted at {directory}; check the path")
+    server = next(
+        (
+            s
+            for s in runtime.known(runtime_dir or default_runtime())
+            if s.device == found.device and s.source == found.source
+        ),
+        None,
+    )
+    if server is None:
+        raise UsageError(
+            f"{directory} is no mounted image of bootseer but {found.kind}; use umount"
+        )
+    try:
+        unmount(directory, lazily=lazily)
+    except BusyError as error:
+        users = background.users_of(found.target)
+        by = f" by {', '.join(users)}" if users else ""
+        raise BusyError(
+            f"{directory} is in use{by}; end that, or give --lazy to unmount it all the same"
+        ) from error
+    if lazily or runtime.mounts_of(server):
+        return
+    end_s = time.monotonic() + END_LIMIT_S
+    while os.path.exists(server.state) and time.monotonic() < end_s:
+        with contextlib.suppress(OSError):
+            runtime.sweep(server.state)
+        time.sleep(_POLL_S)

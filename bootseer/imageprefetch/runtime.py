@@ -1,0 +1,189 @@
+"""What this node's image servers say of themselves, for whoever mounts or unmounts beside them.
+
+`<runtime>/images/<random>/` belongs to one server: `lock` (held by its processes as long as one
+of them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
+server in the list of mounts), `server.json` (once the image is mounted). All of it goes with the
+server; what a killed one left is removed by whoever comes next.
+`<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
+begin at once end up with one server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bootseer.blockimage.erofsmount import KIND as EROFS
+from bootseer.errors import BootseerError, from_os_error
+from bootseer.fuse.mounts import Mounted, find_mount, parse_mountinfo, unmount
+
+FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that has mounted its image. `device` and `source` as in /proc/self/mountinfo.
+
+    `handle` is what EROFS holds open in the front.
+    """
+
+    digest: str
+    workload: str
+    device: str
+    source: str
+    handle: int
+    loop: bool
+    state: str
+    supervisor: int
+
+
+class State:
+    """One server's folder, being made. The lock goes with the last process that inherited it."""
+
+    def __init__(self, runtime: str) -> None:
+        self.folder = os.path.join(runtime, "images", uuid.uuid4().hex)
+        self.front = os.path.join(self.folder, FRONT)
+        self.meta = os.path.join(self.folder, META)
+        try:
+            os.makedirs(self.front, mode=0o700)
+            self._lock = _locked(os.path.join(self.folder, LOCK))
+        except OSError as error:
+            raise from_os_error(error, f"make {self.folder}") from error
+
+    def tell(self, server: Server) -> None:
+        """Say that the image is mounted."""
+        path = os.path.join(self.folder, SERVER)
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(dataclasses.asdict(server), file)
+        os.rename(f"{path}.new", path)
+
+    @property
+    def server(self) -> Server | None:
+        """What was told."""
+        return _read(self.folder)
+
+    def release(self) -> None:
+        """This process has no part in the server; for the caller that started it."""
+        os.close(self._lock)
+
+    def remove(self) -> None:
+        """Take away the image's mounts, the front and the folder; nothing raises."""
+        _clear(self.folder)
+
+
+def _locked(path: str, *, wait: bool = True) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def bringing_up(runtime: str, digest: str) -> Iterator[None]:
+    """Hold the one right of this node to bring an image up; waits for it."""
+    path = os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock")
+    try:
+        fd = _locked(path)
+    except OSError as error:
+        raise from_os_error(error, f"lock {path}") from error
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def servers(runtime: str) -> list[Server]:
+    """All living servers that have mounted their image; what dead ones left is removed."""
+    base = os.path.join(runtime, "images")
+    try:
+        names = [name for name in os.listdir(base) if not name.endswith(".lock")]
+    except OSError:
+        return []
+    out = []
+    for name in names:
+        folder = os.path.join(base, name)
+        if not _is_held(folder):
+            _clear(folder)
+        elif (found := _read(folder)) is not None:
+            out.append(found)
+    return out
+
+
+def known(runtime: str) -> list[Server]:
+    """All servers that mounted an image and whose folder is there, dead ones too."""
+    base = os.path.join(runtime, "images")
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return []
+    return [found for name in names if (found := _read(os.path.join(base, name))) is not None]
+
+
+def sweep(folder: str) -> None:
+    """Remove what a server left, if none of its processes lives."""
+    if not _is_held(folder):
+        _clear(folder)
+
+
+def _is_held(folder: str) -> bool:
+    """Whether a process of the server lives; one that has no lock yet is just being born."""
+    path = os.path.join(folder, LOCK)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return not os.path.exists(os.path.join(folder, SERVER))
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _read(folder: str) -> Server | None:
+    try:
+        with open(os.path.join(folder, SERVER), encoding="utf-8") as file:
+            return Server(**json.load(file))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _clear(folder: str) -> None:
+    server = _read(folder)
+    if server is not None:
+        unmount_all(server)
+    front = os.path.join(folder, FRONT)
+    with contextlib.suppress(BootseerError):
+        if find_mount(front) is not None:
+            unmount(front, lazily=True, force=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def mounts_of(server: Server) -> list[Mounted]:
+    """Where a server's image is mounted in this namespace, whole or in part.
+
+    Numbers of devices are used again, so the mount's source must be the server's too.
+    """
+    with open("/proc/self/mountinfo", "rb") as file:
+        found = [m for m in parse_mountinfo(file.read()) if m.device == server.device]
+    return [m for m in found if m.kind == EROFS and m.source == server.source]
+
+
+def unmount_all(server: Server) -> None:
+    """Take an image's mounts away, in use or not: nobody serves it any more."""
+    for mounted in reversed(mounts_of(server)):
+        with contextlib.suppress(BootseerError):
+            unmount(mounted.target, lazily=True)

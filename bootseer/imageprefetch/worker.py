@@ -1,0 +1,321 @@
+"""The process that serves a mounted image: brings it up, or takes over from one that died."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bootseer.blockimage.front import ImageFront
+from bootseer.errors import BootseerError, StoreUnavailableError
+from bootseer.fuse.background import Tell, packed
+from bootseer.imageprefetch import runtime
+from bootseer.imageprefetch.localstore import LocalStore
+from bootseer.imageprefetch.resolving import Opened, Resolver
+from bootseer.profiler import events
+
+if TYPE_CHECKING:
+    from bootseer.blockimage.opened import BlockImage
+    from bootseer.blockimage.serving import ImageServer, ServeSettings
+    from bootseer.blocks.trace import Trace
+    from bootseer.imageprefetch.mounting import MountSettings
+    from bootseer.imageprefetch.recording import StartRecording
+
+TAKE_OVER_TRIES = 3
+
+
+class Worker:
+    """One life of a server. `front` is what the FUSE mount serves, from the first moment on."""
+
+    def __init__(
+        self,
+        settings: MountSettings,
+        state: runtime.State,
+        tell: Tell,
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings, self._state, self._tell, self._say = settings, state, tell, say
+        self._begun_ns = time.monotonic_ns()
+        self._notes: list[str] = []
+        self._server: ImageServer | None = None
+        self._recording: StartRecording | None = None
+        self._opened: Opened | None = None
+        self._said: set[str] = set()
+        self._ended = threading.Event()
+        self.front = Front(self, released=_end, failed=self._read_failed)
+        before = state.server
+        body = self._bring_up if before is None else lambda: self._take_over(before)
+        threading.Thread(target=self._guarded, args=(body,), name="image-up", daemon=True).start()
+
+    # --- coming up -----------------------------------------------------------------------
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:  # a border: the caller hears why, and this server ends
+            self._answer(packed(error))
+            self._fault("mount", str(error))
+            _end()
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        try:
+            self._tell(answer)
+        except OSError:
+            pass  # nobody waits any more
+
+    def _resolver(self) -> Resolver:
+        settings = self._settings
+        return Resolver(
+            settings.ref,
+            LocalStore(settings.cache),
+            workload=settings.workload,
+            options=settings.options,
+            plain_http=settings.plain_http,
+            scratch=self._state.folder,
+            note=self._note,
+        )
+
+    def _bring_up(self) -> None:
+        settings, state = self._settings, self._state
+        resolver = self._resolver()
+        digest = resolver.digest()
+        with runtime.bringing_up(settings.runtime, digest):
+            other = self._other(digest)
+            if other is not None:
+                self._answer({"mounted": self._about(digest, other), "server": _plain(other)})
+                _end()
+                return
+            opened = self._opened = resolver.open(digest)
+            os.symlink(opened.image.meta_path, state.meta)
+            image = dataclasses.replace(opened.image, meta_path=state.meta)
+            server = self._make_server(dataclasses.replace(opened, image=image))
+            mounted = server.mount(state.front, settings.directory)
+            told = runtime.Server(
+                digest=digest,
+                workload=settings.workload,
+                device=mounted.device,
+                source=mounted.source,
+                handle=self.front.last_handle,
+                loop=mounted.loop,
+                state=state.folder,
+                supervisor=os.getppid(),
+            )
+            state.tell(told)
+        self._answer({"mounted": self._about(digest, told, opened), "server": _plain(told)})
+        self._event("image.mount", self._about(digest, told, opened))
+        self._go_on(settings.directory, digest, opened)
+
+    def _other(self, digest: str) -> runtime.Server | None:
+        """A server of this image that is mounted somewhere we can see."""
+        for server in runtime.servers(self._settings.runtime):
+            if server.digest == digest and any(m.root == "/" for m in runtime.mounts_of(server)):
+                return server
+        return None
+
+    def _take_over(self, before: runtime.Server) -> None:
+        """Readers wait meanwhile; EROFS is mounted already."""
+        self.front.adopt(before.handle)
+        opened = self._reopened(before.digest)
+        self._opened = opened
+        server = self._make_server(opened)
+        server.front.replayed_hot_is_warm = before.loop
+        mounts = [m.target for m in runtime.mounts_of(before) if m.root == "/"]
+        if not mounts:
+            server.settings = dataclasses.replace(server.settings, warm=False)
+        self._go_on(mounts[0] if mounts else "", before.digest, opened, again=True)
+
+    def _reopened(self, digest: str) -> Opened:
+        for left in reversed(range(TAKE_OVER_TRIES)):
+            try:
+                return self._resolver().open(digest)
+            except BootseerError:
+                if not left:
+                    raise
+                time.sleep(1.0)
+        raise StoreUnavailableError("unreachable")
+
+    def _make_server(self, opened: Opened) -> ImageServer:
+        from bootseer.blockimage.serving import ImageServer
+
+        image = opened.image if self._settings.hot else _without_hot(opened)
+        server = ImageServer(
+            image, self.front, self._serve_settings(), say=self._fault, hot_done=self._hot_done
+        )
+        self._server = server
+        return server
+
+    def _serve_settings(self) -> ServeSettings:
+        from bootseer.blockimage.fill import FillSettings
+        from bootseer.blockimage.serving import ServeSettings
+        from bootseer.blocks.settings import DEFAULTS as FETCH
+
+        settings = self._settings
+        fetch = dataclasses.replace(
+            FETCH,
+            memory_bytes=settings.memory_bytes,
+            demand_deadline_s=settings.deadline_s,
+            stall_s=min(FETCH.stall_s, settings.deadline_s),
+        )
+        return ServeSettings(
+            cache_dir=os.path.join(settings.cache, "blocks"),
+            cache_limit_bytes=settings.cache_limit_bytes,
+            fetch=fetch,
+            loop=settings.loop,
+            fill=FillSettings(rate_bytes_s=settings.fill_rate_bytes_s) if settings.fill else None,
+        )
+
+    def _go_on(self, target: str, digest: str, opened: Opened, *, again: bool = False) -> None:
+        """All that the mount did not need: bytes, then recording, then what is kept."""
+        server = self._server
+        assert server is not None
+        if self._settings.record and not again:
+            self._record(digest, opened)
+        server.begin(target)
+        try:
+            opened.keep()
+        except BootseerError as error:
+            self._fault("keep", f"the image cannot be mounted again offline: {error}")
+
+    def _record(self, digest: str, opened: Opened) -> None:
+        from bootseer.blocks.recorder import Recorder
+        from bootseer.imageprefetch.recording import StartRecording
+        from bootseer.imageprefetch.traces import TraceStore
+
+        class Late(Recorder):
+            """Knows the name of what it records at its end: that needs the whole block table."""
+
+            def trace(self, *, full: bool) -> Trace:
+                return dataclasses.replace(super().trace(full=full), object=opened.key())
+
+        settings = self._settings
+        recorder = Late(
+            "", opened.image.data_bytes, settings.workload, window_s=settings.record_window_s
+        )
+        cold = not opened.hot_set or not settings.hot
+        self.front.touches = recorder
+        self._recording = StartRecording(
+            recorder,
+            TraceStore(LocalStore(settings.cache).trace_folder(digest)),
+            full=lambda: cold,
+            events_dir=settings.events_dir,
+            window_s=settings.record_window_s,
+        ).start()
+
+    # --- telling -------------------------------------------------------------------------
+
+    def _about(
+        self, digest: str, server: runtime.Server, opened: Opened | None = None
+    ) -> dict[str, Any]:
+        return {
+            "digest": digest,
+            "workload": server.workload,
+            "shared": opened is None,
+            "loop": server.loop,
+            "hot_set": opened.hot_set if opened and self._settings.hot else "",
+            "hot_bytes": opened.hot_bytes if opened and self._settings.hot else 0,
+            "offline": bool(opened and opened.offline),
+            "notes": self._notes,
+        }
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._fault("note", text)
+
+    def _fault(self, kind: str, text: str) -> None:
+        """What readers do not see, once a kind: an event and a line of the log."""
+        if kind in self._said:
+            return
+        self._said.add(kind)
+        self._say(f"{self._settings.ref}: {text}")
+        events.event(
+            "image.fault",
+            **{"error.type": kind, "error.message": text, "bootseer.image.ref": self._settings.ref},
+        )
+
+    def _read_failed(self, offset: int, error: BaseException) -> None:
+        kind = f"read {type(error).__name__}"
+        self._fault(kind, f"a read at {offset} got an input/output error: {error}")
+
+    def _event(self, name: str, about: dict[str, Any]) -> None:
+        passed_ns = time.monotonic_ns() - self._begun_ns
+        told = {f"bootseer.image.{key}": value for key, value in about.items() if key != "notes"}
+        events.event(
+            name,
+            **told,
+            **{"bootseer.image.ref": self._settings.ref, "bootseer.duration_ns": passed_ns},
+        )
+
+    def _hot_done(self) -> None:
+        server = self._server
+        if server is not None and self._opened is not None and self._opened.hot_set:
+            self._event("image.replay", {"hot_set": self._opened.hot_set, **self._counts()})
+
+    def _counts(self) -> dict[str, Any]:
+        server = self._server
+        assert server is not None
+        counted = dataclasses.asdict(server.reads)
+        return {**counted, "replayed_bytes": server.hot_bytes}
+
+    # --- the end -------------------------------------------------------------------------
+
+    def ending(self) -> None:
+        """Nobody will be served any more; from `Mount.close`. Twice is safe."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        told = self._state.server
+        if told is not None:
+            runtime.unmount_all(told)
+        if self._recording is not None:
+            self._recording.close()
+        if self._server is not None:
+            self._event("image.reads", self._counts())
+            self._server.close()
+
+    def ended(self) -> None:
+        """The front is gone. Where the supervisor is gone too, nobody else cleans up."""
+        told = self._state.server
+        if told is not None and told.supervisor != os.getppid():
+            self._state.remove()
+
+
+class Front(ImageFront):
+    """The front of a worker, which hears of its end."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        released: Callable[[], None],
+        failed: Callable[[int, BaseException], None],
+    ) -> None:
+        super().__init__(released=released, failed=failed)
+        self._worker = worker
+
+    def ending(self) -> None:
+        """This side takes the mount away."""
+        self._worker.ending()
+
+    def destroy(self) -> None:
+        super().destroy()
+        self._worker.ended()
+
+
+def _end() -> None:
+    """End this process as its supervisor would; the supervisor ends with it."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _plain(server: runtime.Server) -> dict[str, Any]:
+    return dataclasses.asdict(server)
+
+
+def _without_hot(opened: Opened) -> BlockImage:
+    frames = opened.image.frames
+    if frames is not None:
+        frames.close()
+    return dataclasses.replace(opened.image, index=None, frames=None)
