@@ -1,0 +1,272 @@
+"""From a stock image to its block image, once.
+
+A build works in a folder of its own below the cache, named after the image's digest and locked
+while somebody is at it; whoever comes second waits, and then finds the block image there. What
+is killed goes on: fetched layers stay, and so does a finished artifact that was not pushed yet.
+Builds on several nodes at once give the same bytes, so that the later ones push nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bootseer.blockimage import artifact
+from bootseer.blockimage.artifact import Artifact
+from bootseer.blockimage.build import DATA_NAME, finish
+from bootseer.blockimage.data import LEVEL, MAX_DATA_BYTES, DataWriter
+from bootseer.errors import BusyError, UsageError, from_os_error
+from bootseer.imageprefetch.flatten import LIMITS, Flattener, Limits
+from bootseer.imageprefetch.sources import (
+    CONFIG_BYTES,
+    ArchiveLayers,
+    Layers,
+    RepositoryLayers,
+    diff_ids_of,
+    same_tree,
+)
+from bootseer.storage.options import DEFAULTS, StoreOptions
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.manifest import Descriptor, Manifest, Platform
+    from bootseer.storage.oci.registry import Progress, Repository
+
+Note = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSettings:
+    """What is built, and how.
+
+    `ref` names the image: as container programs do, `oci-layout:DIR[:TAG]`,
+    `docker-archive:FILE[:NAME]` or `docker-daemon:NAME`. `to` is where the image lies that the
+    block image is to refer to, when `ref` is no repository. `rebuild` builds although there is
+    one. `wait_s` bounds the wait for another build on this node.
+    """
+
+    ref: str
+    cache_dir: str
+    to: str = ""
+    platform: Platform | None = None
+    options: StoreOptions = DEFAULTS
+    plain_http: bool | None = None
+    socket: str = ""
+    rebuild: bool = False
+    threads: int = 2
+    level: int = LEVEL
+    limits: Limits = LIMITS
+    data_limit_bytes: int = MAX_DATA_BYTES
+    wait_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """`subject` is the stock image's manifest, `block_image` the artifact's. `built` is false
+    when one was there already."""
+
+    place: str
+    subject: str
+    block_image: str
+    built: bool
+    entries: int = 0
+    files: int = 0
+    layers_bytes: int = 0
+    data_bytes: int = 0
+    stored_bytes: int = 0
+    meta_bytes: int = 0
+    build_s: float = 0.0
+    push_s: float = 0.0
+
+
+def build_image(
+    settings: BuildSettings, *, progress: Progress | None = None, note: Note = _silent
+) -> BuildReport:
+    """Make the block image of a stock image, unless there is one.
+
+    `progress` counts stored bytes of layers, then of what is pushed; `note` hears of waiting.
+    Raises what repositories raise, CorruptDataError for a damaged or hostile image, BusyError
+    when another build on this node takes longer than `wait_s`.
+    """
+    from bootseer.storage.oci.registry import open_repository
+
+    target = settings.to or settings.ref
+    if not settings.to and _foreign(settings.ref):
+        raise UsageError(
+            f"{settings.ref} lies in no repository; say with --to which image of a registry or "
+            "layout it is, so that the block image can be found from there"
+        )
+    opened, reference = open_repository(
+        target, settings.options, plain_http=settings.plain_http, push=True
+    )
+    with opened as repository:
+        subject, manifest = repository.image(reference.version, settings.platform)
+        job = _Job(settings, repository, subject, manifest, progress, note)
+        if (there := job.there()) is not None:
+            return there
+        with _locked(job.folder, settings.wait_s, note):
+            if (there := job.there()) is not None:  # who had the lock may have made it
+                return there
+            return job.run()
+
+
+def _foreign(ref: str) -> bool:
+    return ref.startswith(("docker-archive:", "docker-daemon:"))
+
+
+class _Job:
+    """One image's build, with its repository at hand."""
+
+    def __init__(
+        self,
+        settings: BuildSettings,
+        repository: Repository,
+        subject: Descriptor,
+        manifest: Manifest,
+        progress: Progress | None,
+        note: Note,
+    ) -> None:
+        self._settings, self._repository = settings, repository
+        self._subject, self._manifest = subject, manifest
+        self._progress, self._note = progress, note
+        self._entries = self._layers_bytes = 0
+        name = subject.digest.replace(":", "-")
+        self.folder = os.path.join(settings.cache_dir, "images", "build", name)
+
+    def there(self) -> BuildReport | None:
+        """The report of a block image that the repository has already."""
+        if self._settings.rebuild:
+            return None
+        for found in self._repository.referrers(self._subject.digest, artifact.ARTIFACT):
+            return BuildReport(
+                self._repository.reference.place, self._subject.digest, found.digest, False
+            )
+        return None
+
+    def run(self) -> BuildReport:
+        """Build, or take up a finished artifact, and push it."""
+        begun = time.monotonic()
+        made = None if self._settings.rebuild else artifact.load(self.folder)
+        if made is None:
+            made = self._build()
+            artifact.save(made, self.folder)
+        built = time.monotonic()
+        pushed = artifact.push(made, self._repository, self._subject, progress=self._progress)
+        report = BuildReport(
+            self._repository.reference.place,
+            self._subject.digest,
+            pushed.digest,
+            True,
+            entries=int(made.about["entries"]),
+            files=int(made.about["files"]),
+            layers_bytes=int(made.about["layers_bytes"]),
+            data_bytes=int(made.about["data_bytes"]),
+            stored_bytes=made.size_bytes,
+            meta_bytes=int(made.about["meta_bytes"]),
+            build_s=round(built - begun, 3),
+            push_s=round(time.monotonic() - built, 3),
+        )
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return report
+
+    def _build(self) -> Artifact:
+        settings = self._settings
+        with self._source() as layers:
+            path = os.path.join(self.folder, DATA_NAME)
+            with DataWriter(
+                path,
+                threads=settings.threads,
+                level=settings.level,
+                limit_bytes=settings.data_limit_bytes,
+            ) as data:
+                flattener = Flattener(data.store, settings.limits)
+                count = len(layers.diff_ids)
+                for number in reversed(range(count)):
+                    name = f"layer {number + 1} of {count}"
+                    flattener.add(lambda n=number: layers.opened(n), name)  # type: ignore[misc]
+                entries = flattener.entries()
+                table = data.finish()
+            made = finish(entries, table, self.folder)
+            about = {
+                "entries": len(entries),
+                "layers_bytes": layers.size_bytes,
+                "level": settings.level,
+                "diff_ids": list(layers.diff_ids),
+            }
+        packed = artifact.pack(made, about)
+        os.unlink(made.meta_path)
+        return packed
+
+    def _source(self) -> Layers:
+        ref = self._settings.ref
+        if not _foreign(ref):
+            return RepositoryLayers(self._repository, self._manifest, self.folder, self._progress)
+        return self._foreign_source(ref)
+
+    def _foreign_source(self, ref: str) -> Layers:
+        kind, _, rest = ref.partition(":")
+        if kind == "docker-daemon":
+            from bootseer.imageprefetch.daemon import save_image
+
+            path, name = os.path.join(self.folder, "saved.tar"), ""
+            self._note(f"fetching {rest} from the container program")
+            save_image(rest, path, socket=self._settings.socket)
+        else:
+            path, name = _archive_name(rest)
+        layers = ArchiveLayers(path, name, self.folder, self._progress)
+        config = self._repository.blob(self._manifest.config, limit_bytes=CONFIG_BYTES)
+        same_tree(layers.diff_ids, diff_ids_of(config), f"{ref} and {self._settings.to}")
+        return layers
+
+
+def _archive_name(rest: str) -> tuple[str, str]:
+    """`FILE[:NAME[:TAG]]`; a file's own name may hold colons where the file is there."""
+    if os.path.exists(rest):
+        return rest, ""
+    path, _, name = rest.partition(":")
+    return path, name
+
+
+@contextlib.contextmanager
+def _locked(folder: str, wait_s: float, note: Note) -> Iterator[None]:
+    """Work alone in a folder, which is made; the lock lies beside it and ends with the process."""
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        fd = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise from_os_error(error, f"work below {folder}") from error
+    try:
+        _lock(fd, folder, wait_s, note)
+        os.makedirs(folder, exist_ok=True)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, folder: str, wait_s: float, note: Note) -> None:
+    deadline = time.monotonic() + wait_s
+    told = False
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise BusyError(
+                    f"another build works in {folder} for more than {wait_s:g} s; look for what "
+                    "it waits for, or try again"
+                ) from error
+            if not told:
+                note("another build of this image is under way; waiting for it")
+                told = True
+            time.sleep(0.1)
+        else:
+            return

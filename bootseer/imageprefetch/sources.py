@@ -1,0 +1,253 @@
+"""Where a stock image comes from: a registry or layout, an archive, a running container program.
+
+All give the same: what names the image, and its layers' tar bytes, checked against their digests
+by whoever read them to the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from bootseer.errors import CorruptDataError, NotSupportedError, UsageError, from_os_error
+from bootseer.imageprefetch.layers import Readable, ahead, unpacked
+from bootseer.imageprefetch.spooling import LayerSpool
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.manifest import Descriptor, Manifest
+    from bootseer.storage.oci.registry import Progress, Repository
+
+_PIECE_BYTES = 1 << 20
+CONFIG_BYTES = 16 << 20
+MAX_LAYERS = 1000
+_MOST_BEHIND_BYTES = 64 << 20  # tar programs pad by 10 KiB
+
+
+class Layers(Protocol):
+    """A stock image's layers; a context manager.
+
+    `diff_ids` are the sha256 digests of their tar bytes, the lowest first, as the image's config
+    lists them: two images with the same ones have the same tree.
+    """
+
+    @property
+    def diff_ids(self) -> tuple[str, ...]: ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes of all layers."""
+
+    def opened(self, number: int) -> AbstractContextManager[Iterator[bytes]]:
+        """The tar bytes of a layer, 0 being the lowest; can be asked again.
+
+        Leaving the block normally checks the layer's digest, and raises CorruptDataError.
+        """
+
+    def close(self) -> None:
+        """Let go of everything; twice is safe."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class _Closing:
+    def close(self) -> None:
+        """Let go of everything; twice is safe."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class RepositoryLayers(_Closing):
+    """The layers of an image in a registry, fetched into `folder`; or in a layout, where it is."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        manifest: Manifest,
+        folder: str,
+        progress: Progress | None = None,
+    ) -> None:
+        self._layers = manifest.layers
+        if len(self._layers) > MAX_LAYERS:
+            raise CorruptDataError(f"the image has more than {MAX_LAYERS} layers")
+        for layer in self._layers:
+            _check_kind(layer)
+        self.diff_ids = diff_ids_of(repository.blob(manifest.config, limit_bytes=CONFIG_BYTES))
+        if len(self.diff_ids) != len(self._layers):
+            raise CorruptDataError("the image's config lists other layers than its manifest")
+        self.size_bytes = sum(layer.size_bytes for layer in self._layers)
+        paths = [repository.store.local_path(layer.digest) for layer in self._layers]
+        self._paths = [path for path in paths if path is not None]
+        self._progress = progress
+        self._spool: LayerSpool | None = None
+        if len(self._paths) < len(paths):
+            ordered = list({layer.digest: layer for layer in reversed(self._layers)}.values())
+            self._spool = LayerSpool(repository, ordered, folder, progress)
+            self._spool.__enter__()
+
+    def close(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+
+    @contextmanager
+    def opened(self, number: int) -> Iterator[Iterator[bytes]]:
+        layer = self._layers[number]
+        if self._spool is None:
+            with open_file(self._paths[number], layer.size_bytes, self._progress) as source:
+                checked = _Checked(source, layer.digest)
+                with ahead(unpacked(checked)) as pieces:
+                    yield pieces
+                checked.finish()
+            return
+        spooled = self._spool.open(layer.digest)
+        try:
+            with ahead(unpacked(spooled)) as pieces:
+                yield pieces
+            while spooled.read(_PIECE_BYTES):
+                pass  # its end comes only when the digest was right
+        finally:
+            spooled.close()
+
+
+class _Checked:
+    """Bytes on their way, and whether they are the right ones."""
+
+    def __init__(self, source: Readable, digest: str) -> None:
+        self._source, self._digest = source, digest
+        self._check = hashlib.new(digest.partition(":")[0])
+
+    def read(self, size: int, /) -> bytes:
+        data = self._source.read(size)
+        self._check.update(data)
+        return data
+
+    def finish(self) -> None:
+        """Read on to the end; CorruptDataError unless all bytes were right."""
+        while self.read(_PIECE_BYTES):
+            pass
+        if self._check.hexdigest() != self._digest.partition(":")[2]:
+            raise CorruptDataError(
+                f"the layer {self._digest} has other bytes than its digest says; it is not used"
+            )
+
+
+class _Part:
+    """A stretch of a file, read from its start."""
+
+    def __init__(self, fd: int, offset: int, size_bytes: int, progress: Progress | None) -> None:
+        self._fd, self._at, self._end = fd, offset, offset + size_bytes
+        self._progress = progress
+
+    def read(self, size: int, /) -> bytes:
+        data = os.pread(self._fd, min(size, self._end - self._at), self._at)
+        self._at += len(data)
+        if self._progress is not None and data:
+            self._progress(len(data))
+        return data
+
+
+@contextmanager
+def open_file(
+    path: str, size_bytes: int, progress: Progress | None = None, offset: int = 0
+) -> Iterator[Readable]:
+    """Read a stretch of a file from its start."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise from_os_error(error, f"read {path}") from error
+    try:
+        yield _Part(fd, offset, size_bytes, progress)
+    finally:
+        os.close(fd)
+
+
+def _check_kind(layer: Descriptor) -> None:
+    kind = layer.media_type
+    if "tar" not in kind or kind.endswith("+encrypted"):
+        raise NotSupportedError(f"a layer is {kind or 'of no kind'}, which is no readable tar file")
+
+
+def diff_ids_of(config: bytes) -> tuple[str, ...]:
+    """The digests of an image's unpacked layers, of its config."""
+    from bootseer.storage.oci.manifest import parse_object
+    from bootseer.storage.oci.reference import DIGEST
+
+    rootfs = parse_object(config, "the image's config").get("rootfs")
+    listed = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
+        raise CorruptDataError("the image's config does not list its layers")
+    for digest in listed:
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise CorruptDataError("the image's config lists a layer without a digest")
+    return tuple(listed)
+
+
+class ArchiveLayers(_Closing):
+    """The layers of an image in a docker-archive, the file that `docker save` writes.
+
+    `name` chooses one of several images. The archive may be compressed; then it is unpacked into
+    `folder` first. Its layers are checked against the config's list, and the config against the
+    digest that names it.
+    """
+
+    def __init__(self, path: str, name: str, folder: str, progress: Progress | None = None) -> None:
+        from bootseer.imageprefetch.archive import Archive
+
+        self._archive = Archive(path, folder)
+        self._progress = progress
+        config, self._parts = self._archive.image(name)
+        self.config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+        self.diff_ids = diff_ids_of(config)
+        self.size_bytes = sum(length for _, length in self._parts)
+        if len(self.diff_ids) != len(self._parts):
+            raise CorruptDataError(f"{path} lists other layers than its image's config")
+
+    @contextmanager
+    def opened(self, number: int) -> Iterator[Iterator[bytes]]:
+        offset, length = self._parts[number]
+        check = hashlib.sha256()
+        with (
+            open_file(self._archive.path, length, self._progress, offset) as source,
+            ahead(_hashed(unpacked(source), check.update)) as pieces,
+        ):
+            yield pieces
+            behind = 0
+            for piece in pieces:  # what stands behind the tar file's end counts in the digest
+                behind += len(piece)
+                if behind > _MOST_BEHIND_BYTES:
+                    break
+        if f"sha256:{check.hexdigest()}" != self.diff_ids[number]:
+            raise CorruptDataError(
+                f"layer {number} of {self._archive.path} has other bytes than its digest says"
+            )
+
+
+def _hashed(pieces: Iterator[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
+    for piece in pieces:
+        update(piece)
+        yield piece
+
+
+def same_tree(some: Sequence[str], others: Sequence[str], what: str) -> None:
+    """Raise UsageError unless two images have the same layers; `what` names them both."""
+    if tuple(some) != tuple(others):
+        raise UsageError(f"{what} are different images: their layers differ")
