@@ -175,9 +175,9 @@ class _Bytes:
                     raise CorruptDataError("a layer ends in the middle of a file")
                 self._left = memoryview(piece)
             count = min(length, most, len(self._left))
-            yield self._left[:count]
-            self._left = self._left[count:]
+            taken, self._left = self._left[:count], self._left[count:]
             length -= count
+            yield taken
 
     def skip(self, length: int) -> None:
         for _ in self.pieces(length, length):
