@@ -201,19 +201,19 @@ class Config:
     """All settings; one attribute a section."""
 
     job: JobSettings = field(default_factory=JobSettings)
-    image: ImageSettings = field(default_factory=ImageSettings)
     deps: DepsSettings = field(default_factory=DepsSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    image: ImageSettings = field(default_factory=ImageSettings)
 
 
-Section = type[JobSettings] | type[ImageSettings] | type[DepsSettings] | type[CheckpointSettings]
+Section = type[ImageSettings] | type[JobSettings] | type[DepsSettings] | type[CheckpointSettings]
 
 SECTIONS: Mapping[str, Section] = types.MappingProxyType(
     {
         "job": JobSettings,
-        "image": ImageSettings,
         "deps": DepsSettings,
         "checkpoint": CheckpointSettings,
+        "image": ImageSettings,
     }
 )
 

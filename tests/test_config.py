@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import config, toml_lines
-from bootseer.config_sections import CheckpointSettings, Config, DepsSettings, JobSettings
+from bootseer.config_sections import (
+    CheckpointSettings,
+    Config,
+    DepsSettings,
+    ImageSettings,
+    JobSettings,
+)
 from bootseer.errors import NotFoundError, UsageError
 
 WRONG = {
@@ -84,6 +90,20 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     token_file = "/t"
     ca_file = "/ca"
     deadline_s = 6
+    [image]
+    enabled = false
+    traces = "hdfs://nn:8020/t"
+    image = "sha256:00"
+    workload = "train"
+    paths = ["/opt"]
+    record = "never"
+    window_s = 30
+    share = 0.5
+    limit_mib = 64
+    user = "u"
+    auth = "simple"
+    token_file = "/t"
+    ca_file = "/ca"
     """
     given_keys = {
         f"{section}.{key}" for section, table in tomllib.loads(text).items() for key in table
@@ -124,6 +144,21 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
             token_file="/t",
             ca_file="/ca",
             deadline_s=6.0,
+        ),
+        ImageSettings(
+            enabled=False,
+            traces="hdfs://nn:8020/t",
+            image="sha256:00",
+            workload="train",
+            paths=("/opt",),
+            record="never",
+            window_s=30.0,
+            share=0.5,
+            limit_mib=64,
+            user="u",
+            auth="simple",
+            token_file="/t",
+            ca_file="/ca",
         ),
     )
 
