@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 
 
-def _silent(text: str) -> None:
-    """Nobody listens."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSettings:
     """What is built, and how.
@@ -89,11 +85,16 @@ class BuildReport:
 
 
 def build_image(
-    settings: BuildSettings, *, progress: Progress | None = None, note: Note = _silent
+    settings: BuildSettings,
+    *,
+    expect: Callable[[int], None] = lambda size: None,
+    progress: Progress = lambda size: None,
+    note: Note = lambda text: None,
 ) -> BuildReport:
     """Make the block image of a stock image, unless there is one.
 
-    `progress` counts stored bytes of layers, then of what is pushed; `note` hears of waiting.
+    `progress` counts stored bytes of layers, then of what is pushed, and `expect` is told before
+    how many will come; `note` hears of waiting. All three are called from several threads.
     Raises what repositories raise, CorruptDataError for a damaged or hostile image, BusyError
     when another build on this node takes longer than `wait_s`.
     """
@@ -110,7 +111,7 @@ def build_image(
     )
     with opened as repository:
         subject, manifest = repository.image(reference.version, settings.platform)
-        job = _Job(settings, repository, subject, manifest, progress, note)
+        job = _Job(settings, repository, subject, manifest, _Ears(expect, progress, note))
         if (there := job.there()) is not None:
             return there
         with _locked(job.folder, settings.wait_s, note):
@@ -123,6 +124,13 @@ def _foreign(ref: str) -> bool:
     return ref.startswith(("docker-archive:", "docker-daemon:"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Ears:
+    expect: Callable[[int], None]
+    progress: Progress
+    note: Note
+
+
 class _Job:
     """One image's build, with its repository at hand."""
 
@@ -132,13 +140,11 @@ class _Job:
         repository: Repository,
         subject: Descriptor,
         manifest: Manifest,
-        progress: Progress | None,
-        note: Note,
+        ears: _Ears,
     ) -> None:
         self._settings, self._repository = settings, repository
         self._subject, self._manifest = subject, manifest
-        self._progress, self._note = progress, note
-        self._entries = self._layers_bytes = 0
+        self._ears = ears
         name = subject.digest.replace(":", "-")
         self.folder = os.path.join(settings.cache_dir, "images", "build", name)
 
@@ -160,7 +166,8 @@ class _Job:
             made = self._build()
             artifact.save(made, self.folder)
         built = time.monotonic()
-        pushed = artifact.push(made, self._repository, self._subject, progress=self._progress)
+        self._ears.expect(made.size_bytes)
+        pushed = artifact.push(made, self._repository, self._subject, progress=self._ears.progress)
         report = BuildReport(
             self._repository.reference.place,
             self._subject.digest,
@@ -181,6 +188,7 @@ class _Job:
     def _build(self) -> Artifact:
         settings = self._settings
         with self._source() as layers:
+            self._ears.expect(layers.size_bytes)
             path = os.path.join(self.folder, DATA_NAME)
             with DataWriter(
                 path,
@@ -209,7 +217,9 @@ class _Job:
     def _source(self) -> Layers:
         ref = self._settings.ref
         if not _foreign(ref):
-            return RepositoryLayers(self._repository, self._manifest, self.folder, self._progress)
+            return RepositoryLayers(
+                self._repository, self._manifest, self.folder, self._ears.progress
+            )
         return self._foreign_source(ref)
 
     def _foreign_source(self, ref: str) -> Layers:
@@ -218,11 +228,11 @@ class _Job:
             from bootseer.imageprefetch.daemon import save_image
 
             path, name = os.path.join(self.folder, "saved.tar"), ""
-            self._note(f"fetching {rest} from the container program")
+            self._ears.note(f"fetching {rest} from the container program")
             save_image(rest, path, socket=self._settings.socket)
         else:
             path, name = _archive_name(rest)
-        layers = ArchiveLayers(path, name, self.folder, self._progress)
+        layers = ArchiveLayers(path, name, self.folder, self._ears.progress)
         config = self._repository.blob(self._manifest.config, limit_bytes=CONFIG_BYTES)
         same_tree(layers.diff_ids, diff_ids_of(config), f"{ref} and {self._settings.to}")
         return layers

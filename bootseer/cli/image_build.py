@@ -1,0 +1,147 @@
+"""`bootseer image build`: the block image of a stock image."""
+
+from __future__ import annotations
+
+import click
+
+from bootseer.cli import progress, sizes
+
+
+@click.command(
+    "build",
+    help="""Make the block image of the image REF and push it beside it, once.
+
+    REF is an image's name, oci-layout:DIR[:TAG], docker-archive:FILE[:NAME], or docker-daemon:NAME
+    for one that a running Docker or Podman holds. The block image lies in the same repository and
+    refers to the image; tag and image stay as they are. Needs no root and no container program.
+    Building twice gives the same block image, and does nothing where there is one.
+    """,
+)
+@click.option(
+    "--to",
+    envvar="BOOTSEER_IMAGE_BUILD_TO",
+    default="",
+    metavar="REF",
+    help="Which image of a registry or layout an archive's or a container program's image is: "
+    "there the block image goes.",
+)
+@click.option(
+    "--platform",
+    envvar="BOOTSEER_IMAGE_PLATFORM",
+    default="",
+    metavar="OS/ARCH[/VARIANT]",
+    help="Which image of several. Default: this machine's.",
+)
+@click.option(
+    "--cache",
+    envvar="BOOTSEER_CACHE",
+    default="",
+    metavar="PATH",
+    help="This node's directory, where the build works and from where a broken one goes on.",
+)
+@click.option(
+    "--socket",
+    envvar="BOOTSEER_IMAGE_SOCKET",
+    default="",
+    metavar="PATH",
+    help="Docker's or Podman's socket; by default the usual places are tried.",
+)
+@click.option("--rebuild", is_flag=True, help="Build although there is a block image.")
+@click.option(
+    "--threads",
+    envvar="BOOTSEER_IMAGE_BUILD_THREADS",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Threads that compress.",
+)
+@click.option(
+    "--max-entries",
+    envvar="BOOTSEER_IMAGE_BUILD_MAX_ENTRIES",
+    type=click.IntRange(1),
+    default=1_000_000,
+    show_default=True,
+    metavar="N",
+    help="Refuse an image of more files than this, over all layers.",
+)
+@click.option(
+    "--max-size",
+    envvar="BOOTSEER_IMAGE_BUILD_MAX_SIZE",
+    callback=sizes.parsed,
+    default="128GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Refuse an image that unpacks to more than this.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    envvar="BOOTSEER_IMAGE_BUILD_WAIT",
+    type=click.FloatRange(0, 86_400),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long another build of the image on this node is waited for.",
+)
+@click.option(
+    "--plain-http",
+    envvar="BOOTSEER_IMAGE_PLAIN_HTTP",
+    is_flag=True,
+    help="The registry speaks http (on loopback it always may).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument("ref")
+def command(
+    ref: str,
+    to: str,
+    platform: str,
+    cache: str,
+    socket: str,
+    rebuild: bool,
+    threads: int,
+    max_entries: int,
+    max_size: int,
+    wait_s: float,
+    plain_http: bool,
+    as_json: bool,
+) -> int:
+    import dataclasses
+
+    from bootseer.cli.stripe import echo_json
+    from bootseer.config import default_cache
+    from bootseer.imageprefetch.building import BuildSettings, build_image
+    from bootseer.imageprefetch.flatten import Limits
+    from bootseer.storage.oci.registry import parse_platform
+
+    settings = BuildSettings(
+        ref=ref,
+        to=to,
+        cache_dir=cache or default_cache(),
+        platform=parse_platform(platform) if platform else None,
+        plain_http=True if plain_http else None,
+        socket=socket,
+        rebuild=rebuild,
+        threads=threads,
+        limits=Limits(entries=max_entries, unpacked_bytes=2 * max_size),
+        data_limit_bytes=max_size,
+        wait_s=wait_s,
+    )
+    with progress.bar(ref) as shown:
+        report = build_image(
+            settings,
+            expect=shown.expect,
+            progress=shown.advance,
+            note=lambda text: click.echo(f"bootseer: {text}", err=True),
+        )
+    if as_json:
+        echo_json(dataclasses.asdict(report))
+        return 0
+    if not report.built:
+        click.echo(f"{report.block_image}: there already, for {report.subject}")
+        return 0
+    click.echo(
+        f"{report.block_image}: {report.files} files, {sizes.shown(report.data_bytes)} in "
+        f"{sizes.shown(report.stored_bytes)}, for {report.subject}"
+    )
+    return 0
