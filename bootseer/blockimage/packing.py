@@ -130,7 +130,7 @@ def build_pack(
         frames: list[Frame] = []
         offset = 0
         for extents, stored in zip(plan, _packed(plan, read_raw, threads), strict=True):
-            warm = _warm(files.ranges(extents), paths)
+            warm = warm_of(files.ranges(extents), paths)
             digest = hashlib.sha256(stored).digest()
             frames.append(Frame(offset, len(stored), digest, extents, warm))
             spool.write(stored)
@@ -162,7 +162,7 @@ def _compressed(raw: memoryview) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(raw)
 
 
-def _warm(ranges: Iterable[tuple[bytes, int, int]], paths: dict[bytes, int]) -> tuple[Warm, ...]:
+def warm_of(ranges: Iterable[tuple[bytes, int, int]], paths: dict[bytes, int]) -> tuple[Warm, ...]:
     """Name files by number; ranges that follow one another in a file join."""
     out: list[Warm] = []
     for path, offset, length in ranges:

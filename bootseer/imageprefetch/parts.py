@@ -1,0 +1,198 @@
+"""A block image as whoever packs, carries over or shows hot sets needs it: file map and all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from bootseer.blockimage import filemap
+from bootseer.blockimage.filemap import FileMap
+from bootseer.blocks import table as tables
+from bootseer.blocks.table import TableSource
+from bootseer.blocks.trace import Trace
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
+from bootseer.imageprefetch import hotsets, resolving
+from bootseer.imageprefetch.carrying import Carried, carry
+from bootseer.imageprefetch.hotsets import HotSets, ImageParts
+from bootseer.imageprefetch.localstore import LocalStore
+from bootseer.imageprefetch.traces import TraceStore
+from bootseer.storage.oci.manifest import Descriptor, Manifest
+from bootseer.storage.oci.registry import Repository, open_repository
+from bootseer.storage.options import DEFAULTS, StoreOptions
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher
+
+FILES = "application/vnd.bootseer.blockimage.files.v1+zstd"
+BLOCKS = "blocks"  # the node cache, below the cache directory
+HOT_SETS = "hotsets"  # folder of an image, beside `traces`
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Image:
+    """A stock image with a block image, open; `close` when done.
+
+    `digest` is the stock image's manifest for this machine's platform.
+    """
+
+    ref: str
+    repository: Repository
+    subject: Descriptor
+    parts: ImageParts
+    local: LocalStore
+
+    @property
+    def digest(self) -> str:
+        return self.subject.digest
+
+    @property
+    def traces(self) -> TraceStore:
+        """This node's traces of its starts."""
+        return TraceStore(self.local.trace_folder(self.digest))
+
+    @property
+    def hot_sets(self) -> HotSets:
+        """The hot sets that were made for it on this node."""
+        return HotSets(f"{self.local.folder_of(self.digest)}/{HOT_SETS}")
+
+    def trace(self, workload: str = "") -> Trace | None:
+        """This node's trace of a workload merged with the published one, if there are any.
+
+        Traces of other bytes, and damaged ones, are left out.
+        """
+        own: list[Trace] = []
+        with contextlib.suppress(CorruptDataError):
+            kept = self.traces.load(workload)
+            own += [kept] if kept is not None else []
+        published = hotsets.published(self.repository, self.digest, self.parts.block_image)
+        for _, hot in published:
+            if hot.workload == workload:
+                with contextlib.suppress(CorruptDataError, NotFoundError):
+                    found = hotsets.trace_of(self.repository, hot)
+                    own += [found] if found is not None else []
+                break
+        return together([one for one in own if one.object == self.parts.source.key])
+
+    def workloads(self) -> list[str]:
+        """Every workload with a trace here or a published hot set, sorted."""
+        names = set(self.traces.workloads())
+        found = hotsets.published(self.repository, self.digest, self.parts.block_image)
+        return sorted(names | {hot.workload for _, hot in found})
+
+
+def together(parts: list[Trace]) -> Trace | None:
+    """This node's trace and the published one as one.
+
+    What was published from this node's own starts holds them already: they are not counted twice
+    where one of the two says nothing that the other does not.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    own, other = parts
+    if own.extents == other.extents and own.starts == other.starts:
+        return own
+    covered = {(e.offset, e.length): e.starts_seen for e in own.extents}
+    if own.starts >= other.starts and all(
+        covered.get((e.offset, e.length), 0) >= e.starts_seen for e in other.extents
+    ):
+        return own
+    return hotsets.merged(parts)
+
+
+@contextlib.contextmanager
+def open_image(
+    ref: str,
+    cache: str,
+    *,
+    options: StoreOptions = DEFAULTS,
+    plain_http: bool | None = None,
+    push: bool = False,
+) -> Iterator[Image]:
+    """Open a stock image's block image, file map included.
+
+    Raises NotFoundError when it has none, and what the registry raises.
+    """
+    repository, reference = open_repository(ref, options, plain_http=plain_http, push=push)
+    with repository:
+        subject, _ = repository.image(reference.version)
+        listed = repository.referrers(subject.digest, resolving.ARTIFACT)
+        block = resolving._block_image_of(listed)
+        if block is None:
+            raise NotFoundError(
+                f"{ref} has no block image yet; run `bootseer image build {ref}` first"
+            )
+        local = LocalStore(cache)
+        parts = _parts(repository, local, subject, block)
+        yield Image(ref, repository, subject, parts, local)
+
+
+def _parts(
+    repository: Repository, local: LocalStore, subject: Descriptor, block: Descriptor
+) -> ImageParts:
+    manifest = resolving._manifest_of(repository, block)
+    found = [_layer(manifest, kind) for kind in (resolving.META, resolving.TABLE, FILES)]
+    meta, table, files = found
+
+    def blob(kind: str, one: Descriptor, limit_bytes: int) -> bytes:
+        kept = local.has(subject.digest, kind, one.digest)
+        if kept is not None:
+            return kept
+        data = repository.blob(one, limit_bytes=limit_bytes)
+        with contextlib.suppress(BootseerError):  # a full cache keeps nobody from the file map
+            local.keep(subject.digest, kind, one.digest, data)
+        return data
+
+    table_bytes = blob("table", table, resolving.TABLE_LIMIT_BYTES)
+    source = TableSource(
+        tables.parse(table_bytes),
+        repository.store,
+        _layer(manifest, resolving.DATA).digest,
+        source_class="image",
+    )
+    return ImageParts(
+        meta=resolving._unpacked(repository.blob(meta, limit_bytes=resolving.META_LIMIT_BYTES)),
+        table=table_bytes,
+        files=_files(blob("files", files, filemap.LIMITS.packed_bytes), source.size_bytes),
+        source=source,
+        block_image=block.digest,
+        subject=subject,
+    )
+
+
+def _layer(manifest: Manifest, kind: str) -> Descriptor:
+    found = manifest.layer(kind)
+    if found is None:
+        raise CorruptDataError(f"the block image lacks {kind}; build it again")
+    return found
+
+
+def _files(packed: bytes, data_bytes: int) -> FileMap:
+    files = filemap.parse(packed)
+    if files.data_bytes != data_bytes:
+        raise CorruptDataError("the file map is of other data than the block table; build it again")
+    return files
+
+
+def carried_from(image: Image, old: Image, workload: str = "") -> Carried:
+    """The trace of an older image's starts, for this one. Raises UsageError when it has none."""
+    trace = old.trace(workload)
+    if trace is None:
+        raise UsageError(
+            f"{old.ref} has neither a trace nor a hot set of workload {workload!r}; record it first"
+        )
+    return carry(trace, old.parts.files, image.parts.files, image.parts.source.key)
+
+
+def fetcher_for(cache: str, limit_bytes: int) -> Callable[[], Fetcher]:
+    """Makes a fetcher that keeps blocks in this node's cache."""
+
+    def made() -> Fetcher:
+        from bootseer.blocks.cache import NodeCache
+        from bootseer.blocks.fetch import Fetcher
+
+        return Fetcher(cache=NodeCache(os.path.join(cache, BLOCKS), limit_bytes))
+
+    return made

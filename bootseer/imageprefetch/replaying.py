@@ -1,0 +1,126 @@
+"""`image replay`: a hot set read ahead through a tree that is there already."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import os
+import threading
+
+from bootseer.blockimage import hotset
+from bootseer.blockimage.pack import Frame, Index, parse_boot
+from bootseer.blockimage.packing import owners, warm_of
+from bootseer.config import default_cache
+from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
+from bootseer.imageprefetch import resolving
+from bootseer.imageprefetch.parts import open_image
+from bootseer.storage.oci.registry import Repository, open_repository
+from bootseer.storage.options import DEFAULTS, StoreOptions
+
+THREADS = 8
+THREAD_NAME = b"bootseer-warm"
+"""What the threads that warm are called: a server of ours records none of their reads."""
+_PR_SET_NAME = 15
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was asked to be read ahead. `workload` is the hot set's, which may be the default."""
+
+    workload: str
+    hot_set: str
+    files: int
+    bytes: int
+
+
+def replay(
+    ref: str,
+    directory: str,
+    workload: str = "",
+    *,
+    cache: str = "",
+    threads: int = THREADS,
+    options: StoreOptions = DEFAULTS,
+    plain_http: bool | None = None,
+) -> Replayed:
+    """Have the kernel read a workload's hot set ahead in the tree at `directory`, in order.
+
+    `directory` is the image `ref`, mounted by us or unpacked by anybody. Returns when all has been
+    asked for. Raises NotFoundError when the image has no hot set.
+    """
+    repository, reference = open_repository(ref, options, plain_http=plain_http)
+    with repository:
+        subject, _ = repository.image(reference.version)
+        digest, hot = _chosen(repository, subject.digest, ref, workload)
+        index = _index(repository, hot)
+    if index.fetch and not index.frames:
+        index = _by_files(index, ref, cache, options, plain_http)
+    _warm(directory, index, threads)
+    warmed = [one for frame in index.frames for one in frame.warm]
+    return Replayed(
+        hot.workload,
+        digest,
+        len({one.path for one in warmed}),
+        sum(one.length for one in warmed),
+    )
+
+
+def _chosen(
+    repository: Repository, image: str, ref: str, workload: str
+) -> tuple[str, hotset.HotSet]:
+    listed = repository.referrers(image)
+    block = resolving._block_image_of(listed)
+    chosen = hotset.choose(repository, listed, block.digest, workload) if block else None
+    if chosen is None:
+        raise NotFoundError(
+            f"{ref} has no hot set; make one with `bootseer image record` and "
+            "`bootseer image hotset build --push`"
+        )
+    return chosen[0].digest, chosen[1]
+
+
+def _index(repository: Repository, hot: hotset.HotSet) -> Index:
+    boot = bytearray(hot.boot_length)
+    repository.store.read_range(hot.pack.digest, 0, boot)
+    if f"sha256:{hashlib.sha256(boot).hexdigest()}" != hot.boot_digest:
+        raise CorruptDataError("the pack's first bytes do not match their digest")
+    return parse_boot(boot).index()
+
+
+def _by_files(
+    index: Index, ref: str, cache: str, options: StoreOptions, plain_http: bool | None
+) -> Index:
+    """A hot set that is most of its image names blocks alone: look up whose bytes they are."""
+    place = os.path.abspath(cache or default_cache())
+    with open_image(ref, place, options=options, plain_http=plain_http) as image:
+        paths: dict[bytes, int] = {}
+        files = owners(image.parts.files, index.fetch)
+        warm = warm_of(files.ranges(index.fetch), paths)
+    return Index((Frame(0, 1, b"", (), warm),), tuple(paths))
+
+
+def _warm(directory: str, index: Index, threads: int) -> None:
+    from bootseer.blockimage.warm import Warmer
+
+    try:
+        root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise from_os_error(error, f"open the tree {directory}") from error
+    done = threading.Event()
+    # New threads are called as the one that makes them.
+    libc = ctypes.CDLL(None)
+    own = ctypes.create_string_buffer(16)
+    libc.prctl(16, own)  # PR_GET_NAME
+    libc.prctl(_PR_SET_NAME, THREAD_NAME)
+    warmer = Warmer(root, index, lambda _: None, threads=threads, finished=done.set)
+    libc.prctl(_PR_SET_NAME, own)
+    try:
+        for number in range(len(index.frames)):
+            warmer.put(number)
+        warmer.end()
+        done.wait()
+    except BaseException:
+        warmer.close()
+        done.wait()
+        raise

@@ -1,0 +1,273 @@
+"""Running a command on a mounted image's tree: by podman, or in a chroot of our own.
+
+Both ways the tree stays as it is: what the command writes goes to an overlay that is thrown away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from bootseer.errors import (
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    from_os_error,
+)
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+EVENTS_INSIDE = "/run/bootseer-events"
+GRACE_S = 10.0
+_POLL_S = 0.05
+_CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x2, 0x4, 0x8
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """What an image says of how its programs are run."""
+
+    env: tuple[str, ...] = ()
+    working_dir: str = ""
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+
+def parse_config(raw: bytes) -> ImageConfig:
+    """Read an image's config. Raises CorruptDataError when it is none."""
+    try:
+        told = json.loads(raw).get("config") or {}
+        lists = [told.get(name) or [] for name in ("Env", "Entrypoint", "Cmd")]
+        texts = [told.get(name) or "" for name in ("WorkingDir", "User")]
+        if not all(isinstance(word, str) for word in itertools.chain(*lists, texts)):
+            raise TypeError("a value that is no text")
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise CorruptDataError(f"the image's config is damaged: {error}") from error
+    env, entrypoint, cmd = map(tuple, lists)
+    return ImageConfig(env, texts[0], texts[1], entrypoint, cmd)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command to be run on the tree at `tree`; `events_dir` is shown to it for its events."""
+
+    tree: str
+    words: Sequence[str]
+    config: ImageConfig = ImageConfig()
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    events_dir: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """The image's own, then ours, then those that were asked for."""
+        own = dict(pair.partition("=")[::2] for pair in self.config.env)
+        events = {"BOOTSEER_EVENTS": EVENTS_INSIDE} if self.events_dir else {}
+        return {"PATH": DEFAULT_PATH, **own, **events, **self.environment}
+
+
+def choose_runner(wanted: str = "auto") -> str:
+    """`podman` or `chroot`; raises NotSupportedError when neither can be."""
+    if wanted != "chroot" and shutil.which("podman"):
+        return "podman"
+    if wanted == "podman":
+        raise NotSupportedError("podman is not installed; install it, or use --with chroot")
+    if os.geteuid() != 0:
+        raise NotSupportedError("a chroot needs root; run as root, or install podman")
+    return "chroot"
+
+
+def podman_words(command: Command, name: str) -> list[str]:
+    """What runs the command by podman under a throw-away overlay."""
+    words = ["podman", "run", "--rm", "--name", name, "--network", "host", "--log-driver", "none"]
+    for variable, value in command.variables().items():
+        words += ["--env", f"{variable}={value}"]
+    if command.config.working_dir:
+        words += ["--workdir", command.config.working_dir]
+    if command.config.user:
+        words += ["--user", command.config.user]
+    if command.events_dir:
+        words += ["--volume", f"{command.events_dir}:{EVENTS_INSIDE}"]
+    if sys.stdin is not None and sys.stdin.isatty():
+        words += ["--interactive", "--tty"]
+    return [*words, "--rootfs", f"{command.tree}:O", *command.words]
+
+
+def run(command: Command, runner: str, until: Callable[[], bool] | None = None) -> int:
+    """Run to the end; returns the exit code as a shell has it.
+
+    Once `until` says True, the command is asked to end, and killed when it does not. The terminal
+    and its signals are the command's. Raises NotFoundError when it cannot be started.
+    """
+    if runner == "podman":
+        return _by_podman(command, until)
+    with tempfile.TemporaryDirectory(prefix="bootseer-root-") as work:
+        pid = _in_chroot(command, work)
+        return _await(pid, until, lambda: os.kill(pid, signal.SIGKILL))
+
+
+def _by_podman(command: Command, until: Callable[[], bool] | None) -> int:
+    name = f"bootseer-{uuid.uuid4().hex[:12]}"
+
+    def kill() -> None:
+        # Killing podman itself would leave the container behind, on a tree that is in use then.
+        quiet = subprocess.DEVNULL
+        subprocess.run(["podman", "kill", name], stdout=quiet, stderr=quiet, check=False)
+
+    try:
+        process = subprocess.Popen(podman_words(command, name))
+    except OSError as error:
+        raise from_os_error(error, "run podman") from error
+    return _await(process.pid, until, kill)
+
+
+def _await(pid: int, until: Callable[[], bool] | None, kill: Callable[[], None]) -> int:
+    asked_s = 0.0
+    old = {
+        number: signal.signal(number, lambda got, _: os.kill(pid, got))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        while True:
+            found, status = os.waitpid(pid, os.WNOHANG if until is not None else 0)
+            if found:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            if until is not None and not asked_s and until():
+                os.kill(pid, signal.SIGTERM)
+                asked_s = time.monotonic()
+            if asked_s and time.monotonic() - asked_s > GRACE_S:
+                kill()
+            time.sleep(_POLL_S)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+# --- the chroot ---------------------------------------------------------------------------------
+
+
+def _in_chroot(command: Command, work: str) -> int:
+    """Start the command in namespaces of its own; returns the process to be waited for.
+
+    That process ends with the command and by its code; killing it kills the command and all that
+    it started. Call it in a process that has one thread.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _outer(command, work)
+    except BaseException as error:  # a border: this process must end here
+        _say_and_exit(error)
+
+
+def _say_and_exit(error: BaseException) -> NoReturn:
+    code = 127 if isinstance(error, (NotFoundError, FileNotFoundError)) else 126
+    os.write(2, f"bootseer: cannot run the command: {error}\n".encode(errors="replace"))
+    os._exit(code)
+
+
+def _outer(command: Command, work: str) -> NoReturn:
+    """Make the namespaces, and pass on signals and exit code of the process within."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID):
+        raise OSError(ctypes.get_errno(), "no namespaces of our own")
+    inner = os.fork()
+    if not inner:
+        try:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _inner(libc, command, work)
+        except BaseException as error:  # a border, as above
+            _say_and_exit(error)
+    stopping = False
+
+    def stop(number: int, _: object) -> None:
+        # The first process of a namespace hears only what it has a handler for.
+        nonlocal stopping
+        os.kill(inner, signal.SIGKILL if stopping else number)
+        stopping = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    _, status = os.waitpid(inner, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _inner(libc: ctypes.CDLL, command: Command, work: str) -> NoReturn:
+    _mount(libc, "none", "/", "", _MS_REC | _MS_PRIVATE)
+    _mount(libc, "bootseer", work, "tmpfs", 0)
+    places = [os.path.join(work, name) for name in ("upper", "work", "root")]
+    for place in places:
+        os.mkdir(place)
+    options = f"lowerdir={command.tree},upperdir={places[0]},workdir={places[1]}"
+    _mount(libc, "overlay", places[2], "overlay", 0, options)
+    host = {name: os.open(name, os.O_PATH | os.O_CLOEXEC) for name in ("/dev", "/sys")}
+    if command.events_dir:
+        host[EVENTS_INSIDE] = os.open(command.events_dir, os.O_PATH | os.O_CLOEXEC)
+    os.chroot(places[2])
+    os.chdir("/")
+    # From here on no link of the image can lead out of its tree.
+    os.makedirs("/proc", exist_ok=True)
+    _mount(libc, "proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    for target, fd in host.items():
+        os.makedirs(target, exist_ok=True)
+        _mount(libc, f"/proc/self/fd/{fd}", target, "", _MS_BIND | _MS_REC)
+    _become(command.config.user)
+    directory = command.config.working_dir or "/"
+    os.makedirs(directory, exist_ok=True)
+    os.chdir(directory)
+    variables = command.variables()
+    os.execvpe(command.words[0], list(command.words), variables)
+
+
+def _mount(
+    libc: ctypes.CDLL, source: str, target: str, kind: str, flags: int, data: str = ""
+) -> None:
+    words = [os.fsencode(word) for word in (source, target, kind)]
+    if libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(data)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def _become(user: str) -> None:
+    """Take the user that the image names: `name`, `uid`, or either with `:group`."""
+    if not user:
+        return
+    name, _, group = user.partition(":")
+    uid, gid = _looked_up("/etc/passwd", name, (2, 3))
+    if group:
+        gid = _looked_up("/etc/group", group, (2, 2))[0]
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+
+
+def _looked_up(path: str, name: str, columns: tuple[int, int]) -> tuple[int, int]:
+    """Two numbers of a line of passwd or group, by name or number."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                words = line.rstrip("\n").split(":")
+                if len(words) > max(columns) and name in (words[0], words[2]):
+                    return int(words[columns[0]]), int(words[columns[1]])
+    except (OSError, ValueError):
+        pass
+    if name.isdigit():
+        return int(name), 0
+    raise NotFoundError(f"the image has no user or group {name!r}; name another one")

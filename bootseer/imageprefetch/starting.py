@@ -1,0 +1,146 @@
+"""`image record`: one cold start of a command on an image, recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from bootseer.blocks.recorder import WINDOW_S
+from bootseer.blocks.trace import Trace
+from bootseer.config import default_cache
+from bootseer.errors import BusyError, CorruptDataError
+from bootseer.imageprefetch import mounting, running
+from bootseer.imageprefetch.localstore import LocalStore
+from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.recording import FirstStepWatch
+from bootseer.imageprefetch.running import Command, ImageConfig, choose_runner
+from bootseer.imageprefetch.traces import TraceStore, check_workload
+from bootseer.storage.options import DEFAULTS, StoreOptions
+
+_CONFIG_LIMIT_BYTES = 8 << 20
+_UNMOUNT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSettings:
+    """A start of `words` on the image `ref`. "" for `cache` is this node's usual place.
+
+    `runner`: podman, chroot or auto. With `stop` the command is ended once it is recorded, after
+    `window_s` or its first step; else it runs as long as it likes.
+    """
+
+    ref: str
+    words: Sequence[str]
+    workload: str = ""
+    cache: str = ""
+    window_s: float = WINDOW_S
+    runner: str = "auto"
+    stop: bool = False
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    options: StoreOptions = DEFAULTS
+    plain_http: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recorded:
+    """What came of it. `trace` is that of all starts of the workload on this node."""
+
+    digest: str
+    exit_code: int
+    trace: Trace | None
+    starts_before: int
+
+
+def record(settings: RecordSettings) -> Recorded:
+    """Mount the image apart from all others, run the command on it, and keep what it read.
+
+    Nothing is replayed and nothing is filled meanwhile, and the page cache has nothing of it.
+    Raises what mounting raises. Call it in a process that has one thread.
+    """
+    check_workload(settings.workload)
+    runner = choose_runner(settings.runner)
+    cache = os.path.abspath(settings.cache or default_cache())
+    with tempfile.TemporaryDirectory(prefix="bootseer-record-") as work:
+        tree, events = os.path.join(work, "tree"), os.path.join(work, "events")
+        os.mkdir(tree)
+        os.mkdir(events)
+        os.chmod(events, 0o777)  # whoever the image's user is, may tell the first step there
+        config = image_config(settings)
+        mounted = mounting.mount(_mount_settings(settings, tree, events, cache, work))
+        store = TraceStore(LocalStore(cache).trace_folder(mounted.digest))
+        starts = _starts(store, settings.workload)
+        try:
+            command = Command(
+                tree=tree,
+                words=settings.words,
+                config=config,
+                environment=settings.environment,
+                events_dir=events,
+            )
+            code = running.run(command, runner, _until(settings, events))
+        finally:
+            _umount(tree, os.path.join(work, "run"))
+        return Recorded(mounted.digest, code, store.load(settings.workload), starts)
+
+
+def _mount_settings(
+    settings: RecordSettings, tree: str, events: str, cache: str, work: str
+) -> MountSettings:
+    return MountSettings(
+        ref=settings.ref,
+        directory=tree,
+        workload=settings.workload,
+        cache=cache,
+        runtime=os.path.join(work, "run"),  # a server of its own, whoever has mounted the image
+        fill=False,
+        hot=False,
+        record=True,
+        record_window_s=settings.window_s,
+        events_dir=events,
+        options=settings.options,
+        plain_http=settings.plain_http,
+    )
+
+
+def image_config(settings: RecordSettings) -> ImageConfig:
+    """How the image wants its programs to be run. Raises what the registry raises."""
+    from bootseer.storage.oci.registry import open_repository
+
+    repository, reference = open_repository(
+        settings.ref, settings.options, plain_http=settings.plain_http
+    )
+    with repository:
+        _, manifest = repository.image(reference.version)
+        return running.parse_config(
+            repository.blob(manifest.config, limit_bytes=_CONFIG_LIMIT_BYTES)
+        )
+
+
+def _until(settings: RecordSettings, events: str) -> Callable[[], bool] | None:
+    if not settings.stop:
+        return None
+    watch, end_s = FirstStepWatch(events), time.monotonic() + settings.window_s
+    return lambda: watch.reached() or time.monotonic() > end_s
+
+
+def _starts(store: TraceStore, workload: str) -> int:
+    try:
+        before = store.load(workload)
+    except CorruptDataError:
+        return 0  # it will be replaced
+    return before.starts if before is not None else 0
+
+
+def _umount(tree: str, runtime: str) -> None:
+    """Unmount; a container that is still going away keeps the tree busy for a moment."""
+    end_s = time.monotonic() + _UNMOUNT_S
+    while True:
+        try:
+            return mounting.umount(tree, runtime_dir=runtime)
+        except BusyError:
+            if time.monotonic() > end_s:
+                return mounting.umount(tree, lazily=True, runtime_dir=runtime)
+        time.sleep(0.1)
