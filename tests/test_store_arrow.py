@@ -15,7 +15,8 @@ import pytest
 from storage_contract import StoreContract
 
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotSupportedError
-from bootseer.storage.arrow import ArrowStore, _mapped
+from bootseer.storage.arrow import ArrowStore
+from bootseer.storage.arrow_writer import mapped
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import StoreOptions
 
@@ -112,7 +113,7 @@ def test_a_machine_without_libhdfs_is_told_what_is_missing(
 
 
 def test_messages_of_the_cluster_find_their_class() -> None:
-    denied = _mapped(OSError("… org.apache.hadoop.security.AccessControlException: no"), "do it")
+    denied = mapped(OSError("… org.apache.hadoop.security.AccessControlException: no"), "do it")
     assert isinstance(denied, AccessDeniedError)
-    full = _mapped(OSError("… DSQuotaExceededException: The DiskSpace quota …"), "do it")
+    full = mapped(OSError("… DSQuotaExceededException: The DiskSpace quota …"), "do it")
     assert isinstance(full, NoSpaceError)

@@ -56,73 +56,20 @@ from types import TracebackType
 
 from bootseer.blocks.board import Want
 from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cutting import Range, views_of, wants_of
 from bootseer.blocks.engine import Engine
+from bootseer.blocks.handles import Held, Ticket
 from bootseer.blocks.pool import SMALL_COPY_BYTES
 from bootseer.blocks.readahead import ReadAhead, Share
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
-from bootseer.blocks.source import BlockSource, block_length, memory_key
-from bootseer.blocks.state import Block, Copy, Group, Object, Status
+from bootseer.blocks.source import BlockSource, memory_key
+from bootseer.blocks.state import Group, Object, Status
 from bootseer.blocks.stats import Stats
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
 
 __all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
 
 LEAST_CHUNK = 64
-
-Range = tuple[BlockSource, int, memoryview]
-
-
-class Held:
-    """Bytes in the pool's memory as `views`, readable until `release` is called (once)."""
-
-    __slots__ = ("_blocks", "_engine", "views")
-
-    def __init__(self, engine: Engine, blocks: list[Block], views: list[memoryview]) -> None:
-        self._engine = engine
-        self._blocks = blocks
-        self.views = views
-
-    def release(self) -> None:
-        """Let the memory be used again; twice is safe."""
-        engine, blocks = self._engine, self._blocks
-        if not blocks:
-            return
-        with engine.lock:
-            self._blocks = []
-            for block in blocks:
-                engine.board.unpin(block)
-            effects = engine.effects()
-        engine.act(effects)
-
-
-class Ticket:
-    """A prefetch under way."""
-
-    __slots__ = ("_engine", "_group")
-
-    def __init__(self, engine: Engine, group: Group) -> None:
-        self._engine = engine
-        self._group = group
-
-    def cancel(self) -> None:
-        """Give up what did not start; blocks that others wait for are fetched all the same."""
-        engine = self._engine
-        with engine.lock:
-            engine.board.withdraw(self._group)
-            effects = engine.effects()
-        engine.act(effects)
-        self._group.event.set()
-
-    @property
-    def done(self) -> bool:
-        """Whether it ended: all blocks arrived, or it failed, or was cancelled."""
-        return self._group.finished
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; True when every block arrived."""
-        self._group.event.wait(timeout_s)
-        group = self._group
-        return group.finished and not group.closed and group.error is None
 
 
 class Fetcher:
@@ -184,7 +131,7 @@ class Fetcher:
         """
         group = Group(priority)
         self._usable()
-        counts, wants = _wants_of(jobs)
+        counts, wants = wants_of(jobs)
         limit_s = time.monotonic() + (
             self.settings.demand_deadline_s if deadline_s is None else deadline_s
         )
@@ -256,7 +203,7 @@ class Fetcher:
             raise _again(claim.error)
         if blocks is None:
             return None
-        return Held(engine, blocks, _views(blocks, offset, length, size))
+        return Held(engine, blocks, views_of(blocks, offset, length, size))
 
     def _start_held(
         self,
@@ -404,51 +351,6 @@ class Fetcher:
                 self._engine.board.fail_group(group, error)
             effects = self._engine.effects()
         self._engine.act(effects)
-
-
-def _wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, list[Want]]]]:
-    """Cut ranges at block borders: the bytes of each range, and what is wanted of each source."""
-    counts: list[int] = []
-    copies: dict[str | int, tuple[BlockSource, dict[int, list[Copy]]]] = {}
-    for source, offset, buffer in jobs:
-        if offset < 0:
-            raise UsageError(f"a read cannot begin at byte {offset}; offsets start at 0")
-        view = memoryview(buffer).cast("B")
-        length = max(0, min(len(view), source.size_bytes - offset))
-        counts.append(length)
-        by_index = copies.setdefault(memory_key(source), (source, {}))[1]
-        for index, item in _cut(view[:length], offset, source.block_bytes):
-            by_index.setdefault(index, []).append(item)
-    wants = []
-    for source, by_index in copies.values():
-        wants.append((source, list(_wants(source, by_index))))
-    return counts, wants
-
-
-def _cut(view: memoryview, offset: int, block_bytes: int) -> Iterable[tuple[int, Copy]]:
-    done = 0
-    while done < len(view):
-        index, start = divmod(offset + done, block_bytes)
-        size = min(block_bytes - start, len(view) - done)
-        yield index, Copy(start, view[done : done + size])
-        done += size
-
-
-def _wants(source: BlockSource, by_index: dict[int, list[Copy]]) -> Iterable[Want]:
-    for index, items in by_index.items():
-        whole = len(items) == 1 and len(items[0].target) == block_length(source, index)
-        yield Want(index, (), items[0].target) if whole else Want(index, items)
-
-
-def _views(blocks: list[Block], offset: int, length: int, block_bytes: int) -> list[memoryview]:
-    out = []
-    for block in sorted(blocks, key=lambda b: b.index):
-        begin = block.index * block_bytes
-        start, stop = max(0, offset - begin), min(block.length, offset + length - begin)
-        if block.slot is None:
-            raise AssertionError("a pinned block lost its memory")
-        out.append(block.slot.view[start:stop])
-    return out
 
 
 def _again(error: BaseException) -> BaseException:
