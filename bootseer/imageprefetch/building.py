@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 
 
+def _unheard(told: object) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSettings:
     """What is built, and how.
@@ -87,9 +91,9 @@ class BuildReport:
 def build_image(
     settings: BuildSettings,
     *,
-    expect: Callable[[int], None] = lambda size: None,
-    progress: Progress = lambda size: None,
-    note: Note = lambda text: None,
+    expect: Callable[[int], None] = _unheard,
+    progress: Progress = _unheard,
+    note: Note = _unheard,
 ) -> BuildReport:
     """Make the block image of a stock image, unless there is one.
 
