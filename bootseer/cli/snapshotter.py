@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
+
+from bootseer.cli import sizes
 
 
 @click.command(
@@ -32,16 +35,92 @@ import click
 )
 @click.option("--plain", is_flag=True, help="Mount nothing lazily, hand all to the plain way.")
 @click.option(
-    "--events", metavar="DIR", help="Write events there: what became of each image, and why."
+    "--workload",
+    envvar="BOOTSEER_IMAGE_WORKLOAD",
+    default="",
+    metavar="NAME",
+    help="Whose hot sets are replayed, and whose starts are recorded.",
 )
-def command(address: str, root: str, plain: bool, events: str | None) -> None:
-    from bootseer.imageprefetch.snapshotter import plain as plain_mounter
-    from bootseer.imageprefetch.snapshotter import running, server
+@click.option(
+    "--cache",
+    envvar="BOOTSEER_CACHE",
+    default="",
+    metavar="PATH",
+    help="This node's directory for what is kept of images.",
+)
+@click.option(
+    "--cache-limit",
+    "cache_limit_bytes",
+    envvar="BOOTSEER_IMAGE_CACHE_LIMIT",
+    callback=sizes.parsed,
+    metavar="SIZE",
+    default="64GiB",
+    show_default=True,
+    help="The largest size of the blocks kept there.",
+)
+@click.option(
+    "--fill/--no-fill",
+    envvar="BOOTSEER_IMAGE_FILL",
+    default=True,
+    show_default=True,
+    help="Fetch the rest of an image too, when nothing else wants the link.",
+)
+@click.option(
+    "--fill-rate",
+    "fill_rate_bytes_s",
+    envvar="BOOTSEER_IMAGE_FILL_RATE",
+    callback=sizes.parsed,
+    metavar="SIZE",
+    default="0",
+    help="Bytes a second that filling may take, each image; 0 = any.",
+)
+@click.option(
+    "--record/--no-record",
+    envvar="BOOTSEER_IMAGE_RECORD",
+    default=True,
+    show_default=True,
+    help="Record what starts read.",
+)
+@click.option(
+    "--plain-http",
+    multiple=True,
+    metavar="HOST",
+    help="A registry that speaks http (on loopback they may); repeatable.",
+)
+@click.option(
+    "--runtime",
+    envvar="BOOTSEER_RUNTIME",
+    default="",
+    metavar="PATH",
+    help="Where the images' servers keep their state.",
+)
+@click.option(
+    "--events",
+    "events_dir",
+    envvar="BOOTSEER_EVENTS",
+    default="",
+    metavar="DIR",
+    help="Write events there: what became of each image, and why.",
+)
+@click.option(
+    "--log-file", default="", metavar="FILE", help="Where images' servers say what goes wrong."
+)
+def command(
+    address: str, root: str, plain: bool, plain_http: tuple[str, ...], events_dir: str, **lazy: Any
+) -> None:
+    from bootseer.imageprefetch.snapshotter import lazily, running, server
+    from bootseer.imageprefetch.snapshotter.plain import PlainMounter
     from bootseer.profiler.events import open_writer
+    from bootseer.storage.options import StoreOptions
 
-    writer = open_writer(events)
+    options = StoreOptions(plain_http=plain_http)
+    how = lazily.LazySettings(**lazy, events_dir=events_dir, options=options)
     settings = running.Settings(root=root, address=address)
-    with writer, running.serving(settings, plain_mounter.PlainMounter(), _say, writer):
+    with (
+        open_writer(events_dir or None) as writer,
+        PlainMounter() if plain else lazily.BlockImageMounter(how) as mounter,
+        running.serving(settings, mounter, _say, writer),
+    ):
         server.wait_for_signal()
 
 

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from bootseer.errors import BootseerError, NotFoundError
@@ -30,14 +30,13 @@ class ImageMounter(Protocol):
     """How stock images become trees; every method raises errors of ours."""
 
     def find(self, reference: str, digest: str) -> Image:
-        """The image, when there is a block image of it.
-
-        `digest` is its manifest's, or "" to take what the reference's tag names now. Raises
-        NotFoundError when there is none, saying what to do.
-        """
+        """The stock image by its manifest's digest, or "" to take what the tag names now."""
 
     def mount(self, image: Image, directory: str) -> None:
-        """Mount the image's tree and leave its server in the background, out of our life."""
+        """Mount the image's tree and leave its server in the background, out of our life.
+
+        Raises NotFoundError when the image has no block image, saying what to do.
+        """
 
     def umount(self, directory: str) -> None:
         """Nothing mounted there is no error."""
@@ -61,7 +60,7 @@ class Images:
         self._state, self._mounter, self._report = state, mounter, report
         self._lock = threading.Lock()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        # (reference, digest) -> (until when on the monotonic clock, what `offer` found)
+        # (reference, digest) -> (until when on the monotonic clock, what `find` found)
         self._found: dict[tuple[str, str], tuple[float, Image | BootseerError]] = {}
         for path in (self._mounts, self._trees):
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -72,42 +71,53 @@ class Images:
 
     # --- offering ---------------------------------------------------------------------------
 
-    def offer(self, wanted: Wanted, depth: int) -> Image:
-        """The image of which `wanted` is layer `depth`, mounted.
+    def find(self, wanted: Wanted, depth: int) -> Image:
+        """The image of which `wanted` is layer `depth`; nothing is mounted yet.
 
         Raises an error of ours, whose text is the reason, when it has to be pulled plainly.
         """
         if not wanted.reference:
             raise NotFoundError("the client did not say which image it pulls")
-        image = self._find_mounted(wanted)
-        if depth >= len(image.layers) or image.layers[depth] != wanted.layer:
+        found = self._remembered(wanted)
+        if isinstance(found, BootseerError):
+            raise type(found)(str(found)) from found
+        if depth >= len(found.layers) or found.layers[depth] != wanted.layer:
             raise NotFoundError(
-                f"layer {wanted.layer} is not layer {depth + 1} of {image.digest}; the tag moved, "
+                f"layer {wanted.layer} is not layer {depth + 1} of {found.digest}; the tag moved, "
                 "or the image has an unusual manifest"
             )
-        return image
+        return found
 
-    def _find_mounted(self, wanted: Wanted) -> Image:
-        key = (wanted.reference, wanted.digest)
+    def _remembered(self, wanted: Wanted) -> Image | BootseerError:
+        key = _key(wanted)
         with self._single("find " + " ".join(key)):
             until, found = self._found.get(key, (0.0, NotFoundError()))
             if time.monotonic() > until:
                 try:
-                    found = self._mounter.find(wanted.reference, wanted.digest)
-                    self._mounted(found)
-                    self._report("ok", "lazy", found, "")
+                    known = self._state.find_image(wanted.digest)
+                    found = known or self._mounter.find(wanted.reference, wanted.digest)
                 except BootseerError as error:
                     found = error
-                self._found[key] = (time.monotonic() + REMEMBER_S, found)
-                self._forget_old()
-        if isinstance(found, BootseerError):
-            raise type(found)(str(found)) from found
+                self._remember(key, found)
         return found
 
-    def _forget_old(self) -> None:
+    def _remember(self, key: tuple[str, str], found: Image | BootseerError) -> None:
         now = time.monotonic()
-        for key in [key for key, (until, _) in self._found.items() if until < now]:
-            self._found.pop(key, None)
+        with self._lock:
+            self._found[key] = (now + REMEMBER_S, found)
+            for old in [old for old, (until, _) in self._found.items() if until < now]:
+                del self._found[old]
+
+    def ensure(self, wanted: Wanted, image: Image) -> None:
+        """Mount what `find` found; why it cannot be mounted is remembered for its other layers.
+
+        A snapshot must stand for the image already, or a sweep may unmount it again.
+        """
+        try:
+            self._mounted(image)
+        except BootseerError as error:
+            self._remember(_key(wanted), error)
+            raise
 
     # --- trees ------------------------------------------------------------------------------
 
@@ -129,6 +139,7 @@ class Images:
                 self._mounter.umount(place)
                 os.makedirs(place, mode=0o700, exist_ok=True)
                 self._mounter.mount(image, place)
+                self._report("ok", "lazy", image, "")
         return place
 
     def _unpacked(self, row: Snapshot, image: Image) -> str:
@@ -168,18 +179,20 @@ class Images:
                     # The next container of it tries again, and can have it unpacked.
                     self._report("fallback", "plain", image, f"not mounted at start: {error}")
 
+    def _is_known(self, place: str) -> bool:
+        return any(self._mount_place(image.digest) == place for image in self._state.images())
+
     def sweep(self) -> None:
         """Unmount images and remove trees that no snapshot stands for."""
-        kept = set()
-        for image in self._state.images():
-            place = self._mount_place(image.digest)
-            with self._single(place):
-                if not self._state.forget_image(image.digest):
-                    kept.add(os.path.basename(place))
-        kept |= {_short(image.digest) for image in self._recent()}
-        for name in set(os.listdir(self._mounts)) - kept:
+        known = {self._mount_place(image.digest): image for image in self._state.images()}
+        for name in os.listdir(self._mounts):
             place = os.path.join(self._mounts, name)
             with self._single(place):
+                image = known.get(place)
+                if image is not None and not self._state.forget_image(image.digest):
+                    continue
+                if image is None and self._is_known(place):
+                    continue  # its first snapshot came a moment ago
                 self._mounter.umount(place)
                 _remove_empty(place)
         trees = {self._tree_place(row) for row in self._state.all() if row.image}
@@ -189,14 +202,9 @@ class Images:
                 with self._single(place):
                     shutil.rmtree(place, ignore_errors=True)
 
-    def _recent(self) -> Iterable[Image]:
-        """Images mounted a moment ago, whose first snapshot may not be noted yet."""
-        now = time.monotonic()
-        return [
-            found
-            for until, found in list(self._found.values())
-            if until > now and isinstance(found, Image)
-        ]
+
+def _key(wanted: Wanted) -> tuple[str, str]:
+    return wanted.reference, wanted.digest
 
 
 def _short(name: str) -> str:

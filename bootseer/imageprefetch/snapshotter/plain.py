@@ -9,7 +9,13 @@ from bootseer.imageprefetch.snapshotter.records import Image
 
 
 class PlainMounter:
-    """An ImageMounter that mounts nothing."""
+    """An ImageMounter that mounts nothing; a context manager as the others are."""
+
+    def __enter__(self) -> PlainMounter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
 
     def find(self, reference: str, digest: str) -> Image:
         self._refuse()

@@ -58,17 +58,19 @@ class Snapshotter:
     def _take_remote(self, layer: Wanted, parent: str, labels: Mapping[str, str]) -> None:
         """Raise SnapshotExistsError once `layer` stands for itself; return to pull it plainly."""
         depth = len(self._state.chain(parent))
-        if self._state.remote(layer.target, parent) is None:
+        try:
+            image = self._images.find(layer, depth)
+            name = _remote_name(layer.target, parent)
+            made = self._state.add_remote(name, parent, labels, image, depth)
             try:
-                image = self._images.offer(layer, depth)
-            except BootseerError as error:
-                self._report("fallback", "plain", layer, str(error))
-                return
-            try:
-                name = _remote_name(layer.target, parent)
-                self._state.create_remote(name, parent, labels, image, depth)
-            except SnapshotExistsError:
-                pass  # another client asked at the same moment
+                self._images.ensure(layer, image)
+            except BootseerError:
+                if made:
+                    self._state.remove(name)
+                raise
+        except BootseerError as error:
+            self._report("fallback", "plain", layer, str(error))
+            return
         raise SnapshotExistsError(f"the snapshot {layer.target} exists, without a fetch")
 
     def _create(self, kind: Kind, key: str, parent: str, labels: Mapping[str, str]) -> Mount:

@@ -27,7 +27,6 @@ from bootseer.errors import (
 )
 from bootseer.imageprefetch.snapshotter.records import (
     NOTHING,
-    TARGET_LABEL,
     Image,
     Kind,
     Snapshot,
@@ -143,11 +142,6 @@ class State:
                 name = out[-1].parent
         return out
 
-    def remote(self, target: str, parent: str) -> Snapshot | None:
-        """The remote snapshot that stands for `target` over `parent`."""
-        found = self._rows("image != '' AND parent = ?", (parent,))
-        return next((one for one in found if one.labels.get(TARGET_LABEL) == target), None)
-
     def folders(self) -> set[str]:
         return {row.folder for row in self._rows("folder != ''")}
 
@@ -156,9 +150,12 @@ class State:
             rows = self._db.execute("SELECT digest, reference, layers FROM images").fetchall()
         return [Image(digest, name, tuple(json.loads(layers))) for digest, name, layers in rows]
 
+    def find_image(self, digest: str) -> Image | None:
+        return next((one for one in self.images() if one.digest == digest), None)
+
     def image(self, digest: str) -> Image:
         """Raises NotFoundError."""
-        found = next((one for one in self.images() if one.digest == digest), None)
+        found = self.find_image(digest)
         if found is None:
             raise NotFoundError(f"the image {digest} is not in use here; pull it first")
         return found
@@ -184,30 +181,28 @@ class State:
             _insert(db, row)
         return row
 
-    def create_remote(
-        self,
-        name: str,
-        parent: str,
-        labels: Mapping[str, str],
-        image: Image,
-        depth: int,
-    ) -> Snapshot:
-        """Add the committed snapshot that stands for layer `depth` of `image`, which is noted."""
+    def add_remote(
+        self, name: str, parent: str, labels: Mapping[str, str], image: Image, depth: int
+    ) -> bool:
+        """Add the snapshot that stands for layer `depth` of `image`; False when it is there.
+
+        Raises NotFoundError and UsageError for its parent.
+        """
         now = time.time_ns()
-        top = depth == len(image.layers) - 1
         row = Snapshot(
             name, parent, Kind.COMMITTED, now, now, "", dict(labels), NOTHING,
-            image.digest, depth, top,
+            image.digest, depth, depth == len(image.layers) - 1,
         )  # fmt: skip
         with self._changing() as db:
+            if _select(db, "name = ? AND image != ''", (name,)):
+                return False
             _check_parent(db, parent)
             _insert(db, row)
             db.execute(
-                "INSERT INTO images VALUES (?, ?, ?) ON CONFLICT (digest) DO UPDATE "
-                "SET reference = excluded.reference",
+                "INSERT INTO images VALUES (?, ?, ?) ON CONFLICT (digest) DO NOTHING",
                 (image.digest, image.reference, json.dumps(image.layers)),
             )
-        return row
+        return True
 
     def commit(self, key: str, name: str, usage: Usage, labels: Mapping[str, str]) -> None:
         """Make the active snapshot `key` the committed one `name`, with labels of its own.

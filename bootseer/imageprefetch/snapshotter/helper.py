@@ -1,0 +1,164 @@
+"""A process with one thread that mounts: the snapshotter has many, and mounting forks.
+
+Requests come as datagrams with a pipe for the answer; each is done by a forked child, so they run
+side by side and what they import was imported before. When the snapshotter ends, however it does,
+the helper reads the end of its socket and ends too; what it mounted is served on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
+from bootseer.fuse import background
+from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings
+
+_MOST_BYTES = 1 << 16
+_ANSWER_S = START_LIMIT_S + 10.0
+
+
+class Helper:
+    """Starts the process when first needed, and again when it died. Any thread may mount."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Have it ready before the first mount; nothing raises."""
+        with contextlib.suppress(OSError), self._lock:
+            self._connected()
+
+    def mount(self, settings: MountSettings) -> dict[str, Any]:
+        """Mount; what was mounted as `mounting.Mounted` has it. Raises as `mounting.mount`."""
+        request = json.dumps(_encoded(settings)).encode()
+        told, tell = os.pipe()
+        try:
+            try:
+                self._send(request, tell)
+            finally:
+                os.close(tell)
+            return _answer(told, settings.directory)
+        finally:
+            os.close(told)
+
+    def _send(self, request: bytes, tell: int) -> None:
+        try:
+            with self._lock:
+                try:
+                    socket.send_fds(self._connected(), [request], [tell])
+                except OSError:  # it died since
+                    self._disconnect()
+                    socket.send_fds(self._connected(), [request], [tell])
+        except OSError as error:
+            raise StoreUnavailableError(f"cannot start what mounts images: {error}") from error
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                command = [sys.executable, "-m", __name__]
+                self._process = subprocess.Popen(command, stdin=theirs.fileno())
+            self._socket = ours
+        return self._socket
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """End the process; mounts stay. Twice is safe."""
+        with self._lock:
+            self._disconnect()
+
+
+def _answer(told: int, directory: str) -> dict[str, Any]:
+    """One line: the server in the background keeps the pipe's other end open."""
+    data = b""
+    while not data.endswith(b"\n"):
+        if not select.select([told], [], [], _ANSWER_S)[0]:
+            raise DeadlineError(f"mounting at {directory} took more than {_ANSWER_S:.0f} s")
+        more = os.read(told, _MOST_BYTES)
+        if not more:
+            raise StoreUnavailableError(f"what mounts at {directory} ended before it had mounted")
+        data += more
+    answer: dict[str, Any] = json.loads(data)
+    if "error" in answer:
+        raise background.unpacked(answer)
+    return answer
+
+
+def _encoded(settings: MountSettings) -> dict[str, Any]:
+    return dataclasses.asdict(settings)
+
+
+def _decoded(request: dict[str, Any]) -> MountSettings:
+    from bootseer.storage.options import StoreOptions
+
+    options = request.pop("options")
+    lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+    return MountSettings(**request, options=StoreOptions(**{**options, **lists}))
+
+
+def _serve(requests: socket.socket) -> None:
+    while True:
+        request, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, 1)
+        if not request:
+            return
+        for fd in fds:
+            if os.fork() == 0:
+                _mount_and_exit(requests, request, fd)
+            os.close(fd)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
+    from bootseer.imageprefetch import mounting
+
+    try:
+        requests.close()
+        try:
+            answer = dataclasses.asdict(mounting.mount(_decoded(json.loads(request))))
+        except BaseException as error:  # the border: this child ends here, who asked hears why
+            answer = background.packed(error)
+        os.write(fd, json.dumps(answer).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def main() -> None:
+    """Serve standard input, a socket, until its other end is closed."""
+    requests = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+    with contextlib.suppress(BootseerError, ImportError):
+        _import_early()
+    with requests:
+        _serve(requests)
+
+
+def _import_early() -> None:
+    """What every mount imports takes longer than a mount."""
+    import bootseer.fuse.handover
+    import bootseer.imageprefetch.worker
+    import bootseer.storage.oci.remote  # noqa: F401
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Images from their block images: what `ImageMounter` asks for, by `imageprefetch.mounting`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bootseer.config import default_runtime
+from bootseer.errors import BootseerError, BusyError
+from bootseer.fuse.mounts import find_mount, unmount
+from bootseer.imageprefetch import mounting, runtime
+from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.snapshotter import unpacking
+from bootseer.imageprefetch.snapshotter.helper import Helper
+from bootseer.imageprefetch.snapshotter.records import Image
+from bootseer.storage.options import DEFAULTS, StoreOptions
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.registry import Repository
+
+_LAYERS_OF_MOUNTS = 16  # a mount over a dead one, over a dead one, …
+
+
+@dataclass(frozen=True, slots=True)
+class LazySettings:
+    """How all images are mounted; the fields are those of `MountSettings`."""
+
+    workload: str = ""
+    cache: str = ""
+    cache_limit_bytes: int = 64 << 30
+    runtime: str = ""
+    fill: bool = True
+    fill_rate_bytes_s: int = 0
+    record: bool = True
+    events_dir: str = ""
+    log_file: str = ""
+    options: StoreOptions = DEFAULTS
+
+
+class BlockImageMounter:
+    """An ImageMounter; a context manager."""
+
+    def __init__(self, settings: LazySettings) -> None:
+        self._settings = settings
+        self._runtime = settings.runtime or default_runtime()
+        self._helper = Helper()
+
+    def __enter__(self) -> BlockImageMounter:
+        self._helper.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Mounts stay."""
+        self._helper.close()
+
+    def find(self, reference: str, digest: str) -> Image:
+        """One request, for the manifest. Raises what the registry raises."""
+        with self._repository(reference) as repository:
+            descriptor, manifest = repository.image(digest or _version(reference))
+        layers = tuple(layer.digest for layer in manifest.layers)
+        return Image(descriptor.digest, reference, layers)
+
+    def mount(self, image: Image, directory: str) -> None:
+        shared = {
+            field.name: getattr(self._settings, field.name)
+            for field in dataclasses.fields(self._settings)
+        }
+        name = _by_digest(image)
+        self._helper.mount(MountSettings(ref=name, directory=directory, **shared))
+
+    def umount(self, directory: str) -> None:
+        for _ in range(_LAYERS_OF_MOUNTS):
+            if find_mount(directory) is None:
+                return
+            try:
+                mounting.umount(directory, lazily=True, runtime_dir=self._runtime)
+            except BootseerError:  # its server is gone, or was another node's before a restart
+                with contextlib.suppress(BootseerError):
+                    unmount(directory, lazily=True, force=True)
+        raise BusyError(f"{directory} cannot be unmounted; look what holds it")
+
+    def answers(self, directory: str) -> bool:
+        """Whether the mount there belongs to a server that lives."""
+        found = find_mount(directory)
+        return found is not None and any(
+            (server.device, server.source) == (found.device, found.source)
+            for server in runtime.servers(self._runtime)
+        )
+
+    def unpack(self, image: Image, layers: int, directory: str) -> None:
+        with self._repository(image.reference) as repository:
+            opened = [
+                (digest, unpacking.opened_layer(repository, digest))
+                for digest in image.layers[:layers]
+            ]
+            unpacking.unpack(opened, directory)
+
+    def _repository(self, reference: str) -> Repository:
+        from bootseer.storage.oci.registry import open_repository
+
+        return open_repository(reference, self._settings.options)[0]
+
+
+def _version(reference: str) -> str:
+    from bootseer.storage.oci.reference import parse_reference
+
+    return parse_reference(reference).version
+
+
+def _by_digest(image: Image) -> str:
+    """The image's name by its digest, so that a tag which moves meanwhile changes nothing."""
+    from bootseer.storage.oci.reference import parse_reference
+
+    return f"{parse_reference(image.reference).place}@{image.digest}"

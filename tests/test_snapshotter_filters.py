@@ -1,0 +1,101 @@
+"""The filters of lists, and the messages on the wire."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import UsageError
+from bootseer.imageprefetch.snapshotter import filters, wire
+from bootseer.imageprefetch.snapshotter.records import Kind, Snapshot
+
+PROTO = "/usr/share/gocode/src/github.com/containerd/containerd/api/services/snapshots/v1"
+LABELS = {"plain": "yes", "containerd.io/snapshot.ref": "sha256:ab", "empty.dots.x": "1"}
+ROW = Snapshot("a/1/it", "a/1/base", Kind.ACTIVE, 1, 2, "f", LABELS)
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("", True),
+        ("name==a/1/it", True),
+        ("name==a/1/other", False),
+        ("name!=a/1/other", True),
+        ("name~=^a/[0-9]+/", True),
+        ("name~=/^a.1.it$/", True),
+        ("name~=|^a/1|", True),
+        ("name~=^b", False),
+        ("kind==active", True),
+        ("kind==committed", False),
+        ("parent==a/1/base , kind==active", True),
+        ("parent==a/1/base,kind==view", False),
+        ('parent=="a/1/base"', True),
+        (r'name=="\x61/1/\u0069t"', True),
+        ("labels.plain", True),
+        ("labels.absent", False),
+        ("labels.plain==yes", True),
+        ('labels."containerd.io/snapshot.ref"==sha256:ab,parent=="a/1/base"', True),
+        ('labels."containerd.io/snapshot.ref"==sha256:cd', False),
+        ("labels.empty.dots.x==1", True),
+        ("labels.absent!=x", True),
+        ("nothing.known", False),
+    ],
+)
+def test_a_filter_matches(text: str, matches: bool) -> None:
+    assert filters.parse_all([text])(ROW) is matches
+
+
+def test_of_several_filters_one_must_match() -> None:
+    assert filters.parse_all(["kind==view", "name==a/1/it"])(ROW)
+    assert not filters.parse_all(["kind==view", "name==b"])(ROW)
+    assert filters.parse_all([])(ROW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("==x", "name=", "name==", "name=x", "name===x", "name==a b", "name,", ".name", "name."),
+        *('name=="open', r'name=="\q"', r'name=="\400"', "name~=(", "name==/x/", "-"),
+    ],
+)
+def test_what_is_no_filter_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(UsageError, match="at character"):
+        filters.parse_all([text])
+
+
+@pytest.mark.debian("golang-github-containerd-containerd-dev")
+def test_messages_are_those_of_containerds_own_description() -> None:
+    """The protocol description that Debian ships, read as text: the same fields and numbers."""
+    import re
+
+    text = Path(PROTO, "snapshots.proto").read_text(encoding="utf-8")
+    described = {}
+    for name, body in re.findall(r"^message (\w+) ?\{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
+        fields = re.findall(r"^\s*[\w.<>, ]+ (\w+)\s*= (\d+)", body, re.MULTILINE)
+        described[name] = {field: int(number) for field, number in fields}
+    types = wire.messages()
+    assert len(described) > 15
+    for name, fields in described.items():
+        ours = getattr(types, name).DESCRIPTOR
+        assert {field.name: field.number for field in ours.fields} == fields
+
+
+def test_messages_keep_their_values() -> None:
+    types = wire.messages()
+    info = types.Info(name="n", parent="p", kind=3, labels={"a": "b"})
+    info.created_at.FromNanoseconds(1_700_000_000_123_456_789)
+    raw = types.ListSnapshotsResponse(info=[info, info]).SerializeToString()
+    back = types.ListSnapshotsResponse.FromString(raw).info[1]
+    assert (back.name, back.kind, dict(back.labels)) == ("n", 3, {"a": "b"})
+    assert back.created_at.ToNanoseconds() == 1_700_000_000_123_456_789
+
+
+def test_importing_loads_neither_grpc_nor_protobuf() -> None:
+    code = (
+        "import sys, bootseer.imageprefetch.snapshotter.running, bootseer.cli.snapshotter\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('grpc', 'google')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,1 @@
+"""A real containerd of a test's own, and containerd's own test suite for snapshotters."""
