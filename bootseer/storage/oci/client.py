@@ -7,6 +7,8 @@ then the registry is asked for a new one.
 
 from __future__ import annotations
 
+import json
+import re
 import ssl
 import threading
 import time
@@ -47,6 +49,8 @@ TOO_MANY = 429
 PAUSE_S = 1.0  # after a 429 that does not say how long
 DOWN_S = 20.0  # how long an endpoint that failed is asked after the others
 KNOWN_ADDRESSES = 4096
+ERROR_LIMIT_BYTES = 64 << 10
+_CODE = re.compile(r"[A-Z_]{1,40}")
 
 T = TypeVar("T")
 
@@ -224,10 +228,10 @@ class Client:
         return exchange
 
     def error(self, exchange: Exchange, what: str) -> BootseerError:
-        """Our error for an answer that is not what was asked for."""
-        return answer_error(
-            exchange.status, exchange.reason, exchange.headers, exchange.authority, what
-        )
+        """Our error for an answer that is not what was asked for, with the registry's own code."""
+        code = error_code(exchange)
+        reason = f"{exchange.reason} {code}" if code else exchange.reason
+        return answer_error(exchange.status, reason, exchange.headers, exchange.authority, what)
 
     def _request(
         self,
@@ -370,3 +374,15 @@ def links(exchange: Exchange) -> Iterator[str]:
             address, _, rest = part.strip().partition(">")
             if address.startswith("<") and 'rel="next"' in rest.replace("rel=next", 'rel="next"'):
                 yield address[1:]
+
+
+def error_code(exchange: Exchange) -> str:
+    """The first code of a registry's error document (BLOB_UNKNOWN, say); "" without one."""
+    if not 0 < (exchange.length or 0) <= ERROR_LIMIT_BYTES:
+        return ""
+    try:
+        document = json.loads(exchange.read_all(ERROR_LIMIT_BYTES))
+        code = document["errors"][0]["code"]
+    except (BootseerError, ValueError, RecursionError, LookupError, TypeError):
+        return ""
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else ""

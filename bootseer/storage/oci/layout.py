@@ -8,6 +8,7 @@ there too, and so does the index of the referrers tag schema where another tool 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -197,7 +198,7 @@ class LayoutRepository:
         if DIGEST.fullmatch(version):
             found = [one for one in entries if one.digest == version]
             if found:
-                return found[0]
+                return _without_tag(found[0])
             raw = self._manifest_bytes(version)
             parsed = parse_manifest(raw, "", self._called(version))
             return Descriptor(parsed.media_type, version, len(raw))
@@ -210,7 +211,7 @@ class LayoutRepository:
             raise NotFoundError(
                 f"{LAYOUT_SCHEME}{self._directory} has no tag {version}; its tags: {there}"
             )
-        return found[-1]
+        return _without_tag(found[-1])
 
     def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
         digest = descriptor if isinstance(descriptor, str) else descriptor.digest
@@ -388,3 +389,9 @@ class LayoutRepository:
             yield
         finally:
             os.close(descriptor)
+
+
+def _without_tag(entry: Descriptor) -> Descriptor:
+    """What a registry would say of it: the tag is the index's, not the manifest's."""
+    rest = {key: text for key, text in entry.annotations.items() if key != TAG}
+    return dataclasses.replace(entry, annotations=rest)

@@ -9,7 +9,6 @@ from types import TracebackType
 from urllib.parse import quote
 
 from bootseer.errors import (
-    BootseerError,
     CorruptDataError,
     NotFoundError,
     NotSupportedError,
@@ -52,8 +51,12 @@ from bootseer.storage.retry import retrying
 
 KNOWN_MANIFESTS = 64
 MOST_PAGES = 1000
-TRIES = 10  # of writing an index that others write too
+TRIES = 20  # of writing an index that others write too
 SETTLE_S = 0.05
+PUT_RETRY_S = 10.0
+HALF_WRITTEN = ("MANIFEST_BLOB_UNKNOWN", "DIGEST_INVALID")
+"""What registries say of a manifest for the moment in which two push one of its blobs."""
+SURE = 2  # an entry that was there so often in a row is not lost any more
 
 
 class RegistryRepository:
@@ -287,28 +290,34 @@ class RegistryRepository:
 
     def _put_manifest(self, raw: bytes, media_type: str, version: str) -> bool:
         """Store a manifest; whether the registry took notice of its subject."""
+        return retrying(
+            lambda: self._put_manifest_once(raw, media_type, version),
+            retry_s=min(self._retry_s, PUT_RETRY_S),
+        )
+
+    def _put_manifest_once(self, raw: bytes, media_type: str, version: str) -> bool:
         what = f"push the manifest {version} to {self._reference.place}"
         endpoint = self._client.own
         headers = {"Content-Type": media_type}
 
-        def put() -> bool:
-            with self._client.send(
-                endpoint,
-                "PUT",
-                endpoint.target(f"manifests/{version}"),
-                headers,
-                self._client.attempt(),
-                what,
-                body=raw,
-            ) as exchange:
-                if exchange.status not in (200, 201, 202):
-                    raise self._client.error(exchange, what)
-                said = (exchange.headers.get("Docker-Content-Digest") or "").strip()
-                if said.startswith("sha256:") and said != digest_of(raw):
-                    raise CorruptDataError(f"cannot {what}: the registry stored other bytes")
-                return bool(exchange.headers.get("OCI-Subject"))
-
-        return retrying(put, retry_s=self._retry_s)
+        with self._client.send(
+            endpoint,
+            "PUT",
+            endpoint.target(f"manifests/{version}"),
+            headers,
+            self._client.attempt(),
+            what,
+            body=raw,
+        ) as exchange:
+            if exchange.status not in (200, 201, 202):
+                error = self._client.error(exchange, what)
+                if any(code in str(error) for code in HALF_WRITTEN):
+                    raise StoreUnavailableError(f"{error}; push its blobs first")
+                raise error
+            said = (exchange.headers.get("Docker-Content-Digest") or "").strip()
+            if said.startswith("sha256:") and said != digest_of(raw):
+                raise CorruptDataError(f"cannot {what}: the registry stored other bytes")
+            return bool(exchange.headers.get("OCI-Subject"))
 
     def _add_referrer(self, subject: str, made: Descriptor) -> None:
         """Enter a manifest in its subject's index, which others may be writing at the same time.
@@ -316,28 +325,36 @@ class RegistryRepository:
         Registries replace a tag without asking what it was, so an entry can get lost: it is
         looked for again after as long as another's read and write may take.
         """
-        endpoint, tag = self._client.own, fallback_tag(subject)
+        tag, seen = fallback_tag(subject), 0
         what = f"enter a referrer of {subject} in {self._reference.place}"
-        missing_before = True
         for tries in range(TRIES):
             began_s = time.monotonic()
-            try:
-                raw, kind = retrying(
-                    lambda: self._manifest_at(endpoint, tag, what), retry_s=self._retry_s
-                )
-                parsed = parse_manifest(raw, kind, f"the referrers of {subject}")
-            except NotFoundError:
-                parsed = None
-            known = parsed.manifests if isinstance(parsed, Index) else ()
-            changed = with_referrer(known, made)
-            if changed is None and not missing_before:
-                return
-            missing_before = changed is not None
-            if changed is not None:
-                self._put_manifest(changed, OCI_INDEX, tag)
+            changed = with_referrer(self._listed_under(tag, what), made)
+            if changed is None:
+                seen += 1
+                if seen == SURE:
+                    return
+            else:
+                seen = 0
+                try:
+                    # One try: what was read is too old to be written later.
+                    self._put_manifest_once(changed, OCI_INDEX, tag)
+                except StoreUnavailableError:
+                    if tries == TRIES - 1:
+                        raise
             took_s = time.monotonic() - began_s
             time.sleep(random.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
-        error: BootseerError = StoreUnavailableError(
+        raise StoreUnavailableError(
             f"cannot {what}: others change its index all the time; push again"
         )
-        raise error
+
+    def _listed_under(self, tag: str, what: str) -> tuple[Descriptor, ...]:
+        """What the index under a referrers' tag lists at the registry itself."""
+        try:
+            raw, kind = retrying(
+                lambda: self._manifest_at(self._client.own, tag, what), retry_s=self._retry_s
+            )
+        except NotFoundError:
+            return ()
+        parsed = parse_manifest(raw, kind, what)
+        return parsed.manifests if isinstance(parsed, Index) else ()
