@@ -31,7 +31,7 @@ HEADER = """\
 def job_patch() -> str:
     """The patch of the component for Jobs."""
     new = additions(OPTIONS, UID_LABELS["Job"], [])
-    operations: list[edits.Value] = [_add(f"{POD}/initContainers/0", new.init_container)]
+    operations: list[edits.Value] = [_add(f"{POD}/initContainers/0", new.init_containers[0])]
     operations += [_add(f"{POD}/volumes/-", volume) for volume in new.volumes]
     operations += [_add(f"{MAIN}/env/-", variable) for variable in new.environment]
     operations += [_add(f"{MAIN}/volumeMounts/-", mount) for mount in new.mounts]

@@ -66,8 +66,8 @@ def prepend(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value
             _check_own(text, key_node, value)
             return [_into_sequence(text, value, new)]
         if yamltext.is_null(value) and not value.value and not mapping.flow_style:
-            lines = block_items(new, text.column(key_node.start_mark.index))
-            return [_whole_lines(text, text.line_end(key_node.start_mark.index), lines)]
+            index = key_node.start_mark.index
+            return [_whole_lines(text, text.line_end(index), new, text.column(index))]
         raise CannotEditError(f"{text.where(value)}: {key} is not a list; make it one or remove it")
     return [add_keys(text, mapping, {key: new})]
 
@@ -117,7 +117,7 @@ def _into_sequence(text: Text, sequence: yaml.SequenceNode, new: Sequence[Value]
         raise CannotEditError(
             f"{text.where(sequence)}: the first item of the list is not alone behind its dash"
         )
-    return _whole_lines(text, start, block_items(new, dash - start))
+    return _whole_lines(text, start, new, dash - start)
 
 
 def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) -> Edit:
@@ -131,7 +131,7 @@ def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) ->
     start = mapping.value[0][0].start_mark.index
     column = text.column(start)
     if not text.raw[text.line_start(start) : start].strip():
-        return _whole_lines(text, text.line_start(start), block_keys(new, column))
+        return _whole_lines(text, text.line_start(start), new, column)
     # `- name: x`: the first key shares its line with the dash, so go behind a one-line value.
     for _, key, value in yamltext.pairs(mapping):
         one_line = key.start_mark.line == value.end_mark.line
@@ -139,17 +139,29 @@ def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) ->
         plain = isinstance(value, yaml.ScalarNode) and value.style not in ("|", ">")
         if one_line and written_out and plain:
             at = text.line_end(value.end_mark.index)
-            return _whole_lines(text, at, block_keys(new, column))
+            return _whole_lines(text, at, new, column)
     raise CannotEditError(f"{text.where(mapping)}: no key with a value on one line to write behind")
 
 
-def _whole_lines(text: Text, at: int, lines: Sequence[str]) -> Edit:
-    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
-    marked = [f"{indent}{BEGIN} {digest(lines)}", *lines, f"{indent}{END}"]
-    inserted = "".join(line + text.newline for line in marked)
+def _whole_lines(
+    text: Text, at: int, new: Sequence[Value] | Mapping[str, Value], column: int
+) -> Edit:
+    inserted = _marked(text, new, column)
     if at and text.raw[at - 1] != "\n":  # behind a last line without its newline
         inserted = text.newline + inserted[: -len(text.newline)]
     return Edit(at, inserted)
+
+
+def _marked(text: Text, new: Sequence[Value] | Mapping[str, Value], column: int) -> str:
+    """Items or entries as lines between our marks; the same ones are written once a text."""
+    parts = [*new, *new.values()] if isinstance(new, Mapping) else list(new)
+    key = (column, *map(id, parts))  # the parts are kept with it, so no other takes an id
+    if key not in text.written:
+        lines = block_keys(new, column) if isinstance(new, Mapping) else block_items(new, column)
+        indent = " " * column
+        marked = [f"{indent}{BEGIN} {digest(lines)}", *lines, f"{indent}{END}"]
+        text.written[key] = (parts, "".join(line + text.newline for line in marked))
+    return text.written[key][1]
 
 
 def block_items(values: Sequence[Value], column: int) -> list[str]:

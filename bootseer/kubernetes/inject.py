@@ -62,16 +62,17 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     Raises UsageError for text that is no valid YAML and CorruptDataError where an earlier
     injection was changed by hand.
     """
-    clean = dataclasses.replace(text, raw=uninject.uninject(text))
+    clean = Text(uninject.uninject(text), text.name, text.newline)
     all_edits: list[Edit] = []
     changes: list[Change] = []
     refusals: list[Refusal] = []
+    decided: dict[object, Additions] = {}
     for document in yamltext.documents(clean):
         if _kind(document.root) == "TrainJob":
             _train_job(clean, document.root, options, all_edits, changes)
         for pod in pods.find(document):
             try:
-                made, told = _Injection(clean, pod, options, resolve).run()
+                made, told = _Injection(clean, pod, options, resolve, decided).run()
             except BootseerError as error:
                 line = pod.spec.start_mark.line + 1
                 refusals.append(Refusal(line, f"{pod.title} {pod.path}", str(error)))
@@ -113,8 +114,16 @@ def _train_job(
 class _Injection:
     """One pod's injection: all edits, or one refusal."""
 
-    def __init__(self, text: Text, pod: Pod, options: Options, resolve: Resolve | None) -> None:
+    def __init__(
+        self,
+        text: Text,
+        pod: Pod,
+        options: Options,
+        resolve: Resolve | None,
+        decided: dict[object, Additions],
+    ) -> None:
         self._text, self._pod, self._options, self._resolve = text, pod, options, resolve
+        self._decided = decided
         self._edits: list[Edit] = []
         self._changes: list[Change] = []
 
@@ -130,10 +139,18 @@ class _Injection:
             for entry in yamltext.items(yamltext.child(container, "env"))
         ]
         own = pods.guaranteed(self._pod, container)
-        new = additions(self._options, self._pod.uid_label, there, own)
+        new = self._additions(there, own)
         self._pod_level(new)
         self._container_level(container, new)
         return self._edits, self._changes
+
+    def _additions(self, there: Sequence[str], guaranteed: Mapping[str, str]) -> Additions:
+        """What this pod gets: the same object for all pods that get the same."""
+        label = self._pod.uid_label
+        key = (label, *there, *guaranteed.items())
+        if key not in self._decided:
+            self._decided[key] = additions(self._options, label, there, guaranteed)
+        return self._decided[key]
 
     def _check_pod(self) -> None:
         pod = self._pod
@@ -198,7 +215,7 @@ class _Injection:
         spec = self._pod.spec
         wanted = {
             "initContainers": (
-                [new.init_container],
+                new.init_containers,
                 "copies the wrapper into the pod, before every other init container",
             ),
             "volumes": (new.volumes, "hold the wrapper, the events and what the parts keep"),
@@ -226,7 +243,7 @@ class _Injection:
             else:
                 self._add(container, key, values, why)
         missing |= self._tier(container)
-        words = list(new.prefix)
+        words = new.prefix
         why = "the wrapper measures the start, makes the inputs ready and becomes the job"
         if yamltext.items(yamltext.child(container, "command")):
             self._add(container, "command", words, why)
@@ -282,7 +299,7 @@ class _Injection:
         return {}
 
     def _command_of_image(
-        self, container: yaml.MappingNode, words: list[str]
+        self, container: yaml.MappingNode, words: Sequence[str]
     ) -> dict[str, edits.Value]:
         """The command written out where the manifest leaves it to the image.
 

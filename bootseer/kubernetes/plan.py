@@ -17,7 +17,7 @@ NOBODY = 65534
 class Additions:
     """What is put into one pod; `prefix` are the words before the job's own command."""
 
-    init_container: Mapping[str, Value]
+    init_containers: Sequence[Mapping[str, Value]]
     volumes: Sequence[Mapping[str, Value]]
     mounts: Sequence[Mapping[str, Value]]
     environment: Sequence[Mapping[str, Value]]
@@ -43,7 +43,7 @@ def additions(
         if entry["name"] not in environment_there or entry["name"] == names.MARK_VARIABLE
     ]
     return Additions(
-        _init_container(options, guaranteed), volumes, mounts, environment, prefix(options)
+        [_init_container(options, guaranteed)], volumes, mounts, environment, prefix(options)
     )
 
 

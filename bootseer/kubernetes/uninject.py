@@ -31,32 +31,51 @@ def uninject(text: Text) -> str:
     """
     if not _names_us(text.raw):
         return text.raw
-    injected = [_tiers(pod) if is_injected(pod) else None for pod in _pods(text)]
-    raw = _without_marked_lines(text)
+    seen = _look(text)
+    raw = _without_marked_lines(text, seen.lines_of_texts)
     if not _names_us(raw):
         return raw
     bare = dataclasses.replace(text, raw=raw)
     cuts: list[_Cut] = []
-    # Names alone do not make a thing ours: only pods that were injected lose anything.
-    for pod, tiers in zip(_pods(bare), injected, strict=True):
-        if tiers is not None:
-            _from_mapping(bare, pod.spec, cuts)
-            for container, tier in zip(pod.containers(), tiers, strict=True):
-                _from_mapping(bare, container, cuts)
-                _cut_tier(bare, container, tier, cuts)
+    injected = iter(seen.tiers)
     for document in yamltext.documents(bare):
+        for pod in pods.find(document):
+            # Names alone do not make a thing ours: only pods that were injected lose anything.
+            tiers = next(injected)
+            if tiers is not None:
+                _from_mapping(bare, pod.spec, cuts)
+                for container, tier in zip(pod.containers(), tiers, strict=True):
+                    _from_mapping(bare, container, cuts)
+                    _cut_tier(bare, container, tier, cuts)
         trainer = yamltext.child(document.root, "spec", "trainer")
         if isinstance(trainer, yaml.MappingNode):
             _from_mapping(bare, trainer, cuts)
     return _apply(raw, cuts)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seen:
+    """Per pod the tiers of its containers, None where it is not injected; and the numbers of the
+    lines inside texts of several lines, where our marks are no comments: a ConfigMap may well
+    hold an injected manifest."""
+
+    tiers: list[list[list[str]] | None]
+    lines_of_texts: set[int]
+
+
+def _look(text: Text) -> _Seen:
+    out = _Seen([], set())
+    marked = edits.BEGIN in text.raw
+    for document in yamltext.documents(text):
+        found = pods.find(document)
+        out.tiers.extend(_tiers(pod) if is_injected(pod) else None for pod in found)
+        if marked:
+            _add_lines_of_texts(document.root, out.lines_of_texts)
+    return out
+
+
 def _names_us(raw: str) -> bool:
     return names.VOLUME in raw or names.MARK_VARIABLE in raw
-
-
-def _pods(text: Text) -> list[Pod]:
-    return [pod for document in yamltext.documents(text) for pod in pods.find(document)]
 
 
 def is_injected(pod: Pod) -> bool:
@@ -79,12 +98,11 @@ def _name(entry: yaml.Node) -> str:
     return yamltext.scalar(yamltext.child(entry, "name"))
 
 
-def _without_marked_lines(text: Text) -> str:
+def _without_marked_lines(text: Text, texts: set[int]) -> str:
     if edits.BEGIN not in text.raw:
         return text.raw
     lines = text.raw.split("\n")
     lines = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
-    texts = _lines_of_texts(text)
     out: list[str] = []
     number = 0
     while number < len(lines):
@@ -107,25 +125,20 @@ def _without_marked_lines(text: Text) -> str:
     return "".join(out)
 
 
-def _lines_of_texts(text: Text) -> set[int]:
-    """Numbers of the lines inside texts of several lines, where our marks are no comments.
-
-    A ConfigMap may well hold an injected manifest.
-    """
-    out: set[int] = set()
+def _add_lines_of_texts(root: yaml.Node, out: set[int]) -> None:
     seen: set[int] = set()
-    stack: list[yaml.Node] = [document.root for document in yamltext.documents(text)]
+    stack = [root]
     while stack:
         node = stack.pop()
         if isinstance(node, yaml.ScalarNode):
-            out.update(range(node.start_mark.line + 1, _last_line(node)))
+            if node.end_mark.line > node.start_mark.line:
+                out.update(range(node.start_mark.line + 1, _last_line(node)))
         elif id(node) not in seen:
             seen.add(id(node))
             if isinstance(node, yaml.MappingNode):
                 stack += [child for pair in node.value for child in pair]
             else:
                 stack += node.value
-    return out
 
 
 def _last_line(node: yaml.ScalarNode) -> int:

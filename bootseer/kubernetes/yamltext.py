@@ -26,11 +26,17 @@ ODD_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text:
-    """One file: its characters, its name for messages, and the newline its lines end with."""
+    """One file: its characters, its name for messages, and the newline its lines end with.
+
+    `written` is `edits`' own: what it has put into this text before, by what that was made of.
+    """
 
     raw: str
     name: str
     newline: str
+    written: dict[tuple[int, ...], tuple[Sequence[object], str]] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def line_start(self, index: int) -> int:
         """Index of the first character of the line that holds `index`."""
@@ -70,8 +76,10 @@ def decode(data: bytes, name: str) -> Text:
     return Text(raw, name, newline)
 
 
-def documents(text: Text) -> list[Document]:
-    """Parse all documents; empty ones and those that hold no mapping are left out.
+def documents(text: Text) -> Iterator[Document]:
+    """Parse one document after the other; empty ones and those without a mapping are left out.
+
+    A document's nodes take fifty times the room of its text, so keep none beyond its turn.
 
     Raises UsageError with file and line for malformed YAML and for a key given twice in one
     mapping: readers differ in which of the two they believe.
@@ -84,17 +92,26 @@ def documents(text: Text) -> list[Document]:
             "save the file with one kind of line ends"
         )
     shift = 1 if text.raw.startswith("\ufeff") else 0
+    anchors = "&" in text.raw
+    # The mark of a byte order mark would shift every index behind it by one.
+    for root in _roots(text, text.raw[shift:]):
+        if shift:
+            raise UsageError(f"{text.name}: begins with a byte order mark; save it as plain UTF-8")
+        if isinstance(root, yaml.MappingNode):
+            if anchors:
+                yield Document(root, _aliased(text, root))
+            else:
+                _check_tree(text, root)
+                yield Document(root, frozenset())
+
+
+def _roots(text: Text, raw: str) -> Iterator[yaml.Node]:
     try:
-        # The mark of a byte order mark would shift every index behind it by one.
-        roots = list(yaml.compose_all(text.raw[shift:], Loader=_LOADER))
+        yield from yaml.compose_all(raw, Loader=_LOADER)
     except yaml.YAMLError as error:
         raise UsageError(_fault(text, error)) from error
     except RecursionError as error:
         raise UsageError(f"{text.name}: nested too deeply to be a manifest") from error
-    if shift and roots:
-        raise UsageError(f"{text.name}: begins with a byte order mark; save it as plain UTF-8")
-    found = (root for root in roots if isinstance(root, yaml.MappingNode))
-    return [Document(root, _aliased(text, root)) for root in found]
 
 
 def _fault(text: Text, error: yaml.YAMLError) -> str:
@@ -138,6 +155,20 @@ def _aliased(text: Text, root: yaml.Node) -> frozenset[int]:
     return frozenset(shared)
 
 
+def _check_tree(text: Text, root: yaml.Node) -> None:
+    """What `_aliased` checks, for a tree in which nothing can stand twice."""
+    stack = [(root, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if depth > _DEPTH:
+            raise UsageError(f"{text.where(node)}: nested too deeply to be a manifest")
+        below = node.value
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(text, node)
+            below = [child for pair in node.value for child in pair]
+        stack += [(child, depth + 1) for child in below if type(child) is not yaml.ScalarNode]
+
+
 def _check_keys(text: Text, node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
@@ -161,9 +192,11 @@ def pairs(node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
 def child(node: yaml.Node | None, *path: str) -> yaml.Node | None:
     """The node at a path of keys, None when any of them is missing."""
     for name in path:
+        if not isinstance(node, yaml.MappingNode):
+            return None
         found = None
-        for key, _, value in pairs(node):
-            if key == name:
+        for key, value in node.value:  # by hand: this is most of the work on a large manifest
+            if key.value == name and isinstance(key, yaml.ScalarNode):
                 found = value
         if found is None:
             return None
