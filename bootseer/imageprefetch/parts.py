@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from bootseer.blockimage import filemap
+from bootseer.blockimage import artifact, filemap
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blocks import table as tables
 from bootseer.blocks.table import TableSource
@@ -26,7 +26,6 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
 
-FILES = "application/vnd.bootseer.blockimage.files.v1+zstd"
 BLOCKS = "blocks"  # the node cache, below the cache directory
 HOT_SETS = "hotsets"  # folder of an image, beside `traces`
 
@@ -102,6 +101,11 @@ def together(parts: list[Trace]) -> Trace | None:
     return hotsets.merged(parts)
 
 
+def rename(trace: Trace, workload: str) -> Trace:
+    """The same trace, as that of another workload."""
+    return dataclasses.replace(trace, workload=workload)
+
+
 @contextlib.contextmanager
 def open_image(
     ref: str,
@@ -118,7 +122,7 @@ def open_image(
     repository, reference = open_repository(ref, options, plain_http=plain_http, push=push)
     with repository:
         subject, _ = repository.image(reference.version)
-        listed = repository.referrers(subject.digest, resolving.ARTIFACT)
+        listed = repository.referrers(subject.digest, artifact.ARTIFACT)
         block = resolving._block_image_of(listed)
         if block is None:
             raise NotFoundError(
@@ -133,7 +137,7 @@ def _parts(
     repository: Repository, local: LocalStore, subject: Descriptor, block: Descriptor
 ) -> ImageParts:
     manifest = resolving._manifest_of(repository, block)
-    found = [_layer(manifest, kind) for kind in (resolving.META, resolving.TABLE, FILES)]
+    found = [_layer(manifest, kind) for kind in (artifact.META, artifact.TABLE, artifact.FILES)]
     meta, table, files = found
 
     def blob(kind: str, one: Descriptor, limit_bytes: int) -> bytes:
@@ -149,7 +153,7 @@ def _parts(
     source = TableSource(
         tables.parse(table_bytes),
         repository.store,
-        _layer(manifest, resolving.DATA).digest,
+        _layer(manifest, artifact.DATA).digest,
         source_class="image",
     )
     return ImageParts(

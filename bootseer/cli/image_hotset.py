@@ -1,0 +1,90 @@
+"""`bootseer image hotset`: what an image's starts read, packed and published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bootseer.cli.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from bootseer.imageprefetch.parts import Image
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "build": ("image_hotset_build", "Pack what a workload's starts read."),
+    "push": ("image_hotset_push", "Publish what `build` made, beside the image."),
+    "show": ("image_hotset_show", "Draw what a workload's starts really read."),
+    "merge": ("image_hotset_merge", "Merge recordings of other nodes into this one's."),
+    "ls": ("image_hotset_ls", "List an image's recordings and hot sets."),
+}
+
+
+@click.group(cls=LazyGroup, commands_in=COMMANDS)
+def command() -> None:
+    """What an image's starts read, packed in the order of first touch and published.
+
+    A hot set belongs to one image and one workload. It stands beside the image in the registry;
+    tags and images stay untouched, and it can be made anew from more starts at any time.
+    """
+
+
+def workload_option(function: F) -> F:
+    return click.option(
+        "--workload",
+        envvar="BOOTSEER_IMAGE_WORKLOAD",
+        default="",
+        metavar="NAME",
+        help="Which program's starts, where an image serves several.",
+    )(function)
+
+
+def place_options(function: F) -> F:
+    """How the image is reached, and where this node keeps things; `opened` takes them."""
+    for option in reversed(
+        (
+            click.option(
+                "--cache",
+                envvar="BOOTSEER_CACHE",
+                default="",
+                metavar="PATH",
+                help="This node's directory for what is kept of images.",
+            ),
+            click.option(
+                "--plain-http",
+                envvar="BOOTSEER_IMAGE_PLAIN_HTTP",
+                is_flag=True,
+                help="The registry speaks http (on loopback it always may).",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def opened(
+    ref: str, *, cache: str, plain_http: bool, push: bool = False
+) -> AbstractContextManager[Image]:
+    """The image's block image, by the options of `place_options`."""
+    from bootseer.imageprefetch.parts import open_image
+
+    return open_image(ref, place(cache), plain_http=plain_http or None, push=push)
+
+
+def place(cache: str) -> str:
+    """The cache directory, whichever it is."""
+    import os
+
+    from bootseer.config import default_cache
+
+    return os.path.abspath(cache or default_cache())
+
+
+def of(workload: str) -> str:
+    """How a workload is spoken of."""
+    return f"workload {workload!r}" if workload else "the default workload"

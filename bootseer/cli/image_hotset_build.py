@@ -1,0 +1,111 @@
+"""`bootseer image hotset build`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bootseer.cli import progress, sizes
+from bootseer.cli.image_hotset import of, opened, place, place_options, workload_option
+from bootseer.cli.stripe import echo_json, json_option
+from bootseer.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from bootseer.blocks.trace import Trace
+    from bootseer.imageprefetch.hotsets import Made
+    from bootseer.imageprefetch.parts import Image
+
+
+@click.command("build")
+@workload_option
+@click.option(
+    "--from",
+    "older",
+    envvar="BOOTSEER_IMAGE_HOTSET_FROM",
+    default="",
+    metavar="REF",
+    help="Carry over what starts of this older image read, file by file, by path and content.",
+)
+@click.option(
+    "--share",
+    envvar="BOOTSEER_IMAGE_HOTSET_SHARE",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    metavar="SHARE",
+    help="Pack what at least this share of the starts touched.",
+)
+@click.option("--push", is_flag=True, help="Publish it too, beside the image.")
+@place_options
+@json_option
+@click.argument("ref")
+def command(
+    ref: str,
+    workload: str,
+    older: str,
+    share: float,
+    push: bool,
+    as_json: bool,
+    **where: Any,
+) -> int:
+    """Pack what the starts of a workload read of the image REF.
+
+    Packs this node's recordings together with the published ones. The next mount replays it.
+    """
+    from bootseer.imageprefetch import hotsets
+    from bootseer.imageprefetch.parts import fetcher_for
+
+    with opened(ref, push=push, **where) as image:
+        trace, carried = _trace(image, older, workload, where)
+        with fetcher_for(place(where["cache"]), 64 << 30)() as fetcher:
+            made, info = hotsets.pack(image.hot_sets, image.parts, trace, fetcher, share=share)
+        if push:
+            publish(image, made)
+    if as_json:
+        echo_json({**hotsets.as_dict(made), "hot_bytes": info.hot_bytes, "pushed": push})
+        return 0
+    if carried is not None:
+        click.echo(f"carried over {carried:.0%} of what was touched of {older}")
+    hot = info.hot_bytes or info.fetch_bytes
+    way = f"in {info.frames} frames" if info.frames else "as whole blocks"
+    click.echo(
+        f"{made.digest}: {sizes.shown(hot)} {way}, {sizes.shown(info.size_bytes)} packed, "
+        f"of {made.hot.starts} full starts"
+    )
+    if not push:
+        click.echo(f"publish it with `bootseer image hotset push {ref}`", err=True)
+    return 0
+
+
+def _trace(
+    image: Image, older: str, workload: str, where: dict[str, Any]
+) -> tuple[Trace, float | None]:
+    """What is to be packed, and the share that was carried over from an older image."""
+    from bootseer.imageprefetch.hotsets import merged
+    from bootseer.imageprefetch.parts import carried_from
+
+    own = image.trace(workload)
+    if not older:
+        if own is None:
+            raise NotFoundError(
+                f"nothing is recorded of {of(workload)} of {image.ref}; start it once with "
+                f"`bootseer image record {image.ref} -- COMMAND`, or carry it over with --from"
+            )
+        return own, None
+    with opened(older, **where) as before:
+        carried = carried_from(image, before, workload)
+    found = carried.trace if own is None else merged([own, carried.trace])
+    return found, carried.share
+
+
+def publish(image: Image, made: Made) -> None:
+    """Push a hot set, with a progress bar."""
+    from bootseer.imageprefetch import hotsets
+
+    with progress.bar("hot set") as shown:
+        shown.expect(made.hot.pack.size_bytes)
+        hotsets.push(image.repository, made, progress=shown.advance)
+    if sys.stderr is not None:
+        click.echo(f"published {made.digest} beside {image.ref}", err=True)

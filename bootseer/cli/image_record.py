@@ -1,0 +1,112 @@
+"""`bootseer image record`."""
+
+from __future__ import annotations
+
+import click
+
+from bootseer.cli import sizes
+from bootseer.cli.image_hotset import of, opened, place, place_options, workload_option
+from bootseer.errors import UsageError
+
+
+@click.command(
+    "record",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@workload_option
+@click.option(
+    "--window",
+    "window_s",
+    envvar="BOOTSEER_IMAGE_RECORD_WINDOW",
+    type=click.FloatRange(0.1, 86_400),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Recording ends so long after the start, unless `first_step` is told before.",
+)
+@click.option("--stop", is_flag=True, help="End the command once it is recorded.")
+@click.option(
+    "--with",
+    "runner",
+    envvar="BOOTSEER_IMAGE_RECORD_WITH",
+    type=click.Choice(["auto", "podman", "chroot"]),
+    default="auto",
+    show_default=True,
+    help="What runs the command; auto takes podman where it is installed.",
+)
+@click.option(
+    "--env",
+    "-e",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable for the command, over the image's own; repeatable.",
+)
+@click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
+@place_options
+@click.argument("ref")
+@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
+def command(
+    ref: str,
+    words: tuple[str, ...],
+    workload: str,
+    window_s: float,
+    stop: bool,
+    runner: str,
+    variables: tuple[str, ...],
+    push: bool,
+    cache: str,
+    plain_http: bool,
+) -> int:
+    """Start COMMAND on the image REF, cold, and record what it reads until its first step.
+
+    Needs the image's block image (`bootseer image build REF`) and root. The command runs by
+    podman or in a chroot, with the image's own environment, on a throw-away overlay. It tells its
+    first step with `bootseer event first_step`, or by writing to $BOOTSEER_EVENTS. Returns the
+    command's exit code.
+    """
+    from bootseer.imageprefetch.starting import RecordSettings, record
+
+    pairs = [pair.partition("=") for pair in variables]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise UsageError("--env takes NAME=VALUE")
+    done = record(
+        RecordSettings(
+            ref=ref,
+            words=words,
+            workload=workload,
+            cache=place(cache),
+            window_s=window_s,
+            runner=runner,
+            stop=stop,
+            environment={name: value for name, _, value in pairs},
+            plain_http=plain_http or None,
+        )
+    )
+    if done.trace is None:
+        click.echo("bootseer: the command read nothing of the image", err=True)
+        return done.exit_code
+    click.echo(
+        f"bootseer: recorded {of(workload)}: {sizes.shown(done.trace.touched_bytes())} over "
+        f"{done.trace.starts} full starts",
+        err=True,
+    )
+    if push:
+        _build(ref, workload, cache, plain_http)
+    else:
+        named = f" --workload {workload}" if workload else ""
+        click.echo(f"bootseer: next: bootseer image hotset build {ref}{named} --push", err=True)
+    return done.exit_code
+
+
+def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
+    from bootseer.cli.image_hotset_build import publish
+    from bootseer.imageprefetch import hotsets
+    from bootseer.imageprefetch.parts import fetcher_for
+
+    with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
+        trace = image.trace(workload)
+        assert trace is not None  # it was recorded just now
+        with fetcher_for(place(cache), 64 << 30)() as fetcher:
+            made, _ = hotsets.pack(image.hot_sets, image.parts, trace, fetcher)
+        publish(image, made)

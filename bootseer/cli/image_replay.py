@@ -1,0 +1,57 @@
+"""`bootseer image replay`."""
+
+from __future__ import annotations
+
+import click
+
+from bootseer.cli import sizes
+from bootseer.cli.image_hotset import of, place, place_options, workload_option
+from bootseer.cli.stripe import echo_json, json_option
+
+
+@click.command("replay")
+@workload_option
+@click.option(
+    "--threads",
+    envvar="BOOTSEER_IMAGE_REPLAY_THREADS",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Files that are read ahead at a time.",
+)
+@place_options
+@json_option
+@click.argument("ref")
+@click.argument("directory", metavar="DIR", type=click.Path())
+def command(
+    ref: str,
+    directory: str,
+    workload: str,
+    threads: int,
+    cache: str,
+    plain_http: bool,
+    as_json: bool,
+) -> int:
+    """Read a hot set of the image REF ahead in its tree at DIR.
+
+    `image mount` replays its workload's hot set by itself. This is for a further workload of an
+    image that is mounted already, and for a tree that somebody else unpacked on a slow disk.
+    """
+    import dataclasses
+
+    from bootseer.imageprefetch.replaying import replay
+
+    done = replay(
+        ref,
+        directory,
+        workload,
+        cache=place(cache),
+        threads=threads,
+        plain_http=plain_http or None,
+    )
+    if as_json:
+        echo_json(dataclasses.asdict(done))
+        return 0
+    click.echo(f"{sizes.shown(done.bytes)} of {done.files} files, {of(done.workload)}")
+    return 0
