@@ -23,7 +23,8 @@ h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
 p { max-width: 60rem; } .hint, figcaption, caption { color: var(--soft); }
 figure { margin: 1rem 0; } .chart { width: 100%; height: 220px;
-  border-bottom: 1px solid var(--line); border-left: 1px solid var(--line); } .chart rect { fill: var(--pale); }
+  border-bottom: 1px solid var(--line); border-left: 1px solid var(--line); }
+.chart rect { fill: var(--pale); }
 .chart polyline { fill: none; stroke: var(--own); stroke-width: 2;
   vector-effect: non-scaling-stroke; }
 .axis { display: flex; justify-content: space-between; color: var(--soft); font-size: .875rem; }
