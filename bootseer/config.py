@@ -11,16 +11,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pwd
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bootseer.config_paths import default_cache, default_runtime, home, user_directory
 from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
 from bootseer.errors import BootseerError, UsageError, from_os_error
+
+__all__ = [
+    "DEFAULT_FILE",
+    "Config",
+    "Loaded",
+    "Problem",
+    "default_cache",
+    "default_runtime",
+    "default_store",
+    "load",
+    "parse_flag",
+    "plain_http_hosts",
+    "read",
+    "registries_conf_files",
+    "registry_auth_files",
+    "registry_hosts_directories",
+    "settings",
+]
 
 DEFAULT_FILE = "bootseer.toml"
 MAX_FILE_BYTES = 1 << 20
@@ -72,40 +90,18 @@ _SHAPES: Mapping[object, Shape] = types.MappingProxyType(
 
 def default_store(environ: Mapping[str, str] | None = None) -> str:
     """Where snapshots go when nobody named a store."""
-    return _user_directory("XDG_DATA_HOME", ".local/share", environ) + "/store"
-
-
-def default_cache(environ: Mapping[str, str] | None = None) -> str:
-    """This node's directory when nobody named one."""
-    return _user_directory("XDG_CACHE_HOME", ".cache", environ)
-
-
-def default_runtime(environ: Mapping[str, str] | None = None) -> str:
-    """Where this node's servers keep what lives as long as they do."""
-    env = os.environ if environ is None else environ
-    if env.get("BOOTSEER_RUNTIME"):
-        return env["BOOTSEER_RUNTIME"]
-    if os.geteuid() == 0:
-        return "/run/bootseer"
-    base = env.get("XDG_RUNTIME_DIR") or os.path.join(env.get("HOME") or _home(), ".cache")
-    return os.path.join(base, "bootseer")
-
-
-def _user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None) -> str:
-    env = os.environ if environ is None else environ
-    base = env.get(variable) or os.path.join(env.get("HOME") or _home(), below_home)
-    return os.path.join(base, "bootseer")
+    return user_directory("XDG_DATA_HOME", ".local/share", environ) + "/store"
 
 
 def registry_auth_files(environ: Mapping[str, str] | None = None) -> list[str]:
     """Where container tools keep registry logins, in the order in which they are tried."""
     env = os.environ if environ is None else environ
-    home = env.get("HOME") or _home()
+    base = env.get("HOME") or home()
     named = [env["REGISTRY_AUTH_FILE"]] if env.get("REGISTRY_AUTH_FILE") else []
     if env.get("XDG_RUNTIME_DIR"):
         named.append(f"{env['XDG_RUNTIME_DIR']}/containers/auth.json")
-    docker = env.get("DOCKER_CONFIG") or f"{home}/.docker"
-    return [*named, f"{home}/.config/containers/auth.json", f"{docker}/config.json"]
+    docker = env.get("DOCKER_CONFIG") or f"{base}/.docker"
+    return [*named, f"{base}/.config/containers/auth.json", f"{docker}/config.json"]
 
 
 def plain_http_hosts(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -128,8 +124,8 @@ def registries_conf_files(environ: Mapping[str, str] | None = None) -> list[str]
     env = os.environ if environ is None else environ
     if env.get("CONTAINERS_REGISTRIES_CONF"):
         return [env["CONTAINERS_REGISTRIES_CONF"]]
-    home = env.get("HOME") or _home()
-    first = f"{home}/.config/containers/registries.conf"
+    base = env.get("HOME") or home()
+    first = f"{base}/.config/containers/registries.conf"
     if not os.path.exists(first):
         first = "/etc/containers/registries.conf"
     found = [first]
@@ -140,17 +136,6 @@ def registries_conf_files(environ: Mapping[str, str] | None = None) -> list[str]
             continue
         found += [path for n in names if (path := os.path.join(folder, n)) not in found]
     return found
-
-
-def _home() -> str:
-    """This user's home by the user database; `/`, as container runtimes have it, for one unknown.
-
-    Never a directory that others may write: what they put there would be restored.
-    """
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_dir or "/"
-    except KeyError:
-        return "/"
 
 
 def load(
