@@ -47,15 +47,17 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
         echo_json({**body, "recorded": recorded, "published": published})
         return 0
     for row in recorded:
+        touched = sizes.shown(int(str(row["touched_bytes"])))
         click.echo(
             f"recorded here    {row['workload'] or '(default)':20} {row['starts']:>4} full starts  "
-            f"{sizes.shown(int(str(row['touched_bytes']))):>10}"
+            f"{touched:>10}"
         )
     for line in published:
+        packed = sizes.shown(int(str(line["size_bytes"])))
         stale = "" if line["of_this_block_image"] else "  (of another block image)"
         click.echo(
             f"hot set          {line['workload'] or '(default)':20} {line['starts']:>4} full "
-            f"starts  {sizes.shown(int(str(line['size_bytes']))):>10}  {line['created']}{stale}"
+            f"starts  {packed:>10}  {line['created']}{stale}"
         )
     if not recorded and not published:
         click.echo("nothing is recorded and nothing published", err=True)

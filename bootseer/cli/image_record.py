@@ -9,10 +9,7 @@ from bootseer.cli.image_hotset import of, opened, place, place_options, workload
 from bootseer.errors import UsageError
 
 
-@click.command(
-    "record",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@click.command("record")
 @workload_option
 @click.option(
     "--window",
