@@ -26,6 +26,7 @@ MAX_PATH_BYTES = 4096
 MAX_LINKS_FOLLOWED = 40
 MAX_XATTR_BYTES = 64 << 10
 _LINK_MODE = 0o777
+_CAPABILITY = b"security.capability"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,19 @@ class _Inode:
         self.link_target = member.link_target if kind is Kind.SYMLINK else b""
         self.rdev, self.xattrs = member.rdev, _xattrs(member.xattrs)
         self.stored: Stored | None = None
+
+    def relink(self, member: Member) -> None:
+        """Take what a further name's header says, as unpacking programs do.
+
+        Where they change the owner, the kernel takes the file's capabilities away.
+        """
+        kept = dict(self.xattrs)
+        if (self.uid, self.gid) != (member.uid, member.gid):
+            kept.pop(_CAPABILITY, None)
+            self.uid, self.gid = member.uid, member.gid
+        self.xattrs = _xattrs({**kept, **member.xattrs})
+        if self.kind is not Kind.SYMLINK:
+            self.mode, self.mtime_ns = member.mode, member.mtime_ns
 
     def entry(self, path: bytes) -> Entry:
         return Entry(
@@ -272,6 +286,7 @@ class _Layer:
             target = member.link_target[:200].decode("utf-8", "backslashreplace")
             raise CorruptDataError(f"it is a hard link to {target}, which its layer does not have")
         inode = node.inode
+        inode.relink(member)
         assert parent.children is not None
         parent.children[parts[-1]] = _Node(inode)
         if inode.size_bytes and inode.stored is None and self._above.sees(parts):

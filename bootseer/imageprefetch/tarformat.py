@@ -185,10 +185,10 @@ def _device(major: int, minor: int) -> int:
 def _apply(member: Member, records: dict[bytes, bytes]) -> None:
     """Pax records stand above the header; an empty one says nothing."""
     for key, value in records.items():
+        if not value:
+            continue
         if key.startswith(_XATTR):
             member.xattrs[key[len(_XATTR) :]] = value
-        elif not value:
-            continue
         elif key == b"path":
             member.name = _no_nul(value)
         elif key == b"linkpath":

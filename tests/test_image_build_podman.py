@@ -1,0 +1,154 @@
+"""Block images against what podman itself unpacks, entry by entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_trees import built_tree, differences, facts
+from images_lab import (
+    Image,
+    Layer,
+    device,
+    directory,
+    fifo,
+    file,
+    hardlink,
+    opaque,
+    symlink,
+    whiteout,
+    write_layout,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
+CAPABILITY = b"\x01\x00\x00\x02\x00\x20\x00\x00" + bytes(12)
+# What podman itself makes the root of every image, whatever the layers say of it.
+ROOT = frozenset({(b"", "mode"), (b"", "mtime_ns"), (b"", "owner")})
+
+
+def compare(
+    registry: Any,
+    podman: Any,
+    folder: Path,
+    name: str,
+    image: Image,
+    besides: frozenset[tuple[bytes, str]] = frozenset(),
+) -> None:
+    """Build ours, let podman unpack its own, and find no difference.
+
+    Directories that no layer lists get the moment of unpacking from podman, and 0 from us.
+    """
+    made = write_layout(folder / "layout", image, tag="1")
+    ref = registry.push(made.source, f"build/{name}", "1")
+    with built_tree(ref, folder / "ours") as tree:
+        podman.pull(ref)
+        with podman.mounted(ref) as theirs:
+            implied = {(p, "mtime_ns") for p, f in facts(tree.root).items() if not f["mtime_ns"]}
+            assert differences(tree.root, theirs, besides=ROOT | besides | implied) == []
+
+
+def test_every_kind_of_entry(registry: Any, podman: Any, tmp_path: Path) -> None:
+    members = [
+        directory("bin", mode=0o1777, uid=3, gid=4, mtime_s=1_600_000_000.123456789),
+        file("bin/su", b"su" * 3000, mode=0o6755, uid=1000, gid=2_000_000),
+        file("bin/ping", b"ping", mode=0o755, xattrs={"security.capability": CAPABILITY}),
+        file("bin/user", b"", mode=0, xattrs={"user.note": b"\xff\x00x", "trusted.t": b""}),
+        hardlink("bin/su2", "bin/su"),
+        file("bin/cap", b"cap", xattrs={"security.capability": CAPABILITY, "user.kept": b"1"}),
+        hardlink("bin/cap2", "bin/cap"),
+        file("bin/cap3", b"cap", uid=9, xattrs={"security.capability": CAPABILITY}),
+        hardlink("bin/cap4", "bin/cap3"),
+        hardlink("other", "./bin/su"),
+        symlink("bin/sh", "/usr/bin/../dash", uid=7, mtime_s=1_500_000_000.5),
+        hardlink("bin/sh2", "bin/sh"),
+        symlink("up", "../../../etc/passwd"),
+        symlink("long", "x" * 4000),
+        device("dev/console", "char", 5, 1, mode=0o620),
+        device("dev/disk", "block", 259, 300_000),
+        fifo("dev/pipe"),
+        file("dot/./a//b", b"normal"),
+        file("naïve-\N{SNOWMAN}", b"utf-8"),
+        file(b"latin-\xe9\xff", b"not utf-8"),
+        file("old", b"before 1970", mtime_s=-86400.25),
+        file("far", b"after 2106", mtime_s=5_000_000_000),
+        file("deep/" * 40 + "x" * 200, b"long name"),
+        file("zeros", bytes(3 << 20)),
+        file("mixed", b"a" * 300_000 + bytes(2 << 20) + b"b"),
+    ]
+    members += [file(f"many/entry-with-a-long-enough-name-{n:05}", b"%d" % n) for n in range(2000)]
+    # Podman turns times before 1970 into 1970; an image keeps them.
+    compare(
+        registry, podman, tmp_path, "kinds", Image([members]), frozenset({(b"old", "mtime_ns")})
+    )
+
+
+def test_layers_that_hide_one_another(registry: Any, podman: Any, tmp_path: Path) -> None:
+    lower = [
+        directory("keep", uid=5, mode=0o700),
+        file("keep/a", b"1"),
+        file("keep/b", b"1"),
+        directory("opaque"),
+        file("opaque/old", b"1"),
+        directory("opaque/sub"),
+        file("opaque/sub/old", b"1"),
+        directory("dir-to-file"),
+        file("dir-to-file/x", b"1"),
+        file("file-to-dir", b"1"),
+        symlink("link-to-dir", "keep"),
+        directory("gone"),
+        file("gone/x", b"1"),
+        file("linked", b"shared" * 100),
+        hardlink("linked2", "linked"),
+        file("reborn", b"first"),
+    ]
+    middle = [
+        directory("keep", uid=6, mode=0o750),
+        whiteout("keep/a"),
+        directory("opaque"),
+        opaque("opaque"),
+        file("opaque/new", b"2"),
+        whiteout("gone"),
+        whiteout("dir-to-file"),
+        file("dir-to-file", b"2"),
+        whiteout("file-to-dir"),
+        directory("file-to-dir"),
+        file("file-to-dir/x", b"2"),
+        whiteout("reborn"),
+        file("linked", b"changed"),
+    ]
+    upper = [
+        directory("gone", mode=0o711),
+        file("gone/y", b"3"),
+        file("reborn", b"third"),
+        directory("link-to-dir"),
+        file("link-to-dir/x", b"3"),
+        directory("opaque"),
+        directory("opaque/sub"),
+        file("opaque/sub/new", b"3"),
+        whiteout("never-was-there"),
+    ]
+    layers = [Layer(lower, compression="gzip"), Layer(middle, compression="zstd"), Layer(upper)]
+    compare(registry, podman, tmp_path, "layers", Image(layers))
+
+
+def test_a_hard_link_whose_first_name_is_hidden(registry: Any, podman: Any, tmp_path: Path) -> None:
+    lower = [
+        file("a", b"content of the lower layer" * 50_000),
+        hardlink("b", "a"),
+        hardlink("c", "b"),
+    ]
+    compare(registry, podman, tmp_path, "hidden", Image([lower, [whiteout("a"), file("b", b"n")]]))
+
+
+def test_links_within_a_layer_are_followed(registry: Any, podman: Any, tmp_path: Path) -> None:
+    members = [
+        directory("usr"),
+        directory("usr/lib"),
+        symlink("lib", "usr/lib"),
+        symlink("abs", "/usr"),
+        file("lib/x", b"through a link"),
+        file("abs/lib/y", b"through an absolute one"),
+        hardlink("z", "lib/x"),
+    ]
+    compare(registry, podman, tmp_path, "links", Image([members]))
