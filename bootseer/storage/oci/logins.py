@@ -71,10 +71,11 @@ def find_login(files: list[str], host: str, repository: str) -> Login:
         if isinstance(settings, str):
             trouble = trouble or settings
             continue
-        login = _from_helpers(settings, host, repository) or _from_auths(settings, host, repository)
+        asked = _from_helpers(settings, host, repository)
+        login = asked or _from_auths(settings, host, repository)
         if login:
             return login
-        trouble = trouble or login.trouble
+        trouble = trouble or asked.trouble
     return Login(trouble=trouble)
 
 
