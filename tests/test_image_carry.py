@@ -6,7 +6,7 @@ import io
 import random
 
 import pytest
-from image_trees import PAGE, Tree
+from hotset_trees import PAGE, Tree
 
 from bootseer.blockimage import pack
 from bootseer.blockimage.packing import build_pack, owners

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from image_trees import PAGE, Tree
+from hotset_trees import PAGE, Tree
 from images_lab import Image, file, write_layout
 
 from bootseer.blockimage import hotset, pack

@@ -81,7 +81,8 @@ def command(
         )
     )
     if done.trace is None:
-        click.echo("bootseer: the command read nothing of the image", err=True)
+        why = "failed before its first step" if done.failed else "read nothing of the image"
+        click.echo(f"bootseer: the command {why}; nothing is kept of it", err=True)
         return done.exit_code
     click.echo(
         f"bootseer: recorded {of(workload)}: {sizes.shown(done.trace.touched_bytes())} over "

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from bootseer.config import default_cache, default_runtime
+from bootseer.config_paths import default_cache, default_runtime
 from bootseer.errors import (
     BusyError,
     NotFoundError,
@@ -47,9 +47,9 @@ class MountSettings:
     "" for `cache` and `runtime` are this node's usual places. With `fill`, what the start did not
     read follows when nothing else wants the link, at `fill_rate_bytes_s` at most (0 = any). With
     `record`, what programs read until the first step (told in `events_dir`) or for
-    `record_window_s` is merged into the workload's trace. A read that gets no bytes for
-    `deadline_s` fails. `loop` mounts over loop devices (None: where the kernel needs them);
-    `hot` replays the hot set.
+    `record_window_s` is merged into the workload's trace, in the folder `traces` ("": the
+    image's own in the cache). A read that gets no bytes for `deadline_s` fails. `loop` mounts
+    over loop devices (None: where the kernel needs them); `hot` replays the hot set.
     """
 
     ref: str
@@ -62,6 +62,7 @@ class MountSettings:
     fill_rate_bytes_s: int = 0
     record: bool = True
     record_window_s: float = WINDOW_S
+    traces: str = ""
     events_dir: str = ""
     options: StoreOptions = DEFAULTS
     plain_http: bool | None = None

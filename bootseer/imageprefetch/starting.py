@@ -6,12 +6,12 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bootseer.blocks.recorder import WINDOW_S
 from bootseer.blocks.trace import Trace
 from bootseer.config import default_cache
-from bootseer.errors import BusyError, CorruptDataError
+from bootseer.errors import BusyError
 from bootseer.imageprefetch import mounting, running
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
@@ -46,12 +46,17 @@ class RecordSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came of it. `trace` is that of all starts of the workload on this node."""
+    """What came of it.
+
+    `start` is what this start read, `trace` what all starts of the workload on this node did; both
+    are None when nothing was read, or the command failed before it was recorded.
+    """
 
     digest: str
     exit_code: int
+    failed: bool
+    start: Trace | None
     trace: Trace | None
-    starts_before: int
 
 
 def record(settings: RecordSettings) -> Recorded:
@@ -70,8 +75,7 @@ def record(settings: RecordSettings) -> Recorded:
         os.chmod(events, 0o777)  # whoever the image's user is, may tell the first step there
         config = image_config(settings)
         mounted = mounting.mount(_mount_settings(settings, tree, events, cache, work))
-        store = TraceStore(LocalStore(cache).trace_folder(mounted.digest))
-        starts = _starts(store, settings.workload)
+        recorded = _Recorded(events, settings.window_s)
         try:
             command = Command(
                 tree=tree,
@@ -80,10 +84,28 @@ def record(settings: RecordSettings) -> Recorded:
                 environment=settings.environment,
                 events_dir=events,
             )
-            code = running.run(command, runner, _until(settings, events))
+            code = running.run(command, runner, recorded if settings.stop else None)
         finally:
             _umount(tree, os.path.join(work, "run"))
-        return Recorded(mounted.digest, code, store.load(settings.workload), starts)
+        # A command that broke off tells nothing of what a start reads.
+        failed = code != 0 and not recorded()
+        start = TraceStore(os.path.join(work, "traces")).load(settings.workload)
+        if failed or start is None:
+            return Recorded(mounted.digest, code, failed, None, None)
+        store = TraceStore(LocalStore(cache).trace_folder(mounted.digest))
+        return Recorded(mounted.digest, code, failed, start, store.add(start))
+
+
+class _Recorded:
+    """Whether the recording of a start that begins now is over."""
+
+    def __init__(self, events: str, window_s: float) -> None:
+        self._watch, self._end_s = FirstStepWatch(events), time.monotonic() + window_s
+        self._over = False
+
+    def __call__(self) -> bool:
+        self._over |= self._watch.reached() or time.monotonic() > self._end_s
+        return self._over
 
 
 def _mount_settings(
@@ -99,6 +121,7 @@ def _mount_settings(
         hot=False,
         record=True,
         record_window_s=settings.window_s,
+        traces=os.path.join(work, "traces"),
         events_dir=events,
         options=settings.options,
         plain_http=settings.plain_http,
@@ -117,21 +140,6 @@ def image_config(settings: RecordSettings) -> ImageConfig:
         return running.parse_config(
             repository.blob(manifest.config, limit_bytes=_CONFIG_LIMIT_BYTES)
         )
-
-
-def _until(settings: RecordSettings, events: str) -> Callable[[], bool] | None:
-    if not settings.stop:
-        return None
-    watch, end_s = FirstStepWatch(events), time.monotonic() + settings.window_s
-    return lambda: watch.reached() or time.monotonic() > end_s
-
-
-def _starts(store: TraceStore, workload: str) -> int:
-    try:
-        before = store.load(workload)
-    except CorruptDataError:
-        return 0  # it will be replaced
-    return before.starts if before is not None else 0
 
 
 def _umount(tree: str, runtime: str) -> None:

@@ -199,7 +199,7 @@ class Worker:
         self.front.touches = recorder
         self._recording = StartRecording(
             recorder,
-            TraceStore(LocalStore(settings.cache).trace_folder(digest)),
+            TraceStore(settings.traces or LocalStore(settings.cache).trace_folder(digest)),
             full=lambda: cold,
             events_dir=settings.events_dir,
             window_s=settings.record_window_s,
