@@ -1,9 +1,10 @@
 """The border around `bootseer start`: whatever of ours is broken, the job starts.
 
 An ordinary command line is read by hand, which spares every start of a job the time that click
-takes to load; click reads the rest (help, checks, mistakes). A job's own Python path or an old
-image can put a broken click, or a Python that is too old, in front of us: then the hand goes on,
-and without anything else the job is started alone. Importable on Python 3.9.
+takes to load, and settings are looked for only where there are some; click reads the rest (help,
+checks, mistakes). A job's own Python path or an old image can put a broken click, or a Python
+that is too old, in front of us: then the hand goes on, and without anything else the job is
+started alone. Importable on Python 3.9.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bootseer.entrypoint import process, replace
+from bootseer.entrypoint import bare, process, replace
 
 _VALUES = ("-c", "--config", "--events", "--store", "--cache", "--set")
 _KEYS = {"--events": "job.events", "--store": "deps.store", "--cache": "deps.cache"}
@@ -24,6 +25,10 @@ def main(words: list[str]) -> int:
         return _alone(job, "`start` needs Python 3.11 or newer")
     try:
         if job and _is_ordinary(options):
+            given = dict(options)
+            if bare.is_all(os.environ) and not given.keys() & {"-c", "--config"}:
+                events = given.get("--events", "")
+                return bare.start(job, events, process.original_environment())
             return _by_hand(options, job, "")
         from bootseer.cli import root
 

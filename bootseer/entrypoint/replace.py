@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
-from collections.abc import Mapping, Sequence
 
 from bootseer.entrypoint import process
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Mapping, Sequence
+else:
+    import _signal  # `signal` itself imports enum: 2 ms
+
 # Python itself ignores these two; a command started by us must not inherit that.
-RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
+RESET_SIGNALS = (_signal.SIGPIPE, _signal.SIGXFSZ)
 
 
 def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -19,7 +23,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises ValueError when a word or a variable cannot be handed to any program.
     """
     for number in RESET_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+        _signal.signal(number, _signal.SIG_DFL)
     try:
         try:
             os.execvpe(command[0], list(command), environ)
@@ -27,7 +31,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
             import shutil  # heavy, and needed by few jobs
 
             path = shutil.which(command[0])
-            if error.errno != errno.ENOEXEC or path is None:
+            if error.errno != process.ENOEXEC or path is None:
                 raise
             # A script without a first line: a shell runs it, as execvp(3) does.
             os.execve("/bin/sh", ["sh", path, *command[1:]], environ)

@@ -15,11 +15,10 @@ from types import FrameType
 from typing import Self
 
 from bootseer.config import Loaded
-from bootseer.entrypoint import children, fallback, parts, process, replace
+from bootseer.entrypoint import bare, children, fallback, parts, process, replace
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task
-from bootseer.profiler import events, resource
-from bootseer.profiler.collect import proc
+from bootseer.profiler import events
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 POLL_S = 0.05  # only where the kernel has no process descriptors
@@ -58,14 +57,10 @@ def _warn(text: str) -> None:
 def _run_parts(
     start_plan: StartPlan, events_target: str, environ: MutableMapping[str, str]
 ) -> int | None:
-    outermost = "BOOTSEER_TRACEPARENT" not in environ
     environ.update(start_plan.environment)
     default = events.default_directory(environ)
     with events.open_writer(events_target or None, environ, default) as writer:
-        if outermost and isinstance(writer, events.Writer) and resource.in_container():
-            proc.write_container_start(writer)
-        environ.update(events.child_environment(writer, None, environ))
-        writer.point("start", attributes={"bootseer.command": events.redact(start_plan.job)})
+        bare.announce(writer, start_plan.job, environ)
         for problem in start_plan.problems:
             writer.point("config", "fallback", {"bootseer.reason": problem.message})
         with _Signals() as signals:
