@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from web_fakes import FakeServer, Request, head
+from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer.storage.oci.manifest import (
     OCI_CONFIG,
@@ -144,7 +144,7 @@ class SignedBlobs(FakeServer):
         self.signatures: list[str] = []
         self.expired: set[str] = set()
         self.refusal = 403
-        super().__init__(self._serve)
+        super().__init__(self._object)
 
     def rule(self, sock: socket.socket, request: Request) -> bool | None:
         """The registry's part: blobs are elsewhere, under a fresh signature."""
@@ -156,9 +156,7 @@ class SignedBlobs(FakeServer):
         sock.sendall(head("307 Elsewhere", Location=place, Content_Length=0))
         return True
 
-    def _serve(self, _: FakeServer, sock: socket.socket, request: Request) -> bool:
-        from web_fakes import serve_range
-
+    def _object(self, _: FakeServer, sock: socket.socket, request: Request) -> bool:
         signature = request.target.rpartition("=")[2]
         if signature in self.expired or signature not in self.signatures:
             sock.sendall(head(f"{self.refusal} Expired", Content_Length=0))

@@ -76,7 +76,8 @@ class Pool:
         turns out to be closed is replaced once. A `body` that is no bytes needs a Content-Length
         in `headers`. Raises StoreUnavailableError.
         """
-        connection = self._take(origin)
+        # What is sent in pieces must not be sent twice unasked: it gets a new connection.
+        connection = None if callable(body) else self._take(origin)
         sent = (method, target, headers, body)
         if connection is not None:
             try:

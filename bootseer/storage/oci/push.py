@@ -305,4 +305,5 @@ class _Told:
 def _standing_at(exchange: Exchange) -> int:
     """Bytes that the registry says it has; 0 when it says nothing."""
     match = _RANGE.fullmatch((exchange.headers.get("Range") or "").strip())
-    return int(match[1]) + 1 if match else 0
+    last = int(match[1]) if match else 0
+    return last + 1 if last else 0  # "0-0" is said of an empty upload
