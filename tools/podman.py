@@ -33,8 +33,8 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 lock_type = "file"
 tmp_dir = "{folder}/tmp"
-static_dir = "{folder}/static"
-volume_path = "{folder}/volumes"
+static_dir = "{folder}/graph/libpod"
+volume_path = "{folder}/graph/volumes"
 """
 _STORAGE = """\
 [storage]

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tools.images.layout import Image, Layer, Written, open_layout, write_layout
-from tools.images.members import Member
+from tools.images.members import Member, directory
 
-REVISION = 1
+REVISION = 2
 """Raised when the images change, so that older ones are not taken for these."""
 MIRROR = "http://deb.debian.org/debian"
 SUITE = "bookworm"
@@ -93,7 +93,7 @@ def _packed(work: Path, number: int, layer: Layer) -> Layer:
 
 def _base() -> Path:
     """Debian's smallest system with Python; kept for the next image."""
-    base = cache() / f"base-{SUITE}-{REVISION}"
+    base = cache() / f"base-{SUITE}"
     if not base.is_dir():
         part = cache() / "base.part"
         shutil.rmtree(part, ignore_errors=True)
@@ -126,7 +126,10 @@ def _take_away(large: Path, small: Path) -> None:
 
 
 def _tree(root: Path, prefix: str) -> Iterator[Member]:
-    """A folder's content as members, in the order of its names."""
+    """A folder's content as members, in the order of its names, its own parents first."""
+    parents = [prefix.rsplit("/", n)[0] for n in range(prefix.count("/"), -1, -1) if prefix]
+    for parent in parents:
+        yield directory(parent)
     links: dict[int, str] = {}
     for folder, folders, files in os.walk(root):
         folders.sort()

@@ -1,0 +1,218 @@
+"""From nothing local to a container's first work: ours against whole pulls, stargz and the disk.
+
+    python -m bench image            all cases
+    python -m bench.image CASE ...   these cases alone, put into the results in place of older ones
+
+One stock image (Debian, Python, numpy, pyarrow, pandas, scipy, torch; 447 MB compressed) in
+Debian's docker-registry behind a link of its own: 1 Gbit/s with a round trip of 1 ms, 200 Mbit/s
+with 5 ms, and unshaped. The registry's page cache is warm, ours has nothing of the image, and
+each start begins without any of it on disk. Figures are seconds until the program's first line;
+`CPU` is processor time of all that runs on our side until then, the kernel's threads left out;
+`received` what came over the link until then. A container of podman's runs on a mounted tree
+under a throw-away overlay, for ours and for the disk; runc runs all of them.
+
+`limit` is the longer of: the hot set over the link, the same run on a local EROFS in memory.
+`cold local disk` is that EROFS with nothing of it in memory. `stargz optimised` has an image for
+each program, optimised by running it. Needs root; minutes to make the images at the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import harness, image_ours, image_peers, image_steady
+from bench.image_lab import FREE, LINKS, WORK, Lab, Link, Start, lab, own_group
+from tools.images import real
+from tools.netlab import own_network
+
+Side = Callable[[], Start]
+TOGETHER = 8
+
+
+def names() -> list[str]:
+    """All cases."""
+    starts = [f"{work} {link.name}" for link in LINKS for work in WORK]
+    return [*starts, *EXTRA]
+
+
+def run(options: harness.Options) -> list[harness.Case]:
+    """Measure all cases."""
+    return measure(options, ["numpy+pyarrow 1 Gbit/s", *EXTRA] if options.quick else names())
+
+
+def measure(options: harness.Options, wanted: Sequence[str]) -> list[harness.Case]:
+    """Measure these cases."""
+    image = real.image("torch")
+    storage, disk = image_peers.prepare(image)
+    cases: list[harness.Case] = []
+    scratch = Path(tempfile.mkdtemp(prefix="bi-"))
+    try:
+        with own_group() as group, own_network():
+            with lab(FREE, scratch, storage, group) as place:
+                sizes = image_ours.publish(place, image.source, list(WORK))
+            for link in LINKS:
+                here = [name for name in wanted if _link_of(name) == link]
+                if here:
+                    with lab(link, scratch, storage, group) as place:
+                        cases += _on_link(place, here, sizes, disk, options)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return cases
+
+
+def _link_of(name: str) -> Link:
+    return next((link for link in LINKS if name.endswith(link.name)), LINKS[0])
+
+
+def _on_link(
+    place: Lab, wanted: Sequence[str], sizes: dict[str, int], disk: Path, options: harness.Options
+) -> list[harness.Case]:
+    cases: list[harness.Case] = []
+    for name in wanted:
+        work = next((work for work in WORK if name.startswith(work)), "numpy+pyarrow")
+        if name in EXTRA:
+            cases += EXTRA[name](place, name, disk, options.runs)
+        else:
+            sides = start_sides(place, work, disk, options.quick)
+            runs = _interleaved(name, sides, options.runs)
+            cases += _cases(name, runs, place.link, sizes[work])
+    return cases
+
+
+def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Side]:
+    """What is compared in a case of starts."""
+    sides: dict[str, Side] = {
+        harness.OURS: lambda: image_ours.start(place, work),
+        "no hot set": lambda: image_ours.start(place, work, "--no-hot"),
+        "stargz optimised": lambda: image_peers.stargz_pull(
+            place, work, image_peers.optimised(work)
+        ),
+        "cold local disk": lambda: image_peers.cold_disk(place, work, disk),
+        "warm local disk": lambda: image_peers.warm_disk(place, work, disk),
+    }
+    if not quick:
+        sides["stargz"] = lambda: image_peers.stargz_pull(place, work, image_peers.LAZY)
+        sides["full pull podman"] = lambda: image_peers.podman_pull(place, work)
+    sides["full pull"] = lambda: image_peers.containerd_pull(place, work)
+    return sides
+
+
+def _interleaved(name: str, sides: dict[str, Side], rounds: int) -> dict[str, list[Start]]:
+    """A list of starts for each side; all rounds count, as each start is from nothing."""
+    runs: dict[str, list[Start]] = {side: [] for side in sides}
+
+    def counted(side: str) -> Callable[[], float]:
+        def turn() -> float:
+            runs[side].append(sides[side]())
+            made = runs[side][-1]
+            about = (
+                f"{made.seconds:.2f} s, {made.received_bytes / 1e6:.1f} MB, {made.cpu_s:.2f} CPU-s"
+            )
+            print(f"{name}, {side}: {about}", file=sys.stderr, flush=True)
+            return 0.0
+
+        return turn
+
+    harness.interleave({side: counted(side) for side in sides}, rounds=rounds, warmup=0)
+    return runs
+
+
+def _cases(
+    name: str, runs: dict[str, list[Start]], link: Link, hot_bytes: int
+) -> list[harness.Case]:
+    seconds = {side: [r.seconds for r in starts] for side, starts in runs.items()}
+    wire_s = hot_bytes * 8 / (link.mbit * 1e6) if link.mbit else 0.0
+    seconds["limit"] = [max(wire_s, warm) for warm in seconds["warm local disk"]]
+    cases = harness.cases_of(name, seconds, unit="s")
+    cpu = {side: [r.cpu_s for r in starts] for side, starts in runs.items()}
+    cases += harness.cases_of(f"{name} CPU", cpu, unit="CPU-s")
+    far = {s: [r.received_bytes / 1e6 for r in v] for s, v in runs.items() if "local" not in s}
+    far["hot set"] = [hot_bytes / 1e6] * len(far[harness.OURS])
+    return cases + harness.cases_of(f"{name} received", far, unit="MB")
+
+
+# Further cases, on the first link.
+
+Extra = Callable[[Lab, str, Path, int], list[harness.Case]]
+
+
+def recording(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
+    """What recording adds to a start."""
+    work = "numpy+pyarrow"
+    sides: dict[str, Side] = {
+        harness.OURS: lambda: image_ours.start(place, work),
+        "without recording": lambda: image_ours.start(place, work, "--no-record"),
+    }
+    return _plain_cases(name, _interleaved(name, sides, 3 * rounds))
+
+
+def at_once(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
+    """Several containers of one image against one."""
+    work = "numpy+pyarrow"
+    sides: dict[str, Side] = {
+        harness.OURS: lambda: image_ours.together(place, work, TOGETHER),
+        "one container": lambda: image_ours.start(place, work),
+    }
+    return _plain_cases(name, _interleaved(name, sides, rounds))
+
+
+def _plain_cases(name: str, runs: dict[str, list[Start]]) -> list[harness.Case]:
+    seconds = {side: [r.seconds for r in starts] for side, starts in runs.items()}
+    far = {side: [r.received_bytes / 1e6 for r in starts] for side, starts in runs.items()}
+    return [
+        *harness.cases_of(name, seconds, unit="s"),
+        *harness.cases_of(f"{name} received", far, unit="MB"),
+    ]
+
+
+EXTRA: dict[str, Extra] = {
+    "recording": recording,
+    f"{TOGETHER} containers at once": at_once,
+    "steady reads": image_steady.steady,
+}
+
+
+@contextmanager
+def _noted() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        print(f"bench.image: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def main() -> int:
+    """Measure some cases and put them into the result file."""
+    parser = argparse.ArgumentParser(prog="python -m bench.image", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("case", nargs="+", choices=names())
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="fewer peers; writes nothing")
+    arguments = parser.parse_args()
+    with _noted():
+        cases = measure(harness.Options(arguments.quick, arguments.runs), arguments.case)
+    print(harness.table(cases))
+    if not arguments.quick:
+        path = harness.RESULTS / "image.json"
+        held = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else []
+        new = {case.case for case in cases}
+        kept = [harness.Case(**case) for case in held if case["case"] not in new]
+        order = {name: number for number, name in enumerate(names())}
+        every = sorted([*kept, *cases], key=lambda c: order.get(_case_of(c.case), 99))
+        harness.save("image", every, command="python -m bench image")
+    return 0
+
+
+def _case_of(name: str) -> str:
+    return max((each for each in names() if name.startswith(each)), key=len, default=name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

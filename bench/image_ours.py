@@ -1,0 +1,135 @@
+"""Our side of `bench.image`, by the commands that a user has.
+
+A start is `bootseer image mount` and a container of podman's on the mounted tree. Each starts
+from an empty cache folder, with a server of its own; the page cache holds nothing of the image,
+for a mount that has ended takes its pages with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench.image_lab import WORK, Lab, Start, cpu_s, measured
+from bench.image_peers import REPOSITORY, rootfs_command
+
+TAG = "stock"
+BOOTSEER = (str(Path(sys.executable).with_name("bootseer")), "image")
+
+
+def workload(work: str) -> str:
+    """A program's name as a workload."""
+    return work.replace("+", "-")
+
+
+def image(lab: Lab) -> str:
+    """The stock image's name in the registry that also has the block image."""
+    return lab.ours.reference(REPOSITORY, TAG)
+
+
+def publish(lab: Lab, source: str, works: Sequence[str]) -> dict[str, int]:
+    """Push the stock image, make its block image, record each program; returns packs' sizes."""
+    lab.ours.push(source, REPOSITORY, TAG)
+    sizes = {}
+    with lab.folder("b") as cache:
+        _call(lab, "build", "--plain-http", "--cache", str(cache), image(lab))
+    for work in works:
+        with lab.folder("r") as cache:
+            words = ["--plain-http", "--cache", str(cache), "--workload", workload(work), "--push"]
+            _call(lab, "record", *words, image(lab), "--", "python3", "-c", WORK[work])
+            sizes[work] = max(p.stat().st_size for p in cache.rglob("pack-*"))
+    return sizes
+
+
+def start(lab: Lab, work: str, *options: str, name: str | None = None) -> Start:
+    """From nothing local to the first work; `name` is the workload whose hot set is used."""
+    with lab.folder("o") as folder, unmounted(folder / "m") as tree:
+        mount = mount_command(lab, folder, workload(work) if name is None else name, *options)
+        environment = lab.podman.environment
+        return measured(lab, mount, rootfs_command(lab, tree, work), environment=environment)
+
+
+def mount_command(lab: Lab, folder: Path, name: str, *options: str) -> list[str]:
+    """`image mount` at `folder`/m with all that it keeps below `folder`."""
+    words = ["mount", "--plain-http", "--workload", name, "--cache", f"{folder}/cache"]
+    words += ["--runtime", f"{folder}/run", "--log-file", f"{folder}/log", *options]
+    return [*BOOTSEER, *words, image(lab), f"{folder}/m"]
+
+
+@contextlib.contextmanager
+def unmounted(tree: Path) -> Iterator[Path]:
+    """An empty folder at which something is mounted within, and unmounted afterwards."""
+    tree.mkdir()
+    try:
+        yield tree
+    finally:
+        # The container's overlay may be let go of a moment later.
+        words = ["umount", "--runtime", f"{tree.parent}/run", str(tree)]
+        for _ in range(100):
+            done = subprocess.run([*BOOTSEER, *words], capture_output=True, check=False)
+            if not done.returncode or not os.path.ismount(tree):
+                break
+            time.sleep(0.05)
+        else:
+            subprocess.run(["umount", "-l", tree], check=False)
+
+
+def together(lab: Lab, work: str, count: int) -> Start:
+    """Containers of one image at once, each with a mount of its own; until the last one's work."""
+    with lab.folder("o") as folder, contextlib.ExitStack() as stack:
+        commands = []
+        for number in range(count):
+            place = folder / str(number)
+            place.mkdir()
+            mount = mount_command(lab, folder, workload(work))
+            mount[-1] = f"{place}/m"
+            (place / "run").symlink_to(folder / "run")
+            tree = stack.enter_context(unmounted(place / "m"))
+            commands.append((mount, rootfs_command(lab, tree, work)))
+        received, used, began = lab.received_bytes(), cpu_s(lab.group), time.perf_counter()
+        _all_of(commands, lab.podman.environment)
+        seconds = time.perf_counter() - began
+        return Start(seconds, lab.received_bytes() - received, cpu_s(lab.group) - used)
+
+
+def _all_of(
+    commands: Sequence[tuple[list[str], list[str]]], environment: Mapping[str, str]
+) -> None:
+    failed: list[str] = []
+
+    def one(words: tuple[list[str], list[str]]) -> None:
+        for command in words:
+            done = subprocess.run(
+                command, env=dict(environment), capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                failed.append(f"{' '.join(command)}: {done.stderr[-1000:]}")
+                return
+
+    threads = [threading.Thread(target=one, args=(words,)) for words in commands]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise RuntimeError(failed[0])
+
+
+def _call(lab: Lab, *words: str) -> str:
+    done = subprocess.run(
+        [*BOOTSEER, *words],
+        env=lab.podman.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"bootseer image {' '.join(words)}: {done.stderr[-2000:]}")
+    return done.stdout
