@@ -313,11 +313,20 @@ def test_an_upload_goes_on_after_a_fault(gate: Any, method: str) -> None:
 @needs_registry
 @pytest.mark.slow
 def test_a_chunk_whose_answer_was_lost_is_not_sent_twice(gate: Any) -> None:
+    kept: dict[str, object] = {}
+
     def swallow(sock: Any, request: Any) -> bool:
-        gate.ask(request)
+        kept.update(gate.ask(request)[2])
         return False
 
-    upload(gate, [first("PATCH", swallow)])
+    def tell(sock: Any, request: Any) -> bool | None:
+        """Debian's registry cannot tell where an upload stands once its state was lost."""
+        if "/uploads/" not in request.target:
+            return None
+        sock.sendall(head("204 Here", Location=kept["Location"], Range=kept["Range"]))
+        return True
+
+    upload(gate, [first("PATCH", swallow), first("GET", tell)])
     sizes = [int(r.headers["content-length"]) for r in gate.asked("/uploads/", "PATCH")]
     assert sum(sizes) == len(DATA)
 
