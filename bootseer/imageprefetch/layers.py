@@ -6,6 +6,7 @@ bounded, so that no layer can fill memory; a member's content is read only by wh
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import zlib
@@ -70,27 +71,38 @@ def _gunzip(data: bytes, source: Readable) -> Iterator[bytes]:
 
 
 class _Chained:
-    """A source whose first bytes were read already."""
+    """A source with bytes before it that were read already, and others behind it."""
 
-    def __init__(self, head: bytes, source: Readable) -> None:
-        self._head, self._source = head, source
+    def __init__(self, head: bytes, source: Readable, tail: bytes = b"") -> None:
+        self._head, self._source, self._tail = head, source, tail
 
     def read(self, size: int = -1) -> bytes:
         if self._head:
             data, self._head = self._head[:size], self._head[size:]
             return data
-        return self._source.read(size)
+        if data := self._source.read(size):
+            return data
+        data, self._tail = self._tail[:size], self._tail[size:]
+        return data
 
 
 def _unzstd(head: bytes, source: Readable) -> Iterator[bytes]:
+    """Any number of frames. The reader takes a cut one for the end, so a mark is put behind it."""
+    mark = os.urandom(16)
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-    chained: BinaryIO = _Chained(head, source)  # type: ignore[assignment]
+    chained: BinaryIO = _Chained(head, source, zstandard.compress(mark))  # type: ignore[assignment]
+    held = b""
     try:
         reader = decompressor.stream_reader(chained, read_across_frames=True)
         while piece := reader.read(_OUTPUT_BYTES):
-            yield piece
+            whole = held + piece
+            held = whole[-len(mark) :]
+            if len(whole) > len(mark):
+                yield whole[: -len(mark)]
     except zstandard.ZstdError as error:
         raise CorruptDataError(f"a layer is no intact zstd: {error}") from error
+    if held != mark:
+        raise CorruptDataError("a layer's zstd ends early")
 
 
 def _by_module(head: bytes, source: Readable) -> Iterator[bytes]:
@@ -223,6 +235,7 @@ class Members:
     def _next(self) -> Member | None:
         pax = tarformat.NO_PAX
         long_name = long_link = b""
+        begun = False
         while (block := self._header()) is not None:
             flag = block[156:157]
             if flag not in (b"x", b"g", b"L", b"K"):
@@ -230,6 +243,7 @@ class Members:
                 self._begin(member)
                 return member
             data = self._extra(block)
+            begun = flag != b"g"
             if flag == b"x":
                 pax = tarformat.parse_pax(data)
             elif flag == b"L":
@@ -237,7 +251,7 @@ class Members:
             elif flag == b"K":
                 long_link = tarformat.text_of(data)
             # A global pax header says nothing of one member; container programs ignore it too.
-        if pax.records or long_name or long_link:
+        if begun:
             raise CorruptDataError("a layer ends where a member should follow")
         return None
 
