@@ -200,6 +200,12 @@ class Running:
         self._serving.__enter__()
         self.client = Client(self.settings.address)
 
+    def wait_restored(self) -> None:
+        """Until what is done in the background at a start is done."""
+        for thread in threading.enumerate():
+            if thread.name.startswith("restore"):
+                thread.join()
+
     def close(self) -> None:
         self.client.close()
         self._serving.__exit__(None, None, None)

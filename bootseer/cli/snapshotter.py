@@ -113,7 +113,8 @@ def command(
     from bootseer.profiler.events import open_writer
     from bootseer.storage.options import StoreOptions
 
-    options = StoreOptions(plain_http=plain_http)
+    # Whoever pulls has just reached the registry; what fails for longer is pulled plainly.
+    options = StoreOptions(plain_http=plain_http, retry_s=5.0)
     how = lazily.LazySettings(**lazy, events_dir=events_dir, options=options)
     settings = running.Settings(root=root, address=address)
     with (

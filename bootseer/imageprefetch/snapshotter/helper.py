@@ -24,6 +24,7 @@ from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings
 
 _MOST_BYTES = 1 << 16
 _ANSWER_S = START_LIMIT_S + 10.0
+_TRIES = 3
 
 
 class Helper:
@@ -39,18 +40,29 @@ class Helper:
         with contextlib.suppress(OSError), self._lock:
             self._connected()
 
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
     def mount(self, settings: MountSettings) -> dict[str, Any]:
         """Mount; what was mounted as `mounting.Mounted` has it. Raises as `mounting.mount`."""
-        request = json.dumps(_encoded(settings)).encode()
-        told, tell = os.pipe()
-        try:
+        request = json.dumps(dataclasses.asdict(settings)).encode()
+        for _ in range(_TRIES):
+            told, tell = os.pipe()
             try:
-                self._send(request, tell)
+                try:
+                    self._send(request, tell)
+                finally:
+                    os.close(tell)
+                answer = _answer(told, settings.directory)
             finally:
-                os.close(tell)
-            return _answer(told, settings.directory)
-        finally:
-            os.close(told)
+                os.close(told)
+            if answer is not None:
+                return answer
+            with self._lock:
+                self._disconnect()
+        raise StoreUnavailableError(f"what mounts at {settings.directory} keeps dying")
 
     def _send(self, request: bytes, tell: int) -> None:
         try:
@@ -86,24 +98,23 @@ class Helper:
             self._disconnect()
 
 
-def _answer(told: int, directory: str) -> dict[str, Any]:
-    """One line: the server in the background keeps the pipe's other end open."""
+def _answer(told: int, directory: str) -> dict[str, Any] | None:
+    """One line: the server in the background keeps the pipe's other end open.
+
+    None when the helper was killed with the request.
+    """
     data = b""
     while not data.endswith(b"\n"):
         if not select.select([told], [], [], _ANSWER_S)[0]:
             raise DeadlineError(f"mounting at {directory} took more than {_ANSWER_S:.0f} s")
         more = os.read(told, _MOST_BYTES)
         if not more:
-            raise StoreUnavailableError(f"what mounts at {directory} ended before it had mounted")
+            return None
         data += more
     answer: dict[str, Any] = json.loads(data)
     if "error" in answer:
         raise background.unpacked(answer)
     return answer
-
-
-def _encoded(settings: MountSettings) -> dict[str, Any]:
-    return dataclasses.asdict(settings)
 
 
 def _decoded(request: dict[str, Any]) -> MountSettings:

@@ -15,6 +15,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 from bootseer.errors import BootseerError, NotFoundError
@@ -22,6 +24,7 @@ from bootseer.imageprefetch.snapshotter.labels import Wanted
 from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image, Snapshot
 from bootseer.imageprefetch.snapshotter.state import State
 
+RESTORED_AT_ONCE = 8
 REMEMBER_S = 30.0
 """For how long the answer about one image serves all its layers' questions."""
 
@@ -49,7 +52,7 @@ class ImageMounter(Protocol):
 
 
 Report = Callable[[str, str, Image | Wanted, str], None]
-"""status (ok or fallback), mode (lazy, plain, unpacked), of what, reason"""
+"""status (ok or fallback), mode (lazy, plain, unpacked, waiting), of what, reason"""
 
 
 class Images:
@@ -95,7 +98,10 @@ class Images:
             if time.monotonic() > until:
                 try:
                     known = self._state.find_image(wanted.digest)
-                    found = known or self._mounter.find(wanted.reference, wanted.digest)
+                    if known is not None:  # under the name that was given last
+                        found = replace(known, reference=wanted.reference)
+                    else:
+                        found = self._mounter.find(wanted.reference, wanted.digest)
                 except BootseerError as error:
                     found = error
                 self._remember(key, found)
@@ -171,13 +177,21 @@ class Images:
 
     def restore(self) -> None:
         """Mount again what was mounted before this process began and is not any more."""
-        for image in self._state.images():
-            if any(row.top for row in self._state.uses(image.digest)):
-                try:
-                    self._mounted(image)
-                except BootseerError as error:
-                    # The next container of it tries again, and can have it unpacked.
-                    self._report("fallback", "plain", image, f"not mounted at start: {error}")
+        wanted = [
+            image
+            for image in self._state.images()
+            if any(row.top for row in self._state.uses(image.digest))
+        ]
+        # Side by side: one whose registry is away takes seconds.
+        with ThreadPoolExecutor(RESTORED_AT_ONCE, "restore") as pool:
+            list(pool.map(self._restore, wanted))
+
+    def _restore(self, image: Image) -> None:
+        try:
+            self._mounted(image)
+        except BootseerError as error:
+            # The next container of it tries again, and can have it unpacked.
+            self._report("fallback", "waiting", image, str(error))
 
     def _is_known(self, place: str) -> bool:
         return any(self._mount_place(image.digest) == place for image in self._state.images())

@@ -26,6 +26,7 @@ _SAID = {
     "lazy": "mounted; nothing needs to be pulled",
     "plain": "handed to the plain way",
     "unpacked": "unpacked from its layers",
+    "waiting": "not mounted again yet; its next container will try",
 }
 
 

@@ -194,15 +194,16 @@ class State:
             image.digest, depth, depth == len(image.layers) - 1,
         )  # fmt: skip
         with self._changing() as db:
-            if _select(db, "name = ? AND image != ''", (name,)):
-                return False
-            _check_parent(db, parent)
-            _insert(db, row)
+            there = bool(_select(db, "name = ? AND image != ''", (name,)))
+            if not there:
+                _check_parent(db, parent)
+                _insert(db, row)
             db.execute(
-                "INSERT INTO images VALUES (?, ?, ?) ON CONFLICT (digest) DO NOTHING",
+                "INSERT INTO images VALUES (?, ?, ?) ON CONFLICT (digest) DO UPDATE "
+                "SET reference = excluded.reference",
                 (image.digest, image.reference, json.dumps(image.layers)),
             )
-        return True
+        return not there
 
     def commit(self, key: str, name: str, usage: Usage, labels: Mapping[str, str]) -> None:
         """Make the active snapshot `key` the committed one `name`, with labels of its own.

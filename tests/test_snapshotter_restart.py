@@ -1,0 +1,200 @@
+"""Kills of the snapshotter at any moment, and of the process that mounts for it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from snapshot_client import Client, DirectoryMounter, RefusedError, Running, remote_labels
+
+from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, UsageError
+from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.snapshotter.helper import Helper
+from bootseer.imageprefetch.snapshotter.records import Kind
+from bootseer.imageprefetch.snapshotter.server import RootLock
+from bootseer.imageprefetch.snapshotter.state import State
+from bootseer.profiler.events import NullWriter
+from bootseer.storage.options import StoreOptions
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+Start = Callable[[], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `bootseer snapshotter --plain` over the same directory, again and again."""
+    children: list[subprocess.Popen[str]] = []
+    program = [sys.executable, "-m", "bootseer", "snapshotter"]
+    words = ["--root", str(tmp_path / "root"), "--address", str(tmp_path / "snap.sock"), "--plain"]
+
+    def run() -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *program, *words],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stderr is not None
+        assert "listening" in child.stderr.readline()
+        return child
+
+    yield run
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_what_was_answered_before_a_kill_is_there_after_it(start: Start, tmp_path: Path) -> None:
+    """Four clients work without pause while the snapshotter is killed three times."""
+    child = start()
+    there: dict[str, bool | None] = {}  # by name; None: a call on it was not answered
+    stop, client = threading.Event(), Client(tmp_path / "snap.sock")
+
+    def work(worker: int) -> None:
+        for number in itertools.count():
+            key, name = f"{worker}/{number}", f"{worker}/{number} done"
+            try:
+                client.prepare(key)
+                client.commit(name, key)
+                there[name] = True
+                if number % 3 == 0:
+                    there[name] = None
+                    client.remove(name)
+                    there[name] = False
+            except RefusedError as error:
+                if error.code not in ("UNAVAILABLE", "CANCELLED"):
+                    raise
+            if stop.is_set():
+                return
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        count = len(there)
+        while len(there) < count + 12:
+            stop.wait(0.01)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child = start()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    client.cleanup()
+    rows = {info.name: info for info in client.list()}
+    assert [name for name, is_there in there.items() if is_there is (name not in rows)] == []
+    folders = {path.name for path in (tmp_path / "root/snapshots").iterdir()}
+    with State(str(tmp_path / "root/state.db")) as state:
+        assert state.folders() == folders
+        assert len(rows) == len(folders)
+    client.close()
+
+
+def test_a_start_removes_what_a_kill_left_and_mounts_again(tmp_path: Path) -> None:
+    mounter = DirectoryMounter(tmp_path / "images")
+    image = mounter.add("lazy", [{"a": "1"}])
+    first = Running(tmp_path, mounter, NullWriter())
+    with pytest.raises(RefusedError):
+        first.client.prepare("extract", "", remote_labels("chain", image, 0))
+    first.client.prepare("box", "chain")
+    first.close()
+    (place,) = (tmp_path / "root/images").iterdir()
+    assert mounter.answers(str(place))  # containers go on
+    mounter.umount(str(place))
+    (tmp_path / "root/snapshots/rubbish/fs").mkdir(parents=True)
+    mounter.calls.clear()
+    second = Running(tmp_path, mounter, NullWriter())
+    try:
+        second.wait_restored()
+        assert mounter.answers(str(place))
+        assert mounter.calls == ["mount reg/lazy:1"]  # no registry was asked what the image is
+        assert not (tmp_path / "root/snapshots/rubbish").exists()
+        assert second.client.mounts("box")[0].type == "overlay"
+    finally:
+        second.close()
+        mounter.umount(str(place))
+
+
+def test_a_start_with_everything_away_still_serves(tmp_path: Path) -> None:
+    mounter = DirectoryMounter(tmp_path / "images")
+    image = mounter.add("lazy", [{"a": "1"}])
+    first = Running(tmp_path, mounter, NullWriter())
+    with pytest.raises(RefusedError):
+        first.client.prepare("extract", "", remote_labels("chain", image, 0))
+    first.close()
+    (place,) = (tmp_path / "root/images").iterdir()
+    mounter.umount(str(place))
+    mounter.gone = True
+    second = Running(tmp_path, mounter, NullWriter())
+    try:
+        second.wait_restored()
+        assert second.client.names() == ["chain"]
+        assert second.client.prepare("other")
+        with pytest.raises(RefusedError, match="registry is away") as caught:
+            second.client.prepare("box", "chain")
+        assert caught.value.code == "UNAVAILABLE"
+        assert "box" not in second.client.names()
+        mounter.gone = False
+        assert second.client.prepare("box", "chain")
+    finally:
+        second.close()
+        mounter.umount(str(place))
+
+
+def test_one_snapshotter_a_directory(tmp_path: Path) -> None:
+    with RootLock(str(tmp_path)), pytest.raises(BusyError, match="another snapshotter"):
+        RootLock(str(tmp_path))
+    with RootLock(str(tmp_path)):
+        pass
+
+
+def test_a_damaged_state_is_said_to_be_so(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(CorruptDataError, match=r"state\.db is damaged"):
+        State(str(path))
+
+
+def test_the_state_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    State(str(path)).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UsageError, match="version 99"):
+        State(str(path))
+
+
+def test_a_failed_change_changes_nothing(tmp_path: Path) -> None:
+    with State(str(tmp_path / "state.db")) as state:
+        state.create(Kind.ACTIVE, "a", "", "f1", {"x": "1"})
+        with pytest.raises(UsageError):
+            state.update("a", {"x": "2"}, ["labels.x", "parent"])
+        assert state.get("a").labels == {"x": "1"}
+
+
+def test_the_helper_is_started_again_when_it_died(tmp_path: Path) -> None:
+    """Nothing listens on port 1: what matters is that the same reason comes back."""
+    helper = Helper()
+    hurried = StoreOptions(retry_s=0.1)
+    places = {"cache": str(tmp_path / "cache"), "runtime": str(tmp_path / "run")}
+    settings = MountSettings(
+        ref="127.0.0.1:1/no:1", directory=str(tmp_path), options=hurried, **places
+    )
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1"):
+                helper.mount(settings)
+            os.kill(helper.pid, signal.SIGKILL)
+    finally:
+        helper.close()
+        helper.close()
