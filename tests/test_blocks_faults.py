@@ -313,6 +313,9 @@ def test_another_replica_is_asked_at_once_and_the_same_one_after_a_wait() -> Non
     assert after(1, "a", CorruptDataError("x")) == 0
     assert after(2, "ab", CorruptDataError("x")) is None
     assert after(1, "a", NotFoundError("x")) is None
+    limited = StoreUnavailableError("x", retry_after_s=7.0)
+    assert after(1, "a", limited) == 0  # another one was not asked to wait
+    assert after(2, "ab", limited) == 7.0
 
 
 def test_priorities_are_ordered() -> None:

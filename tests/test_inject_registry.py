@@ -21,10 +21,11 @@ from bootseer.errors import (
     AccessDeniedError,
     CorruptDataError,
     NotFoundError,
+    NotSupportedError,
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.kubernetes.image_config import ImageConfig, Reference, parse_reference, resolver
+from bootseer.kubernetes.image_config import ImageConfig, resolver
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -126,12 +127,12 @@ def test_an_index_is_followed_to_its_platform(registry: Registry) -> None:
     registry.manifest("multi", "all", INDEX, {"manifests": [unknown, ours]})
     name = f"{registry.host}/multi:all"
     assert resolver(plain_http=True)(name).entrypoint == ("/amd",)
-    with pytest.raises(NotFoundError, match="no linux/arm64 variant"):
+    with pytest.raises(NotSupportedError, match="no image for linux/arm64; there are linux/amd64"):
         resolver(plain_http=True, architecture="arm64")(name)
 
 
 def test_an_image_that_is_not_there(registry: Registry) -> None:
-    with pytest.raises(NotFoundError, match="does not have no/such:1"):
+    with pytest.raises(NotFoundError, match=r"manifest 1 of 127\.0\.0\.1:.*/no/such"):
         resolver(plain_http=True)(f"{registry.host}/no/such:1")
 
 
@@ -142,12 +143,12 @@ def test_other_bytes_than_the_digest_says(registry: Registry, tmp_path: Path) ->
     config = [p for p in folder.rglob("data") if p.is_file() and b'"/e"' in p.read_bytes()]
     for path in config:
         path.write_bytes(path.read_bytes().replace(b'"/e"', b'"/f"'))
-    with pytest.raises(CorruptDataError, match="sent other bytes"):
+    with pytest.raises(CorruptDataError, match="other bytes"):
         resolver(plain_http=True)(name)
 
 
 def test_a_registry_that_is_away() -> None:
-    with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+    with pytest.raises(StoreUnavailableError, match="not reachable"):
         resolver(plain_http=True)("127.0.0.1:1/a:1")
 
 
@@ -180,21 +181,7 @@ def test_a_login_is_taken_from_the_containers_own_file(
         server.stdout.close()
 
 
-@pytest.mark.parametrize(
-    ("image", "wanted"),
-    [
-        ("python", Reference("registry-1.docker.io", "library/python", "latest")),
-        ("me/python:3", Reference("registry-1.docker.io", "me/python", "3")),
-        ("localhost/x", Reference("localhost", "x", "latest")),
-        ("reg:5000/a/b:c", Reference("reg:5000", "a/b", "c")),
-        (f"r.io/x:1@sha256:{'0' * 64}", Reference("r.io", "x", f"sha256:{'0' * 64}")),
-    ],
-)
-def test_names_of_images(image: str, wanted: Reference) -> None:
-    assert parse_reference(image) == wanted
-
-
 @pytest.mark.parametrize("image", ["", "r.io/", "a:", "x@sha256:12"])
 def test_names_that_are_none(image: str) -> None:
     with pytest.raises(UsageError):
-        parse_reference(image)
+        resolver()(image)

@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CONFIG = json.dumps({"config": {"Entrypoint": ["/private"]}}).encode()
 DIGEST = "sha256:" + hashlib.sha256(CONFIG).hexdigest()
-MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": DIGEST}}).encode()
+MANIFEST = json.dumps(
+    {"schemaVersion": 2, "config": {"digest": DIGEST, "size": len(CONFIG)}, "layers": []}
+).encode()
 
 
 class Handler(BaseHTTPRequestHandler):

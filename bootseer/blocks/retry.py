@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from bootseer.blocks.settings import FetchSettings
-from bootseer.errors import BootseerError, CorruptDataError
+from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 
 AT_ONCE = 0.0
 
@@ -30,7 +30,8 @@ def next_try_s(
     """Seconds until the next try of a block that failed `tries` times, or None: `error` is final.
 
     `avoid` are the replicas that failed, `bad` those of them whose bytes were wrong. As long as
-    there are others known, the next one is asked at once.
+    there are others known, the next one is asked at once; a server that said how long it wants to
+    be left alone is asked no sooner.
     """
     if tries >= settings.tries:
         return None
@@ -44,7 +45,9 @@ def next_try_s(
         return None
     if set(replicas) - avoid:
         return AT_ONCE
-    return backoff_s(tries, settings, random.random() if chance is None else chance)
+    asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
+    chance = random.random() if chance is None else chance
+    return max(asked_s, backoff_s(tries, settings, chance))
 
 
 def choose_replica(
