@@ -96,8 +96,10 @@ class LayerSpool:
                     or self._stopped
                 )
             )
+            if layer.error is not None:
+                raise layer.error
             if layer.have_bytes <= beyond_bytes and not layer.done:
-                raise layer.error or BootseerError("fetching was stopped")
+                raise BootseerError("fetching was stopped")
             return layer.have_bytes
 
     def _run(self) -> None:
@@ -109,9 +111,7 @@ class LayerSpool:
             try:
                 self._fetch(layer)
             except BaseException as error:  # it is raised again where the layer is read
-                with self._changed:
-                    layer.error = error
-                    self._changed.notify_all()
+                self._failed(layer, error)
 
     def _fetch(self, layer: _Arriving) -> None:
         size = layer.descriptor.size_bytes
@@ -123,15 +123,18 @@ class LayerSpool:
                 if layer.have_bytes < size:
                     self._stream(layer, file.fileno(), check)
                 if layer.have_bytes != size or check.hexdigest() != wanted:
-                    os.ftruncate(file.fileno(), 0)
-                    raise CorruptDataError(
-                        f"the layer {layer.descriptor.digest} arrived with other bytes than its "
-                        "digest says; it is not used"
-                    )
+                    self._failed(layer, _damaged(layer))
+                    os.ftruncate(file.fileno(), 0)  # whoever reads it has been told
+                    return
         except OSError as error:
             raise from_os_error(error, f"write {layer.path}") from error
         with self._changed:
             layer.done = True
+            self._changed.notify_all()
+
+    def _failed(self, layer: _Arriving, error: BaseException) -> None:
+        with self._changed:
+            layer.error = error
             self._changed.notify_all()
 
     def _take_up(self, layer: _Arriving, fd: int, check: hashlib._Hash) -> None:
@@ -183,7 +186,7 @@ class SpooledLayer:
         have = self._spool.wait(self._layer, self._at)
         data = os.pread(self._fd, min(size, have - self._at), self._at)
         if not data and have > self._at:
-            raise CorruptDataError(f"the layer {self._layer.descriptor.digest} was given up")
+            raise _damaged(self._layer)  # cut between the two lines above
         self._at += len(data)
         return data
 
@@ -192,6 +195,13 @@ class SpooledLayer:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _damaged(layer: _Arriving) -> CorruptDataError:
+    return CorruptDataError(
+        f"the layer {layer.descriptor.digest} arrived with other bytes than its digest says; it "
+        "is not used"
+    )
 
 
 def _write(fd: int, view: memoryview) -> None:

@@ -1,0 +1,319 @@
+"""`bootseer image build` with a real registry: once, resumed, the same everywhere, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from images_lab import (
+    Image,
+    Layer,
+    directory,
+    file,
+    whiteout,
+    write_docker_archive,
+    write_layout,
+)
+
+from bootseer.blockimage import artifact, filemap
+from bootseer.blockimage.filemap import FileMap
+from bootseer.cli import root
+from bootseer.errors import (
+    BusyError,
+    CorruptDataError,
+    NoSpaceError,
+    NotFoundError,
+    NotSupportedError,
+    UsageError,
+)
+from bootseer.imageprefetch.building import BuildReport, BuildSettings, build_image
+from bootseer.imageprefetch.flatten import Limits
+from bootseer.storage.oci.registry import open_repository
+
+pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
+
+LAYERS = [
+    [directory("app"), file("app/run", b"run" * 5000, mode=0o755), file("app/old", b"1")],
+    [whiteout("app/old"), file("app/new", os.urandom(300_000))],
+]
+
+
+def pushed(registry: Any, folder: Path, name: str, image: Image | None = None) -> str:
+    made = write_layout(folder / "layout", image or Image(LAYERS), tag="1")
+    options = "--preserve-digests"  # skopeo compresses layers otherwise
+    return str(registry.push(made.source, f"imagebuild/{name}", "1", options=options))
+
+
+def build(ref: str, folder: Path, **settings: Any) -> BuildReport:
+    return build_image(BuildSettings(ref=ref, cache_dir=str(folder / "cache"), **settings))
+
+
+def test_a_block_image_refers_to_its_image_and_is_built_once(registry: Any, tmp_path: Path) -> None:
+    ref = pushed(registry, tmp_path, "once")
+    with open_repository(ref)[0] as repository:
+        before = repository.resolve("1")
+        first = build(ref, tmp_path)
+        again = build(ref, tmp_path / "another node")
+        assert repository.resolve("1") == before
+        assert first.subject == before.digest
+        assert (first.built, again.built) == (True, False)
+        assert again.block_image == first.block_image
+        found = repository.referrers(before.digest, artifact.ARTIFACT)
+        assert [one.digest for one in found] == [first.block_image]
+        manifest = repository.manifest(first.block_image)
+        kinds = [layer.media_type for layer in manifest.layers]
+        assert kinds == [artifact.META, artifact.TABLE, artifact.DATA, artifact.FILES]
+        about = json.loads(repository.blob(manifest.config, limit_bytes=1 << 20))
+        files = files_of(repository, manifest)
+    assert about["entries"] == first.entries == 4
+    assert [file.path for file in files.files] == [b"app/new", b"app/run"]
+    held = os.listdir(tmp_path / "cache/images/build")
+    assert all(name.endswith(".lock") for name in held)  # nothing is left of a finished build
+
+
+def files_of(repository: Any, manifest: Any) -> FileMap:
+    layer = manifest.layer(artifact.FILES)
+    return filemap.parse(repository.blob(layer, limit_bytes=1 << 20))
+
+
+def test_the_same_image_gives_the_same_block_image_everywhere(
+    registry: Any, tmp_path: Path
+) -> None:
+    ref = pushed(registry, tmp_path, "same")
+    with ThreadPoolExecutor(3) as pool:
+        reports = list(
+            pool.map(lambda n: build(ref, tmp_path / str(n), rebuild=True, threads=n), (1, 2, 4))
+        )
+    assert len({report.block_image for report in reports}) == 1
+    with open_repository(ref)[0] as repository:
+        assert len(repository.referrers(reports[0].subject, artifact.ARTIFACT)) == 1
+
+
+def test_two_builds_on_a_node_do_the_work_once(registry: Any, tmp_path: Path) -> None:
+    ref = pushed(registry, tmp_path, "two")
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: build(ref, tmp_path), range(4)))
+    assert sorted(report.built for report in reports) == [False, False, False, True]
+    assert len({report.block_image for report in reports}) == 1
+
+
+def test_a_build_that_another_holds_up_says_so(registry: Any, tmp_path: Path) -> None:
+    import fcntl
+
+    ref = pushed(registry, tmp_path, "held")
+    with open_repository(ref)[0] as repository:
+        digest = repository.resolve("1").digest.replace(":", "-")
+    folder = tmp_path / "cache/images/build"
+    folder.mkdir(parents=True)
+    heard: list[str] = []
+    with (folder / f"{digest}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        settings = BuildSettings(ref=ref, cache_dir=str(tmp_path / "cache"), wait_s=0.2)
+        with pytest.raises(BusyError):
+            build_image(settings, note=heard.append)
+    assert len(heard) == 1
+
+
+def test_a_killed_build_goes_on_with_the_layers_it_has(
+    own_registry: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = own_registry()
+    large = [file("large", os.urandom(48 << 20))]
+    ref = pushed(registry, tmp_path, "killed", Image([Layer(large, compression="none")]))
+    command = [sys.executable, "-m", "bootseer", "image", "build", ref]
+    environment = {**os.environ, "BOOTSEER_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *command],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        part = wait_for_part(tmp_path / "cache/images/build")
+        registry.pause()
+    finally:
+        process.kill()
+        process.wait()
+    registry.resume()
+    kept = part.stat().st_size
+    assert kept >= 1 << 20
+    asked = len(registry.requests())
+    report = build(ref, tmp_path)
+    assert report.built
+    sent = [r.sent_bytes for r in registry.requests()[asked:] if "/blobs/" in r.path]
+    assert max(sent, default=0) <= report.layers_bytes - kept
+
+
+def wait_for_part(folder: Path) -> Path:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            for part in folder.glob("sha256-*/sha256-*"):
+                if part.stat().st_size >= 1 << 20:
+                    return part
+        time.sleep(0.002)
+    raise AssertionError("the build did not begin to fetch")
+
+
+def test_a_finished_artifact_that_was_not_pushed_is_pushed_later(
+    own_registry: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = own_registry()
+    ref = pushed(registry, tmp_path, "unpushed")
+
+    def cut(*_: object, **__: object) -> None:  # a fault that stands for a registry that is gone
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(artifact, "push", cut)
+        with pytest.raises(KeyboardInterrupt):
+            build(ref, tmp_path)
+    asked = len(registry.requests())
+    assert build(ref, tmp_path).built
+    with open_repository(ref)[0] as repository:
+        layers = {layer.digest for layer in repository.image("1")[1].layers}
+    later = registry.requests()[asked:]
+    assert not [r for r in later if r.method == "GET" and r.path.rpartition("/")[2] in layers]
+
+
+def test_a_damaged_layer_is_refused_and_nothing_is_pushed(
+    own_registry: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = own_registry()
+    members = [file("a", b"right content" * 1000)]
+    ref = pushed(registry, tmp_path, "damaged", Image([Layer(members, compression="none")]))
+    with open_repository(ref)[0] as repository:
+        subject, manifest = repository.image("1")
+    path = registry.blob_path(manifest.layers[0].digest)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"right content", b"wrong content", 1))  # still a sound tar file
+    with pytest.raises(CorruptDataError, match="digest"):
+        build(ref, tmp_path)
+    with open_repository(ref)[0] as repository:
+        assert repository.referrers(subject.digest) == []
+    path.write_bytes(whole)
+    assert build(ref, tmp_path).built  # what arrived damaged is not kept
+
+
+def test_damaged_layers_of_a_layout_are_refused(tmp_path: Path) -> None:
+    made = write_layout(tmp_path, Image([[file("a", b"x" * 5000)]]), tag="1")
+    ref = f"oci-layout:{tmp_path}:1"
+    with open_repository(ref)[0] as repository:
+        layer = repository.image("1")[1].layers[0]
+    path = made.folder / "blobs/sha256" / layer.digest[7:]
+    whole = path.read_bytes()
+    path.write_bytes(gzip.compress(gzip.decompress(whole).replace(b"xxxxx", b"xxxxy", 1)))
+    with pytest.raises(CorruptDataError, match="digest"):
+        build(ref, tmp_path)
+
+
+def test_limits_and_platforms(registry: Any, tmp_path: Path) -> None:
+    images = [Image(LAYERS, architecture="arm64"), Image(LAYERS, architecture="s390x")]
+    made = write_layout(tmp_path / "layout", images, tag="2")
+    ref = registry.push(made.source, "imagebuild/platforms", "2")
+    with pytest.raises(NotSupportedError, match="arm64"):
+        build(ref, tmp_path)
+    from bootseer.storage.oci.registry import parse_platform
+
+    report = build(ref, tmp_path, platform=parse_platform("linux/arm64"))
+    assert report.subject == made.manifest_digests[0]
+    plain = pushed(registry, tmp_path, "limits")
+    with pytest.raises(CorruptDataError, match="more than 3 entries"):
+        build(plain, tmp_path, limits=Limits(entries=3))
+    with pytest.raises(CorruptDataError, match="unpacks to more"):
+        build(plain, tmp_path, limits=Limits(unpacked_bytes=100_000))
+    with pytest.raises(CorruptDataError, match="unpacks to more"):
+        build(plain, tmp_path, data_limit_bytes=100_000)
+    with pytest.raises(NotFoundError):
+        build(f"{plain}-not-there", tmp_path)
+
+
+@pytest.mark.root
+def test_a_full_cache_is_said_and_nothing_is_pushed(registry: Any, tmp_path: Path) -> None:
+    large = [file("large", os.urandom(6 << 20))]
+    ref = pushed(registry, tmp_path, "full", Image([large]))
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(small)], check=True)
+    try:
+        with pytest.raises(NoSpaceError):
+            build(ref, small)
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+    with open_repository(ref)[0] as repository:
+        assert repository.referrers(repository.resolve("1").digest) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_docker_archive_of_an_image(registry: Any, tmp_path: Path, packed: bool) -> None:
+    ref = pushed(registry, tmp_path, f"archive{packed:d}")
+    path = tmp_path / "saved.tar"
+    write_docker_archive(path, Image(LAYERS), name="lab/app:1")
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    whole = build(ref, tmp_path)
+    report = build(f"docker-archive:{path}:lab/app:1", tmp_path, to=ref, rebuild=True)
+    assert report.subject == whole.subject
+    assert tree_of(ref, report) == tree_of(ref, whole)
+    with pytest.raises(UsageError, match="--to"):
+        build(f"docker-archive:{path}", tmp_path)
+    with pytest.raises(NotFoundError, match="lab/app:1"):
+        build(f"docker-archive:{path}:other", tmp_path, to=ref, rebuild=True)
+    other = tmp_path / "other.tar"
+    write_docker_archive(other, Image(LAYERS[:1]))
+    with pytest.raises(UsageError, match="different images"):
+        build(f"docker-archive:{other}", tmp_path, to=ref, rebuild=True)
+    path.write_bytes(b"no archive" * 100)
+    with pytest.raises(CorruptDataError):
+        build(f"docker-archive:{path}", tmp_path, to=ref, rebuild=True)
+
+
+def tree_of(ref: str, report: BuildReport) -> list[str]:
+    """The digests of what a tree is made of; the config tells where it came from as well."""
+    with open_repository(ref)[0] as repository:
+        return [layer.digest for layer in repository.manifest(report.block_image).layers]
+
+
+@pytest.mark.root
+@pytest.mark.debian("podman")
+def test_an_image_that_podman_holds(registry: Any, podman: Any, tmp_path: Path) -> None:
+    ref = pushed(registry, tmp_path, "daemon")
+    whole = build(ref, tmp_path)
+    podman.pull(ref)
+    with podman.service() as url:
+        source = f"docker-daemon:{ref}"
+        report = build(source, tmp_path, to=ref, socket=url, rebuild=True)
+        assert tree_of(ref, report) == tree_of(ref, whole)
+        with pytest.raises(NotFoundError, match="no image"):
+            build("docker-daemon:no/such", tmp_path, to=ref, socket=url, rebuild=True)
+    with pytest.raises(NotFoundError):
+        build(source, tmp_path, to=ref, socket=str(tmp_path / "none"), rebuild=True)
+
+
+@pytest.fixture
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("_cache")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_layout(tmp_path / "layout", Image(LAYERS), tag="1")
+    ref = f"oci-layout:{tmp_path}/layout:1"
+    assert root.main(["image", "build", "--json", ref]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["built"] is True
+    assert told["entries"] == 4
+    assert root.main(["image", "build", ref]) == 0
+    assert "there already" in capsys.readouterr().out
+    assert root.main(["image", "build", "--rebuild", "--max-entries", "2", ref]) == 6
+    assert "more than 2 entries" in capsys.readouterr().err
