@@ -52,7 +52,7 @@ class CommandRecording:
                 if looks % SAMPLE_EVERY == 1:
                     self._recording.sample()
                 continue
-            self._recording.close()  # what is touched from now on is no part of the start
+            self._recording.settle()
             return
 
     def __exit__(

@@ -63,6 +63,7 @@ class Recording:
         self._pid, self._mapped = pid, Mapped()
         self._racing = False
         self._own_bytes = 0
+        self._after: dict[str, Seen] | None = None
         self._begun_s, self._begun_wall_ns = time.monotonic(), time.time_ns()
         self.cold = False
         self._tracer: Tracer | None = None
@@ -136,7 +137,7 @@ class Recording:
         `full`: the start came to its end, its first step say, so that what it did not touch says
         something too; it is believed of a cold one alone. What was `replayed` is left out.
         """
-        self.close()
+        self.settle()
         files = {seen.path: seen for seen in self._before if self._is_old(seen)}
         traced = list(self._traced(files.values())) if self._tracer is not None else []
         if self._tracer is not None and not self._racing:
@@ -151,6 +152,15 @@ class Recording:
         }
         full = full and self.cold and not replayed
         return filetraces.made(listed, touches, self._settings.workload, full=full)
+
+    def settle(self) -> None:
+        """What is touched from now on is no part of the start any more; twice is safe."""
+        self.close()
+        if self._after is None:
+            again = (seen for seen in self._before if seen.pages is not None)
+            looks = self._tracer is None or self._racing
+            found = (look(self._asker, seen.path) for seen in again if looks)
+            self._after = {seen.path: seen for seen in found if seen is not None}
 
     def close(self) -> None:
         """Listen no more; twice is safe."""
@@ -194,7 +204,7 @@ class Recording:
                 unknown += bool(pages)
                 again.append((seen, pages, pages))
                 continue
-            now = look(self._asker, seen.path)
+            now = (self._after or {}).get(seen.path)
             if now is None or now.pages is None or not _same(seen, now):
                 continue
             new = subtract(now.pages, seen.pages)

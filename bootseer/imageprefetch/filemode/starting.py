@@ -7,6 +7,7 @@ import dataclasses
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -23,6 +24,8 @@ from bootseer.profiler.events import NullWriter, Writer
 from bootseer.storage.options import StoreOptions
 
 POLL_S = 0.2
+LEFT_S = 30.0
+"""How long this process may go on after the job, to keep what it recorded."""
 ENOUGH_RECORDINGS = 5
 """From so many on, `auto` records only where much of the trace no longer fits."""
 MOST_SKIPPED = 0.1
@@ -57,7 +60,9 @@ def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
             writer.point("image.replay", attributes={"bootseer.why": "another start does it"})
             return
         with _Job(pid) as job, Keeper(settings.place, settings.options) as keeper:
+            job.watch()
             trace = _known(keeper, image, settings, writer)
+            job.left_s = LEFT_S
             watch = FirstStepWatch(_folder(writer)) if isinstance(writer, Writer) else None
             _accompany(settings, writer, job, keeper, image, trace, watch)
 
@@ -94,8 +99,7 @@ def _accompany(
         recording.survey(racing=True, stop=_until(lambda: job.ended))
         why = _wait(settings, recording, job, watch)
         got = recording.finish(full=why in ("first step", "window"), replayed=done.ranges)
-    if got.files:
-        kept = keeper.add(image, got)
+        kept = keeper.add(image, got) if got.files or trace is None else trace
         writer.point("image.record", attributes=_recorded(recording, got, kept, why))
 
 
@@ -189,16 +193,29 @@ def _alone(name: str) -> Iterator[bool]:
 
 
 class _Job:
-    """The process that is accompanied; `ended` turns true with its end. A context manager."""
+    """The process that is accompanied; `ended` turns true with its end. A context manager.
+
+    After `watch` this process ends `left_s` after the job: a store that hangs must not keep it.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.left_s = 0.0
         try:
             self._fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._fd = -1
         except OSError:  # an old kernel or a sandbox
             self._fd = -2
+
+    def watch(self) -> None:
+        threading.Thread(target=self._leave, name="leave", daemon=True).start()
+
+    def _leave(self) -> None:
+        while not self.wait(1.0):
+            pass
+        time.sleep(self.left_s)
+        os._exit(0)
 
     @property
     def ended(self) -> bool:

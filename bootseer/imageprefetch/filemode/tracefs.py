@@ -20,7 +20,7 @@ EVENT = "events/filemap/mm_filemap_add_to_page_cache"
 BUFFER_KB = 2048  # of each processor; it is read five times a second
 POLL_S = 0.2
 MOUNTED = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
-NAME = "bootseer-{pid}"
+NAME = "bootseer-{pid}-{random}"
 _INIT_PID_NAMESPACE = 0xEFFFFFFC  # its inode number, fixed in the kernel's sources
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 _CONFIG_CREATE, _CLOEXEC = 6, 1
@@ -70,7 +70,7 @@ class Tracer:
         self._instance = self._pipe = -1
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._name = NAME.format(pid=os.getpid())
+        self._name = NAME.format(pid=os.getpid(), random=os.urandom(4).hex())
         self._root = _open_tracefs()
         try:
             self._prepare(pid if self.own_tree else None)
@@ -99,8 +99,8 @@ class Tracer:
         folder = os.open("instances", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root)
         try:
             for name in os.listdir(folder):
-                pid = name.removeprefix("bootseer-")
-                if pid != name and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+                if name.startswith(NAME.partition("{")[0]):
+                    # The kernel refuses to remove one that is in use.
                     with contextlib.suppress(OSError):
                         os.rmdir(name, dir_fd=folder)
         finally:

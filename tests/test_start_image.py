@@ -1,0 +1,262 @@
+"""`bootseer start` with an image's traces: beside the job, which never waits and never notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filemode_tools import (
+    AS_NOBODY,
+    PAGE,
+    PYTHON,
+    cold,
+    everybodys,
+    evict,
+    reader,
+    resident,
+)
+
+from bootseer.imageprefetch.filemode import format as filetraces
+from bootseer.imageprefetch.filemode.format import Touch, TracedFile
+from bootseer.imageprefetch.filemode.keeping import Keeper
+
+pytestmark = pytest.mark.slow
+
+FIRST_STEP = "import bootseer; bootseer.event('first_step')\n"
+
+
+class Job:
+    """A folder with files that a job reads, its settings, and what its starts said."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.files = path, path / "files"
+        self.traces, self.events = path / "traces", path / "events"
+        self.files.mkdir()
+        self.image = f"{os.getpid()}-{time.monotonic_ns()}"  # one start at a time of an image
+        self.big = cold(self.files / "big", 64 * PAGE)
+        self.settings()
+
+    def settings(self, **more: Any) -> None:
+        values = {
+            "traces": str(self.traces),
+            "image": self.image,
+            "paths": [str(self.files)],
+            **more,
+        }
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        (self.path / "bootseer.toml").write_text(f"[image]\n{lines}", encoding="utf-8")
+
+    def start(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bootseer", "start", "--events", self.events, "--"]
+        return subprocess.run(
+            [*command, *words], cwd=self.path, capture_output=True, text=True, check=False, **more
+        )
+
+    def points(self, name: str) -> list[dict[str, Any]]:
+        texts = [path.read_text(encoding="utf-8") for path in self.events.glob("*.jsonl")]
+        lines = [json.loads(line) for text in texts for line in text.splitlines()]
+        return [line for line in lines if line["name"] == name]
+
+    def point(self, name: str, number: int = 1) -> dict[str, Any]:
+        """What was said that many times, once it was; the rest goes on beside us."""
+        until = time.monotonic() + 60
+        while len(self.points(name)) < number:
+            assert time.monotonic() < until, f"never said: {name}"
+            time.sleep(0.02)
+        return self.points(name)[-1]
+
+    def accompanied(self) -> list[int]:
+        """The processes that go on beside a job of this place."""
+        out = []
+        for name in os.listdir("/proc"):
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes()
+                variables = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if b"import beside" in words and f"BOOTSEER_EVENTS={self.events}".encode() in variables:
+                out.append(int(name))
+        return out
+
+    def alone(self) -> None:
+        until = time.monotonic() + 60
+        while self.accompanied():
+            assert time.monotonic() < until, "it does not end"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    for pid in made.accompanied():
+        os.kill(pid, 9)
+
+
+def test_the_first_start_records_and_the_second_reads_ahead(job: Job) -> None:
+    wait = "while not os.path.exists('go'): time.sleep(.01)\n"
+    code = f"time.sleep(1)\nread({str(job.big)!r}, 3, 4, 40)\n{FIRST_STEP}time.sleep(1)\n"
+    done = job.start(*reader(code))
+    assert (done.returncode, done.stderr) == (0, "")
+    said = job.point("image.record")["attributes"]
+    assert said["bootseer.image.ended_by"] == "first step"
+    assert said["bootseer.bytes"] == 3 * PAGE
+    assert said["bootseer.image.recorder"] in ("tracefs", "residency")
+    assert said["bootseer.why"]
+    job.alone()
+    evict(job.big)
+    assert resident(job.big) == []
+    # The second job reads nothing by itself; it ends when we have seen the pages come.
+    command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
+    second = subprocess.Popen([*command, *reader(wait)], cwd=job.path)
+    try:
+        replayed = job.point("image.replay")["attributes"]
+        assert replayed["bootseer.bytes"] == 3 * PAGE
+        until = time.monotonic() + 30
+        while resident(job.big) != [(3 * PAGE, 2 * PAGE), (40 * PAGE, PAGE)]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        (job.path / "go").touch()
+        assert second.wait() == 0
+    job.alone()
+
+
+def test_the_job_finds_no_process_and_no_descriptor_that_it_did_not_make(job: Job) -> None:
+    code = """
+import os
+try:
+    os.waitpid(-1, os.WNOHANG)
+    print("a child")
+except ChildProcessError:
+    print("no child")
+print(sorted(os.listdir("/proc/self/fd"))[:-1])
+"""
+    done = job.start(sys.executable, "-c", code)
+    plain = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=job.path
+    )
+    assert done.stdout.splitlines()[0] == "no child"
+    assert done.stdout == plain.stdout
+    job.alone()
+
+
+def test_a_store_that_hangs_neither_delays_the_job_nor_outlives_it(job: Job) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job.settings(traces=f"http://127.0.0.1:{server.getsockname()[1]}/t")
+        # The job itself ends only once the store was asked: nobody answers before or after.
+        (job.path / "asked").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
+        wait = "while [ ! -e asked ]; do sleep .02; done; echo done"
+        started = subprocess.Popen(
+            [*command, "sh", "-c", wait], cwd=job.path, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            connection = server.accept()[0]
+        finally:
+            (job.path / "asked").touch()
+            out = started.communicate()[0]
+        assert (started.returncode, out) == (0, "done\n")
+        job.alone()
+        connection.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"BSFILES\x01", b"x" * 1000])
+def test_a_damaged_trace_is_told_and_replaced_by_what_this_start_reads(
+    job: Job, damage: bytes
+) -> None:
+    with Keeper(str(job.traces)) as keeper:
+        path = job.traces / keeper.name(job.image, "")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(damage)
+    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(.5)\n"
+    assert job.start(*reader(code)).returncode == 0
+    assert job.point("image.replay")["status"] == "fallback"
+    job.point("image.record")
+    assert filetraces.parse(path.read_bytes()).trace.touched_bytes() == PAGE
+    job.alone()
+
+
+def test_a_setting_that_cannot_be_read_turns_it_off(job: Job) -> None:
+    job.settings(record="sometimes")
+    done = job.start("echo", "hello")
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert "image.record" in done.stderr
+    assert job.points("image.record") == []
+    assert "image.record" in job.point("config")["attributes"]["bootseer.reason"]
+    assert job.accompanied() == []
+
+
+def test_a_place_that_cannot_be_written_is_told(job: Job) -> None:
+    job.settings(traces="/proc/nowhere")
+    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(.5)\n"
+    assert job.start(*reader(code)).returncode == 0
+    assert job.point("image")["status"] == "fallback"
+    job.alone()
+
+
+def test_of_many_ranks_one_records(job: Job) -> None:
+    code = "while not os.path.exists('go'): time.sleep(.01)\n" + FIRST_STEP + "time.sleep(1)\n"
+    command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
+    ranks = [subprocess.Popen([*command, *reader(code)], cwd=job.path) for _ in range(4)]
+    try:
+        job.point("image.replay", 3)
+    finally:
+        (job.path / "go").touch()
+        assert [rank.wait() for rank in ranks] == [0] * 4
+    job.point("image.record")
+    job.alone()
+    assert len(job.points("image.record")) == 1
+    others = [point["attributes"].get("bootseer.why") for point in job.points("image.replay")]
+    assert others == ["another start does it"] * 3
+
+
+@pytest.mark.root
+def test_as_the_first_process_of_a_container(job: Job) -> None:
+    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(2)\nsys.exit(7)\n"
+    command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
+    done = subprocess.run(
+        ["unshare", "-pf", "--mount-proc", "--kill-child", "--", *command, *reader(code)],
+        cwd=job.path,
+        check=False,
+    )
+    assert done.returncode == 7
+    assert job.point("image.record")["attributes"]["bootseer.bytes"] == PAGE
+
+
+@pytest.mark.root
+def test_user_65534_on_a_read_only_root_reads_ahead() -> None:
+    place = Path(f"/tmp/bootseer-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        site = everybodys(place)
+        files = place / "files"
+        files.mkdir(mode=0o755)
+        big = cold(files / "big", 64 * PAGE)
+        status = big.stat()
+        listed = {str(big): TracedFile(str(big), status.st_size, status.st_mtime_ns)}
+        trace = filetraces.made(listed, [Touch(str(big), 8 * PAGE, PAGE, 0)], "", full=True)
+        with Keeper(str(place / "traces")) as keeper:
+            keeper.add(place.name, trace)
+        settings = (
+            f'[image]\ntraces = "{place}/traces"\nimage = "{place.name}"\npaths = ["{files}"]\n'
+        )
+        (place / "bootseer.toml").write_text(settings)
+        read_only = 'mount --rbind / /mnt && mount -o remount,bind,ro /mnt && cd / && exec "$@"'
+        start = ["bootseer", "start", "-c", f"{place}/bootseer.toml", "--", "sleep", "1.5"]
+        environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(site)}
+        root = ["unshare", "-m", "sh", "-c", read_only, "-", "/usr/sbin/chroot", "/mnt"]
+        done = subprocess.run(
+            [*root, *AS_NOBODY, PYTHON, "-m", *start], env=environ, cwd="/", check=False
+        )
+        assert done.returncode == 0
+        assert resident(big) == [(8 * PAGE, PAGE)]
+    finally:
+        subprocess.run(["rm", "-rf", str(place)], check=True)
