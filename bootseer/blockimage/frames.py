@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class Frames:
         self._data: list[memoryview | None] = [None] * len(index.frames)
         self._coming = bytearray(b"\1" * len(index.frames))
         self._waiting: dict[int, list[Resume]] = {}
+        self._warmed: deque[int] = deque()
         self._changed = threading.Condition()
         self._memory_bytes, self._far_bytes = memory_bytes, far_bytes
         self._held_bytes = 0
@@ -129,6 +131,31 @@ class Frames:
                 self._held_bytes -= len(data)
             self._changed.notify_all()
         self._settle(number)
+
+    def warmed(self, number: int) -> None:
+        """The kernel was told to read a frame's pages ahead: it may go when memory is wanted.
+
+        Those reads come later than the telling returns, so a frame stays as long as there is room.
+        """
+        with self._changed:
+            self._warmed.append(number)
+            spare = []
+            held_bytes = self._held_bytes
+            while self._warmed and held_bytes > self._memory_bytes // 2:
+                oldest = self._warmed.popleft()
+                data = self._data[oldest]
+                held_bytes -= len(data) if data is not None else 0
+                spare.append(oldest)
+        for one in spare:
+            self.drop(one)
+
+    def drop_warmed(self) -> None:
+        """Free every warmed frame's memory."""
+        with self._changed:
+            spare = list(self._warmed)
+            self._warmed.clear()
+        for one in spare:
+            self.drop(one)
 
     def _settle(self, number: int) -> None:
         with self._changed:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NAME = "d"
 ROOM_WAIT_S = 10.0
+WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
 DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
 
@@ -152,9 +153,19 @@ class ImageServer:
         except OSError as error:
             self._say("warm", f"the page cache cannot be warmed: {error}")
             return
-        made = warm.Warmer(root, index, frames.drop)
+        made = warm.Warmer(root, index, frames.warmed, finished=self._all_warmed)
         self.front.warming = made.thread_ids
         self._warmer = made
+
+    def _all_warmed(self) -> None:
+        """Free the frames once the kernel has certainly read what it was told to read ahead."""
+
+        def free() -> None:
+            time.sleep(WARMED_STAY_S)
+            if self._frames is not None:
+                self._frames.drop_warmed()
+
+        self._thread(free, "image-warmed")
 
     def _run(self, index: Index) -> None:
         try:
