@@ -201,8 +201,8 @@ def _otel_attributes(environ: Environ) -> dict[str, str]:
 
 
 def _kubernetes(environ: Environ) -> dict[str, str]:
-    if "KUBERNETES_SERVICE_HOST" not in environ:
-        return {}
+    if "KUBERNETES_SERVICE_HOST" not in environ and "BOOTSEER_INJECTED" not in environ:
+        return {}  # an injected pod may also be played without a cluster
     out = {"k8s.pod.name": environ.get("HOSTNAME") or os.uname().nodename}
     namespace = _read("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
     if namespace:
