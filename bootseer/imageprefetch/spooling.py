@@ -122,6 +122,8 @@ class LayerSpool:
                 self._take_up(layer, file.fileno(), check)
                 if layer.have_bytes < size:
                     self._stream(layer, file.fileno(), check)
+                if self._stopped and layer.have_bytes < size:
+                    return  # the next build goes on here
                 if layer.have_bytes != size or check.hexdigest() != wanted:
                     self._failed(layer, _damaged(layer))
                     os.ftruncate(file.fileno(), 0)  # whoever reads it has been told
