@@ -243,7 +243,8 @@ class Mounts:
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 for fd in os.listdir(f"/proc/{pid}/fd"):
-                    if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"{self.runtime}/"):
+                    link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                    if link.startswith(f"{self.runtime}/") and link.endswith("/lock"):
                         found.append(int(pid))
                         break
         return [pid for pid in found if pid != os.getpid()]
@@ -254,7 +255,7 @@ class Mounts:
             mounts = [line for line in file if str(self.folder) in line]
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(self.runtime / "images")
-            mounts += [name for name in names if not name.endswith(".lock")]
+            mounts += [name for name in names if not name.startswith("agent") and not name.endswith(".lock")]
         return mounts + [f"process {pid}" for pid in self.processes()]
 
     def gone(self, timeout_s: float = 20.0) -> bool:

@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("image_build", "Make the block image of a stock image, once."),
     "mount": ("image_mount", "Mount an image at once; its bytes arrive as they are read."),
     "umount": ("image_umount", "Unmount what `mount` mounted."),
+    "agent": ("image_agent", "Stand ready, so that mounts begin at once."),
     "record": ("image_record", "Run a command and record what its start reads."),
     "replay": ("image_replay", "Read a hot set ahead in a mounted image."),
     "hotset": ("image_hotset", "Build, merge, push and show hot sets."),

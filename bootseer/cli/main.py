@@ -31,6 +31,12 @@ def main(argv: list[str] | None = None) -> int:
             "use a newer Python for the other commands\n"
         )
         return 7
+    if args[:2] in (["image", "mount"], ["image", "umount"]):
+        from bootseer.cli import agent_client
+
+        answered = agent_client.ask(args)
+        if answered is not None:
+            return answered
     from bootseer.cli import root
 
     return root.main(args)

@@ -6,9 +6,8 @@ import contextlib
 import errno
 import os
 import re
-import subprocess
 import threading
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import (
     BootseerError,
@@ -17,6 +16,9 @@ from bootseer.errors import (
     NotSupportedError,
     from_os_error,
 )
+
+if TYPE_CHECKING:
+    import subprocess
 
 KIND = "fuse.bootseer"
 """File system type of our mounts; no other is ever unmounted by us."""
@@ -94,6 +96,8 @@ def run_helper(
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the setuid `fusermount3`. Raises NotSupportedError when there is none."""
+    import subprocess  # most mounts do without
+
     base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
     try:
         return subprocess.run(

@@ -15,8 +15,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,7 +46,7 @@ class State:
     """One server's folder, being made. The lock goes with the last process that inherited it."""
 
     def __init__(self, runtime: str) -> None:
-        self.folder = os.path.join(runtime, "images", uuid.uuid4().hex)
+        self.folder = os.path.join(runtime, "images", os.urandom(16).hex())
         self.front = os.path.join(self.folder, FRONT)
         self.meta = os.path.join(self.folder, META)
         try:
@@ -169,7 +167,16 @@ def _clear(folder: str) -> None:
     with contextlib.suppress(BootseerError):
         if find_mount(front) is not None:
             unmount(front, lazily=True, force=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    for name in (META, SERVER, f"{SERVER}.new", LOCK):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+    for path in (os.path.join(folder, FRONT), folder):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 def mounts_of(server: Server) -> list[Mounted]:

@@ -1,0 +1,175 @@
+"""The image agent: a Python that has imported everything, and forks for each command."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import NoReturn
+
+from bootseer.cli.agent_client import REFUSED, SOCKET, parse
+from bootseer.errors import BusyError, from_os_error
+
+COMMANDS = (["image", "mount"], ["image", "umount"])
+MODULES = (
+    "bootseer.cli.root",
+    "bootseer.cli.image",
+    "bootseer.cli.image_mount",
+    "bootseer.cli.image_umount",
+    "bootseer.imageprefetch.mounting",
+    "bootseer.imageprefetch.worker",
+    "bootseer.imageprefetch.recording",
+    "bootseer.imageprefetch.traces",
+    "bootseer.fuse.handover",
+    "bootseer.blockimage.serving",
+    "bootseer.blockimage.warm",
+    "bootseer.blocks.table",
+    "bootseer.blocks.recorder",
+    "bootseer.storage.oci.remote",
+    "bootseer.storage.oci.layout",
+)
+MOST_REQUEST_BYTES = 4 << 20
+_TAKEN_S = 5.0
+_CREDENTIALS = struct.Struct("=3i")
+_STREAMS = 4  # standard streams and the working directory
+
+
+def serve(runtime: str) -> None:
+    """Serve until SIGTERM or SIGINT. Raises BusyError where an agent serves already."""
+    from bootseer.config import default_runtime
+
+    path = os.path.join(os.path.abspath(runtime or default_runtime()), SOCKET)
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each fork's first collection would copy all of it
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(_listen(path, stack))
+        namespace = os.readlink("/proc/self/ns/mnt")
+        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        while True:
+            ready, _, _ = select.select((listening.fileno(), readable), (), ())
+            if readable in ready and _asked_to_end(os.read(readable, 4096)):
+                return
+            _reap()
+            if listening.fileno() in ready:
+                with contextlib.suppress(OSError):
+                    link, _ = listening.accept()
+                    with link:
+                        _handle(link, namespace)
+
+
+def _listen(path: str, stack: contextlib.ExitStack) -> socket.socket:
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        stack.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BusyError(f"an agent serves at {path} already; end that one first") from error
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listening = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            listening.bind(path)
+        finally:
+            os.umask(before)
+        stack.callback(_unlink, path)
+        listening.listen(64)
+        return listening
+    except OSError as error:
+        raise from_os_error(error, f"listen at {path}") from error
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _asked_to_end(signals: bytes) -> bool:
+    return any(number != signal.SIGCHLD for number in signals)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _handle(link: socket.socket, namespace: str) -> None:
+    """Fork for one request; whatever it says, the agent goes on."""
+    pid = os.fork()
+    if pid:
+        return
+    code = REFUSED
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        code = _run(link, namespace)
+    except BaseException as error:  # a border: this process ends here, and the caller hears of it
+        code = 1
+        with contextlib.suppress(OSError):
+            os.write(2, f"bootseer: the agent failed: {error!r}\n".encode())
+    finally:
+        _leave(link, code)
+
+
+def _leave(link: socket.socket, code: int) -> NoReturn:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        link.sendall(bytes([code & 255]))
+    os._exit(0)
+
+
+def _run(link: socket.socket, namespace: str) -> int:
+    """Run the command of a request as its caller would have; returns its exit code."""
+    link.settimeout(_TAKEN_S)
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid = _CREDENTIALS.unpack(credentials)[1]
+    body, fds = _receive(link)
+    if len(fds) != _STREAMS or uid != os.geteuid():
+        return REFUSED
+    theirs, args, environ = parse(body)
+    if theirs != namespace or args[:2] not in COMMANDS:
+        return REFUSED
+    os.environ.clear()
+    os.environ.update(environ)
+    os.fchdir(fds[3])
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    for fd in fds:
+        os.close(fd)
+    from bootseer.cli import root
+
+    link.settimeout(None)
+    return root.main(args)
+
+
+def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
+    data, fds, _, _ = socket.recv_fds(link, 1 << 16, _STREAMS)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], sys.byteorder):
+        if len(data) > MOST_REQUEST_BYTES:
+            raise OSError(errno.EMSGSIZE, "a request that has no end")
+        more = link.recv(1 << 16)
+        if not more:
+            raise OSError(errno.EPIPE, "a request that was cut")
+        data += more
+    return data[4:], fds
