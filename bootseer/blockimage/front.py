@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 NAME = b"d"
 DATA = Inode(2)
 PAGE_BYTES = 4096
+WARMING = b"bootseer-warm"
+"""What threads of other processes that warm an image are called: their reads are no touches."""
+MOST_STRANGERS = 1 << 16
 _DIRECTORY, _FILE = 0o40700, 0o100400
 _NOTHING = memoryview(b"")
 
@@ -105,6 +108,7 @@ class ImageFront:
         self._gone = False
         self._counts = [0] * 7
         self.cold_waits = 0  # programs that wait for blocks which no frame brings
+        self._strangers: set[int] = set()
         self.warming: frozenset[int] = frozenset()  # threads whose reads are no touches
         self.replayed_hot_is_warm = False  # where the reader's thread cannot be known
         self.touches: Touches | None = None
@@ -239,7 +243,7 @@ class ImageFront:
 
     def _note(self, offset: int, length: int, thread: int) -> bool:
         """Count a read and record it, unless it is our own warming's: then True."""
-        warm = thread in self.warming
+        warm = thread in self.warming or (self.touches is not None and self._named(thread))
         if not warm and self.replayed_hot_is_warm and self._bytes is not None:
             warm = self._bytes.frames.covers(offset, length)
         touches, counts, first = self.touches, self._counts, 4 if warm else 0
@@ -249,6 +253,19 @@ class ImageFront:
         if touches is not None and not warm:
             touches.touch(offset, length)
         return warm
+
+    def _named(self, thread: int) -> bool:
+        """Whether a thread of another process of ours warms, by its name; asked once a thread."""
+        if thread in self._strangers or len(self._strangers) >= MOST_STRANGERS:
+            return False
+        try:
+            with open(f"/proc/{thread}/comm", "rb") as file:
+                warms = file.read().rstrip(b"\n") == WARMING
+        except OSError:
+            warms = False
+        if not warms:
+            self._strangers.add(thread)
+        return warms
 
     def _await_supply(self, waiting: _Waiting) -> Bytes | None:
         with self._lock:

@@ -9,6 +9,7 @@ import os
 import threading
 
 from bootseer.blockimage import hotset
+from bootseer.blockimage.front import WARMING
 from bootseer.blockimage.pack import Frame, Index, parse_boot
 from bootseer.blockimage.packing import owners, warm_of
 from bootseer.config import default_cache
@@ -19,9 +20,7 @@ from bootseer.storage.oci.registry import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 THREADS = 8
-THREAD_NAME = b"bootseer-warm"
-"""What the threads that warm are called: a server of ours records none of their reads."""
-_PR_SET_NAME = 15
+_PR_SET_NAME, _PR_GET_NAME = 15, 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,8 +110,8 @@ def _warm(directory: str, index: Index, threads: int) -> None:
     # New threads are called as the one that makes them.
     libc = ctypes.CDLL(None)
     own = ctypes.create_string_buffer(16)
-    libc.prctl(16, own)  # PR_GET_NAME
-    libc.prctl(_PR_SET_NAME, THREAD_NAME)
+    libc.prctl(_PR_GET_NAME, own)
+    libc.prctl(_PR_SET_NAME, WARMING)
     warmer = Warmer(root, index, lambda _: None, threads=threads, finished=done.set)
     libc.prctl(_PR_SET_NAME, own)
     try:
