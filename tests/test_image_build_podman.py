@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,42 @@ def test_links_within_a_layer_are_followed(registry: Any, podman: Any, tmp_path:
         hardlink("z", "lib/x"),
     ]
     compare(registry, podman, tmp_path, "links", Image([members]))
+
+
+def test_what_podman_itself_commits(registry: Any, podman: Any, tmp_path: Path) -> None:
+    """Debian's own files, and layers as podman makes them of what a container did."""
+    host = ["etc", "usr/bin/su", "usr/bin/passwd", "usr/sbin/unix_chkpwd", "usr/share/perl5"]
+    raw = tmp_path / "debian.tar"
+    words = ["tar", "-C", "/", "--xattrs", "--format=posix", "--sparse", "-cf", str(raw)]
+    present = [name for name in host if Path("/", name).exists()]
+    subprocess.run([*words, "--exclude=etc/mtab", *present], check=True, capture_output=True)
+    busybox = Path("/bin/busybox")
+    tools = [
+        directory("bin"),
+        file("bin/busybox", busybox, mode=0o755),
+        symlink("bin/sh", "busybox"),
+    ]
+    image = Image([Layer(raw_tar=raw), tools], config={"Env": ["PATH=/bin"]})
+    made = write_layout(tmp_path / "layout", image, tag="1")
+    ref = registry.push(made.source, "build/debian", "1")
+    podman.pull(ref)
+    script = """
+        set -e; busybox --install -s /bin
+        cd /etc; rm -r cron.d; mv default default-moved; mkdir cron.d; echo new > cron.d/job
+        rm passwd; echo root:x:0:0::/: > passwd; ln passwd passwd-link; chmod 4711 hostname
+        mkdir -p /a/b/c; ln -s /a/b /link; mknod /a/null c 1 3; mkfifo /a/pipe
+        rm -rf init.d; ln -s default-moved init.d; touch -d 2001-02-03 /a/b
+        dd if=/dev/zero of=/a/holes bs=1 count=1 seek=20000000; chown 1234:5678 group
+    """
+    name = f"{registry.host}/build/committed:1"
+    podman("run", "--name", "work", "--network", "none", ref, "sh", "-c", script)
+    try:
+        podman("commit", "--quiet", "work", name)
+    finally:
+        podman("rm", "--force", "work")
+    podman("push", "--quiet", "--tls-verify=false", name)
+    with built_tree(name, tmp_path / "ours") as tree, podman.mounted(name) as theirs:
+        assert (tree.root / "etc/cron.d").is_dir()
+        assert os.listdir(tree.root / "etc/cron.d") == ["job"]
+        implied = {(p, "mtime_ns") for p, f in facts(tree.root).items() if not f["mtime_ns"]}
+        assert differences(tree.root, theirs, besides=ROOT | implied) == []
