@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import click
 
+from bootseer.cli.lazy import LazyGroup
 from bootseer.errors import NoSpaceError, NotFoundError, UsageError, from_os_error
 from bootseer.profiler import events
 from bootseer.profiler.collect import k8s, logengine, loglines, logrules, matcher
@@ -32,7 +33,14 @@ uid_option = click.option(
 )
 
 
-@click.group()
+COMMANDS: dict[str, tuple[str, str]] = {
+    "k8s": ("import_", "Import pods and events as kubectl prints them."),
+    "log": ("import_", "Import kept logs by rules."),
+    "docker": ("import_docker", "Pull an image through Docker or Podman and time each layer."),
+}
+
+
+@click.group(cls=LazyGroup, commands_in=COMMANDS, attribute="{}_command")
 def command() -> None:
     """Turn logs and cluster records into events."""
 
@@ -47,7 +55,7 @@ def _open(directory: str | None, resource: dict[str, Any], trace_id: str | None)
 
 
 @contextlib.contextmanager
-def _writing(
+def writing(
     directory: str | None, resource: dict[str, Any], trace_id: str | None
 ) -> Iterator[tuple[events.Writer, Counter[str]]]:
     """A writer and a count of what is written, checked against the file at the end.
@@ -66,18 +74,18 @@ def _writing(
         )
 
 
-def _trace(job_uid: str | None, attempt: int) -> str | None:
+def trace_of(job_uid: str | None, attempt: int) -> str | None:
     if not job_uid:
         return None
     environ = {"BOOTSEER_JOB_UID": job_uid, "BOOTSEER_ATTEMPT": str(attempt)}
     return events.trace_from_environment(environ)[0]
 
 
-def _print(summary: dict[str, Any], text: str, as_json: bool) -> None:
+def print_summary(summary: dict[str, Any], text: str, as_json: bool) -> None:
     click.echo(json.dumps(summary, indent=1) if as_json else text)
 
 
-@command.command(name="k8s")
+@click.command(name="k8s")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @uid_option
 @events_option
@@ -97,8 +105,8 @@ def k8s_command(
             f"{', '.join(files)}: no pod in it; use `kubectl get pods,events,jobs -o json`"
         )
     for pod in pods:
-        trace_id = _trace(pod.job_uid, pod.attempt)
-        with _writing(directory, pod.resource, trace_id) as (writer, counts):
+        trace_id = trace_of(pod.job_uid, pod.attempt)
+        with writing(directory, pod.resource, trace_id) as (writer, counts):
             _write_pod(writer, pod)
             counts["events"] = sum(1 if span.point else 2 for span in pod.spans)
             counts["marker"] = 1 if pod.not_observed else 0
@@ -107,7 +115,7 @@ def k8s_command(
             {
                 "pod": pod.name,
                 "job_uid": pod.job_uid,
-                "trace_id": _trace(pod.job_uid, pod.attempt),
+                "trace_id": trace_of(pod.job_uid, pod.attempt),
                 "phases": dict(Counter(span.name for span in pod.spans)),
                 "errors": sorted({span.attributes["error.type"] for span in _failed(pod)}),
                 "not_observed": pod.not_observed,
@@ -121,7 +129,7 @@ def k8s_command(
         + (f"; not observed: {', '.join(pod.not_observed)}" if pod.not_observed else "")
         for pod in pods
     ]
-    _print(summary, "\n".join(lines), as_json)
+    print_summary(summary, "\n".join(lines), as_json)
 
 
 def _failed(pod: k8s.Pod) -> list[k8s.Span]:
@@ -139,21 +147,26 @@ def _read(name: str) -> str:
         raise from_os_error(error, f"read {name}") from error
 
 
-def _write_pod(writer: events.Writer, pod: k8s.Pod) -> None:
-    for span in pod.spans:
+def write_spans(writer: events.Writer, spans: Iterable[k8s.Span]) -> None:
+    """Write phases and points that are over, with their own times."""
+    for span in spans:
         if span.point:
             writer.point(span.name, span.status, span.attributes, None, span.begin_ns, None)
         else:
             begin = span.attributes
             span_id = writer.begin(span.name, begin, None, span.begin_ns, None)
             writer.end(span_id, span.name, span.status, span.attributes, span.end_ns, None)
+
+
+def _write_pod(writer: events.Writer, pod: k8s.Pod) -> None:
+    write_spans(writer, pod.spans)
     last_ns = max((span.end_ns for span in pod.spans), default=time.time_ns())
     if pod.not_observed:
         attributes = {"bootseer.source": "k8s", "bootseer.not_observed": pod.not_observed}
         writer.point("import.k8s", "ok", attributes, None, last_ns, None)
 
 
-@command.command(name="log")
+@click.command(name="log")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 @click.option(
     "--rules",
@@ -184,7 +197,7 @@ def log_command(
     Each log becomes one event file. Without --job-uid all logs of one call share a new trace.
     """
     rules = load_rules(rule_files)
-    trace_id = _trace(job_uid, attempt) or os.urandom(16).hex()
+    trace_id = trace_of(job_uid, attempt) or os.urandom(16).hex()
     resource: dict[str, Any] = {"service.name": "bootseer-import", "bootseer.attempt": attempt}
     given = {"bootseer.job_uid": job_uid, "host.name": node, "k8s.node.name": node}
     resource.update({key: value for key, value in given.items() if value})
@@ -201,7 +214,7 @@ def log_command(
                 first = next(found, None)
                 counts: Counter[str] = Counter()
                 if first is not None:
-                    with _writing(directory, resource, trace_id) as (writer, counts):
+                    with writing(directory, resource, trace_id) as (writer, counts):
                         sink = matcher.Sink(writer)
                         for one in itertools.chain([first], found):
                             counts[f"{one.name} {one.kind}"] += 1
@@ -226,7 +239,7 @@ def _report(
         left_out = f"; {result['undated']} left out without a time" if result["undated"] else ""
         lines.append(f"{result['log']}: {counts or 'nothing matched'}{left_out}")
     summary = {"logs": results, "trace_id": trace_id, "events": target}
-    _print(summary, "\n".join(lines), as_json)
+    print_summary(summary, "\n".join(lines), as_json)
 
 
 def load_rules(names: Iterable[str]) -> list[logrules.Rule]:
