@@ -107,6 +107,16 @@ def test_two_builds_on_a_node_do_the_work_once(registry: Any, tmp_path: Path) ->
     assert len({report.block_image for report in reports}) == 1
 
 
+def test_of_several_nodes_that_share_a_lease_one_builds(registry: Any, tmp_path: Path) -> None:
+    ref = pushed(registry, tmp_path, "lease")
+    lease = str(tmp_path / "shared")
+    with ThreadPoolExecutor(3) as pool:
+        reports = list(pool.map(lambda n: build(ref, tmp_path / str(n), lease=lease), range(3)))
+    assert sorted(report.built for report in reports) == [False, False, True]
+    with pytest.raises(UsageError, match="--to"):
+        build(ref, tmp_path, to=ref)
+
+
 def test_a_build_that_another_holds_up_says_so(registry: Any, tmp_path: Path) -> None:
     import fcntl
 

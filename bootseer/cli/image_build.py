@@ -46,15 +46,22 @@ from bootseer.cli import progress, sizes
     metavar="PATH",
     help="Docker's or Podman's socket; by default the usual places are tried.",
 )
+@click.option(
+    "--lease",
+    envvar="BOOTSEER_IMAGE_BUILD_LEASE",
+    default="",
+    metavar="URL",
+    help="A store that all nodes share (a folder, hdfs://, webhdfs://): one of them builds, the "
+    "others wait.",
+)
 @click.option("--rebuild", is_flag=True, help="Build although there is a block image.")
 @click.option(
     "--threads",
     envvar="BOOTSEER_IMAGE_BUILD_THREADS",
     type=click.IntRange(1, 64),
-    default=2,
-    show_default=True,
+    default=None,
     metavar="N",
-    help="Threads that compress.",
+    help="Threads that compress. Default: one a processor, 8 at most.",
 )
 @click.option(
     "--max-entries",
@@ -82,7 +89,7 @@ from bootseer.cli import progress, sizes
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long another build of the image on this node is waited for.",
+    help="How long another build of the image is waited for.",
 )
 @click.option(
     "--plain-http",
@@ -98,8 +105,9 @@ def command(
     platform: str,
     cache: str,
     socket: str,
+    lease: str,
     rebuild: bool,
-    threads: int,
+    threads: int | None,
     max_entries: int,
     max_size: int,
     wait_s: float,
@@ -107,6 +115,7 @@ def command(
     as_json: bool,
 ) -> int:
     import dataclasses
+    import os
 
     from bootseer.cli.stripe import echo_json
     from bootseer.config import default_cache
@@ -121,8 +130,9 @@ def command(
         platform=parse_platform(platform) if platform else None,
         plain_http=True if plain_http else None,
         socket=socket,
+        lease=lease,
         rebuild=rebuild,
-        threads=threads,
+        threads=threads or min(8, len(os.sched_getaffinity(0))),
         limits=Limits(entries=max_entries, unpacked_bytes=2 * max_size),
         data_limit_bytes=max_size,
         wait_s=wait_s,

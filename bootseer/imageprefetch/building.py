@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.registry import Progress, Repository
 
 Note = Callable[[str], None]
+LOOK_S = 0.5  # between two looks at another node's lease
 
 
 def _unheard(told: object) -> None:
@@ -50,8 +51,9 @@ class BuildSettings:
 
     `ref` names the image: as container programs do, `oci-layout:DIR[:TAG]`,
     `docker-archive:FILE[:NAME]` or `docker-daemon:NAME`. `to` is where the image lies that the
-    block image is to refer to, when `ref` is no repository. `rebuild` builds although there is
-    one. `wait_s` bounds the wait for another build on this node.
+    block image is to refer to, when `ref` is no repository. `lease` is the URL of a store that
+    all nodes share, so that one of them builds and the others wait for it. `rebuild` builds
+    although there is one. `wait_s` bounds the wait for another build.
     """
 
     ref: str
@@ -61,6 +63,7 @@ class BuildSettings:
     options: StoreOptions = DEFAULTS
     plain_http: bool | None = None
     socket: str = ""
+    lease: str = ""
     rebuild: bool = False
     threads: int = 2
     level: int = LEVEL
@@ -104,12 +107,7 @@ def build_image(
     """
     from bootseer.storage.oci.registry import open_repository
 
-    target = settings.to or settings.ref
-    if not settings.to and _foreign(settings.ref):
-        raise UsageError(
-            f"{settings.ref} lies in no repository; say with --to which image of a registry or "
-            "layout it is, so that the block image can be found from there"
-        )
+    target = _target(settings)
     opened, reference = open_repository(
         target, settings.options, plain_http=settings.plain_http, push=True
     )
@@ -118,10 +116,25 @@ def build_image(
         job = _Job(settings, repository, subject, manifest, _Ears(expect, progress, note))
         if (there := job.there()) is not None:
             return there
-        with _locked(job.folder, settings.wait_s, note):
+        with _locked(job.folder, settings.wait_s, note), _leased(settings, job.folder, note):
             if (there := job.there()) is not None:  # who had the lock may have made it
                 return there
             return job.run()
+
+
+def _target(settings: BuildSettings) -> str:
+    """The image in a repository that the block image is to refer to."""
+    if _foreign(settings.ref) and not settings.to:
+        raise UsageError(
+            f"{settings.ref} lies in no repository; say with --to which image of a registry or "
+            "layout it is, so that the block image can be found from there"
+        )
+    if settings.to and not _foreign(settings.ref):
+        raise UsageError(
+            f"{settings.ref} lies in a repository already, and its block image goes there; --to "
+            "is for archives and for images that a container program holds"
+        )
+    return settings.to or settings.ref
 
 
 def _foreign(ref: str) -> bool:
@@ -206,6 +219,7 @@ class _Job:
                     name = f"layer {number + 1} of {count}"
                     flattener.add(lambda n=number: layers.opened(n), name)  # type: ignore[misc]
                 entries = flattener.entries()
+                del flattener  # its tree takes as much memory as the entries
                 table = data.finish()
             made = finish(entries, table, self.folder)
             about = {
@@ -264,6 +278,40 @@ def _locked(folder: str, wait_s: float, note: Note) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _leased(settings: BuildSettings, folder: str, note: Note) -> Iterator[None]:
+    """Hold the image's lease in the store that the nodes share, if there is one.
+
+    A lease that is lost, to whoever took us for dead, is no harm: both push the same bytes.
+    """
+    if not settings.lease:
+        yield
+        return
+    from bootseer.storage.base import open_store
+    from bootseer.storage.lease import Watch, try_acquire
+
+    store = open_store(settings.lease, settings.options)
+    name = f"image-builds/{os.path.basename(folder)}"
+    try:
+        watch = Watch(store, name)
+        deadline = time.monotonic() + settings.wait_s
+        told = False
+        while (lease := try_acquire(store, name, watch)) is None:
+            if time.monotonic() >= deadline:
+                raise BusyError(
+                    f"another node has been building {settings.ref} for more than "
+                    f"{settings.wait_s:g} s; look for what it waits for, or try again"
+                )
+            if not told:
+                note("another node builds this image; waiting for it")
+                told = True
+            time.sleep(LOOK_S)
+        with lease:
+            yield
+    finally:
+        store.close()
 
 
 def _lock(fd: int, folder: str, wait_s: float, note: Note) -> None:

@@ -8,25 +8,21 @@ tree are refused, and links are followed within it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bootseer.blockimage.entries import NO_XATTRS, Content, Entry, Kind, Stored
-from bootseer.blockimage.erofs import NAME_BYTES, xattr_index
+from bootseer.blockimage.entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError
+from bootseer.imageprefetch.inodes import MAX_PATH_BYTES, Inode, overlay_opaque, path_parts
 from bootseer.imageprefetch.layers import Members
 from bootseer.imageprefetch.tarformat import Member
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
 _AUFS = b".wh..wh."
-MAX_PATH_BYTES = 4096
 MAX_LINKS_FOLLOWED = 40
-MAX_XATTR_BYTES = 64 << 10
-_LINK_MODE = 0o777
-_CAPABILITY = b"security.capability"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,61 +36,6 @@ class Limits:
 LIMITS = Limits()
 
 
-class _Inode:
-    """A file of whatever kind, under any number of names."""
-
-    __slots__ = (
-        "gid",
-        "kind",
-        "link_target",
-        "mode",
-        "mtime_ns",
-        "number",
-        "rdev",
-        "size_bytes",
-        "stored",
-        "uid",
-        "xattrs",
-    )
-
-    def __init__(self, member: Member, kind: Kind, number: int) -> None:
-        self.kind, self.number = kind, number
-        self.mode = _LINK_MODE if kind is Kind.SYMLINK else member.mode
-        self.uid, self.gid, self.mtime_ns = member.uid, member.gid, member.mtime_ns
-        self.size_bytes = member.size_bytes if kind is Kind.FILE else 0
-        self.link_target = member.link_target if kind is Kind.SYMLINK else b""
-        self.rdev, self.xattrs = member.rdev, _xattrs(member.xattrs)
-        self.stored: Stored | None = None
-
-    def relink(self, member: Member) -> None:
-        """Take what a further name's header says, as unpacking programs do.
-
-        Where they change the owner, the kernel takes the file's capabilities away.
-        """
-        kept = dict(self.xattrs)
-        if (self.uid, self.gid) != (member.uid, member.gid):
-            kept.pop(_CAPABILITY, None)
-            self.uid, self.gid = member.uid, member.gid
-        self.xattrs = _xattrs({**kept, **member.xattrs})
-        if self.kind is not Kind.SYMLINK:
-            self.mode, self.mtime_ns = member.mode, member.mtime_ns
-
-    def entry(self, path: bytes) -> Entry:
-        return Entry(
-            path=path,
-            kind=self.kind,
-            mode=self.mode,
-            uid=self.uid,
-            gid=self.gid,
-            mtime_ns=self.mtime_ns,
-            size_bytes=self.size_bytes,
-            link_target=self.link_target,
-            rdev=self.rdev,
-            xattrs=self.xattrs,
-            content=self.stored,
-        )
-
-
 class _Node:
     """A name. A directory without an inode is one that a layer only implies.
 
@@ -104,7 +45,7 @@ class _Node:
 
     __slots__ = ("children", "final", "gone", "inode", "opaque")
 
-    def __init__(self, inode: _Inode | None, *, gone: bool = False) -> None:
+    def __init__(self, inode: Inode | None, *, gone: bool = False) -> None:
         self.inode = inode
         self.children: dict[bytes, _Node] | None = None
         if not gone and (inode is None or inode.kind is Kind.DIRECTORY):
@@ -205,7 +146,7 @@ class _Layer:
         self._whiteouts: list[tuple[_Node, bytes]] = []
         self._number = 0
         self.root = _Node(None)
-        self.wanted: dict[int, _Inode] = {}
+        self.wanted: dict[int, Inode] = {}
 
     def read(self, members: Members) -> None:
         for member in members:
@@ -248,15 +189,14 @@ class _Layer:
         if member.kind is Kind.CHARACTER and member.rdev == 0:
             self._whiteouts.append((parent, name))  # overlayfs's own form
             return
-        inode = _Inode(member, member.kind, self._number)
-        check_inode(inode.kind, inode.link_target)
+        inode = Inode(member, member.kind, self._number)
         before = parent.children.get(name)
         if inode.kind is Kind.DIRECTORY and before is not None and before.children is not None:
             before.inode = inode
             node = before
         else:
             node = parent.children[name] = _Node(inode)
-        if _overlay_opaque(member.xattrs):
+        if overlay_opaque(member.xattrs):
             node.opaque = True
         if inode.size_bytes and self._above.sees([*parents, name]):
             inode.stored = self._above.store(members, inode.size_bytes)
@@ -264,7 +204,7 @@ class _Layer:
     def _take_root(self, member: Member) -> None:
         if member.kind is not Kind.DIRECTORY:
             raise CorruptDataError("the root of a layer is no directory")
-        self.root.inode = _Inode(member, Kind.DIRECTORY, self._number)
+        self.root.inode = Inode(member, Kind.DIRECTORY, self._number)
 
     def _take_whiteout(self, parent: _Node, name: bytes) -> None:
         if name == OPAQUE:
@@ -375,46 +315,3 @@ def _hang_in(top: _Node, lower: _Node) -> None:
                 known.opaque = known.final = True  # a file or a whiteout ends what lies below it
         above.opaque |= below.opaque
         above.final |= below.final
-
-
-def path_parts(name: bytes) -> list[bytes]:
-    """A member's name as parts below the root. Raises CorruptDataError when it leads out."""
-    parts: list[bytes] = []
-    for part in name.split(b"/"):
-        if part in (b"", b"."):
-            continue
-        if part == b"..":
-            if not parts:
-                raise CorruptDataError("its name leads out of the image")
-            parts.pop()
-        elif len(part) > NAME_BYTES:
-            raise CorruptDataError(f"a part of its name has more than {NAME_BYTES} bytes")
-        else:
-            parts.append(part)
-    if len(name) > MAX_PATH_BYTES:
-        raise CorruptDataError(f"its name has more than {MAX_PATH_BYTES} bytes")
-    return parts
-
-
-def check_inode(kind: Kind, link_target: bytes) -> None:
-    """Refuse what no file system would take."""
-    if kind is Kind.SYMLINK and not 0 < len(link_target) < MAX_PATH_BYTES:
-        raise CorruptDataError("it is a link without a target, or with one that is too long")
-
-
-def _xattrs(given: dict[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """What of a member's attributes the image keeps: not overlayfs's own, nor unknown kinds."""
-    if not given:
-        return NO_XATTRS
-    kept = {
-        name: value
-        for name, value in given.items()
-        if not name.startswith((b"trusted.overlay.", b"user.overlay.")) and xattr_index(name)
-    }
-    if sum(len(name) + len(value) + 8 for name, value in kept.items()) > MAX_XATTR_BYTES:
-        raise CorruptDataError(f"its attributes have more than {MAX_XATTR_BYTES} bytes")
-    return kept
-
-
-def _overlay_opaque(xattrs: dict[bytes, bytes]) -> bool:
-    return xattrs.get(b"trusted.overlay.opaque") == b"y"
