@@ -6,8 +6,10 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ import pytest
 from images_lab import (
     Image,
     Layer,
+    device,
     directory,
     file,
     whiteout,
@@ -162,6 +165,46 @@ def test_a_killed_build_goes_on_with_the_layers_it_has(
     assert report.built
     sent = [r.sent_bytes for r in registry.requests()[asked:] if "/blobs/" in r.path]
     assert max(sent, default=0) <= report.layers_bytes - kept
+
+
+def test_a_registry_that_restarts_meanwhile_holds_no_build_up(
+    own_registry: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = own_registry()
+    large = [file("large", os.urandom(32 << 20))]
+    ref = pushed(registry, tmp_path, "restarted", Image([Layer(large, compression="none")]))
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(build, ref, tmp_path)
+        wait_for_part(tmp_path / "cache/images/build")
+        registry.restart()
+        assert under_way.result().built
+
+
+AS_NOBODY = """
+import os, sys
+from bootseer.imageprefetch.building import BuildSettings, build_image
+settings = BuildSettings(ref=sys.argv[1], cache_dir=sys.argv[2], rebuild=True)
+print(build_image(settings).block_image)  # as root, which loads all modules
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+settings = BuildSettings(ref=sys.argv[1], cache_dir=sys.argv[3], rebuild=True)
+print(build_image(settings).block_image)
+"""
+
+
+@pytest.mark.root
+def test_a_plain_user_builds_the_same() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="plain-"))
+    try:
+        members = [file("a", b"1", uid=5, mode=0o4755), device("null", "char", 1, 3)]
+        write_layout(folder / "layout", Image([members]), tag="1")
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777)
+        words = [f"oci-layout:{folder}/layout:1", str(folder / "ours"), str(folder / "theirs")]
+        command = [sys.executable, "-c", AS_NOBODY, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert len(set(done.stdout.split())) == 1
+    finally:
+        shutil.rmtree(folder)
 
 
 def wait_for_part(folder: Path) -> Path:
