@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from bootseer.blockimage import hotset
 from bootseer.blockimage.front import WARMING
 from bootseer.blockimage.pack import Frame, Index, parse_boot
 from bootseer.blockimage.packing import owners, warm_of
+from bootseer.blockimage.warm import WINDOW_BYTES, open_below
 from bootseer.config import default_cache
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch import resolving
@@ -20,7 +22,7 @@ from bootseer.storage.oci.registry import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 THREADS = 8
-_PR_SET_NAME, _PR_GET_NAME = 15, 16
+_PR_SET_NAME = 15
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ def replay(
 ) -> Replayed:
     """Have the kernel read a workload's hot set ahead in the tree at `directory`, in order.
 
-    `directory` is the image `ref`, mounted by us or unpacked by anybody. Returns when all has been
-    asked for. Raises NotFoundError when the image has no hot set.
+    `directory` is the image `ref`, mounted by us or unpacked by anybody. Returns when all of it is
+    there. Raises NotFoundError when the image has no hot set.
     """
     repository, reference = open_repository(ref, options, plain_http=plain_http)
     with repository:
@@ -100,26 +102,45 @@ def _by_files(
 
 
 def _warm(directory: str, index: Index, threads: int) -> None:
-    from bootseer.blockimage.warm import Warmer
-
+    """Read all ranges ahead, in order and from several threads; returns when they are there."""
     try:
         root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise from_os_error(error, f"open the tree {directory}") from error
-    done = threading.Event()
-    # New threads are called as the one that makes them.
-    libc = ctypes.CDLL(None)
-    own = ctypes.create_string_buffer(16)
-    libc.prctl(_PR_GET_NAME, own)
-    libc.prctl(_PR_SET_NAME, WARMING)
-    warmer = Warmer(root, index, lambda _: None, threads=threads, finished=done.set)
-    libc.prctl(_PR_SET_NAME, own)
+    windows = [
+        (index.paths[one.path], at, min(WINDOW_BYTES, one.offset + one.length - at))
+        for frame in index.frames
+        for one in frame.warm
+        for at in range(one.offset, one.offset + one.length, WINDOW_BYTES)
+    ]
     try:
-        for number in range(len(index.frames)):
-            warmer.put(number)
-        warmer.end()
-        done.wait()
-    except BaseException:
-        warmer.close()
-        done.wait()
-        raise
+        with ThreadPoolExecutor(threads, initializer=_named) as pool:
+            list(pool.map(lambda window: _ahead(root, *window), windows, chunksize=1))
+            # A thread must live until what it asked for has arrived, or a server of ours could
+            # not tell any more whose read that was.
+            list(pool.map(lambda window: _arrived(root, *window), windows, chunksize=1))
+    finally:
+        os.close(root)
+
+
+def _named() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, WARMING)
+
+
+def _ahead(root: int, path: bytes, offset: int, length: int) -> None:
+    # A file that is not as it was is read when somebody asks for it, as without us.
+    with contextlib.suppress(OSError):
+        fd = open_below(root, path)
+        try:
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+def _arrived(root: int, path: bytes, offset: int, length: int) -> None:
+    with contextlib.suppress(OSError):
+        fd = open_below(root, path)
+        try:
+            os.pread(fd, 1, offset + length - 1)
+        finally:
+            os.close(fd)

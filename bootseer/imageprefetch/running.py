@@ -28,7 +28,7 @@ from bootseer.errors import (
 )
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-EVENTS_INSIDE = "/run/bootseer-events"
+EVENTS_INSIDE = "/.bootseer-events"  # in the root, where no link of the image can stand in the way
 GRACE_S = 10.0
 _POLL_S = 0.05
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000

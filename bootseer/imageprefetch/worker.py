@@ -21,6 +21,7 @@ from bootseer.profiler import events
 if TYPE_CHECKING:
     from bootseer.blockimage.opened import BlockImage
     from bootseer.blockimage.serving import ImageServer, ServeSettings
+    from bootseer.blocks.recorder import Recorder
     from bootseer.blocks.trace import Trace
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.recording import StartRecording
@@ -105,9 +106,10 @@ class Worker:
                 supervisor=os.getppid(),
             )
             state.tell(told)
+            recorder = self._recorder(opened)  # before anybody can read
         self._answer({"mounted": self._about(digest, told, opened), "server": _plain(told)})
         self._event("image.mount", self._about(digest, told, opened))
-        self._go_on(settings.directory, digest, opened)
+        self._go_on(settings.directory, digest, opened, recorder)
 
     def _other(self, digest: str) -> runtime.Server | None:
         """A server of this image that is mounted somewhere we can see."""
@@ -126,7 +128,7 @@ class Worker:
         mounts = [m.target for m in runtime.mounts_of(before) if m.root == "/"]
         if not mounts:
             server.settings = dataclasses.replace(server.settings, warm=False)
-        self._go_on(mounts[0] if mounts else "", before.digest, opened, again=True)
+        self._go_on(mounts[0] if mounts else "", before.digest, opened)
 
     def _reopened(self, digest: str) -> Opened:
         for left in reversed(range(TAKE_OVER_TRIES)):
@@ -168,22 +170,22 @@ class Worker:
             fill=FillSettings(rate_bytes_s=settings.fill_rate_bytes_s) if settings.fill else None,
         )
 
-    def _go_on(self, target: str, digest: str, opened: Opened, *, again: bool = False) -> None:
+    def _go_on(
+        self, target: str, digest: str, opened: Opened, recorder: Recorder | None = None
+    ) -> None:
         """All that the mount did not need: bytes, then recording, then what is kept."""
         server = self._server
         assert server is not None
-        if self._settings.record and not again:
-            self._record(digest, opened)
+        if recorder is not None:
+            self._record(digest, opened, recorder)
         server.begin(target)
         try:
             opened.keep()
         except BootseerError as error:
             self._fault("keep", f"the image cannot be mounted again offline: {error}")
 
-    def _record(self, digest: str, opened: Opened) -> None:
+    def _recorder(self, opened: Opened) -> Recorder | None:
         from bootseer.blocks.recorder import Recorder
-        from bootseer.imageprefetch.recording import StartRecording
-        from bootseer.imageprefetch.traces import TraceStore
 
         class Late(Recorder):
             """Knows the name of what it records at its end: that needs the whole block table."""
@@ -192,11 +194,20 @@ class Worker:
                 return dataclasses.replace(super().trace(full=full), object=opened.key())
 
         settings = self._settings
+        if not settings.record:
+            return None
         recorder = Late(
             "", opened.image.data_bytes, settings.workload, window_s=settings.record_window_s
         )
-        cold = not opened.hot_set or not settings.hot
         self.front.touches = recorder
+        return recorder
+
+    def _record(self, digest: str, opened: Opened, recorder: Recorder) -> None:
+        from bootseer.imageprefetch.recording import StartRecording
+        from bootseer.imageprefetch.traces import TraceStore
+
+        settings = self._settings
+        cold = not opened.hot_set or not settings.hot
         self._recording = StartRecording(
             recorder,
             TraceStore(settings.traces or LocalStore(settings.cache).trace_folder(digest)),
