@@ -194,17 +194,13 @@ def _outer(command: Command, work: str) -> NoReturn:
             _inner(libc, command, work)
         except BaseException as error:  # a border, as above
             _say_and_exit(error)
-    stopping = False
-
-    def stop(number: int, _: object) -> None:
-        # The first process of a namespace hears only what it has a handler for.
-        nonlocal stopping
-        os.kill(inner, signal.SIGKILL if stopping else number)
-        stopping = True
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, lambda got, _: os.kill(inner, got))
     _, status = os.waitpid(inner, 0)
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
@@ -228,6 +224,18 @@ def _inner(libc: ctypes.CDLL, command: Command, work: str) -> NoReturn:
     for target, fd in host.items():
         os.makedirs(target, exist_ok=True)
         _mount(libc, f"/proc/self/fd/{fd}", target, "", _MS_BIND | _MS_REC)
+    # The first process of a namespace hears only signals that it handles: be that for the command.
+    pid = os.fork()
+    if pid:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda got, _: os.kill(pid, got))
+        while True:
+            ended, status = os.wait()  # of the command, or of what it left behind
+            if ended == pid:
+                _leave(status)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     _become(command.config.user)
     directory = command.config.working_dir or "/"
     os.makedirs(directory, exist_ok=True)
