@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -341,3 +343,9 @@ class TestLayout(RepositoryContract):
             check=True,
         )
         assert digest_of(done.stdout) == second.digest
+
+    def test_the_example_of_the_docs_runs(self, tmp_path: Path) -> None:
+        page = (Path(__file__).parent.parent / "docs/registries.md").read_text()
+        (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        code = example.replace("/tmp/a-layout", str(tmp_path / "a-layout"))
+        subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

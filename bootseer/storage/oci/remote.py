@@ -251,7 +251,6 @@ class RegistryRepository:
     ) -> list[Descriptor]:
         if self._has_referrers_api.get(endpoint, True):
             listed = self._referrers_by_api(endpoint, digest, artifact_type)
-            self._has_referrers_api[endpoint] = listed is not None
             if listed is not None:
                 return listed
         what = f"list the referrers of {digest} in {self._reference.place}"
@@ -259,6 +258,8 @@ class RegistryRepository:
             raw, media_type = self._manifest_at(endpoint, fallback_tag(digest), what)
         except NotFoundError:
             return []
+        # Not sooner: a registry with the API may refuse it for a repository that is not there yet.
+        self._has_referrers_api[endpoint] = False
         parsed = parse_manifest(raw, media_type, f"the referrers of {digest}")
         return list(parsed.manifests) if isinstance(parsed, Index) else []
 
