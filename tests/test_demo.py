@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from wheelhouse import make_wheel
 
 from bootseer.profiler.report.model import PartUse
 from tools.demo import __main__ as demo
-from tools.demo import machine, options, stages, starts
+from tools.demo import images, machine, options, stages, starts
+from tools.podman import mounts_below
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +56,7 @@ def chosen(tmp_path: Path) -> options.Options:
         kept=tmp_path / "kept",
         scratch=tmp_path / "scratch",
         cold=False,
+        image="off",
         floor=None,
         job_arguments=(),
     )
@@ -62,14 +66,22 @@ def test_the_demonstration_in_miniature(
     chosen: options.Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Console(stderr=True, width=200)
+    why = images.missing()
+    chosen = dataclasses.replace(chosen, image="job" if why else "small")
     assert demo.run(chosen, said) == 0, capsys.readouterr().err
     document = json.loads((chosen.out / "report.json").read_text())
     assert document["comparison"]["baseline"]["starts"] == 3
     assert document["comparison"]["candidate"]["starts"] == 3
     assert document["comparison"]["speedup"] > 0
     used = {name: part["used"] for name, part in document["parts"].items()}
-    assert used == {"image": False, "deps": True, "checkpoint": True}
+    assert used == {"image": not why, "deps": True, "checkpoint": True}
     assert all(part["reason"] for part in document["parts"].values())
+    if not why:
+        assert "hot set" in document["parts"]["image"]["reason"]
+        for side in ("baseline", "candidate"):
+            assert document["comparison"][side]["phases"]["image.pull"]["median"] > 0
+        assert not [path for path in mounts_below(Path("/tmp")) if f"bsd-{os.getpid()}" in path]
+        assert not Path(f"/tmp/bsd-{os.getpid()}").exists()
     assert any("page cache stays warm" in line for line in document["emulated"])
     assert (chosen.out / "report.html").read_text().startswith("<!")
     assert sorted(path.name for path in chosen.out.iterdir()) == ["report.html", "report.json"]
@@ -77,6 +89,35 @@ def test_the_demonstration_in_miniature(
     shown = capsys.readouterr().out
     for label in ("plain install", "snapshot not there yet", "fresh node", "second start"):
         assert label in shown
+
+
+def test_where_containers_cannot_run_the_part_says_why(
+    chosen: options.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(chosen.kept))
+    why = images.missing()
+    assert "root" in why or "docker-registry, skopeo, podman, runc not installed" in why
+    stage = stages.Container()
+    with images.Images(chosen.out, chosen.out, chosen.kept, "job") as place:
+        assert place.why == why
+        place.take_down()
+    stage._why = why
+    assert stage.use([]) == PartUse(False, why)
+    assert stage.emulated() == []
+
+
+def test_a_container_that_prints_something_else_is_a_fault(tmp_path: Path) -> None:
+    def start(output: str, kind: str = "fresh", **mounted: object) -> starts.Start:
+        ran = images.Ran(0, output, {"hot_bytes": 7, **mounted})
+        return starts.Start(kind, tmp_path, 0, "", 1.0, ran)
+
+    lab = types.SimpleNamespace(images=types.SimpleNamespace(why=""))
+    stage = stages.Container()
+    assert stage.faults(lab, start("x", "plain")) == []
+    assert stage.faults(lab, start("x", hot_set="sha256:0")) == []
+    assert "printed" in stage.faults(lab, start("y", hot_set="sha256:0"))[0]
+    assert "without its hot set" in stage.faults(lab, start("x"))[0]
+    assert not stage.use([dataclasses.replace(start("x"), image=None)]).used
 
 
 def test_a_job_that_fails_ends_it_and_leaves_nothing(chosen: options.Options) -> None:
@@ -120,8 +161,6 @@ def test_what_a_fingerprint_sees(tmp_path: Path) -> None:
 
 def test_every_part_of_the_report_has_a_stage() -> None:
     assert [stage.name for stage in stages.all_stages()] == ["image", "deps", "checkpoint"]
-    image = stages.all_stages()[0].use([])
-    assert image == PartUse(False, image.reason)
 
 
 def test_a_part_counts_as_used_only_where_it_was(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ def _set_up(lab: Lab, console: Console) -> None:
     size = lab.made.stat().st_size
     lab.place.keep(lab.made)
     console.print(f"checkpoint made: {size / 1e9:.2f} GB")
+    if not lab.images.why:
+        said = lab.images.publish(lab.wheels)
+        console.print(said or f"no image: {lab.images.why}", soft_wrap=True, markup=False)
     settings = [stage.settings(lab) for stage in stages.all_stages()]
     (lab.options.scratch / "bootseer.toml").write_text("\n".join(settings), encoding="utf-8")
 

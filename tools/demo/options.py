@@ -15,8 +15,8 @@ MIN_ROUNDS = 3  # below that the report refuses to claim
 class Options:
     """`job` holds `train.py` and `requirements.txt`; `job_arguments` go to the script. `kept`
     is where downloads stay for the next time, `scratch` where everything else lies meanwhile.
-    `store` is where the checkpoint lies. `floor` is the least speedup that counts as success;
-    None: do not judge it."""
+    `store` is where the checkpoint lies; `image` is what runs as a container.
+    `floor` is the least speedup that counts as success; None: do not judge it."""
 
     job: Path
     out: Path
@@ -25,6 +25,7 @@ class Options:
     rounds: int = MIN_ROUNDS
     cold: bool = True
     store: Literal["local", "hdfs"] = "local"
+    image: Literal["job", "small", "off"] = "job"
     floor: float | None = 1.5
     job_arguments: tuple[str, ...] = ("--steps", "2")
     checkpoint_arguments: tuple[str, ...] = ()
@@ -40,6 +41,9 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument(
         "--store", choices=["local", "hdfs"], default="local", help="where the checkpoint lies"
     )
+    parser.add_argument(
+        "--image", choices=["job", "off"], default="job", help="start a container's image as well"
+    )
     given = parser.parse_args(arguments)
     if given.rounds < MIN_ROUNDS:
         parser.error(f"--rounds must be at least {MIN_ROUNDS}: fewer starts prove nothing")
@@ -53,4 +57,5 @@ def parse(arguments: list[str] | None = None) -> Options:
         rounds=given.rounds,
         cold=not given.warm,
         store=given.store,
+        image=given.image,
     )

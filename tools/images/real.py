@@ -67,11 +67,11 @@ def _make(name: str, folder: Path) -> None:
     try:
         base = _base()
         small = _site(work, PACKAGES["python"])
-        layers = [Layer(list(_tree(base, ""))), Layer(list(_tree(small, SITE)))]
+        layers = [Layer(list(tree_members(base, ""))), Layer(list(tree_members(small, SITE)))]
         if name != "python":
             large = _site(work, PACKAGES[name])
             _take_away(large, small)
-            layers.append(Layer(list(_tree(large, SITE))))
+            layers.append(Layer(list(tree_members(large, SITE))))
         config = {"Cmd": ["python3"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]}
         _write(work / "layout", name, layers, config)
         (work / "layout").replace(folder)
@@ -125,7 +125,7 @@ def _take_away(large: Path, small: Path) -> None:
             twin.unlink(missing_ok=True)
 
 
-def _tree(root: Path, prefix: str) -> Iterator[Member]:
+def tree_members(root: Path, prefix: str) -> Iterator[Member]:
     """A folder's content as members, in the order of its names, its own parents first."""
     parents = [prefix.rsplit("/", n)[0] for n in range(prefix.count("/"), -1, -1) if prefix]
     for parent in parents:

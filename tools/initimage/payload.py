@@ -110,15 +110,17 @@ def base(cache: Path) -> Path:
     _interpreter(unpacked, work)
     _libraries(work / SITE, wheels)
     for folder in (work / f"lib/python{VERSION}", work / SITE):
-        _compile(work, folder, unpacked)
+        _compile(work, folder, unpacked, "-b")
+        for path in folder.rglob("*.pyc"):  # half of what each pod's start would have to copy
+            path.with_suffix(".py").unlink(missing_ok=True)
     work.replace(done)
     return done
 
 
-def unpack(cache: Path) -> Path:
+def unpack(cache: Path, wanted: Sequence[str] = DEBIAN) -> Path:
     """The folder in `cache` with Debian's packages unpacked, made anew where it is not whole."""
     unpacked, done = cache / "unpacked", cache / "unpacked/.complete"
-    packages = _debian_packages(cache / "debian")
+    packages = _debian_packages(cache / "debian", wanted)
     names = "\n".join(package.name for package in packages)
     if not done.is_file() or done.read_text(encoding="ascii") != names:
         shutil.rmtree(unpacked, ignore_errors=True)
@@ -128,16 +130,16 @@ def unpack(cache: Path) -> Path:
     return unpacked
 
 
-def _debian_packages(folder: Path) -> list[Path]:
+def _debian_packages(folder: Path, wanted: Sequence[str]) -> list[Path]:
     """The packages' files, downloaded once; the newest of each name that this Debian has."""
     done = folder / "complete"
-    if not done.is_file() or done.read_text(encoding="ascii") != "\n".join(DEBIAN):
+    if not done.is_file() or done.read_text(encoding="ascii") != "\n".join(wanted):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         # As root apt would drop its privileges to a user that cannot write here.
         as_root = ["-o", "APT::Sandbox::User=root"]
-        _call(["apt-get", *as_root, "download", *DEBIAN], "download Debian's packages", folder)
-        done.write_text("\n".join(DEBIAN), encoding="ascii")
+        _call(["apt-get", *as_root, "download", *wanted], "download Debian's packages", folder)
+        done.write_text("\n".join(wanted), encoding="ascii")
     return sorted(folder.glob("*.deb"))
 
 
@@ -207,7 +209,7 @@ def _libraries(site: Path, wheels: Iterable[Path]) -> None:
         _call(["strip", "--strip-unneeded", str(path)], f"strip {path.name}")
 
 
-def _compile(python: Path, folder: Path, unpacked: Path) -> None:
+def _compile(python: Path, folder: Path, unpacked: Path, *more: str) -> None:
     """Byte code that is valid without a look at the source: copies change times.
 
     By Debian's own interpreter: that of this machine may be of another version.
@@ -215,7 +217,15 @@ def _compile(python: Path, folder: Path, unpacked: Path) -> None:
     libraries = [unpacked / f"usr/{PROGRAM_LIBRARIES}", unpacked / PROGRAM_LIBRARIES]
     loader = next((unpacked / PROGRAM_LIBRARIES).glob("ld-linux*"))
     program = [str(loader), "--library-path", ":".join(map(str, libraries))]
-    program += [str(unpacked / f"usr/bin/python{VERSION}"), "-s", "-S", "-m", "compileall", "-q"]
+    program += [
+        str(unpacked / f"usr/bin/python{VERSION}"),
+        "-s",
+        "-S",
+        "-m",
+        "compileall",
+        "-q",
+        *more,
+    ]
     how = ["--invalidation-mode", "unchecked-hash", "-s", str(python), "-p", f"{HOME}/python"]
     done = subprocess.run(
         [*program, *how, str(folder)],
