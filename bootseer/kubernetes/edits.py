@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import yaml
 
@@ -24,6 +24,7 @@ from bootseer.kubernetes.yamltext import Text
 
 BEGIN, END = "# bootseer:begin", "# bootseer:end"
 OWN_COLON = "  :"
+_INLINE = -1  # in place of a column
 
 Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
 
@@ -106,7 +107,7 @@ def opening(text: Text, node: yaml.Node, bracket: str) -> int:
 
 def _into_sequence(text: Text, sequence: yaml.SequenceNode, new: Sequence[Value]) -> Edit:
     if sequence.flow_style:
-        inline = ", ".join(flow(value) for value in new)
+        inline = _once(text, _INLINE, list(new), lambda: ", ".join(map(flow, new)))
         at = opening(text, sequence, "[")
         return Edit(at, inline + (", " if sequence.value else ""))
     first = sequence.value[0].start_mark.index
@@ -153,14 +154,23 @@ def _whole_lines(
 
 
 def _marked(text: Text, new: Sequence[Value] | Mapping[str, Value], column: int) -> str:
-    """Items or entries as lines between our marks; the same ones are written once a text."""
-    parts = [*new, *new.values()] if isinstance(new, Mapping) else list(new)
-    key = (column, *map(id, parts))  # the parts are kept with it, so no other takes an id
-    if key not in text.written:
+    """Items or entries as lines between our marks."""
+
+    def write() -> str:
         lines = block_keys(new, column) if isinstance(new, Mapping) else block_items(new, column)
         indent = " " * column
         marked = [f"{indent}{BEGIN} {digest(lines)}", *lines, f"{indent}{END}"]
-        text.written[key] = (parts, "".join(line + text.newline for line in marked))
+        return "".join(line + text.newline for line in marked)
+
+    parts = [*new, *new.values()] if isinstance(new, Mapping) else list(new)
+    return _once(text, column, parts, write)
+
+
+def _once(text: Text, column: int, parts: list[Value], write: Callable[[], str]) -> str:
+    """What `write` makes of `parts`: pods of one text mostly get the same, written once."""
+    key = (column, *map(id, parts))  # the parts are kept with it, so no other takes an id
+    if key not in text.written:
+        text.written[key] = (parts, write())
     return text.written[key][1]
 
 
