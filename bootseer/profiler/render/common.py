@@ -7,7 +7,14 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bootseer.profiler.report.model import CriticalStep, Killed, Report, StartSummary, WhatIf
+from bootseer.profiler.report.model import (
+    CriticalStep,
+    ImageUse,
+    Killed,
+    Report,
+    StartSummary,
+    WhatIf,
+)
 
 GAP = "not described"
 """Name shown for time that no event describes."""
@@ -380,3 +387,26 @@ def first_files(files: Sequence[str], shown: int = 1) -> str:
     """The first file, and how many more."""
     more = len(files) - shown
     return ", ".join(files[:shown]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def image_name(use: ImageUse) -> str:
+    """An image and its workload, as far as they are known."""
+    name = use.ref or ("files read ahead" if use.mode == "files" else "an image")
+    return f"{name} ({use.workload})" if use.workload else name
+
+
+def image_cells(use: ImageUse) -> tuple[str, ...]:
+    """Hot set, ready, replayed, missed reads, blocked, on demand and filled, for tables."""
+    hot = "-" if use.hot_set is None else "yes" if use.hot_set else "none"
+    missed = "-"
+    if use.waits is not None and use.reads is not None:
+        missed = f"{use.waits:,} of {use.reads:,}"
+    return (
+        f"{hot}, offline" if use.offline else hot,
+        seconds(use.ready_s),
+        size(use.replay_bytes),
+        missed,
+        seconds(use.blocked_s),
+        size(use.demand_bytes),
+        size(use.fill_bytes),
+    )

@@ -17,6 +17,7 @@ from bootseer.profiler.report.model import Report
 SECTIONS = (
     ("timeline", "Timeline", html_sections.timeline),
     ("phases", "Phases", html_sections.phases),
+    ("images", "Images", html_details.images),
     ("heat", "Nodes and phases", html_heat.section),
     ("stragglers", "Stragglers", html_costs.stragglers),
     ("gpu-hours", "GPU-hours", html_costs.gpu_hours),

@@ -185,6 +185,22 @@ def incidents(report: Report) -> Markup:
     return join(out)
 
 
+def images(report: Report) -> Markup:
+    """What each image that was mounted lazily, or read ahead, cost."""
+    if not report.images:
+        return tag("p", "No image was mounted or read ahead by bootseer.")
+    rows = [
+        (words.image_name(use), use.node, *words.image_cells(use))
+        for use in report.images[:MAX_ROWS]
+    ]
+    columns = (
+        ("Image", ""), ("Node", ""), ("Hot set", ""), ("Ready", "n"), ("Replayed", "n"),
+        ("Missed reads", "n"), ("Blocked", "n"), ("On demand", "n"), ("Filled", "n"),
+    )  # fmt: skip
+    caption = "Images: until the tree was there, and what its programs waited for"
+    return join((table(caption, columns, rows), rest(len(report.images), "images")))
+
+
 def problems(report: Report) -> Markup:
     """Faults of the input that were worked around."""
     if not report.problems:

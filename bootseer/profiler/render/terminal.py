@@ -33,6 +33,7 @@ def render(report: Report, console: Console) -> None:
     _verdict(report, page)
     _comparison(report.comparison, page)
     _phases(report, page)
+    _images(report, page)
     _critical_path(report, page)
     _heat_map(report, page)
     _stragglers(report, page)
@@ -313,6 +314,21 @@ def _side(side: Side) -> tuple[str, str]:
 
 def _range(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{words.seconds(low)}-{words.seconds(high)}"
+
+
+def _images(report: Report, page: Page) -> None:
+    if not report.images:
+        return
+    page.heading("Images")
+    columns = ["image", "node", "hot set", "ready", "replayed", "missed reads", "blocked"]
+    if page.wide:
+        columns += ["on demand", "filled"]
+    rows = []
+    for use in report.images[:MAX_ROWS]:
+        row = [_short(words.image_name(use)), _short(use.node), *words.image_cells(use)]
+        rows.append(row[: len(columns)])
+    page.table(columns, rows, left=3)
+    page.rest(MAX_ROWS, len(report.images), "images")
 
 
 def _incidents(report: Report, page: Page) -> None:

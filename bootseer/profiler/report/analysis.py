@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 import bootseer
 from bootseer.errors import NotFoundError
-from bootseer.profiler.report import critical, incidents, stages, stragglers, totals, whatif
+from bootseer.profiler.report import (
+    critical,
+    images,
+    incidents,
+    stages,
+    stragglers,
+    totals,
+    whatif,
+)
 from bootseer.profiler.report import lanes as lanes_of
 from bootseer.profiler.report import skew as skews
 from bootseer.profiler.report.compare import StartFigures, compare
@@ -154,4 +162,5 @@ def _report(prepared: Prepared) -> Report:
         what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut)),
         killed=killed,
         incidents=incidents.incidents(start, shifts, lanes.zero_ns),
+        images=images.images(start),
     )

@@ -290,6 +290,40 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageUse:
+    """One image as one process served it (`mounted`), or read its files ahead (`files`).
+
+    `ready_s`: until the tree was there; `replay_s`: until the hot set had arrived, from the same
+    moment on; `hot_set`: whether there was one. `reads` of `read_bytes` are programs' own, `waits`
+    of them found their bytes missing and waited `blocked_s` together (so it can exceed the wall
+    time). Over the wire came `replay_bytes` as the hot set, `demand_bytes` because somebody
+    waited, `hot_bytes` ahead of need and `fill_bytes` in the background; `cache_bytes` were on the
+    node already. `recorded_bytes` were touched and recorded; `faults` are those readers did not
+    see.
+    """
+
+    node: str
+    ref: str | None
+    workload: str
+    mode: Literal["mounted", "files"]
+    hot_set: bool | None
+    offline: bool
+    ready_s: float | None
+    replay_s: float | None
+    replay_bytes: int | None
+    reads: int | None
+    read_bytes: int | None
+    waits: int | None
+    blocked_s: float | None
+    demand_bytes: int | None
+    hot_bytes: int | None
+    fill_bytes: int | None
+    cache_bytes: int | None
+    recorded_bytes: int | None
+    faults: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Median, least and greatest of one figure over starts, in seconds; `starts` had it."""
 
@@ -375,6 +409,7 @@ class Report:
     killed: tuple[Killed, ...]
     incidents: tuple[Incident, ...]
     comparison: Comparison | None = None
+    images: tuple[ImageUse, ...] = ()
     parts: Mapping[str, PartUse] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()
 
