@@ -18,7 +18,7 @@ test-fast: setup
 
 # Injected pods on a real Kubernetes, which the first run builds in about three minutes.
 k8s-test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_inject.py tests/test_k8s_*.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_inject*.py tests/test_initimage.py tests/test_k8s_*.py
 
 # The init container's image: make image IMAGE=registry.example/bootseer-init:0.1.0
 IMAGE ?=

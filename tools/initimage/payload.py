@@ -82,7 +82,7 @@ def build(root: Path, cache: Path, sources: Path) -> None:
     shutil.copytree(base(cache), payload / "python", symlinks=True)
     package = payload / f"python/{SITE}/bootseer"
     shutil.copytree(sources, package, ignore=shutil.ignore_patterns("__pycache__"))
-    _compile(payload / "python", package, unpacked)
+    compile_tree(payload / "python", package, unpacked, f"{HOME}/python")
     shutil.copy2(_first(unpacked, "bin/busybox", "usr/bin/busybox"), payload / "bin/busybox")
     shutil.copy2(HERE / "launch.sh", payload / "bin/bootseer")
     shutil.copy2(HERE / "install.sh", payload / "install.sh")
@@ -110,7 +110,7 @@ def base(cache: Path) -> Path:
     _interpreter(unpacked, work)
     _libraries(work / SITE, wheels)
     for folder in (work / f"lib/python{VERSION}", work / SITE):
-        _compile(work, folder, unpacked, "-b")
+        compile_tree(work, folder, unpacked, f"{HOME}/python", "-b")
         for path in folder.rglob("*.pyc"):  # half of what each pod's start would have to copy
             path.with_suffix(".py").unlink(missing_ok=True)
     work.replace(done)
@@ -209,10 +209,11 @@ def _libraries(site: Path, wheels: Iterable[Path]) -> None:
         _call(["strip", "--strip-unneeded", str(path)], f"strip {path.name}")
 
 
-def _compile(python: Path, folder: Path, unpacked: Path, *more: str) -> None:
+def compile_tree(root: Path, folder: Path, unpacked: Path, place: str, *more: str) -> None:
     """Byte code that is valid without a look at the source: copies change times.
 
-    By Debian's own interpreter: that of this machine may be of another version.
+    `root` will stand at `place`; `folder` is the part of it to compile. By Debian's own
+    interpreter: that of this machine may be of another version.
     """
     libraries = [unpacked / f"usr/{PROGRAM_LIBRARIES}", unpacked / PROGRAM_LIBRARIES]
     loader = next((unpacked / PROGRAM_LIBRARIES).glob("ld-linux*"))
@@ -226,7 +227,7 @@ def _compile(python: Path, folder: Path, unpacked: Path, *more: str) -> None:
         "-q",
         *more,
     ]
-    how = ["--invalidation-mode", "unchecked-hash", "-s", str(python), "-p", f"{HOME}/python"]
+    how = ["--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", place]
     done = subprocess.run(
         [*program, *how, str(folder)],
         check=False,

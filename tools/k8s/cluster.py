@@ -30,17 +30,23 @@ class Cluster:
     """Started by `start` or `with`; `kubectl` talks to it.
 
     `images` maps a repository name below the node's registry (`lab/x:1`) to an image's tar file
-    (an OCI layout). `directory` must not lie on an overlay file system.
+    (an OCI layout). `directory` must not lie on an overlay file system. With `lazy`, kubelet's
+    images come through our snapshotter.
     """
 
     def __init__(
-        self, directory: Path, *, images: Mapping[str, Path] | None = None, api_only: bool = False
+        self,
+        directory: Path,
+        *,
+        images: Mapping[str, Path] | None = None,
+        api_only: bool = False,
+        lazy: bool = False,
     ) -> None:
         self.directory = directory
         self.run, self.state = directory / "run", directory / "state"
         self.shared = directory / "shared"
         self._images = dict(images or {})
-        self._api_only = api_only
+        self._api_only, self._lazy = api_only, lazy
         self._cgroup = f"bootseer-{os.getpid()}-{secrets.token_hex(3)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._init = 0
@@ -64,7 +70,7 @@ class Cluster:
         for place in (self.run, self.state, self.run / "images", self.run / "pki", self.shared):
             place.mkdir(parents=True)
         self.shared.chmod(0o777)
-        settings.write_all(self.run, self.state, self._cgroup)
+        settings.write_all(self.run, self.state, self._cgroup, lazy=self._lazy)
         _make_certificates(self.run / "pki")
         self._write_users()
         if not self._api_only:

@@ -5,6 +5,7 @@ Started by `cluster.Cluster` as `python -m tools.k8s.node RUN STATE PROGRAMS CGR
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -33,6 +34,8 @@ def main() -> None:
     node.start("apiserver", settings.apiserver(programs, run, api_only=api_only))
     if not api_only:
         node.start("registry", ["docker-registry", "serve", f"{run}/registry.yml"])
+        if (run / "snapshotter.json").exists():
+            node.start("snapshotter", json.loads((run / "snapshotter.json").read_text("utf-8")))
         node.start("containerd", ["containerd", "--config", f"{run}/containerd.toml"])
         _until(lambda: (run / "containerd.sock").exists() and _answers("http://127.0.0.1:5055/v2/"))
         _push_images(run)
@@ -58,6 +61,7 @@ class _Node:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         self._children.append(child)
+        (self._run / f"{name}.pid").write_text(str(child.pid), encoding="ascii")
 
     def end(self) -> None:
         for child in self._children:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 NODE_IP, SERVICE_IP = "10.88.0.1", "10.89.0.1"
@@ -17,9 +18,15 @@ USERS = {  # file -> (user, groups)
 }
 
 
-def write_all(run: Path, state: Path, cgroup: str) -> None:
-    """Write containerd's, kubelet's, the network's and the registry's files below `run`."""
-    (run / "containerd.toml").write_text(_containerd(run, state), encoding="utf-8")
+def write_all(run: Path, state: Path, cgroup: str, *, lazy: bool = False) -> None:
+    """Write containerd's, kubelet's, the network's and the registry's files below `run`.
+
+    With `lazy`, the node runs our snapshotter and kubelet's images are its own.
+    """
+    (run / "containerd.toml").write_text(_containerd(run, state, lazy=lazy), encoding="utf-8")
+    if lazy:
+        words = json.dumps(_snapshotter(run, state))
+        (run / "snapshotter.json").write_text(words, encoding="utf-8")
     (run / "kubelet.yaml").write_text(json.dumps(_kubelet(run, state, cgroup)), encoding="utf-8")
     network = run / "cni/net.d"
     network.mkdir(parents=True)
@@ -41,7 +48,23 @@ def write_all(run: Path, state: Path, cgroup: str) -> None:
     (run / "registry.yml").write_text(json.dumps(registry), encoding="utf-8")
 
 
-def _containerd(run: Path, state: Path) -> str:
+_LAZY = """
+    snapshotter = "bootseer"
+    disable_snapshot_annotations = false"""
+_PROXY = """\
+[proxy_plugins.bootseer]
+  type = "snapshot"
+  address = "{run}/snapshotter.sock"
+"""
+
+
+def _snapshotter(run: Path, state: Path) -> list[str]:
+    places = ["--root", f"{state}/snapshotter", "--address", f"{run}/snapshotter.sock"]
+    kept = ["--cache", f"{state}/images", "--runtime", f"{run}/bootseer"]
+    return [sys.executable, "-m", "bootseer", "snapshotter", *places, *kept]
+
+
+def _containerd(run: Path, state: Path, *, lazy: bool) -> str:
     # Nobody here may lower a process's oom_score_adj, which runc would otherwise try.
     return f"""version = 2
 root = "{state}/containerd"
@@ -62,12 +85,12 @@ disabled_plugins = [
     bin_dir = "/usr/lib/cni"
     conf_dir = "{run}/cni/net.d"
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    default_runtime_name = "runc"
+    default_runtime_name = "runc"{_LAZY if lazy else ""}
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
   [plugins."io.containerd.grpc.v1.cri".registry]
     config_path = "{run}/hosts"
-"""
+{_PROXY.format(run=run) if lazy else ""}"""
 
 
 def _kubelet(run: Path, state: Path, cgroup: str) -> dict[str, object]:
