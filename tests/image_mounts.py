@@ -85,9 +85,7 @@ class Published:
     def data_offset(self, path: str) -> int:
         """Where a file begins in the raw data."""
         files = filemap.parse((self.folder / "files").read_bytes())
-        return next(
-            f.extents[0].data_offset for f in files.files if f.path == path.encode()
-        )
+        return next(f.extents[0].data_offset for f in files.files if f.path == path.encode())
 
 
 def publish(
@@ -255,7 +253,11 @@ class Mounts:
             mounts = [line for line in file if str(self.folder) in line]
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(self.runtime / "images")
-            mounts += [name for name in names if not name.startswith("agent") and not name.endswith(".lock")]
+            mounts += [
+                name
+                for name in names
+                if not name.startswith("agent") and not name.endswith(".lock")
+            ]
         return mounts + [f"process {pid}" for pid in self.processes()]
 
     def gone(self, timeout_s: float = 20.0) -> bool:

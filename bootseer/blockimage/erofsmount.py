@@ -34,11 +34,15 @@ _NO_FILES = (errno.ENOTBLK, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 class Erofs(NamedTuple):
-    """A mounted image: `device` and `source` as in /proc/self/mountinfo; whether over loops."""
+    """A mounted image: `device` and `source` as in /proc/self/mountinfo; whether over loops.
+
+    `bdis` are what `set_read_ahead` sets.
+    """
 
     device: str
     source: str
     loop: bool
+    bdis: tuple[str, ...]
 
 
 def bind(source: str, target: str) -> None:
@@ -57,8 +61,10 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
     if loop is not True:
         try:
             _mount(meta, target, KIND, MS_RDONLY | MS_NOATIME, f"device={data}")
-            _set_read_ahead(before)
-            return _found(target, loop=False)
+            # The kernel tells nowhere which one belongs to a mount; who mounts too wants the same.
+            bdis = tuple(_bdis() - before)
+            set_read_ahead(bdis, READ_AHEAD_KIB)
+            return _found(target, bdis, loop=False)
         except OSError as error:
             if error.errno not in _NO_FILES or loop is False:
                 raise _refused(error, target) from error
@@ -66,14 +72,14 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
     try:
         paths = [_attach(path, devices) for path in (meta, data)]
         _mount(paths[0], target, KIND, MS_RDONLY | MS_NOATIME, f"device={paths[1]}")
-        for path in paths:
-            _write_read_ahead(f"{_LOOP_MAJOR}:{path.removeprefix('/dev/loop')}")
+        bdis = tuple(f"{_LOOP_MAJOR}:{path.removeprefix('/dev/loop')}" for path in paths)
+        set_read_ahead(bdis, READ_AHEAD_KIB)
     except OSError as error:
         raise _refused(error, target) from error
     finally:
         for device in devices:
             os.close(device)  # unmounted ones go with their last descriptor
-    return _found(target, loop=True)
+    return _found(target, bdis, loop=True)
 
 
 def _refused(error: OSError, target: str) -> Exception:
@@ -85,11 +91,11 @@ def _refused(error: OSError, target: str) -> Exception:
     return from_os_error(error, f"mount the image at {target}")
 
 
-def _found(target: str, *, loop: bool) -> Erofs:
+def _found(target: str, bdis: tuple[str, ...], *, loop: bool) -> Erofs:
     found = find_mount(target)
     if found is None or found.kind != KIND:
         raise BusyError(f"what was mounted at {target} is gone again; somebody else unmounted it")
-    return Erofs(found.device, found.source, loop)
+    return Erofs(found.device, found.source, loop, bdis)
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
@@ -110,18 +116,14 @@ def _bdis() -> frozenset[str]:
         return frozenset()
 
 
-def _set_read_ahead(before: frozenset[str]) -> None:
-    """The kernel tells nowhere which one belongs to a mount; who mounts too wants the same."""
-    for name in _bdis() - before:
-        _write_read_ahead(name)
-
-
-def _write_read_ahead(bdi: str) -> None:
-    try:
-        with open(f"{_BDI}/{bdi}/read_ahead_kb", "w", encoding="ascii") as file:
-            file.write(str(READ_AHEAD_KIB))
-    except OSError:
-        pass  # then more is read than is recorded, and nothing else
+def set_read_ahead(bdis: tuple[str, ...], kib: int) -> None:
+    """How far the kernel reads ahead in files that are opened from now on."""
+    for bdi in bdis:
+        try:
+            with open(f"{_BDI}/{bdi}/read_ahead_kb", "w", encoding="ascii") as file:
+                file.write(str(kib))
+        except OSError:
+            pass  # then more or less is read than is best, and nothing else
 
 
 # --- loop devices -----------------------------------------------------------------------------

@@ -41,6 +41,7 @@ class Fill:
         self._fetcher, self._source, self._cache = fetcher, source, cache
         self._settings, self._busy = settings, busy
         self._closing = threading.Event()
+        self._seen = -1  # reads, as of the last look
         self.done = threading.Event()
         self.filled_bytes = 0
 
@@ -74,15 +75,11 @@ class Fill:
 
     def _quiet(self) -> bool:
         """Wait until programs have read nothing for a while; False when closed."""
-        seen, since_s = self._busy(), time.monotonic()
-        while time.monotonic() - since_s < self._settings.quiet_s:
-            if self.filled_bytes and self._busy() == seen:
-                return True  # it was quiet before this step and still is
-            if self._closing.wait(min(POLL_S, self._settings.quiet_s)):
+        while (seen := self._busy()) != self._seen:
+            self._seen = seen
+            if self._closing.wait(self._settings.quiet_s):
                 return False
-            if self._busy() != seen:
-                seen, since_s = self._busy(), time.monotonic()
-        return True
+        return not self._closing.is_set()
 
     def _step(self, blocks: list[int]) -> bool:
         source = self._source

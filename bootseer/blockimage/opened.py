@@ -17,6 +17,9 @@ class FrameStream(Protocol):
     def readinto(self, view: memoryview, /) -> int:
         """Put the next bytes into `view`; how many, 0 at the end."""
 
+    def spoil(self) -> None:
+        """Some of its bytes were wrong: whatever keeps them must not."""
+
     def close(self) -> None:
         """Let go of it; twice is safe."""
 

@@ -27,6 +27,7 @@ from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.replay import Replay
 from bootseer.blocks.settings import DEFAULTS, FetchSettings
 from bootseer.blocks.source import BlockSource
+from bootseer.blocks.stats import Counters
 from bootseer.blocks.trace import Touched, Trace
 from bootseer.errors import BootseerError, CorruptDataError
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 NAME = "d"
 ROOM_WAIT_S = 10.0
+LATER_READ_AHEAD_KIB, COMPLETE_READ_AHEAD_KIB = 128, 1024
 WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
 DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
@@ -83,7 +85,9 @@ class ImageServer:
         self._fill: Fill | None = None
         self._closed = False
         self._threads: list[threading.Thread] = []
-        self.hot_bytes = 0  # stored bytes of frames that arrived
+        self._bdis: tuple[str, ...] = ()
+        self._recorded = self._start_over = False
+        self.hot_bytes = self.hot_frames = 0  # stored bytes of frames that arrived; how many
         front.size(image.data_bytes)
 
     def mount(self, front_dir: str, target: str) -> erofsmount.Erofs:
@@ -91,12 +95,17 @@ class ImageServer:
         found = erofsmount.mount_erofs(
             self.image.meta_path, f"{front_dir}/{NAME}", target, loop=self.settings.loop
         )
+        self._bdis = found.bdis
         self.front.keep(self.front.last_handle)
         self.front.replayed_hot_is_warm = found.loop
         return found
 
-    def begin(self, target: str) -> None:
-        """Let bytes come: reads the index, replays the hot set through `target`, then fills."""
+    def begin(self, target: str, *, recorded: bool = False) -> None:
+        """Let bytes come: reads the index, replays the hot set through `target`, then fills.
+
+        `recorded`: what is read is recorded until `start_is_over`.
+        """
+        self._recorded = recorded
         index = self._index()
         frames = Frames(index, memory_bytes=self.settings.frames_bytes)
         self._frames = frames
@@ -129,6 +138,21 @@ class ImageServer:
     def reads(self) -> Reads:
         """What reads cost so far."""
         return self.front.reads
+
+    def fetched(self) -> Counters:
+        """What the fetcher has brought so far."""
+        return self._fetcher.stats.total() if self._fetcher is not None else Counters()
+
+    def start_is_over(self) -> None:
+        """Nothing is recorded any more: the kernel may read ahead as it does elsewhere."""
+        self._recorded, self._start_over = False, True
+        self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        complete = self._fill is not None and self._fill.done.is_set()
+        if not self._recorded and (complete or self._start_over):
+            kib = COMPLETE_READ_AHEAD_KIB if complete else LATER_READ_AHEAD_KIB
+            erofsmount.set_read_ahead(self._bdis, kib)
 
     # --- the hot set -----------------------------------------------------------------------
 
@@ -201,6 +225,7 @@ class ImageServer:
                 stored = memoryview(bytearray(frame.stored_length))
                 _fill_view(stream, stored)
                 self.hot_bytes += len(stored)
+                self.hot_frames += 1
                 self._take(number, frame, stored)
 
     def _take(self, number: int, frame: Frame, stored: memoryview) -> None:
@@ -211,6 +236,8 @@ class ImageServer:
         except CorruptDataError as error:
             self._say("pack frame", str(error))
             frames.drop(number)  # its pages are read as cold ones
+            if self.image.frames is not None:
+                self.image.frames.spoil()
             return
         frames.arrived(number, raw)
         if self._warmer is not None:
@@ -245,6 +272,7 @@ class ImageServer:
             fetcher, source, cache, self.settings.fill, busy=lambda: self.front.reads.reads
         )
         self._fill.run(lambda text: self._say("fill", text))
+        self._read_ahead()
 
     # --- the end ---------------------------------------------------------------------------
 

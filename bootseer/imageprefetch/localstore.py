@@ -18,9 +18,8 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from bootseer.blockimage.opened import FrameStream
 from bootseer.errors import NoSpaceError, from_os_error
 
 VERSION = 1
@@ -142,6 +141,7 @@ class KeptFrames:
     """A pack's frames from a file of this node: `FrameStream`."""
 
     def __init__(self, path: str, pack: KeptPack) -> None:
+        self._path = path
         self._file = io.FileIO(path, "rb")
         try:
             if os.fstat(self._file.fileno()).st_size != pack.size_bytes:
@@ -158,6 +158,10 @@ class KeptFrames:
     def readinto(self, view: memoryview, /) -> int:
         return self._file.readinto(view)
 
+    def spoil(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
     def close(self) -> None:
         self._file.close()
 
@@ -168,6 +172,16 @@ class KeptFrames:
         self.close()
 
 
+class Stream(Protocol):
+    """Bytes from elsewhere, one after the other."""
+
+    def readinto(self, view: memoryview, /) -> int:
+        """Put the next bytes into `view`; how many, 0 at the end."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class KeepingFrames:
     """Frames from elsewhere that are written to a file as they pass: `FrameStream`.
 
@@ -175,7 +189,7 @@ class KeepingFrames:
     all, ends the keeping and nothing else.
     """
 
-    def __init__(self, stream: FrameStream, path: str, boot: bytes, pack: KeptPack) -> None:
+    def __init__(self, stream: Stream, path: str, boot: bytes, pack: KeptPack) -> None:
         self._stream, self._path, self._size_bytes = stream, path, pack.size_bytes
         self._fd, self._temporary, self._done_bytes = -1, "", 0
         try:
@@ -203,6 +217,11 @@ class KeepingFrames:
             except OSError:
                 self._abandon()
         return count
+
+    def spoil(self) -> None:
+        self._abandon()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
 
     def _abandon(self) -> None:
         fd, self._fd = self._fd, -1

@@ -67,7 +67,7 @@ class MountSettings:
     options: StoreOptions = DEFAULTS
     plain_http: bool | None = None
     deadline_s: float = 60.0
-    memory_bytes: int = 512 << 20
+    memory_bytes: int = 128 << 20
     loop: bool | None = None
     hot: bool = True
     log_file: str = ""

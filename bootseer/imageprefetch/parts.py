@@ -14,7 +14,7 @@ from bootseer.blocks import table as tables
 from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
-from bootseer.imageprefetch import hotsets, resolving
+from bootseer.imageprefetch import hotsets, pieces
 from bootseer.imageprefetch.carrying import Carried, carry
 from bootseer.imageprefetch.hotsets import HotSets, ImageParts
 from bootseer.imageprefetch.localstore import LocalStore
@@ -123,7 +123,7 @@ def open_image(
     with repository:
         subject, _ = repository.image(reference.version)
         listed = repository.referrers(subject.digest, artifact.ARTIFACT)
-        block = resolving._block_image_of(listed)
+        block = pieces.block_image_of(listed)
         if block is None:
             raise NotFoundError(
                 f"{ref} has no block image yet; run `bootseer image build {ref}` first"
@@ -136,7 +136,7 @@ def open_image(
 def _parts(
     repository: Repository, local: LocalStore, subject: Descriptor, block: Descriptor
 ) -> ImageParts:
-    manifest = resolving._manifest_of(repository, block)
+    manifest = pieces.manifest_of(repository, block)
     found = [_layer(manifest, kind) for kind in (artifact.META, artifact.TABLE, artifact.FILES)]
     meta, table, files = found
 
@@ -149,7 +149,7 @@ def _parts(
             local.keep(subject.digest, kind, one.digest, data)
         return data
 
-    table_bytes = blob("table", table, resolving.TABLE_LIMIT_BYTES)
+    table_bytes = blob("table", table, pieces.TABLE_LIMIT_BYTES)
     source = TableSource(
         tables.parse(table_bytes),
         repository.store,
@@ -157,7 +157,7 @@ def _parts(
         source_class="image",
     )
     return ImageParts(
-        meta=resolving._unpacked(repository.blob(meta, limit_bytes=resolving.META_LIMIT_BYTES)),
+        meta=pieces.unpacked(repository.blob(meta, limit_bytes=pieces.META_LIMIT_BYTES)),
         table=table_bytes,
         files=_files(blob("files", files, filemap.LIMITS.packed_bytes), source.size_bytes),
         source=source,

@@ -16,7 +16,7 @@ from bootseer.blockimage.packing import owners, warm_of
 from bootseer.blockimage.warm import WINDOW_BYTES, open_below
 from bootseer.config import default_cache
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
-from bootseer.imageprefetch import resolving
+from bootseer.imageprefetch import pieces
 from bootseer.imageprefetch.parts import open_image
 from bootseer.storage.oci.registry import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -71,7 +71,7 @@ def _chosen(
     repository: Repository, image: str, ref: str, workload: str
 ) -> tuple[str, hotset.HotSet]:
     listed = repository.referrers(image)
-    block = resolving._block_image_of(listed)
+    block = pieces.block_image_of(listed)
     chosen = hotset.choose(repository, listed, block.digest, workload) if block else None
     if chosen is None:
         raise NotFoundError(

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from bootseer.blockimage import hotset
 from bootseer.blockimage.opened import BlockImage, FrameStream
-from bootseer.blockimage.pack import Boot, parse_boot
+from bootseer.blockimage.pack import Boot
 from bootseer.errors import (
     AccessDeniedError,
     CorruptDataError,
@@ -34,19 +33,25 @@ from bootseer.imageprefetch.localstore import (
     KeptPack,
     LocalStore,
 )
+from bootseer.imageprefetch.pieces import (
+    META_LIMIT_BYTES,
+    TABLE_LIMIT_BYTES,
+    Asked,
+    Parts,
+    block_image_of,
+    boot_of,
+    digest_of,
+    fill,
+    manifest_of,
+    table_size,
+    unpacked,
+)
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
     from bootseer.blocks.source import BlockSource
-    from bootseer.storage.oci.manifest import Descriptor, Manifest
     from bootseer.storage.oci.registry import Repository
 
-ARTIFACT = "application/vnd.bootseer.blockimage.v1"
-META = "application/vnd.bootseer.blockimage.meta.v1+zstd"
-TABLE = "application/vnd.bootseer.blockimage.table.v1"
-DATA = "application/vnd.bootseer.blockimage.data.v1"
-META_LIMIT_BYTES = 1 << 30
-TABLE_LIMIT_BYTES = 1 << 30
 HURRIED_S = 3.0  # how long a registry is waited for when all is here already
 _GONE = (StoreUnavailableError, DeadlineError, AccessDeniedError)
 
@@ -58,8 +63,8 @@ class Opened:
     """An image ready to be mounted.
 
     `key` names its data as a trace does; asking for it parses the block table. `hot_set` is the
-    digest of the pack that is replayed, "" for none; `offline` says that the registry was not
-    there.
+    digest of the pack that is replayed, "" for none; `fetched_bytes` are what the registry sent
+    for the mount alone; `offline` says that it was not there.
     """
 
     digest: str
@@ -67,6 +72,7 @@ class Opened:
     key: Callable[[], str]
     hot_set: str
     hot_bytes: int
+    fetched_bytes: int
     offline: bool
     keep: Callable[[], None]
 
@@ -94,6 +100,8 @@ class Resolver:
         self._scratch = scratch
         self.reference = parse_reference(ref)
         self._ref, self._options, self._plain_http = ref, options, plain_http
+        self._patient = options
+        self._fetched_bytes = 0
         self._repository: Repository | None = None
         self._offline = False
         self._pinned = self.reference.digest or local.pinned(self.reference.name)
@@ -150,18 +158,18 @@ class Resolver:
 
     def _from_registry(self, digest: str) -> Opened:
         listed = self.repository.referrers(digest)
-        block = _block_image_of(listed)
+        block = block_image_of(listed)
         if block is None:
             raise NotFoundError(
                 f"{self._ref} has no block image yet; run `bootseer image build {self._ref}` "
                 "first, or pull it the plain way"
             )
-        asked = _Asked(lambda: _manifest_of(self.repository, block))
+        asked = Asked(lambda: manifest_of(self.repository, block))
         try:
             chosen = hotset.choose(self.repository, listed, block.digest, self._workload)
         finally:
             manifest = asked.result()
-        parts = _Parts.of(manifest, block.digest)
+        parts = Parts.of(manifest, block.digest)
         if chosen is not None:
             try:
                 return self._with_pack(digest, parts, chosen[1])
@@ -169,13 +177,13 @@ class Resolver:
                 self._note(f"the hot set is not used: {error}")
         return self._without_pack(digest, parts)
 
-    def _with_pack(self, digest: str, parts: _Parts, hot: hotset.HotSet) -> Opened:
+    def _with_pack(self, digest: str, parts: Parts, hot: hotset.HotSet) -> Opened:
         pack = KeptPack(hot.pack.digest, hot.pack.size_bytes, hot.boot_length, hot.boot_digest)
         path = self._local.path(digest, "pack", pack.digest)
         with contextlib.suppress(OSError, CorruptDataError):
             kept = KeptFrames(path, pack)
             try:
-                boot = _boot(kept.boot(pack), pack)
+                boot = boot_of(kept.boot(pack), pack)
                 return self._booted(digest, parts, boot, pack, kept)
             except CorruptDataError:
                 kept.close()
@@ -184,8 +192,9 @@ class Resolver:
         stream = self.repository.stream(pack.digest, verify=False)
         try:
             stored = bytearray(pack.boot_length)
-            _fill(stream, memoryview(stored))
-            boot = _boot(stored, pack)
+            fill(stream, memoryview(stored))
+            self._fetched_bytes += len(stored)
+            boot = boot_of(stored, pack)
             frames = KeepingFrames(stream, path, bytes(stored), pack)
             return self._booted(digest, parts, boot, pack, frames)
         except BaseException:
@@ -193,31 +202,32 @@ class Resolver:
             raise
 
     def _booted(
-        self, digest: str, parts: _Parts, boot: Boot, pack: KeptPack, frames: FrameStream
+        self, digest: str, parts: Parts, boot: Boot, pack: KeptPack, frames: FrameStream
     ) -> Opened:
         table = bytes(boot.table)
-        if _digest(table) != parts.table.digest:
+        if digest_of(table) != parts.table.digest:
             raise CorruptDataError("the hot set was made for another block image; build it again")
-        meta = _digest(boot.meta)
+        meta = digest_of(boot.meta)
         kept = KeptImage(parts.block_image, parts.data, boot.data_bytes, meta, parts.table.digest)
         path = self._meta_file(digest, meta, boot.meta)
         return self._opened(digest, kept, path, table, boot=boot, pack=pack, frames=frames)
 
-    def _without_pack(self, digest: str, parts: _Parts) -> Opened:
+    def _without_pack(self, digest: str, parts: Parts) -> Opened:
         kept = self._local.image(digest)
         if kept is not None and kept.block_image == parts.block_image:
             with contextlib.suppress(CorruptDataError):
                 return self._from_here(digest, dataclasses.replace(kept, packs={}))
         store = self.repository
-        asked = _Asked(lambda: store.blob(parts.table, limit_bytes=TABLE_LIMIT_BYTES))
+        asked = Asked(lambda: store.blob(parts.table, limit_bytes=TABLE_LIMIT_BYTES))
         try:
             packed = store.blob(parts.meta, limit_bytes=META_LIMIT_BYTES)
         finally:
             table = asked.result()
-        meta = _unpacked(packed)
-        path = self._meta_file(digest, _digest(meta), meta)
-        size = _table_size(table)
-        kept = KeptImage(parts.block_image, parts.data, size, _digest(meta), parts.table.digest)
+        self._fetched_bytes += len(packed) + len(table)
+        meta = unpacked(packed)
+        path = self._meta_file(digest, digest_of(meta), meta)
+        size = table_size(table)
+        kept = KeptImage(parts.block_image, parts.data, size, digest_of(meta), parts.table.digest)
         return self._opened(digest, kept, path, table)
 
     # --- from this node --------------------------------------------------------------------
@@ -232,7 +242,7 @@ class Resolver:
         if pack is not None:
             with contextlib.suppress(OSError, CorruptDataError):
                 frames = KeptFrames(self._local.path(digest, "pack", pack.digest), pack)
-                boot = _boot(frames.boot(pack), pack)
+                boot = boot_of(frames.boot(pack), pack)
                 return self._opened(digest, kept, path, table, boot=boot, pack=pack, frames=frames)
         return self._opened(digest, kept, path, table)
 
@@ -290,14 +300,19 @@ class Resolver:
             lambda: source().key,
             pack.digest if pack is not None else "",
             pack.size_bytes - pack.boot_length if pack is not None else 0,
+            self._fetched_bytes,
             self._offline,
             keep,
         )
 
     def _source(self, data: str, table: bytes) -> BlockSource:
         from bootseer.blocks.table import TableSource, parse
+        from bootseer.storage.oci.registry import open_repository
 
-        return TableSource(parse(table), self.repository.store, data, source_class="image")
+        repository = self.repository
+        if self._options is not self._patient:  # the hurry was for the mount alone
+            repository = open_repository(self._ref, self._patient, plain_http=self._plain_http)[0]
+        return TableSource(parse(table), repository.store, data, source_class="image")
 
     def _keep(self, digest: str, kept: KeptImage, table: bytes, pack: KeptPack | None) -> None:
         """Write down what was fetched, for a mount without the registry."""
@@ -313,99 +328,3 @@ class Resolver:
             local.keep_image(digest, kept)
             local.pin(self.reference.name, digest)
         local.clean(digest, kept)
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """A block image's blobs that mounting may need."""
-
-    block_image: str
-    meta: Descriptor
-    table: Descriptor
-    data: str
-
-    @classmethod
-    def of(cls, manifest: Manifest, digest: str) -> _Parts:
-        found = [manifest.layer(kind) for kind in (META, TABLE, DATA)]
-        meta, table, data = found
-        if meta is None or table is None or data is None:
-            raise CorruptDataError(f"{digest} is no whole block image; build it again")
-        return cls(digest, meta, table, data.digest)
-
-
-T = TypeVar("T")
-
-
-class _Asked(Generic[T]):
-    """Something that is asked in another thread meanwhile."""
-
-    def __init__(self, ask: Callable[[], T]) -> None:
-        self._ask = ask
-        self._found: list[T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="image-ask", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._found.append(self._ask())
-        except BaseException as error:  # handed over to the thread that waits
-            self._error = error
-
-    def result(self) -> T:
-        """What was found; raises what asking raised."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._found[0]
-
-
-def _block_image_of(listed: Sequence[Descriptor]) -> Descriptor | None:
-    """The newest block image among an image's referrers."""
-    found = [one for one in listed if one.artifact_type == ARTIFACT]
-    return max(found, key=lambda one: one.annotations.get(hotset.CREATED, ""), default=None)
-
-
-def _manifest_of(repository: Repository, descriptor: Descriptor) -> Manifest:
-    from bootseer.storage.oci.manifest import Manifest
-
-    found = repository.manifest(descriptor)
-    if not isinstance(found, Manifest):
-        raise CorruptDataError(f"{descriptor.digest} is a list instead of a block image")
-    return found
-
-
-def _boot(stored: bytes | bytearray, pack: KeptPack) -> Boot:
-    if _digest(stored) != pack.boot_digest:
-        raise CorruptDataError("the pack's first bytes do not match their digest")
-    return parse_boot(stored)
-
-
-def _digest(data: bytes | bytearray | memoryview) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def _fill(stream: FrameStream, view: memoryview) -> None:
-    while len(view):
-        count = stream.readinto(view)
-        if not count:
-            raise CorruptDataError("the pack is shorter than its manifest says")
-        view = view[count:]
-
-
-def _unpacked(packed: bytes) -> bytes:
-    import zstandard
-
-    try:
-        size = zstandard.frame_content_size(packed)
-        if not 0 <= size <= META_LIMIT_BYTES:
-            raise CorruptDataError("the image's metadata unpacks to more than is allowed")
-        return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptDataError(f"the image's metadata is no intact zstd frame: {error}") from error
-
-
-def _table_size(table: bytes) -> int:
-    from bootseer.blocks.table import parse
-
-    return parse(table).size_bytes

@@ -37,6 +37,7 @@ class Server:
     device: str
     source: str
     handle: int
+    data_bytes: int
     loop: bool
     state: str
     supervisor: int

@@ -16,7 +16,7 @@ from bootseer.fuse.background import Tell, packed
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.resolving import Opened, Resolver
-from bootseer.profiler import events
+from bootseer.imageprefetch.telling import MOUNT, Story
 
 if TYPE_CHECKING:
     from bootseer.blockimage.opened import BlockImage
@@ -40,15 +40,16 @@ class Worker:
         say: Callable[[str], None],
     ) -> None:
         self._settings, self._state, self._tell, self._say = settings, state, tell, say
-        self._begun_ns = time.monotonic_ns()
-        self._notes: list[str] = []
+        self._story = Story(settings.ref, settings.workload, say)
         self._server: ImageServer | None = None
         self._recording: StartRecording | None = None
         self._opened: Opened | None = None
-        self._said: set[str] = set()
         self._ended = threading.Event()
-        self.front = Front(self, released=_end, failed=self._read_failed)
+        self.front = Front(self, released=_end, failed=self._story.read_failed)
         before = state.server
+        if before is not None:  # readers wait for our answers already
+            self.front.size(before.data_bytes)
+            self.front.adopt(before.handle)
         body = self._bring_up if before is None else lambda: self._take_over(before)
         threading.Thread(target=self._guarded, args=(body,), name="image-up", daemon=True).start()
 
@@ -58,8 +59,9 @@ class Worker:
         try:
             body()
         except BaseException as error:  # a border: the caller hears why, and this server ends
+            self._story.not_mounted(error)
             self._answer(packed(error))
-            self._fault("mount", str(error))
+            self._story.fault("mount", str(error))
             _end()
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -77,16 +79,18 @@ class Worker:
             options=settings.options,
             plain_http=settings.plain_http,
             scratch=self._state.folder,
-            note=self._note,
+            note=self._story.note,
         )
 
     def _bring_up(self) -> None:
         settings, state = self._settings, self._state
+        self._story.begin(MOUNT)
         resolver = self._resolver()
         digest = resolver.digest()
         with runtime.bringing_up(settings.runtime, digest):
             other = self._other(digest)
             if other is not None:
+                self._story.shared()
                 self._answer({"mounted": self._about(digest, other), "server": _plain(other)})
                 _end()
                 return
@@ -101,6 +105,7 @@ class Worker:
                 device=mounted.device,
                 source=mounted.source,
                 handle=self.front.last_handle,
+                data_bytes=opened.image.data_bytes,
                 loop=mounted.loop,
                 state=state.folder,
                 supervisor=os.getppid(),
@@ -108,7 +113,8 @@ class Worker:
             state.tell(told)
             recorder = self._recorder(opened)  # before anybody can read
         self._answer({"mounted": self._about(digest, told, opened), "server": _plain(told)})
-        self._event("image.mount", self._about(digest, told, opened))
+        hot = bool(opened.hot_set) and settings.hot
+        self._story.mounted(opened, hot=hot, loop=told.loop)
         self._go_on(settings.directory, digest, opened, recorder)
 
     def _other(self, digest: str) -> runtime.Server | None:
@@ -120,7 +126,6 @@ class Worker:
 
     def _take_over(self, before: runtime.Server) -> None:
         """Readers wait meanwhile; EROFS is mounted already."""
-        self.front.adopt(before.handle)
         opened = self._reopened(before.digest)
         self._opened = opened
         server = self._make_server(opened)
@@ -145,7 +150,11 @@ class Worker:
 
         image = opened.image if self._settings.hot else _without_hot(opened)
         server = ImageServer(
-            image, self.front, self._serve_settings(), say=self._fault, hot_done=self._hot_done
+            image,
+            self.front,
+            self._serve_settings(),
+            say=self._story.fault,
+            hot_done=self._hot_done,
         )
         self._server = server
         return server
@@ -178,11 +187,11 @@ class Worker:
         assert server is not None
         if recorder is not None:
             self._record(digest, opened, recorder)
-        server.begin(target)
+        server.begin(target, recorded=recorder is not None)
         try:
             opened.keep()
         except BootseerError as error:
-            self._fault("keep", f"the image cannot be mounted again offline: {error}")
+            self._story.fault("keep", f"the image cannot be mounted again offline: {error}")
 
     def _recorder(self, opened: Opened) -> Recorder | None:
         from bootseer.blocks.recorder import Recorder
@@ -214,6 +223,7 @@ class Worker:
             full=lambda: cold,
             events_dir=settings.events_dir,
             window_s=settings.record_window_s,
+            ended=self._recorded,
         ).start()
 
     # --- telling -------------------------------------------------------------------------
@@ -229,47 +239,19 @@ class Worker:
             "hot_set": opened.hot_set if opened and self._settings.hot else "",
             "hot_bytes": opened.hot_bytes if opened and self._settings.hot else 0,
             "offline": bool(opened and opened.offline),
-            "notes": self._notes,
+            "notes": self._story.notes,
         }
 
-    def _note(self, text: str) -> None:
-        self._notes.append(text)
-        self._fault("note", text)
-
-    def _fault(self, kind: str, text: str) -> None:
-        """What readers do not see, once a kind: an event and a line of the log."""
-        if kind in self._said:
-            return
-        self._said.add(kind)
-        self._say(f"{self._settings.ref}: {text}")
-        events.event(
-            "image.fault",
-            **{"error.type": kind, "error.message": text, "bootseer.image.ref": self._settings.ref},
-        )
-
-    def _read_failed(self, offset: int, error: BaseException) -> None:
-        kind = f"read {type(error).__name__}"
-        self._fault(kind, f"a read at {offset} got an input/output error: {error}")
-
-    def _event(self, name: str, about: dict[str, Any]) -> None:
-        passed_ns = time.monotonic_ns() - self._begun_ns
-        told = {f"bootseer.image.{key}": value for key, value in about.items() if key != "notes"}
-        events.event(
-            name,
-            **told,
-            **{"bootseer.image.ref": self._settings.ref, "bootseer.duration_ns": passed_ns},
-        )
-
     def _hot_done(self) -> None:
-        server = self._server
-        if server is not None and self._opened is not None and self._opened.hot_set:
-            self._event("image.replay", {"hot_set": self._opened.hot_set, **self._counts()})
+        if self._server is not None:
+            self._story.replayed(self._server)
 
-    def _counts(self) -> dict[str, Any]:
-        server = self._server
-        assert server is not None
-        counted = dataclasses.asdict(server.reads)
-        return {**counted, "replayed_bytes": server.hot_bytes}
+    def _recorded(self, _: Trace | None) -> None:
+        """The start is over: what comes now may be read ahead as usual."""
+        server, opened = self._server, self._opened
+        if server is not None and opened is not None:
+            self._story.reads(server, opened.fetched_bytes)
+            server.start_is_over()
 
     # --- the end -------------------------------------------------------------------------
 
@@ -284,7 +266,8 @@ class Worker:
         if self._recording is not None:
             self._recording.close()
         if self._server is not None:
-            self._event("image.reads", self._counts())
+            if self._opened is not None:
+                self._story.reads(self._server, self._opened.fetched_bytes)
             self._server.close()
 
     def ended(self) -> None:

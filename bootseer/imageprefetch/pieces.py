@@ -1,0 +1,121 @@
+"""A block image's pieces as the registry has them: which is which, checked and unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from bootseer.blockimage import hotset
+from bootseer.blockimage.pack import Boot, parse_boot
+from bootseer.errors import CorruptDataError
+from bootseer.imageprefetch.localstore import KeptPack, Stream
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.manifest import Descriptor, Manifest
+    from bootseer.storage.oci.registry import Repository
+
+ARTIFACT = "application/vnd.bootseer.blockimage.v1"
+META = "application/vnd.bootseer.blockimage.meta.v1+zstd"
+TABLE = "application/vnd.bootseer.blockimage.table.v1"
+DATA = "application/vnd.bootseer.blockimage.data.v1"
+META_LIMIT_BYTES = 1 << 30
+TABLE_LIMIT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A block image's blobs that mounting may need."""
+
+    block_image: str
+    meta: Descriptor
+    table: Descriptor
+    data: str
+
+    @classmethod
+    def of(cls, manifest: Manifest, digest: str) -> Parts:
+        found = [manifest.layer(kind) for kind in (META, TABLE, DATA)]
+        meta, table, data = found
+        if meta is None or table is None or data is None:
+            raise CorruptDataError(f"{digest} is no whole block image; build it again")
+        return cls(digest, meta, table, data.digest)
+
+
+T = TypeVar("T")
+
+
+class Asked(Generic[T]):
+    """Something that is asked in another thread meanwhile."""
+
+    def __init__(self, ask: Callable[[], T]) -> None:
+        self._ask = ask
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="image-ask", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found.append(self._ask())
+        except BaseException as error:  # handed over to the thread that waits
+            self._error = error
+
+    def result(self) -> T:
+        """What was found; raises what asking raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+
+def block_image_of(listed: Sequence[Descriptor]) -> Descriptor | None:
+    """The newest block image among an image's referrers."""
+    found = [one for one in listed if one.artifact_type == ARTIFACT]
+    return max(found, key=lambda one: one.annotations.get(hotset.CREATED, ""), default=None)
+
+
+def manifest_of(repository: Repository, descriptor: Descriptor) -> Manifest:
+    from bootseer.storage.oci.manifest import Manifest
+
+    found = repository.manifest(descriptor)
+    if not isinstance(found, Manifest):
+        raise CorruptDataError(f"{descriptor.digest} is a list instead of a block image")
+    return found
+
+
+def boot_of(stored: bytes | bytearray, pack: KeptPack) -> Boot:
+    if digest_of(stored) != pack.boot_digest:
+        raise CorruptDataError("the pack's first bytes do not match their digest")
+    return parse_boot(stored)
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def fill(stream: Stream, view: memoryview) -> None:
+    while len(view):
+        count = stream.readinto(view)
+        if not count:
+            raise CorruptDataError("the pack is shorter than its manifest says")
+        view = view[count:]
+
+
+def unpacked(packed: bytes) -> bytes:
+    import zstandard
+
+    try:
+        size = zstandard.frame_content_size(packed)
+        if not 0 <= size <= META_LIMIT_BYTES:
+            raise CorruptDataError("the image's metadata unpacks to more than is allowed")
+        return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptDataError(f"the image's metadata is no intact zstd frame: {error}") from error
+
+
+def table_size(table: bytes) -> int:
+    from bootseer.blocks.table import parse
+
+    return parse(table).size_bytes

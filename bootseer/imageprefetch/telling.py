@@ -1,0 +1,104 @@
+"""What a server of an image tells: events of the image phase, and faults that nobody else sees."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bootseer.profiler import events
+
+if TYPE_CHECKING:
+    from bootseer.blockimage.serving import ImageServer
+    from bootseer.imageprefetch.resolving import Opened
+
+MOUNT, REPLAY, READS, FAULT = "image.mount", "image.replay", "image.reads", "image.fault"
+
+
+class Story:
+    """One server's events and log lines; `say` writes to the log. Every kind of fault is told once.
+
+    `notes` are for the caller: choices that are not as usual.
+    """
+
+    def __init__(self, ref: str, workload: str, say: Callable[[str], None]) -> None:
+        self._ref, self._say = ref, say
+        self._about = {"bootseer.image.ref": ref, "bootseer.image.workload": workload}
+        self._writer = events.open_writer()
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+        self._spans: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """A choice that is not as usual."""
+        self.notes.append(text)
+        self.fault("note", text)
+
+    def fault(self, kind: str, text: str) -> None:
+        """What readers do not see, once a kind."""
+        with self._lock:
+            if kind in self._said:
+                return
+            self._said.add(kind)
+        self._say(f"{self._ref}: {text}")
+        told = {"error.type": kind, "error.message": text, **self._about}
+        self._writer.point(FAULT, "fallback", told)
+
+    def read_failed(self, offset: int, error: BaseException) -> None:
+        """A reader got EIO."""
+        text = f"a read at {offset} got an input/output error: {error}"
+        self.fault(f"read {type(error).__name__}", text)
+
+    def begin(self, name: str) -> None:
+        """A span begins."""
+        self._spans[name] = self._writer.begin(name, self._about)
+
+    def _end(self, name: str, status: str, told: dict[str, Any]) -> None:
+        span = self._spans.pop(name, None)
+        if span is not None:
+            self._writer.end(span, name, status, {**self._about, **told})
+
+    def mounted(self, opened: Opened, *, hot: bool, loop: bool) -> None:
+        """The tree is there."""
+        told = {
+            "bootseer.bytes": opened.fetched_bytes,
+            "bootseer.image.mode": "cache" if opened.offline else "lazy",
+            "bootseer.image.hot_set": "used" if hot else "none",
+            "bootseer.image.loop": loop,
+        }
+        self._end(MOUNT, "fallback" if self.notes else "ok", told)
+        if hot:
+            self.begin(REPLAY)
+
+    def not_mounted(self, error: BaseException) -> None:
+        """It will never be."""
+        told = {"error.type": type(error).__name__, "error.message": str(error)}
+        self._end(MOUNT, "error", told)
+
+    def shared(self) -> None:
+        """Another server has it."""
+        self._end(MOUNT, "ok", {"bootseer.image.mode": "shared", "bootseer.bytes": 0})
+
+    def replayed(self, server: ImageServer) -> None:
+        """The hot set has arrived, or what of it ever will."""
+        told = {"bootseer.bytes": server.hot_bytes, "bootseer.image.frames": server.hot_frames}
+        self._end(REPLAY, "ok", told)
+
+    def reads(self, server: ImageServer, boot_bytes: int) -> None:
+        """What reads have cost so far, and where their bytes came from."""
+        counted, fetched = server.reads, server.fetched()
+        told = {
+            "bootseer.image.demand_reads": counted.reads,
+            "bootseer.image.demand_misses": counted.waits,
+            "bootseer.image.demand_bytes": counted.bytes,
+            "bootseer.image.warm_bytes": counted.warm_bytes,
+            "bootseer.image.failed_reads": counted.failed,
+            "bootseer.image.blocked_s": round(counted.blocked_ns / 1e9, 6),
+            "bootseer.image.bytes.boot": boot_bytes,
+            "bootseer.image.bytes.hot": server.hot_bytes + fetched.hot_bytes,
+            "bootseer.image.bytes.cold": fetched.demand_bytes,
+            "bootseer.image.bytes.fill": fetched.background_bytes,
+            "bootseer.image.bytes.cache": fetched.cache_bytes,
+        }
+        self._writer.point(READS, "ok", {**self._about, **told})
