@@ -84,6 +84,22 @@ def test_a_block_image_refers_to_its_image_and_is_built_once(registry: Any, tmp_
     assert all(name.endswith(".lock") for name in held)  # nothing is left of a finished build
 
 
+def test_a_block_image_that_lacks_parts_is_built_again(
+    own_registry: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = own_registry()
+    ref = pushed(registry, tmp_path, "parts")
+    first = build(ref, tmp_path)
+    with open_repository(ref)[0] as repository:
+        data = repository.manifest(first.block_image).layers[2].digest
+    stored = registry.blob_path(data)
+    stored.unlink()  # what a registry's own garbage collection may do
+    registry.restart()  # it remembers which blobs it has
+    again = build(ref, tmp_path)
+    assert (again.built, again.block_image) == (True, first.block_image)
+    assert stored.exists()
+
+
 def files_of(repository: Any, manifest: Any) -> FileMap:
     layer = manifest.layer(artifact.FILES)
     return filemap.parse(repository.blob(layer, limit_bytes=1 << 20))
@@ -118,6 +134,18 @@ def test_of_several_nodes_that_share_a_lease_one_builds(registry: Any, tmp_path:
     assert sorted(report.built for report in reports) == [False, False, True]
     with pytest.raises(UsageError, match="--to"):
         build(ref, tmp_path, to=ref)
+
+
+def test_what_old_builds_left_goes(tmp_path: Path) -> None:
+    write_layout(tmp_path / "layout", Image(LAYERS), tag="1")
+    folder = tmp_path / "cache/images/build"
+    for name, age_s in (("sha256-old", 8 * 86_400), ("sha256-new", 60)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "layer").write_bytes(b"1")
+        then = time.time() - age_s
+        os.utime(folder / name, (then, then))
+    assert build(f"oci-layout:{tmp_path}/layout:1", tmp_path).built
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"sha256-new"}
 
 
 def test_a_build_that_another_holds_up_says_so(registry: Any, tmp_path: Path) -> None:

@@ -158,7 +158,14 @@ def test_links_within_a_layer_are_followed(registry: Any, podman: Any, tmp_path:
 
 def test_what_podman_itself_commits(registry: Any, podman: Any, tmp_path: Path) -> None:
     """Debian's own files, and layers as podman makes them of what a container did."""
-    host = ["etc", "usr/bin/su", "usr/bin/passwd", "usr/sbin/unix_chkpwd", "usr/share/perl5"]
+    host = [
+        "etc",
+        "usr/bin/su",
+        "usr/bin/passwd",
+        "usr/sbin/unix_chkpwd",
+        "usr/share/perl5",
+        "usr/lib/python3.11/json",
+    ]
     raw = tmp_path / "debian.tar"
     words = ["tar", "-C", "/", "--xattrs", "--format=posix", "--sparse", "-cf", str(raw)]
     present = [name for name in host if Path("/", name).exists()]
@@ -193,3 +200,26 @@ def test_what_podman_itself_commits(registry: Any, podman: Any, tmp_path: Path) 
         assert os.listdir(tree.root / "etc/cron.d") == ["job"]
         implied = {(p, "mtime_ns") for p, f in facts(tree.root).items() if not f["mtime_ns"]}
         assert differences(tree.root, theirs, besides=ROOT | implied) == []
+
+
+@pytest.mark.parametrize("words", ["--format=gnu", "--format=posix"])
+def test_five_gigabytes_of_holes_in_a_layer(tmp_path: Path, words: str) -> None:
+    places = {0: b"first", (9 << 29) + 5: b"beyond 32 bits", (5 << 30) - 4: b"last"}
+    (tmp_path / "from").mkdir()
+    with (tmp_path / "from/large").open("wb") as out:
+        for offset, data in places.items():
+            out.seek(offset)
+            out.write(data)
+    raw = tmp_path / "sparse.tar"
+    command = ["tar", "-C", str(tmp_path / "from"), words, "--sparse", "-cf", str(raw), "large"]
+    subprocess.run(command, check=True)
+    write_layout(tmp_path / "layout", Image([Layer(raw_tar=raw)]), tag="1")
+    with built_tree(f"oci-layout:{tmp_path}/layout:1", tmp_path / "ours") as tree:
+        assert (tree.root / "large").stat().st_size == 5 << 30
+        with (tree.root / "large").open("rb") as source:
+            for offset, data in places.items():
+                source.seek(offset)
+                assert source.read(len(data)) == data
+            source.seek(1 << 32)
+            assert not any(source.read(1 << 20))
+        assert tree.report.data_bytes <= 8 << 20

@@ -21,7 +21,13 @@ from bootseer.blockimage import artifact
 from bootseer.blockimage.artifact import Artifact
 from bootseer.blockimage.build import DATA_NAME, finish
 from bootseer.blockimage.data import LEVEL, MAX_DATA_BYTES, DataWriter
-from bootseer.errors import BusyError, UsageError, from_os_error
+from bootseer.errors import (
+    BusyError,
+    CorruptDataError,
+    NotFoundError,
+    UsageError,
+    from_os_error,
+)
 from bootseer.imageprefetch.flatten import LIMITS, Flattener, Limits
 from bootseer.imageprefetch.sources import (
     CONFIG_BYTES,
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.registry import Progress, Repository
 
 Note = Callable[[str], None]
+KEPT_S = 7 * 86_400.0  # what a killed build left, for the next one of the image
 LOOK_S = 0.5  # between two looks at another node's lease
 
 
@@ -119,6 +126,7 @@ def build_image(
         with _locked(job.folder, settings.wait_s, note), _leased(settings, job.folder, note):
             if (there := job.there()) is not None:  # who had the lock may have made it
                 return there
+            _forget_old(os.path.dirname(job.folder), job.folder)
             return job.run()
 
 
@@ -170,10 +178,19 @@ class _Job:
         if self._settings.rebuild:
             return None
         for found in self._repository.referrers(self._subject.digest, artifact.ARTIFACT):
-            return BuildReport(
-                self._repository.reference.place, self._subject.digest, found.digest, False
-            )
+            if self._is_whole(found):
+                place = self._repository.reference.place
+                return BuildReport(place, self._subject.digest, found.digest, False)
+            self._ears.note(f"the block image {found.digest} lacks parts; building it again")
         return None
+
+    def _is_whole(self, found: Descriptor) -> bool:
+        try:
+            manifest = self._repository.manifest(found)
+        except (NotFoundError, CorruptDataError):
+            return False
+        layers = getattr(manifest, "layers", ())
+        return len(layers) > 0 and all(self._repository.has_blob(one.digest) for one in layers)
 
     def run(self) -> BuildReport:
         """Build, or take up a finished artifact, and push it."""
@@ -278,6 +295,20 @@ def _locked(folder: str, wait_s: float, note: Note) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _forget_old(parent: str, own: str) -> None:
+    """Remove what builds left that were killed long ago and never taken up."""
+    for name in os.listdir(parent):
+        folder = os.path.join(parent, name)
+        with contextlib.suppress(OSError):  # another build does this, too
+            if folder == own or not os.path.isdir(folder):
+                continue
+            if time.time() - os.stat(folder).st_mtime < KEPT_S:
+                continue
+            with open(f"{folder}.lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
