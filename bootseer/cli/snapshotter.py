@@ -35,6 +35,13 @@ from bootseer.cli import sizes
 )
 @click.option("--plain", is_flag=True, help="Mount nothing lazily, hand all to the plain way.")
 @click.option(
+    "--only",
+    multiple=True,
+    metavar="HOST[/PATH]",
+    help="Mount lazily what lies there and nothing else; repeatable. See docs/snapshotter.md, "
+    "Safety.",
+)
+@click.option(
     "--workload",
     envvar="BOOTSEER_IMAGE_WORKLOAD",
     default="",

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -134,15 +135,19 @@ def _serve(requests: socket.socket) -> None:
             if os.fork() == 0:
                 _mount_and_exit(requests, request, fd)
             os.close(fd)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+
+
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
     from bootseer.imageprefetch import mounting
 
     try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
         try:
             answer = dataclasses.asdict(mounting.mount(_decoded(json.loads(request))))
@@ -160,6 +165,7 @@ def main() -> None:
         os.dup2(null.fileno(), 0)
     with contextlib.suppress(BootseerError, ImportError):
         _import_early()
+    signal.signal(signal.SIGCHLD, _reap)
     with requests:
         _serve(requests)
 

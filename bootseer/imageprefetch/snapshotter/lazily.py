@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootseer.config import default_runtime
-from bootseer.errors import BootseerError, BusyError
+from bootseer.errors import AccessDeniedError, BootseerError, BusyError
 from bootseer.fuse.mounts import find_mount, unmount
 from bootseer.imageprefetch import mounting, runtime
 from bootseer.imageprefetch.mounting import MountSettings
@@ -25,8 +25,13 @@ _LAYERS_OF_MOUNTS = 16  # a mount over a dead one, over a dead one, …
 
 @dataclass(frozen=True, slots=True)
 class LazySettings:
-    """How all images are mounted; the fields are those of `MountSettings`."""
+    """How all images are mounted; the fields are those of `MountSettings`.
 
+    `only`, when it names any, are the registries and repositories (`host/team`) whose images may
+    be lazy.
+    """
+
+    only: tuple[str, ...] = ()
     workload: str = ""
     cache: str = ""
     cache_limit_bytes: int = 64 << 30
@@ -60,15 +65,26 @@ class BlockImageMounter:
 
     def find(self, reference: str, digest: str) -> Image:
         """One request, for the manifest. Raises what the registry raises."""
+        self._check_allowed(reference)
         with self._repository(reference) as repository:
             descriptor, manifest = repository.image(digest or _version(reference))
         layers = tuple(layer.digest for layer in manifest.layers)
         return Image(descriptor.digest, reference, layers)
 
+    def _check_allowed(self, reference: str) -> None:
+        from bootseer.storage.oci.reference import parse_reference
+
+        place, only = parse_reference(reference).place, self._settings.only
+        if only and not any(f"{place}/".startswith(f"{prefix.rstrip('/')}/") for prefix in only):
+            raise AccessDeniedError(
+                f"{place} is not among the places that --only allows to be lazy"
+            )
+
     def mount(self, image: Image, directory: str) -> None:
         shared = {
             field.name: getattr(self._settings, field.name)
             for field in dataclasses.fields(self._settings)
+            if field.name != "only"
         }
         name = _by_digest(image)
         self._helper.mount(MountSettings(ref=name, directory=directory, **shared))

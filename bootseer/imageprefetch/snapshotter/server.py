@@ -32,7 +32,7 @@ from bootseer.imageprefetch.snapshotter.records import (
 )
 from bootseer.imageprefetch.snapshotter.service import Snapshotter
 
-WORKERS = 16
+WORKERS = 64  # a call that waits for an image's registry must not keep others waiting
 BATCH = 100  # snapshots in one message of a list
 GRACE_S = 5.0
 Say = Callable[[str], None]
