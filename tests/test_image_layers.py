@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from images_lab import (
     Layer,
     Member,
@@ -307,3 +309,82 @@ def test_bombs_end_at_the_limits_without_taking_memory() -> None:
         flatten([zeros], Limits(unpacked_bytes=32 << 20))
     assert tracemalloc.get_traced_memory()[1] < 24 << 20
     tracemalloc.stop()
+
+
+PATHS = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map("/".join)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["file", "directory", "whiteout", "opaque"]), PATHS), max_size=8
+)
+
+
+def below(path: str, tree: dict[str, bytes | None]) -> list[str]:
+    return [name for name in tree if name.startswith(f"{path}/")]
+
+
+def parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def stacked(layers: list[list[tuple[str, str]]]) -> dict[str, bytes | None]:
+    """The plain way, from the lowest layer up: a file's content by its path, None for folders."""
+    tree: dict[str, bytes | None] = {}
+    for number, steps in enumerate(layers):
+        own: dict[str, bytes | None] = {}
+        hidden: list[str] = []
+        for what, path in steps:
+            own.update(dict.fromkeys(parents(path)))
+            if what in ("whiteout", "opaque"):
+                hidden += [path] * (what == "whiteout")
+                if what == "opaque":
+                    own[path] = None
+                    hidden.append(f"{path}/")
+                continue
+            if what == "file":
+                for name in below(path, own):
+                    del own[name]
+            own[path] = b"%d %s" % (number, path.encode()) if what == "file" else None
+        for path in hidden:
+            for name in [*below(path.rstrip("/"), tree), path]:
+                tree.pop(name, None)
+        for path, content in own.items():
+            if content is not None or tree.get(path) is not None:
+                for name in [*below(path, tree), path]:
+                    tree.pop(name, None)
+        tree.update(own)
+    return tree
+
+
+def sound(steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The steps without those that lie below a file of their own layer."""
+    files: set[str] = set()
+    out = []
+    for what, path in steps:
+        if files & {*parents(path), *([path] if what == "opaque" else [])}:
+            continue
+        files -= {path} if what == "directory" else set()
+        files |= {path} if what == "file" else set()
+        out.append((what, path))
+    return out
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS.map(sound), min_size=1, max_size=4))
+def test_any_layers_from_the_top_down_are_as_from_the_bottom_up(
+    layers: list[list[tuple[str, str]]],
+) -> None:
+    makers = {"directory": directory, "whiteout": whiteout, "opaque": opaque}
+    made = [
+        [
+            file(path, b"%d %s" % (number, path.encode())) if what == "file" else makers[what](path)
+            for what, path in steps
+        ]
+        for number, steps in enumerate(layers)
+    ]
+    entries, contents, _ = flatten(made)
+    shown = {
+        path.decode(): contents.get(path) if entry.kind is Kind.FILE else None
+        for path, entry in entries.items()
+        if path
+    }
+    assert shown == stacked(layers)
