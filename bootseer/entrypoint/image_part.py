@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import cast
+import os
 
 from bootseer.config_sections import Config, ImageSettings
 from bootseer.entrypoint.part import Progress
@@ -12,6 +10,7 @@ from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.profiler.events import NullWriter
 
 MIB = 1 << 20
+MODULE = "bootseer.imageprefetch.filemode.starting"
 
 
 class ImagePart:
@@ -26,33 +25,33 @@ class ImagePart:
             return None
         if problem:
             return PartPlan(self.name, self.phase, None, reason=problem)
-        return PartPlan(self.name, self.phase, dataclasses.asdict(image), beside=True)
+        return PartPlan(self.name, self.phase, _request(image), beside=MODULE)
 
     def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
-        from bootseer.imageprefetch.filemode import places, starting
-        from bootseer.storage.options import StoreOptions
+        from bootseer.imageprefetch.filemode import starting
 
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
-        pid = values.pop("for_pid")
-        image = cast(Callable[..., ImageSettings], ImageSettings)(**values)
-        settings = starting.StartSettings(
-            place=image.traces,
-            image=image.image,
-            workload=image.workload,
-            roots=image.paths or places.DEFAULT_ROOTS,
-            record=image.record,
-            window_s=image.window_s,
-            share=image.share,
-            most_bytes=image.limit_mib * MIB or None,
-            options=StoreOptions(
-                user=image.user,
-                auth=image.auth,
-                token_file=image.token_file,
-                ca_file=image.ca_file,
-            ),
-        )
-        starting.accompany(settings, writer, int(cast(int, pid)))
+        starting.run(request, writer, os.getppid())
         return 0
 
     def repair(self, request: Request) -> None:
         """Nothing is ever half done: only the kernel's page cache is filled."""
+
+
+def _request(image: ImageSettings) -> Request:
+    """The fields of `filemode.starting.StartSettings`, as plain values."""
+    return {
+        "place": image.traces,
+        "image": image.image,
+        "workload": image.workload,
+        "roots": image.paths or ("/",),
+        "record": image.record,
+        "window_s": image.window_s,
+        "share": image.share,
+        "most_bytes": image.limit_mib * MIB or None,
+        "options": {
+            "user": image.user,
+            "auth": image.auth,
+            "token_file": image.token_file,
+            "ca_file": image.ca_file,
+        },
+    }

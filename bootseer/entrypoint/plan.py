@@ -24,7 +24,8 @@ class PartPlan:
     `request` (plain JSON values) goes to the part's own process; None: the part is not tried.
     Then `reason` says why, and is empty when that was asked for. `plain` is the plain way, empty
     when there is none. `deadline_s` bounds our own work. `after` names parts to be done first.
-    A part that is `beside` is begun and not waited for: it has no plain way and no deadline.
+    A part that is `beside` is begun and not waited for: it has no plain way and no deadline, and
+    the module of that name runs it, by `run(request, event writer, the job's process id)`.
     """
 
     name: str
@@ -34,7 +35,7 @@ class PartPlan:
     reason: str = ""
     deadline_s: float = 600.0
     after: tuple[str, ...] = ()
-    beside: bool = False
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,8 @@ class Runner:
     def _begin_beside(self, part: PartPlan) -> None:
         self._done.add(part.name)
         try:
-            children.spawn_beside({"part": part.name, "request": part.request}, self._environ)
+            message = {"part": part.name, "module": part.beside, "request": part.request}
+            children.spawn_beside(message, self._environ)
         except OSError as error:
             reason = f"its process could not be started: {error.strerror}"
             self._writer.point(part.phase, "fallback", {"bootseer.reason": reason})

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from bootseer.errors import CorruptDataError, NotFoundError, UsageError, from_os_error
 from bootseer.imageprefetch.filemode import format as filetraces
 from bootseer.imageprefetch.filemode.format import FileTrace
-from bootseer.imageprefetch.traces import DEFAULT_NAME, check_workload
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import StoreOptions
 
 FOLDER = "files"
 SUFFIX = ".files"
+DEFAULT_NAME = "_default"  # of the workload ""; no other can be called so
+_WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # What an image's layers decide and a start does not change.
 _TELLING = (
@@ -75,7 +76,11 @@ class Keeper:
 
     def name(self, image: str, workload: str) -> str:
         """The object that holds a workload's trace."""
-        return f"{FOLDER}/{check_image(image)}/{check_workload(workload) or DEFAULT_NAME}{SUFFIX}"
+        if workload and not _WORKLOAD.fullmatch(workload):
+            raise UsageError(
+                f"{workload[:120]!r} is no workload; use up to 100 letters, digits, '.', '_', '-'"
+            )
+        return f"{FOLDER}/{check_image(image)}/{workload or DEFAULT_NAME}{SUFFIX}"
 
     def load(self, image: str, workload: str = "") -> FileTrace | None:
         """A workload's merged trace; None when there is none. CorruptDataError: it is damaged."""

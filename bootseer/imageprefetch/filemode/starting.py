@@ -9,21 +9,23 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.filemode.format import FileTrace
 from bootseer.imageprefetch.filemode.keeping import Keeper, check_image, image_here
 from bootseer.imageprefetch.filemode.places import DEFAULT_ROOTS
-from bootseer.imageprefetch.filemode.recording import WINDOW_S, Recording, RecordSettings
 from bootseer.imageprefetch.filemode.replaying import SHARE, Replayed, ReplaySettings, replay
-from bootseer.imageprefetch.recording import FirstStepWatch
-from bootseer.imageprefetch.traces import check_workload
 from bootseer.profiler.events import NullWriter, Writer
 from bootseer.storage.options import StoreOptions
 
+if TYPE_CHECKING:  # loaded when recording begins: replay comes first
+    from bootseer.imageprefetch.filemode.recording import Recording
+    from bootseer.imageprefetch.recording import FirstStepWatch
+
 POLL_S = 0.2
+WINDOW_S = 120.0
 LEFT_S = 30.0
 """How long this process may go on after the job, to keep what it recorded."""
 ENOUGH_RECORDINGS = 5
@@ -48,13 +50,19 @@ class StartSettings:
     options: StoreOptions | None = None
 
 
+def run(request: Mapping[str, Any], writer: NullWriter, pid: int) -> None:
+    """`accompany` by plain values: the fields of `StartSettings`, options as a table."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
+    options = StoreOptions(**values.pop("options"))
+    accompany(StartSettings(**values, options=options), writer, pid)
+
+
 def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
     """Accompany the start of process `pid`, until its first step, its end or the window's end.
 
     Raises BootseerError for what made it impossible; the job is not concerned by any of it.
     """
     image = check_image(settings.image or image_here())
-    check_workload(settings.workload)
     with _alone(f"{image}.{settings.workload}") as alone:
         if not alone:
             writer.point("image.replay", attributes={"bootseer.why": "another start does it"})
@@ -63,8 +71,7 @@ def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
             job.watch()
             trace = _known(keeper, image, settings, writer)
             job.left_s = LEFT_S
-            watch = FirstStepWatch(_folder(writer)) if isinstance(writer, Writer) else None
-            _accompany(settings, writer, job, keeper, image, trace, watch)
+            _accompany(settings, writer, job, keeper, image, trace)
 
 
 def _accompany(
@@ -74,33 +81,35 @@ def _accompany(
     keeper: Keeper,
     image: str,
     trace: FileTrace | None,
-    watch: FirstStepWatch | None,
 ) -> None:
-    recording = None
-    with contextlib.ExitStack() as stack:
-        done = Replayed()
-        if settings.record != "never":
-            about = RecordSettings(roots=settings.roots, workload=settings.workload)
-            recording = Recording(about, job.pid)
-            stack.enter_context(recording)
-            recording.begin()
-        if trace is not None:
-            done = replay(
-                trace,
-                ReplaySettings(
-                    roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
-                ),
-                stop=lambda: job.ended,
-            )
-            writer.point("image.replay", attributes=_told(done, trace))
-        if recording is None or not _worth_it(settings, trace, done):
-            return
+    done = Replayed()
+    if trace is not None:
+        about = ReplaySettings(
+            roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
+        )
+        done = replay(trace, about, stop=lambda: job.ended)
+        writer.point("image.replay", attributes=_told(done, trace))
+    if settings.record == "never" or not _worth_it(settings, trace, done):
+        return
+    from bootseer.imageprefetch.filemode.recording import Recording, RecordSettings
+
+    about_it = RecordSettings(roots=settings.roots, workload=settings.workload)
+    with Recording(about_it, job.pid) as recording:
+        recording.begin()
         os.nice(19)  # from here on nothing is urgent
         recording.survey(racing=True, stop=_until(lambda: job.ended))
-        why = _wait(settings, recording, job, watch)
+        why = _wait(settings, recording, job, _watch(writer))
         got = recording.finish(full=why in ("first step", "window"), replayed=done.ranges)
-        kept = keeper.add(image, got) if got.files or trace is None else trace
-        writer.point("image.record", attributes=_recorded(recording, got, kept, why))
+    kept = keeper.add(image, got) if got.files or trace is None else trace
+    writer.point("image.record", attributes=_recorded(recording, got, kept, why))
+
+
+def _watch(writer: NullWriter) -> FirstStepWatch | None:
+    from bootseer.imageprefetch.recording import FirstStepWatch
+
+    if not isinstance(writer, Writer):
+        return None
+    return FirstStepWatch(os.path.dirname(writer.path))
 
 
 def _until(condition: Callable[[], bool]) -> Iterator[bool]:
@@ -167,10 +176,6 @@ def _recorded(recording: Recording, got: FileTrace, kept: FileTrace, why: str) -
         "bootseer.bytes": got.trace.touched_bytes(),
         "bootseer.image.starts": kept.trace.starts,
     }
-
-
-def _folder(writer: Writer) -> str:
-    return os.path.dirname(writer.path)
 
 
 @contextlib.contextmanager
