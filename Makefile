@@ -22,8 +22,8 @@ k8s-test: setup
 
 # The init container's image: make image IMAGE=registry.example/bootseer-init:0.1.0
 IMAGE ?=
-image: setup
-	$(BIN)/python -m tools.initimage $(if $(IMAGE),--name $(IMAGE))
+image:
+	$(PYTHON) -m tools.initimage $(if $(IMAGE),--name $(IMAGE))
 
 soak: setup
 	$(BIN)/python -m tools.soak

@@ -318,6 +318,13 @@ def test_a_command_that_nobody_knows_is_asked_for() -> None:
         ),
         (
             JOB.replace(
+                "      containers:",
+                "      nodeSelector: {kubernetes.io/arch: arm64}\n      containers:",
+            ),
+            "arm64 nodes",
+        ),
+        (
+            JOB.replace(
                 "        command:\n        - python\n        - train.py", "        command: x"
             ),
             "empty command|not a list",

@@ -273,7 +273,8 @@ def test_a_checkpoint_alone_gets_the_store_too() -> None:
     assert "bootseer-store" in [v["name"] for v in pod["volumes"]]
 
 
-def test_a_hundred_thousand_lines() -> None:
-    comments = "".join(f"# line {n}\n" for n in range(100_000))
+def test_five_megabytes_of_a_hundred_thousand_lines() -> None:
+    comments = "".join(f"# line {n} of the notes\n" for n in range(100_000))
     raw = f"{comments}{JOB}{comments}---\n{JOB}"
+    assert len(raw) > 5_000_000 - 200_000
     assert taken_out(done(raw)) == raw

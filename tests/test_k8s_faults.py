@@ -77,6 +77,18 @@ def test_a_report_with_half_of_the_pods_missing(lab: Lab) -> None:
     assert "The start took" in said(lab)
 
 
+def test_events_that_cannot_be_written_never_stop_the_job(lab: Lab) -> None:
+    def read_only(document: Any) -> None:
+        (main,) = document["spec"]["containers"]
+        (mount,) = [m for m in main["volumeMounts"] if m["name"] == "bootseer-events"]
+        mount["readOnly"] = True
+
+    lab.apply(pod("p", ["sh", "-c", "echo ran; exit 4"], BARE), lab.options("deps"), read_only)
+    assert lab.ended("p")["exitCode"] == 4
+    assert "ran" in lab.logs("p").splitlines()
+    assert not lab.lines()
+
+
 def test_a_volume_full_of_other_things_never_stops_the_job(lab: Lab) -> None:
     full = lab.folder / "full"
     lab.k8s.call_inside("mkdir", "-p", str(full))

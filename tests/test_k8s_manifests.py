@@ -120,6 +120,27 @@ def test_every_example_is_injected_in_every_pod() -> None:
                     assert command[0] == LAUNCHER
 
 
+def test_what_is_put_in_meets_the_strictest_pod_security() -> None:
+    """The rules of pod security "restricted" (kubernetes.io, Pod Security Standards)."""
+    options = Options(
+        events=Place("claim", "events"), store=Place("claim", "store"), config_map="settings"
+    )
+    for path in EXAMPLES:
+        for document in documents(injected(path, options)):
+            for spec in pod_specs(document):
+                (ours,) = [c for c in spec["initContainers"] if c["name"] == "bootseer-init"]
+                security = ours["securityContext"]
+                assert security["allowPrivilegeEscalation"] is False
+                assert security["runAsNonRoot"] is True
+                assert security["runAsUser"] > 0
+                assert security["capabilities"] == {"drop": ["ALL"]}
+                assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+                assert "ports" not in ours
+                sources = {key for volume in spec["volumes"] for key in volume} - {"name"}
+                assert sources <= {"emptyDir", "persistentVolumeClaim", "configMap"}
+                assert not spec.keys() & {"hostNetwork", "hostPID", "serviceAccountName"}
+
+
 @pytest.mark.slow
 def test_the_component_builds_what_inject_writes() -> None:
     assert manifests.files() == {

@@ -164,6 +164,11 @@ class _Injection:
             )
         if yamltext.scalar(yamltext.child(pod.spec, "os", "name")) == "windows":
             raise CannotEditError("it runs on Windows, where the wrapper does not; leave it out")
+        chosen = yamltext.scalar(yamltext.child(pod.spec, "nodeSelector", "kubernetes.io/arch"))
+        if chosen not in ("", "amd64"):
+            raise CannotEditError(
+                f"it runs on {chosen} nodes, and the wrapper's image is for amd64; leave it out"
+            )
         self._check_merges(pod.spec, ("initContainers", "containers", "volumes"))
         for key in ("initContainers", "containers", "volumes"):
             for entry in yamltext.items(yamltext.child(pod.spec, key)):
