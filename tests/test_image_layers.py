@@ -186,6 +186,21 @@ def test_directories_that_are_only_implied_take_the_lower_layers_word() -> None:
     assert (entries[b"new"].mode, entries[b"new"].uid) == (0o755, 0)
 
 
+@pytest.mark.parametrize("between", [whiteout("d"), file("d", b"a file for a while")])
+def test_what_lay_below_something_gone_stays_gone(between: Member) -> None:
+    lowest = [directory("d", uid=5, mode=0o700), directory("d/sub"), file("d/sub/old", b"1")]
+    layers = [lowest, [between], [file("d/sub/new", b"3")]]
+    entries, contents, _ = flatten(layers)
+    assert contents == {b"d/sub/new": b"3"}
+    assert (entries[b"d"].uid, entries[b"d"].mode) == (0, 0o755)
+    renewed = [whiteout("d"), file("d/new", b"2")]
+    for layers in ([lowest, renewed], [lowest, renewed, [directory("x"), file("d/x", b"")]]):
+        entries, contents, _ = flatten(layers)
+        assert contents[b"d/new"] == b"2"
+        assert b"d/sub/old" not in contents
+        assert entries[b"d"].uid == 0
+
+
 def test_whiteouts_hide_lower_layers_only_wherever_they_stand() -> None:
     lower = [directory("d"), file("d/x", b"1"), file("d/y", b"1"), file("f", b"1")]
     upper = [whiteout("d/x"), file("d/x", b"2"), opaque("d"), file("f", b"2"), whiteout("f")]
