@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Story:
         self._said: set[str] = set()
         self._lock = threading.Lock()
         self._spans: dict[str, str] = {}
+        self._mounted_ns = time.monotonic_ns()
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:
@@ -68,8 +70,7 @@ class Story:
             "bootseer.image.loop": loop,
         }
         self._end(MOUNT, "fallback" if self.notes else "ok", told)
-        if hot:
-            self.begin(REPLAY)
+        self._mounted_ns = time.monotonic_ns()
 
     def not_mounted(self, error: BaseException) -> None:
         """It will never be."""
@@ -82,8 +83,14 @@ class Story:
 
     def replayed(self, server: ImageServer) -> None:
         """The hot set has arrived, or what of it ever will."""
-        told = {"bootseer.bytes": server.hot_bytes, "bootseer.image.frames": server.hot_frames}
-        self._end(REPLAY, "ok", told)
+        passed_ms = (time.monotonic_ns() - self._mounted_ns) // 1_000_000
+        told = {
+            "bootseer.bytes": server.hot_bytes,
+            "bootseer.image.frames": server.hot_frames,
+            "bootseer.duration_ms": passed_ms,
+        }
+        # No span: it runs beside the start's own phases and is none of their time.
+        self._writer.point(REPLAY, "ok", {**self._about, **told})
 
     def reads(self, server: ImageServer, boot_bytes: int) -> None:
         """What reads have cost so far, and where their bytes came from."""

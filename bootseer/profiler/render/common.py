@@ -397,16 +397,16 @@ def image_name(use: ImageUse) -> str:
 
 def image_cells(use: ImageUse) -> tuple[str, ...]:
     """Hot set, ready, replayed, missed reads, blocked, on demand and filled, for tables."""
-    hot = "-" if use.hot_set is None else "yes" if use.hot_set else "none"
+    hot = use.hot_set or "-"
     missed = "-"
-    if use.waits is not None and use.reads is not None:
-        missed = f"{use.waits:,} of {use.reads:,}"
+    if use.missed_reads is not None and use.reads is not None:
+        missed = f"{use.missed_reads:,} of {use.reads:,}"
     return (
-        f"{hot}, offline" if use.offline else hot,
+        hot if use.mode in ("lazy", "files") else f"{hot}, {use.mode}",
         seconds(use.ready_s),
         size(use.replay_bytes),
         missed,
         seconds(use.blocked_s),
-        size(use.demand_bytes),
+        size(use.cold_bytes),
         size(use.fill_bytes),
     )

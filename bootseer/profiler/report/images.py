@@ -1,7 +1,7 @@
 """The image phase: what each image that was mounted lazily, or read ahead, cost (pure).
 
-Its events are `image.mount`, `image.replay`, `image.reads`, `image.record` and `image.fault`, and
-`fetch.stats` of source class `image`; docs/images.md says what they hold.
+Its events are `image.mount`, `image.replay`, `image.reads`, `image.record` and `image.fault`;
+docs/images.md says what they hold.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from bootseer.profiler.report.model import ImageUse
 from bootseer.profiler.report.records import Source, Span, Start
 
 _NAMES = frozenset(("image.mount", "image.replay", "image.reads", "image.record", "image.fault"))
-_STATS = "fetch.stats"
-_CLASS = "bootseer.source_class"
 _PREFIX = "bootseer.image."
 
 
@@ -29,63 +27,63 @@ def _used(source: Source) -> ImageUse | None:
     mine = [span for span in source.spans if span.name in _NAMES and span.attributes is not None]
     if not mine or not any(span.name != "image.fault" for span in mine):
         return None
-    mount = _first(mine, "image.mount")
-    replay = _first(mine, "image.replay")
-    reads = _first(mine, "image.reads") or replay
-    record = _first(mine, "image.record")
+    mount, replay = _last(mine, "image.mount"), _last(mine, "image.replay")
+    reads, record = _last(mine, "image.reads"), _last(mine, "image.record")
     about = {**_plain(record), **_plain(replay), **_plain(mount)}
-    fetched = [
-        span.attributes
-        for span in source.spans
-        if span.name == _STATS and span.attributes and span.attributes.get(_CLASS) == "image"
-    ]
-    files = about.get("mode") == "files"
-    hot_set = about.get("hot_set")
+    counted = _plain(reads)
+    mode = _text(about.get("mode")) or "lazy"
+    hot_set = _text(about.get("hot_set"))
+    if hot_set is None and replay is not None:
+        hot_set = "used" if replay.status == "ok" else "damaged"
     return ImageUse(
         node=source.identity.node,
         ref=_text(about.get("ref")),
         workload=_text(about.get("workload")) or "",
-        mode="files" if files else "mounted",
-        hot_set=bool(hot_set) if isinstance(hot_set, str) else (replay is not None or None),
-        offline=about.get("offline") is True,
+        mode=mode,
+        hot_set=hot_set,
         ready_s=_seconds(mount),
         replay_s=_seconds(replay),
-        replay_bytes=_number(replay, "bootseer.bytes" if files else f"{_PREFIX}replayed_bytes"),
-        reads=_number(reads, f"{_PREFIX}reads"),
-        read_bytes=_number(reads, f"{_PREFIX}bytes"),
-        waits=_number(reads, f"{_PREFIX}waits"),
-        blocked_s=_scaled(_number(reads, f"{_PREFIX}blocked_ns")),
-        demand_bytes=_sum(fetched, "bootseer.demand_bytes"),
-        hot_bytes=_sum(fetched, "bootseer.hot_bytes"),
-        fill_bytes=_sum(fetched, "bootseer.background_bytes"),
-        cache_bytes=_sum(fetched, "bootseer.cache_bytes"),
-        recorded_bytes=_number(record, "bootseer.bytes"),
+        replay_bytes=_number(_all(replay), "bootseer.bytes"),
+        reads=_number(counted, "demand_reads"),
+        read_bytes=_number(counted, "demand_bytes"),
+        missed_reads=_number(counted, "demand_misses"),
+        blocked_s=_float(counted.get("blocked_s")),
+        boot_bytes=_number(counted, "bytes.boot"),
+        hot_bytes=_number(counted, "bytes.hot"),
+        cold_bytes=_number(counted, "bytes.cold"),
+        fill_bytes=_number(counted, "bytes.fill"),
+        cache_bytes=_number(counted, "bytes.cache"),
+        recorded_bytes=_number(_all(record), "bootseer.bytes"),
         faults=sum(span.name == "image.fault" for span in mine),
     )
 
 
-def _first(spans: list[Span], name: str) -> Span | None:
-    """The last of a name that tells something: counters only grow."""
+def _last(spans: list[Span], name: str) -> Span | None:
+    """The last of a name: counters only grow."""
     return next((span for span in reversed(spans) if span.name == name), None)
+
+
+def _all(span: Span | None) -> Mapping[str, Any]:
+    return (span.attributes if span is not None else None) or {}
 
 
 def _plain(span: Span | None) -> Mapping[str, Any]:
     """A span's attributes of the image, without their prefix."""
-    attributes = (span.attributes if span is not None else None) or {}
-    return {k.removeprefix(_PREFIX): v for k, v in attributes.items() if k.startswith(_PREFIX)}
+    found = _all(span).items()
+    return {k.removeprefix(_PREFIX): v for k, v in found if k.startswith(_PREFIX)}
 
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _number(span: Span | None, name: str) -> int | None:
-    value = (span.attributes or {}).get(name) if span is not None else None
+def _number(attributes: Mapping[str, Any], name: str) -> int | None:
+    value = attributes.get(name)
     return value if type(value) is int and value >= 0 else None
 
 
-def _scaled(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e9
+def _float(value: object) -> float | None:
+    return float(value) if type(value) in (int, float) and value >= 0 else None  # type: ignore
 
 
 def _seconds(span: Span | None) -> float | None:
@@ -94,13 +92,5 @@ def _seconds(span: Span | None) -> float | None:
         return None
     if not span.point and span.begin_ns is not None and span.end_ns is not None:
         return max(0, span.end_ns - span.begin_ns) / 1e9
-    milliseconds = _number(span, "bootseer.duration_ms")
-    if milliseconds is not None:
-        return milliseconds / 1e3
-    return _scaled(_number(span, "bootseer.duration_ns"))
-
-
-def _sum(found: list[Mapping[str, object]], name: str) -> int | None:
-    """What all events say together; None when there are none."""
-    values = [value for one in found if type(value := one.get(name, 0)) is int and value >= 0]
-    return sum(values) if found else None
+    milliseconds = _number(_all(span), "bootseer.duration_ms")
+    return None if milliseconds is None else milliseconds / 1e3

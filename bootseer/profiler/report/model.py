@@ -291,32 +291,32 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class ImageUse:
-    """One image as one process served it (`mounted`), or read its files ahead (`files`).
+    """One image as one process served it, or read its files ahead.
 
-    `ready_s`: until the tree was there; `replay_s`: until the hot set had arrived, from the same
-    moment on; `hot_set`: whether there was one. `reads` of `read_bytes` are programs' own, `waits`
-    of them found their bytes missing and waited `blocked_s` together (so it can exceed the wall
-    time). Over the wire came `replay_bytes` as the hot set, `demand_bytes` because somebody
-    waited, `hot_bytes` ahead of need and `fill_bytes` in the background; `cache_bytes` were on the
-    node already. `recorded_bytes` were touched and recorded; `faults` are those readers did not
-    see.
+    `mode`: `lazy` (mounted), `cache` (mounted with its registry gone), `shared` (another mount
+    served it), `files`. `hot_set`: used, none, foreign or damaged; None where nobody said.
+    `ready_s`: until the tree was there; `replay_s`: while the hot set arrived. `missed_reads` of
+    `reads` found their bytes missing and waited `blocked_s` together (so it can exceed the wall
+    time). Over the wire came `boot_bytes` to mount, `hot_bytes` ahead of need, `cold_bytes`
+    because somebody waited, `fill_bytes` in the background; `cache_bytes` were on the node.
+    `recorded_bytes` were touched and recorded; `faults` are those that readers did not see.
     """
 
     node: str
     ref: str | None
     workload: str
-    mode: Literal["mounted", "files"]
-    hot_set: bool | None
-    offline: bool
+    mode: str
+    hot_set: str | None
     ready_s: float | None
     replay_s: float | None
     replay_bytes: int | None
     reads: int | None
     read_bytes: int | None
-    waits: int | None
+    missed_reads: int | None
     blocked_s: float | None
-    demand_bytes: int | None
+    boot_bytes: int | None
     hot_bytes: int | None
+    cold_bytes: int | None
     fill_bytes: int | None
     cache_bytes: int | None
     recorded_bytes: int | None
