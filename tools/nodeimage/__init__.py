@@ -1,0 +1,1 @@
+"""The image that brings the snapshotter onto the nodes of a cluster."""
