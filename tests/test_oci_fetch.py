@@ -15,14 +15,24 @@ from web_fakes import head
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.blocks.table import Codec, Stored, Table, TableSource
-from bootseer.errors import CorruptDataError
-from bootseer.storage.oci.manifest import digest_of
+from bootseer.errors import CorruptDataError, StoreUnavailableError
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.oci.manifest import (
+    OCI_EMPTY,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    digest_of,
+    index_bytes,
+    manifest_bytes,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
 BLOCK = 64 << 10
 DATA = random.Random(6).randbytes(40 * BLOCK + 17)
 DIGEST = digest_of(DATA)
+EMPTY = Descriptor(OCI_EMPTY, digest_of(b"{}"), 2)
 SMALL = FetchSettings(connections=4, backoff_s=0.01)
 
 
@@ -89,22 +99,25 @@ def test_blocks_that_all_spoil_are_given_to_nobody(pair: tuple[Any, Any, str]) -
 
 
 def test_tokens_run_out_while_blocks_are_fetched(pair: tuple[Any, Any, str]) -> None:
-    mirror, _, place = pair
+    mirror, origin, place = pair
+    mirror.__exit__()
     tokens, served = Tokens(), [0]
 
     def ageing(sock: Any, request: Any) -> bool | None:
-        served[0] += "/blobs/" in request.target
-        if served[0] % 5 == 4:
+        served[0] += "authorization" in request.headers
+        if served[0] in (3, 7):
             tokens.dead.update(tokens.issued)
+            served[0] += 1
         return tokens.rule(sock, request)
 
-    mirror.rules = [ageing]
-    with opened(place, range_bytes=BLOCK) as repository, Fetcher(SMALL) as fetcher:
+    origin.rules = [ageing]
+    with opened(place) as repository, Fetcher(SMALL) as fetcher:
         source = TableSource(table(), repository.store, DIGEST)
-        buffer = bytearray(len(DATA))
-        assert fetcher.read_into(source, 0, buffer) == len(DATA)
-        assert buffer == DATA
-    assert len(tokens.issued) > 2
+        for block in range(0, 40, 4):
+            buffer = bytearray(BLOCK)
+            assert fetcher.read_into(source, block * BLOCK, buffer) == BLOCK
+            assert buffer == DATA[block * BLOCK :][:BLOCK]
+    assert len(tokens.issued) == 3
 
 
 def test_too_many_requests_are_waited_out(pair: tuple[Any, Any, str]) -> None:
@@ -126,3 +139,89 @@ def test_too_many_requests_are_waited_out(pair: tuple[Any, Any, str]) -> None:
         assert fetcher.read_into(source, 0, buffer) == BLOCK
         assert buffer == DATA[:BLOCK]
     assert len(origin.asked("/blobs/")) == 2  # nothing was asked in the second that it wanted
+
+
+def once(rule: Any, part: str = "/blobs/") -> Any:
+    """A rule for the first such request alone."""
+    left = [1]
+
+    def limited(sock: Any, request: Any) -> bool | None:
+        if part not in request.target or request.method != "GET" or not left[0]:
+            return None
+        left[0] = 0
+        kept: bool | None = rule(sock, request)
+        return kept
+
+    return limited
+
+
+def test_nobody_is_told_of_a_buffer_twice(pair: tuple[Any, Any, str]) -> None:
+    mirror, _, place = pair
+
+    def cut(sock: Any, request: Any) -> bool:
+        status, reason, headers, body = mirror.ask(request)
+        sock.sendall(head(f"{status} {reason}", **headers) + body[: 2 * BLOCK + 5])
+        return False
+
+    mirror.rules = [once(cut)]
+    buffers = [memoryview(bytearray(BLOCK)) for _ in range(4)]
+    told: list[int] = []
+    with opened(place) as repository:
+        with pytest.raises(StoreUnavailableError, match="ended the answer"):
+            repository.store.read_scatter(DIGEST, 0, buffers, Attempt(), told.append)
+        assert told == [0, 1]
+        told.clear()
+        repository.store.read_scatter(DIGEST, 0, buffers, Attempt(number=1), told.append)
+    assert told == [0, 1, 2, 3]
+    assert b"".join(buffers) == DATA[: 4 * BLOCK]
+
+
+@pytest.mark.parametrize("fault", ["other start", "other size"])
+def test_a_stream_goes_on_with_its_own_bytes_only(pair: tuple[Any, Any, str], fault: str) -> None:
+    mirror, origin, place = pair
+    mirror.__exit__()
+
+    def cut(sock: Any, request: Any) -> bool:
+        sock.sendall(head("200 OK", Content_Length=len(DATA)) + DATA[:1000])
+        return False
+
+    def wrong(sock: Any, request: Any) -> bool:
+        start = 1000 if fault == "other size" else 900
+        size = len(DATA) - (100 if fault == "other size" else 0)
+        body = DATA[start:size]
+        span = f"bytes {start}-{size - 1}/{size}"
+        sock.sendall(head("206 Partial", Content_Length=len(body), Content_Range=span) + body)
+        return True
+
+    origin.rules = [once(cut), once(wrong)]
+    with opened(place) as repository:
+        # Not verified at the end: whoever checks the parts does without.
+        assert repository.stream(DIGEST, verify=False).read() == DATA
+    assert len(origin.asked("/blobs/")) == 3
+
+
+def test_a_referrer_that_another_push_wiped_out_is_entered_again(
+    pair: tuple[Any, Any, str],
+) -> None:
+    _, origin, place = pair
+    seen: list[int] = []
+
+    def wipe(sock: Any, request: Any) -> bool | None:
+        if "/manifests/sha256-" not in request.target or request.method != "GET":
+            return None
+        kept = origin.forward(sock, request)
+        seen.append(1)
+        if len(seen) == 2:  # our entry was there just now: somebody writes what they read before
+            empty = index_bytes([])
+            headers = {"content-type": OCI_INDEX, "content-length": str(len(empty))}
+            assert origin.ask(type(request)("PUT", request.target, headers, empty))[0] == 201
+        return bool(kept)
+
+    origin.rules = [wipe]
+    with opened(place, push=True) as repository:
+        subject = repository.resolve("v1")
+        repository.push_blob(b"{}", EMPTY.digest, 2)
+        raw = manifest_bytes(config=EMPTY, layers=[], subject=subject, artifact_type="a/b")
+        made = repository.push_manifest(raw, OCI_MANIFEST)
+        assert [one.digest for one in repository.referrers(subject.digest)] == [made.digest]
+    assert len(seen) > 2
