@@ -12,11 +12,11 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from bootseer.blockimage.frames import Coming, Frames, Hot
-from bootseer.blocks.source import BlockSource
+from bootseer.blockimage.frames import Coming, Hot
+from bootseer.blockimage.supply import Bytes, Reads, Touches
+from bootseer.blocks.settings import Priority
 from bootseer.fuse.operations import (
     ROOT,
     Attr,
@@ -31,7 +31,7 @@ from bootseer.fuse.operations import (
 )
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher, Held
+    from bootseer.blocks.fetch import Held
 
 NAME = b"d"
 DATA = Inode(2)
@@ -41,45 +41,6 @@ WARMING = b"bootseer-warm"
 MOST_STRANGERS = 1 << 16
 _DIRECTORY, _FILE = 0o40700, 0o100400
 _NOTHING = memoryview(b"")
-
-
-class Touches(Protocol):
-    """Who wants to know what programs read."""
-
-    def touch(self, offset: int, length: int) -> None:
-        """A program read these bytes of the data."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """What reads of the data file cost so far.
-
-    `reads` of `bytes` are programs' own; `waits` of them found their bytes missing and waited
-    `blocked_ns` together; `warm_reads` and `warm_bytes` are those of warming. `failed` got EIO.
-    """
-
-    reads: int = 0
-    bytes: int = 0
-    waits: int = 0
-    blocked_ns: int = 0
-    warm_reads: int = 0
-    warm_bytes: int = 0
-    failed: int = 0
-
-
-class Bytes:
-    """Where the data's bytes come from, once it is known: `frames` first, then `fetcher`.
-
-    `opening` gives the fetcher and its source when they are first needed: the hot set may be
-    under way before anybody has parsed the block table.
-    """
-
-    def __init__(
-        self, data_bytes: int, frames: Frames, opening: Callable[[], tuple[Fetcher, BlockSource]]
-    ) -> None:
-        self.data_bytes = data_bytes
-        self.frames = frames
-        self.opening = opening
 
 
 class ImageFront:
@@ -326,13 +287,13 @@ class _Waiting:
                 return None
         views: list[Buffer] = []
         held: list[Held] = []
+        priority = Priority.HOT if self._warm else Priority.DEMAND
         try:
             for piece in pieces:
                 if isinstance(piece, Hot):
                     views.append(piece.view)
                     continue
-                fetcher, blocks = source.opening()
-                part = fetcher.held(blocks, piece.offset, piece.length, self.resume)
+                part = source.held(piece.offset, piece.length, self.resume, priority)
                 if part is None:
                     _release(held)
                     self._now_cold()

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.fill import Fill, FillSettings
 from bootseer.blockimage.frames import Frames
-from bootseer.blockimage.front import Bytes, ImageFront, Reads
+from bootseer.blockimage.front import ImageFront
 from bootseer.blockimage.opened import BlockImage, FrameStream
 from bootseer.blockimage.pack import EMPTY, Frame, Index, open_frame
+from bootseer.blockimage.supply import Bytes, Reads
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.replay import Replay
@@ -114,7 +115,9 @@ class ImageServer:
             frames.give_up()
         else:
             self._start_warmer(target, index)
-        self.front.supply(Bytes(self.image.data_bytes, frames, self.opened))
+        supply = Bytes(self.image.data_bytes, frames, self.opened)
+        supply.read_ahead = not index.frames  # what starts read is known, or it has to be guessed
+        self.front.supply(supply)
         self._thread(lambda: self._run(index), "image-hot")
 
     def opened(self) -> tuple[Fetcher, BlockSource]:
@@ -124,15 +127,24 @@ class ImageServer:
                 raise CorruptDataError("the image's server has ended")
             if self._fetcher is None:
                 self._source = self.image.source()
-                if self.settings.cache_dir:
-                    self._cache = NodeCache(
-                        self.settings.cache_dir,
-                        self.settings.cache_limit_bytes,
-                        told=lambda why: self._say("cache", why),
-                    )
+                self._cache = self._open_cache()
                 self._fetcher = Fetcher(self.settings.fetch, cache=self._cache)
             assert self._source is not None
             return self._fetcher, self._source
+
+    def _open_cache(self) -> NodeCache | None:
+        settings = self.settings
+        if not settings.cache_dir:
+            return None
+        try:
+            return NodeCache(
+                settings.cache_dir,
+                settings.cache_limit_bytes,
+                told=lambda why: self._say("cache", why),
+            )
+        except BootseerError as error:  # nothing is kept then, and reads go on
+            self._say("cache", str(error))
+            return None
 
     @property
     def reads(self) -> Reads:
@@ -206,6 +218,8 @@ class ImageServer:
                 self._frames.give_up()
             if self._warmer is not None:
                 self._warmer.end()
+            else:
+                self._all_warmed()
             if self._hot_done is not None:
                 self._hot_done()
         self._start_fill()
@@ -242,6 +256,8 @@ class ImageServer:
         frames.arrived(number, raw)
         if self._warmer is not None:
             self._warmer.put(number)
+        else:
+            frames.warmed(number)
 
     def _yield_to_demand(self) -> None:
         for _ in range(DEMAND_PAUSES):

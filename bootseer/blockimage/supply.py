@@ -1,0 +1,70 @@
+"""What the front of an image is supplied with, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from bootseer.blockimage.frames import Frames
+from bootseer.blocks.settings import Priority
+from bootseer.blocks.source import BlockSource
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch import Fetcher, Held
+    from bootseer.blocks.readahead import ReadAhead
+
+
+class Touches(Protocol):
+    """Who wants to know what programs read."""
+
+    def touch(self, offset: int, length: int) -> None:
+        """A program read these bytes of the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What reads of the data file cost so far.
+
+    `reads` of `bytes` are programs' own; `waits` of them found their bytes missing and waited
+    `blocked_ns` together; `warm_reads` and `warm_bytes` are those of warming. `failed` got EIO.
+    """
+
+    reads: int = 0
+    bytes: int = 0
+    waits: int = 0
+    blocked_ns: int = 0
+    warm_reads: int = 0
+    warm_bytes: int = 0
+    failed: int = 0
+
+
+class Bytes:
+    """Where the data's bytes come from, once it is known: `frames` first, then `fetcher`.
+
+    `opening` gives the fetcher and its source when they are first needed: the hot set may be
+    under way before anybody has parsed the block table. With `read_ahead`, blocks behind those
+    that are read one after the other are fetched ahead.
+    """
+
+    def __init__(
+        self, data_bytes: int, frames: Frames, opening: Callable[[], tuple[Fetcher, BlockSource]]
+    ) -> None:
+        self.data_bytes = data_bytes
+        self.frames = frames
+        self.opening = opening
+        self.read_ahead = False
+        self._ahead: ReadAhead | None = None
+
+    def held(
+        self, offset: int, length: int, ready: Callable[[], None], priority: Priority
+    ) -> Held | None:
+        """`Fetcher.held` of the data, and what is best fetched with it."""
+        fetcher, source = self.opening()
+        if self.read_ahead:
+            ahead = self._ahead
+            if ahead is None:
+                ahead = self._ahead = fetcher.read_ahead(source)
+            for first, count in ahead.note(offset, length):
+                fetcher.prefetch(source, first, count, Priority.HOT)
+        return fetcher.held(source, offset, length, ready, priority)
