@@ -37,7 +37,7 @@ class Limits:
 
     packed_bytes: int = 256 << 20
     raw_bytes: int = 1 << 30
-    files: int = 1 << 21
+    files: int = 1 << 23
     extents: int = 1 << 24
 
 

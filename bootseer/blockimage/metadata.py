@@ -14,7 +14,7 @@ from bootseer.blockimage import erofs
 from bootseer.blockimage.entries import Entry, Kind, Stored
 from bootseer.errors import CorruptDataError, UsageError
 
-MAX_META_BYTES = 2 << 30
+MAX_META_BYTES = 1 << 30
 _EMPTY = Stored(hashlib.sha256(b"").digest(), (), erofs.BLOCK_BYTES)
 _INLINE_OR_MOVE_BYTES = 1024  # a longer tail that does not fit gets a block, not a gap before it
 
