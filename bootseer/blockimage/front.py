@@ -68,6 +68,7 @@ class ImageFront:
         self._kept = 0
         self._gone = False
         self._counts = [0] * 7
+        self.missed: Callable[[int], None] | None = None  # told where a program waits
         self.cold_waits = 0  # programs that wait for blocks which no frame brings
         self._strangers: set[int] = set()
         self.warming: frozenset[int] = frozenset()  # threads whose reads are no touches
@@ -311,6 +312,9 @@ class _Waiting:
         if not self._cold and not self._warm:
             self._cold = True
             self._front._cold(1)
+            missed = self._front.missed
+            if missed is not None:
+                missed(self._offset)
 
     def resume(self) -> None:
         """Try again; from any thread."""

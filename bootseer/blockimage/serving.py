@@ -25,15 +25,14 @@ from bootseer.blockimage.pack import EMPTY, Frame, Index, open_frame
 from bootseer.blockimage.supply import Bytes, Reads
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.replay import Replay
 from bootseer.blocks.settings import DEFAULTS, FetchSettings
 from bootseer.blocks.source import BlockSource
 from bootseer.blocks.stats import Counters
-from bootseer.blocks.trace import Touched, Trace
 from bootseer.errors import BootseerError, CorruptDataError
 
 if TYPE_CHECKING:
     from bootseer.blockimage.warm import Warmer
+    from bootseer.blockimage.whole import WholeFetch
 
 NAME = "d"
 ROOM_WAIT_S = 10.0
@@ -82,7 +81,7 @@ class ImageServer:
         self._source: BlockSource | None = None
         self._frames: Frames | None = None
         self._warmer: Warmer | None = None
-        self._replay: Replay | None = None
+        self._whole: WholeFetch | None = None
         self._fill: Fill | None = None
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -267,15 +266,18 @@ class ImageServer:
 
     def _fetch(self, index: Index) -> None:
         """Most of the image is hot: fetch its blocks whole, in order and in parallel."""
+        from bootseer.blockimage.whole import WholeFetch
+
         fetcher, source = self.opened()
-        touched = tuple(Touched(e.offset, e.length, n, 1) for n, e in enumerate(index.fetch))
-        trace = Trace(source.key, source.size_bytes, "", 0, touched)
         most = None if self._cache is not None else self.settings.fetch.memory_bytes // 2
-        replay = self._replay = Replay(trace, fetcher, source, most_bytes=most)
-        with replay:
-            replay.wait()
-        if replay.failed:
-            self._say("replay", f"the hot set was not replayed whole: {replay.failed}")
+        whole = self._whole = WholeFetch(fetcher, source, index.fetch, most_bytes=most)
+        self.front.missed = whole.missed
+        try:
+            whole.run()
+        finally:
+            self.front.missed = None
+        if whole.failed:
+            self._say("replay", f"the hot set was not replayed whole: {whole.failed}")
 
     def _start_fill(self) -> None:
         if self.settings.fill is None or self._closed or not self.settings.cache_dir:
@@ -304,7 +306,7 @@ class ImageServer:
         if self.image.frames is not None:
             with contextlib.suppress(BootseerError, OSError):
                 self.image.frames.close()
-        for part in (self._warmer, self._replay, self._fill, self._frames, self._fetcher):
+        for part in (self._warmer, self._whole, self._fill, self._frames, self._fetcher):
             if part is not None:
                 part.close()
         if self._cache is not None:
