@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def run(options: harness.Options) -> list[harness.Case]:
 
 def measure(options: harness.Options, wanted: Sequence[str]) -> list[harness.Case]:
     """Measure these cases."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it would have programs compiled each time
     image = real.image("torch")
     storage, disk = image_peers.prepare(image)
     cases: list[harness.Case] = []
@@ -60,7 +62,10 @@ def measure(options: harness.Options, wanted: Sequence[str]) -> list[harness.Cas
             for link in LINKS:
                 here = [name for name in wanted if _link_of(name) == link]
                 if here:
-                    with lab(link, scratch, storage, group) as place:
+                    with (
+                        lab(link, scratch, storage, group) as place,
+                        image_ours.agent(scratch / "run"),
+                    ):
                         cases += _on_link(place, here, sizes, disk, options)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -90,6 +95,7 @@ def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Sid
     """What is compared in a case of starts."""
     sides: dict[str, Side] = {
         harness.OURS: lambda: image_ours.start(place, work),
+        "without agent": lambda: image_ours.start(place, work, with_agent=False),
         "no hot set": lambda: image_ours.start(place, work, "--no-hot"),
         "stargz optimised": lambda: image_peers.stargz_pull(
             place, work, image_peers.optimised(work)

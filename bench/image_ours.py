@@ -2,11 +2,13 @@
 
 A start is `bootseer image mount` and a container of podman's on the mounted tree. Each starts
 from an empty cache folder, with a server of its own; the page cache holds nothing of the image,
-for a mount that has ended takes its pages with it.
+for a mount that has ended takes its pages with it. `bootseer image agent` runs all the while, as
+containerd and the stargz snapshotter do for theirs; `without agent` is the side that has none.
 """
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import os
 import subprocess
@@ -16,10 +18,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import bootseer
 from bench.image_lab import WORK, Lab, Start, cpu_s, measured
 from bench.image_peers import REPOSITORY, rootfs_command
 
 TAG = "stock"
+READY_TIMEOUT_S = 30.0
 BOOTSEER = (str(Path(sys.executable).with_name("bootseer")), "image")
 
 
@@ -47,9 +51,37 @@ def publish(lab: Lab, source: str, works: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def start(lab: Lab, work: str, *options: str, name: str | None = None) -> Start:
+@contextlib.contextmanager
+def agent(runtime: Path) -> Iterator[None]:
+    """The node's resident program, for mounts with this runtime folder."""
+    compileall.compile_dir(Path(bootseer.__file__).parent, quiet=1)  # as installing it does
+    words = [*BOOTSEER, "agent", "--runtime", str(runtime)]
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "TERM", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + READY_TIMEOUT_S
+        while not (runtime / "images/agent.sock").exists():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("bootseer image agent does not answer")
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def start(
+    lab: Lab, work: str, *options: str, name: str | None = None, with_agent: bool = True
+) -> Start:
     """From nothing local to the first work; `name` is the workload whose hot set is used."""
-    with lab.folder("o") as folder, unmounted(folder / "m") as tree:
+    with lab.folder("o") as folder, contextlib.ExitStack() as stack:
+        runtime = lab.scratch / "run" if with_agent else folder / "run"
+        tree = stack.enter_context(unmounted(folder / "m", runtime))
+        options = ("--runtime", str(runtime), *options)
         mount = mount_command(lab, folder, workload(work) if name is None else name, *options)
         environment = lab.podman.environment
         return measured(lab, mount, rootfs_command(lab, tree, work), environment=environment)
@@ -58,19 +90,19 @@ def start(lab: Lab, work: str, *options: str, name: str | None = None) -> Start:
 def mount_command(lab: Lab, folder: Path, name: str, *options: str) -> list[str]:
     """`image mount` at `folder`/m with all that it keeps below `folder`."""
     words = ["mount", "--plain-http", "--workload", name, "--cache", f"{folder}/cache"]
-    words += ["--runtime", f"{folder}/run", "--log-file", f"{folder}/log", *options]
+    words += ["--log-file", f"{folder}/log", *options]
     return [*BOOTSEER, *words, image(lab), f"{folder}/m"]
 
 
 @contextlib.contextmanager
-def unmounted(tree: Path) -> Iterator[Path]:
+def unmounted(tree: Path, runtime: Path) -> Iterator[Path]:
     """An empty folder at which something is mounted within, and unmounted afterwards."""
     tree.mkdir()
     try:
         yield tree
     finally:
         # The container's overlay may be let go of a moment later.
-        words = ["umount", "--runtime", f"{tree.parent}/run", str(tree)]
+        words = ["umount", "--runtime", str(runtime), str(tree)]
         for _ in range(100):
             done = subprocess.run([*BOOTSEER, *words], capture_output=True, check=False)
             if not done.returncode or not os.path.ismount(tree):
@@ -83,15 +115,11 @@ def unmounted(tree: Path) -> Iterator[Path]:
 def together(lab: Lab, work: str, count: int) -> Start:
     """Containers of one image at once, each with a mount of its own; until the last one's work."""
     with lab.folder("o") as folder, contextlib.ExitStack() as stack:
-        commands = []
+        commands, runtime = [], lab.scratch / "run"
         for number in range(count):
-            place = folder / str(number)
-            place.mkdir()
-            mount = mount_command(lab, folder, workload(work))
-            mount[-1] = f"{place}/m"
-            (place / "run").symlink_to(folder / "run")
-            tree = stack.enter_context(unmounted(place / "m"))
-            commands.append((mount, rootfs_command(lab, tree, work)))
+            mount = mount_command(lab, folder, workload(work), "--runtime", str(runtime))
+            tree = stack.enter_context(unmounted(folder / f"m{number}", runtime))
+            commands.append(([*mount[:-1], str(tree)], rootfs_command(lab, tree, work)))
         received, used, began = lab.received_bytes(), cpu_s(lab.group), time.perf_counter()
         _all_of(commands, lab.podman.environment)
         seconds = time.perf_counter() - began

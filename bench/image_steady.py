@@ -45,8 +45,10 @@ def steady(place: Lab, name: str, disk: Path, rounds: int) -> list[harness.Case]
 @contextlib.contextmanager
 def complete(place: Lab, folder: Path) -> Iterator[Path]:
     """Our mount once all of the image is on this node."""
-    with image_ours.unmounted(folder / "m") as tree:
-        mount = image_ours.mount_command(place, folder, "", "--no-record")
+    runtime = place.scratch / "run"
+    with image_ours.unmounted(folder / "m", runtime) as tree:
+        options = ("--no-record", "--runtime", str(runtime))
+        mount = image_ours.mount_command(place, folder, "", *options)
         subprocess.run(mount, check=True, capture_output=True)
         before, until = -1, time.monotonic() + COMPLETE_TIMEOUT_S
         while before != (before := place.received_bytes()) and time.monotonic() < until:
