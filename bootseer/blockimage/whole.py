@@ -34,6 +34,7 @@ class WholeFetch:
         extents: Sequence[Extent],
         *,
         most_bytes: int | None = None,
+        near_bytes: int = NEAR_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         touched = tuple(Touched(e.offset, e.length, n, 1) for n, e in enumerate(extents))
@@ -46,9 +47,10 @@ class WholeFetch:
             (e.offset, e.length, at) for e, at in zip(extents, before, strict=False)
         )
         self._starts = [row[0] for row in self._rows]
-        self._clock = clock
+        self._clock, self._near_bytes = clock, near_bytes
         self._strayed_s = float("-inf")
         self._closing = threading.Event()
+        self._running = threading.Lock()
 
     @property
     def failed(self) -> str:
@@ -61,7 +63,7 @@ class WholeFetch:
         if at >= 0:
             start, length, before = self._rows[at]
             ahead = before + offset - start - self._replay.replayed_bytes
-            if offset < start + length and 0 <= ahead < NEAR_BYTES:
+            if offset < start + length and 0 <= ahead < self._near_bytes:
                 return
         self._strayed_s = self._clock()
 
@@ -71,15 +73,19 @@ class WholeFetch:
         return self._clock() - self._strayed_s < PAUSE_S
 
     def run(self) -> None:
-        """Fetch to the end, a fault, or `close`; from a thread of its own."""
+        """Fetch to the end, a fault, or `close`; from a thread of its own, once."""
         held = False
-        with self._replay as replay:
-            while not self._closing.is_set() and not replay.wait(_POLL_S):
-                if held != self.holds:
-                    held = not held
-                    (replay.pause if held else replay.resume)()
+        with self._running:
+            if self._closing.is_set():
+                return
+            with self._replay as replay:
+                while not self._closing.is_set() and not replay.wait(_POLL_S):
+                    if held != self.holds:
+                        held = not held
+                        (replay.pause if held else replay.resume)()
 
     def close(self) -> None:
-        """End `run`; twice is safe."""
+        """End `run`, and wait until it has ended; twice is safe."""
         self._closing.set()
-        self._replay.close()
+        with self._running:
+            pass
