@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import time
@@ -20,10 +21,13 @@ from image_mounts import (
     tree_of,
 )
 
+from bootseer.blockimage import artifact, hotset
 from bootseer.blockimage.whole import PAUSE_S, WholeFetch
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.extent import Extent
 from bootseer.blocks.fetch import Fetcher
+from bootseer.storage.oci.manifest import EMPTY_BYTES, OCI_MANIFEST, Manifest, digest_of
+from bootseer.storage.oci.registry import Repository, open_repository
 
 BLOCK = 256 << 10
 FILES = some_files()
@@ -130,9 +134,26 @@ def test_a_hot_set_of_another_image_is_not_used(
 ):
     other = {path: data[::-1] for path, data in FILES.items()}
     ref = registry.reference("whole/other", "1")
-    made = publish(ref, other, tmp_path / "other", block_image=True)
-    foreign = publish(ref, FILES, tmp_path / "foreign", hot={"": NAMES[:9]})
-    assert foreign.digest == made.digest  # the same stock image, as far as the registry knows
+    made = publish(ref, other, tmp_path / "other")
+    with open_repository(image.ref)[0] as theirs, open_repository(ref, push=True)[0] as ours:
+        found = hotset.newest(theirs.referrers(image.digest), _block(theirs, image), "random")
+        manifest = theirs.manifest(found[0])
+        assert isinstance(manifest, Manifest)
+        foreign = hotset.parse_manifest(manifest)
+        pack = theirs.blob(foreign.pack, limit_bytes=1 << 30)
+        ours.push_blob(pack, foreign.pack.digest, len(pack))
+        ours.push_blob(EMPTY_BYTES, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
+        # It lies: it says that it is of our block image.
+        lie = dataclasses.replace(foreign, workload="", block_image=_block(ours, made))
+        subject = ours.resolve(made.digest)
+        ours.push_manifest(hotset.manifest_of(lie, subject), OCI_MANIFEST)
     mounted = mounts.mount(ref)
-    assert tree_of(mounted.directory) in (other, FILES)
+    assert not mounted.hot_set
+    assert any("another block image" in note for note in mounted.notes)
+    assert tree_of(mounted.directory) == other
     mounts.umount(mounted)
+
+
+def _block(repository: Repository, image: Published) -> str:
+    (block,) = repository.referrers(image.digest, artifact.ARTIFACT)
+    return block.digest
