@@ -64,7 +64,7 @@ from bootseer.cli import sizes
 )
 @click.option(
     "--record/--no-record",
-    envvar="BOOTSEER_IMAGE_RECORD",
+    envvar="BOOTSEER_IMAGE_MOUNT_RECORD",
     default=True,
     show_default=True,
     help="Record what programs read.",
