@@ -59,11 +59,11 @@ class Lab:
     def __init__(self, folder: Path, ref: str) -> None:
         self.ref = ref
         self.cache = folder / "cache"
-        self.environment = {
-            **os.environ,
+        self.own = {
             "BOOTSEER_CACHE": str(self.cache),
             "BOOTSEER_RUNTIME": str(folder / "runtime"),
         }
+        self.environment = {**os.environ, **self.own}
 
     def run(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -156,6 +156,15 @@ def test_what_failed_before_its_first_step_is_not_kept(lab: Lab):
 def test_a_start_that_would_go_on_for_ever_is_ended_when_it_is_recorded(lab: Lab):
     lab.record(f"cat /data/f3 > /dev/null; {STEP}; exec sleep 1000", "--stop", code=143)
     assert lab.read() == ["data/f3"]
+
+
+@pytest.mark.debian("podman")
+def test_podman_runs_the_command_where_it_is_installed(lab: Lab, podman: Any):
+    lab.environment = {**podman.environment, **lab.own}
+    script = '[ "$GREETING" = hello ] && [ "$(pwd)" = /data ] && cat f7 f2 > /dev/null'
+    told = lab.run("record", lab.ref, "--with", "podman", "--", "sh", "-c", f"{script}; {STEP}")
+    assert "1 full starts" in told
+    assert lab.read() == ["data/f7", "data/f2"]
 
 
 def test_nothing_recorded_is_said_with_what_to_do(lab: Lab):
