@@ -162,6 +162,7 @@ def test_an_empty_hot_set_has_a_summary(tmp_path):
         ("usr/lib/x86_64-linux-gnu/libstdc++.so.6.0.30", "libstdc++"),
         ("lib/x86_64-linux-gnu/libc.so.6", "libc"),
         ("usr/share/zoneinfo/UTC", "zoneinfo"),
+        ("usr/lib/x86_64-linux-gnu/gconv/UTF-16.so.data", "gconv"),
         ("usr/bin/env", "usr/bin/"),
         ("vmlinuz", ""),
     ],

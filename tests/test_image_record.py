@@ -118,3 +118,15 @@ def test_a_trace_that_cannot_be_kept_is_told_and_hurts_nobody(tmp_path, monkeypa
     (told,) = [line for line in lines if line.get("name") == "image.record"]
     assert told["status"] == "fallback"
     assert "traces" in told["attributes"]["bootseer.reason"]
+
+
+def test_times_count_from_the_first_touch(tmp_path):
+    now = [50.0]
+    some = Recorder("image", SIZE, "train", clock=lambda: now[0])
+    with StartRecording(some, TraceStore(tmp_path), full=lambda: True):
+        for page, at_s in ((3, 80.0), (1, 80.5)):
+            now[0] = at_s
+            some.touch(page * PAGE, PAGE)
+    kept = TraceStore(tmp_path).load("train")
+    assert kept is not None
+    assert [(e.offset // PAGE, e.first_touch_ms) for e in kept.extents] == [(3, 0), (1, 500)]

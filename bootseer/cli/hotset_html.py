@@ -140,7 +140,14 @@ def _chart(summary: Summary) -> Markup:
 
 
 def _parts(caption: str, what: str, parts: Sequence[Part], summary: Summary) -> Markup:
-    columns = [(what, ""), ("hot", "n"), ("of", "n"), ("files", "n"), ("first", "n"), ("", "g")]
+    columns = [
+        (what, ""),
+        ("hot", "n"),
+        ("of", "n"),
+        ("files", "n"),
+        ("first", "n"),
+        ("share", "g"),
+    ]
     rows = []
     for part in parts[:MOST_FILES]:
         share = tag("rect", x=0, y=4, width=pct(part.touched_bytes / summary.hot_bytes), height=12)

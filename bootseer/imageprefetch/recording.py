@@ -8,6 +8,7 @@ those of earlier starts.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import threading
@@ -139,6 +140,7 @@ class StartRecording:
         trace = self._recorder.trace(full=self._full())
         if not trace.extents:
             return None
+        trace = from_first_touch(trace)
         attributes = {
             "bootseer.bytes": trace.touched_bytes(),
             "bootseer.image.workload": trace.workload,
@@ -174,3 +176,16 @@ class StartRecording:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def from_first_touch(trace: Trace) -> Trace:
+    """The same, with times from its first touch on.
+
+    How long a mount stood there before anybody used it differs from start to start and would mix
+    up their order when they are merged.
+    """
+    if not trace.extents:
+        return trace
+    zero_ms = min(extent.first_touch_ms for extent in trace.extents)
+    extents = tuple(e._replace(first_touch_ms=e.first_touch_ms - zero_ms) for e in trace.extents)
+    return dataclasses.replace(trace, extents=extents)

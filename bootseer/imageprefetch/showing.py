@@ -19,7 +19,9 @@ _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"(?:^|/)lib(?:64)?/(?:python|pypy)[0-9.]+(?:/|$)")
 _DIST_INFO = re.compile(r"(.+?)-[^-]*\.(?:dist|egg)-info$")
 _LIBS = re.compile(r"(?:^|/)lib(?:32|64)?/(?:[^/]*-linux-[^/]*/)?([^/]+?)\.so(?:[.0-9]*)$")
-_SHARE = re.compile(r"^usr/(?:share|lib|libexec|include)/([^/]+)/")
+_SHARE = re.compile(
+    r"^(?:usr/)?(?:share|lib(?:exec|32|64)?|include)/(?:[^/]*-linux-[^/]*/)?([^/]+)/"
+)
 
 
 @dataclass(frozen=True, slots=True)
