@@ -28,7 +28,8 @@ TABLE = "application/vnd.bootseer.blockimage.table.v1"
 DATA = "application/vnd.bootseer.blockimage.data.v1"
 FILES = "application/vnd.bootseer.blockimage.files.v1+zstd"
 VERSION = 1
-META_LEVEL = 9
+META_LEVEL, LARGE_META_LEVEL = 19, 9
+LARGE_META_BYTES = 16 << 20  # seconds of packing; a start waits for every byte
 _LIST_NAME = "artifact.json"
 _NAMES = {CONFIG: "config", META: "meta.zst", TABLE: "table", DATA: DATA_NAME, FILES: "files"}
 _ORDER = (META, TABLE, DATA, FILES)
@@ -79,7 +80,8 @@ def pack(built: Built, about: Mapping[str, Any]) -> Artifact:
         "files": len(built.files.files),
         "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
     }
-    packer = zstandard.ZstdCompressor(level=META_LEVEL, write_checksum=True)
+    level = META_LEVEL if len(meta) <= LARGE_META_BYTES else LARGE_META_LEVEL
+    packer = zstandard.ZstdCompressor(level=level, write_checksum=True)
     blobs = {
         META: _write(folder, META, packer.compress(meta)),
         TABLE: _write(folder, TABLE, table.serialise()),

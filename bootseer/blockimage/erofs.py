@@ -80,7 +80,6 @@ def inode(
     mode: int,
     size_bytes: int,
     place: int,
-    number: int,
     owner: tuple[int, int],
     mtime_ns: int,
     links: int,
@@ -95,7 +94,7 @@ def inode(
         0,
         size_bytes,
         place,
-        number,
+        0,  # an inode number that kernels do not use: they count places
         *owner,
         seconds & 0xFFFFFFFFFFFFFFFF,
         nanoseconds,

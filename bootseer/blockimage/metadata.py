@@ -28,15 +28,14 @@ class _Node:
         "entry",
         "layout",
         "links",
-        "number",
         "parent",
         "place",
         "size_bytes",
         "xattrs",
     )
 
-    def __init__(self, entry: Entry, number: int) -> None:
-        self.entry, self.number = entry, number
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
         self.children: list[tuple[bytes, _Node]] | None = None
         if entry.kind is Kind.DIRECTORY:
             self.children = []
@@ -101,7 +100,7 @@ def _tree(entries: Iterable[Entry]) -> list[_Node]:
         if before.path == after.path:
             raise UsageError(f"{after.path!r} is there twice")
     own = [entry for entry in ordered if entry.hardlink_of is None]
-    nodes = {entry.path: _Node(entry, number) for number, entry in enumerate(own, 1)}
+    nodes = {entry.path: _Node(entry) for entry in own}
     for entry in ordered:
         target = nodes.get(entry.path if entry.hardlink_of is None else entry.hardlink_of)
         if target is None or (entry.hardlink_of is not None and target.children is not None):
@@ -206,7 +205,6 @@ def _write(out: bytearray, node: _Node) -> None:
         mode=int(entry.kind) << 12 | entry.mode & 0o7777,
         size_bytes=node.size_bytes,
         place=place,
-        number=node.number,
         owner=(entry.uid, entry.gid),
         mtime_ns=entry.mtime_ns,
         links=node.links,
