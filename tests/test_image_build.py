@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
@@ -165,49 +164,6 @@ def test_a_build_that_another_holds_up_says_so(registry: Any, tmp_path: Path) ->
     assert len(heard) == 1
 
 
-def test_a_killed_build_goes_on_with_the_layers_it_has(
-    own_registry: Callable[..., Any], tmp_path: Path
-) -> None:
-    registry = own_registry()
-    large = [file("large", os.urandom(48 << 20))]
-    ref = pushed(registry, tmp_path, "killed", Image([Layer(large, compression="none")]))
-    command = [sys.executable, "-m", "bootseer", "image", "build", ref]
-    environment = {**os.environ, "BOOTSEER_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *command],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        part = wait_for_part(tmp_path / "cache/images/build")
-        registry.pause()
-    finally:
-        process.kill()
-        process.wait()
-    registry.resume()
-    kept = part.stat().st_size
-    assert kept >= 1 << 20
-    asked = len(registry.requests())
-    report = build(ref, tmp_path)
-    assert report.built
-    sent = [r.sent_bytes for r in registry.requests()[asked:] if "/blobs/" in r.path]
-    assert max(sent, default=0) <= report.layers_bytes - kept
-
-
-def test_a_registry_that_restarts_meanwhile_holds_no_build_up(
-    own_registry: Callable[..., Any], tmp_path: Path
-) -> None:
-    registry = own_registry()
-    large = [file("large", os.urandom(32 << 20))]
-    ref = pushed(registry, tmp_path, "restarted", Image([Layer(large, compression="none")]))
-    with ThreadPoolExecutor(1) as pool:
-        under_way = pool.submit(build, ref, tmp_path)
-        wait_for_part(tmp_path / "cache/images/build")
-        registry.restart()
-        assert under_way.result().built
-
-
 AS_NOBODY = """
 import os, sys
 from bootseer.imageprefetch.building import BuildSettings, build_image
@@ -233,17 +189,6 @@ def test_a_plain_user_builds_the_same() -> None:
         assert len(set(done.stdout.split())) == 1
     finally:
         shutil.rmtree(folder)
-
-
-def wait_for_part(folder: Path) -> Path:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):
-            for part in folder.glob("sha256-*/sha256-*"):
-                if part.stat().st_size >= 1 << 20:
-                    return part
-        time.sleep(0.002)
-    raise AssertionError("the build did not begin to fetch")
 
 
 def test_a_finished_artifact_that_was_not_pushed_is_pushed_later(

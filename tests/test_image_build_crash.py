@@ -1,0 +1,125 @@
+"""Builds that are killed, cut and begun again: what is there is used, the result is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from images_lab import Image, Layer, file, write_layout
+
+from bootseer.blockimage import artifact
+from bootseer.imageprefetch.building import BuildReport, BuildSettings, build_image
+from bootseer.storage.oci.registry import open_repository
+
+pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
+
+
+def pushed(registry: Any, folder: Path, name: str, image: Image) -> str:
+    made = write_layout(folder / "layout", image, tag="1")
+    options = "--preserve-digests"  # skopeo compresses layers otherwise
+    return str(registry.push(made.source, f"imagebuild/{name}", "1", options=options))
+
+
+def build(ref: str, folder: Path, **settings: Any) -> BuildReport:
+    return build_image(BuildSettings(ref=ref, cache_dir=str(folder / "cache"), **settings))
+
+
+def test_a_killed_build_goes_on_with_the_layers_it_has(
+    own_registry: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = own_registry()
+    large = [file("large", os.urandom(48 << 20))]
+    ref = pushed(registry, tmp_path, "killed", Image([Layer(large, compression="none")]))
+    command = [sys.executable, "-m", "bootseer", "image", "build", ref]
+    environment = {**os.environ, "BOOTSEER_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *command],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        part = wait_for_part(tmp_path / "cache/images/build")
+        registry.pause()
+    finally:
+        process.kill()
+        process.wait()
+    registry.resume()
+    kept = part.stat().st_size
+    assert kept >= 1 << 20
+    asked = len(registry.requests())
+    report = build(ref, tmp_path)
+    assert report.built
+    sent = [r.sent_bytes for r in registry.requests()[asked:] if "/blobs/" in r.path]
+    assert max(sent, default=0) <= report.layers_bytes - kept
+
+
+def test_a_registry_that_restarts_meanwhile_holds_no_build_up(
+    own_registry: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = own_registry()
+    large = [file("large", os.urandom(32 << 20))]
+    ref = pushed(registry, tmp_path, "restarted", Image([Layer(large, compression="none")]))
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(build, ref, tmp_path)
+        wait_for_part(tmp_path / "cache/images/build")
+        registry.restart()
+        assert under_way.result().built
+
+
+def wait_for_part(folder: Path) -> Path:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            for part in folder.glob("sha256-*/sha256-*"):
+                if part.stat().st_size >= 1 << 20:
+                    return part
+        time.sleep(0.002)
+    raise AssertionError("the build did not begin to fetch")
+
+
+def kill_and_build(registry: Any, folder: Path, kills: int) -> None:
+    """Kill builds at any moment; the next one after all of them gives the right block image."""
+    rng = random.Random(5)
+    members = [file(f"f{n}", rng.randbytes(rng.randrange(1 << 20))) for n in range(24)]
+    image = Image([members[:12], members[12:]])
+    wanted = build(pushed(registry, folder, "reference", image), folder / "reference")
+    ref = pushed(registry, folder, "crashed", image)
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "bootseer", "image", "build"]
+    environment = {**os.environ, "BOOTSEER_CACHE": str(folder / "cache")}
+    for _ in range(kills):
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen([*command, "--rebuild", ref], env=environment, **silent)
+        begun = folder / "cache/images/build"
+        until = time.monotonic() + 60
+        while not list(begun.glob("*/data")) and time.monotonic() < until:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.6)
+        process.kill()
+        process.wait()
+    assert build(ref, folder).block_image == wanted.block_image
+    with open_repository(ref)[0] as repository:
+        found = repository.referrers(wanted.subject, artifact.ARTIFACT)
+        assert [one.digest for one in found] == [wanted.block_image]
+        for layer in repository.manifest(wanted.block_image).layers:
+            with repository.stream(layer.digest) as stream:  # which checks its digest
+                while stream.read(1 << 20):
+                    pass
+
+
+def test_builds_killed_at_any_moment(registry: Any, tmp_path: Path) -> None:
+    kill_and_build(registry, tmp_path, 3)
+
+
+@pytest.mark.soak
+def test_many_builds_killed_at_any_moment(registry: Any, tmp_path: Path) -> None:
+    kill_and_build(registry, tmp_path, 60)
