@@ -115,6 +115,18 @@ def test_redirects_in_a_circle_end(gate: Any) -> None:
         repository.resolve("v1")
 
 
+@pytest.mark.parametrize("place", ["http://a..b/x", "http://127.0.0.1/\xf6", "x" * 300, "//["])
+def test_a_redirect_to_nowhere_is_an_error_of_ours(gate: Any, place: str) -> None:
+    def nowhere(sock: Any, request: Any) -> bool:
+        sock.sendall(b"HTTP/1.1 307 There\r\nLocation: " + place.encode("latin-1") + b"\r\n")
+        sock.sendall(b"Content-Length: 0\r\n\r\n")
+        return True
+
+    gate.rules = [nowhere]
+    with opened(gate.place, retry_s=0.0) as repository, pytest.raises(BootseerError):
+        repository.resolve("v1")
+
+
 # Too many requests
 
 

@@ -71,6 +71,7 @@ def test_names_are_read_as_container_runtimes_do(
         "", ":", "a:", "a@sha256:12", f"a@{D}x", "UPPER/x", "reg.io/", "reg.io/A", "a//b", "a/../b",
         "reg.io:x/a", "-a", "a:-t", "a b", "http://reg.io/a", f"reg.io/{'a' * 256}",
         "a:" + "t" * 129,
+        "reg..io/a", "-reg.io/a", "reg.io:123456/a",
         "user:secret@reg.io/a", "reg.io/a?x=y", "reg.io/a#f", "a\n",
     ],
 )  # fmt: skip

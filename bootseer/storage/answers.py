@@ -88,7 +88,7 @@ def resolve(base: Target, location: str | None, what: str) -> Target:
             " followed; let it redirect to https"
         )
     request = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if any(c <= " " or c == "\x7f" for c in request):
+    if not request.isascii() or any(c <= " " or c == "\x7f" for c in request):
         raise StoreUnavailableError(f"cannot {what}: a redirect holds characters that none may")
     return Target(Origin(tls, host, port or (443 if tls else 80)), request)
 

@@ -112,6 +112,11 @@ class Pool:
         except OSError as error:
             connection.close()
             raise unreachable(error, origin, what) from error
+        except UnicodeError as error:
+            connection.close()
+            raise StoreUnavailableError(
+                f"cannot {what}: its server has no name of a host"
+            ) from error
         return connection
 
     def close(self) -> None:

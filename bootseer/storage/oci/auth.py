@@ -7,7 +7,6 @@ is nearly over and when the server refuses it; of all who need one at once, one 
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import threading
 import time
@@ -43,6 +42,29 @@ class _Grant:
     challenge: Challenge
 
 
+class _Renewal:
+    """A grant that one thread asks for and others wait for."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._grant: _Grant | None = None
+        self._error: BaseException | None = None
+
+    def end(self, grant: _Grant | None, error: BaseException | None) -> None:
+        self._grant, self._error = grant, error
+        self._over.set()
+
+    def wait(self, endpoint: Endpoint) -> _Grant:
+        """What came of it; the waiter gets an error of its own."""
+        if not self._over.wait(WAIT_FOR_OTHERS_S):
+            raise StoreUnavailableError(f"the login at {endpoint.authority} takes too long")
+        if self._grant is not None:
+            return self._grant
+        if isinstance(self._error, AccessDeniedError):
+            raise AccessDeniedError(str(self._error))
+        raise StoreUnavailableError(f"the login at {endpoint.authority} failed: {self._error}")
+
+
 _Key = tuple[Origin, str, tuple[str, ...]]
 
 
@@ -55,7 +77,7 @@ class Authorizer:
         self._pool_for, self._login_for = pool_for, login_for
         self._lock = threading.Lock()
         self._grants: dict[_Key, _Grant] = {}
-        self._renewals: dict[_Key, concurrent.futures.Future[_Grant]] = {}
+        self._renewals: dict[_Key, _Renewal] = {}
 
     def header(self, endpoint: Endpoint, scopes: Sequence[str], attempt: Attempt) -> str:
         """What to send at once, "" when nothing is known yet; renewed first when it is old."""
@@ -103,28 +125,20 @@ class Authorizer:
             renewal = self._renewals.get(key)
             leads = renewal is None
             if renewal is None:
-                renewal = self._renewals[key] = concurrent.futures.Future()
+                renewal = self._renewals[key] = _Renewal()
         if not leads:
-            try:
-                return renewal.result(WAIT_FOR_OTHERS_S)
-            except TimeoutError as error:
-                raise StoreUnavailableError(
-                    f"the login at {endpoint.authority} takes too long"
-                ) from error
+            return renewal.wait(endpoint)
         try:
             grant = self._grant(endpoint, key[2], challenge, attempt)
         except BaseException as error:
             with self._lock:
                 del self._renewals[key]
-            # Others get an error of their own making: ours may be our cancellation.
-            renewal.set_exception(
-                error if isinstance(error, AccessDeniedError) else StoreUnavailableError(str(error))
-            )
+            renewal.end(None, error)
             raise
         with self._lock:
             self._grants[key] = grant
             del self._renewals[key]
-        renewal.set_result(grant)
+        renewal.end(grant, None)
         return grant
 
     def _grant(
@@ -155,7 +169,8 @@ class _Service:
         except ValueError:
             host, port = "", None
         self._what = f"log in at {endpoint.authority}"
-        if parts.scheme not in ("http", "https") or not host:
+        plain = parts.path + parts.query
+        if parts.scheme not in ("http", "https") or not host or not _is_plain(plain):
             raise AccessDeniedError(
                 f"cannot {self._what}: it names no token service that can be used"
             )
@@ -237,6 +252,11 @@ class _Service:
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise AccessDeniedError(f"cannot {self._what}: its token service gave no token")
         return token, token_life_s(answer)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text can stand in a request line."""
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def _wants_login(endpoint: Endpoint, login: Login) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError
 from bootseer.storage.answers import check_span, content_range
@@ -18,10 +19,12 @@ from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.endpoints import PULL, Endpoint
 from bootseer.storage.oci.manifest import check_bytes
 from bootseer.storage.oci.reference import check_digest
-from bootseer.storage.oci.spool import Spool
 from bootseer.storage.oci.stream import RemoteStream
 from bootseer.storage.readonly import ReadOnlyStore
 from bootseer.storage.retry import retrying
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.spool import Spool
 
 RANGE_BYTES = 16 << 20
 STREAMS = 8  # at a time to one registry; they count requests, and many of them limit these
@@ -172,6 +175,8 @@ class BlobStore(ReadOnlyStore):
             exchange.expect_end(total)
 
     def _spool(self, name: str) -> Spool:
+        from bootseer.storage.oci.spool import Spool
+
         with self._lock:
             spool = self._spools.get(name)
             if spool is None or spool.failed:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -310,6 +309,8 @@ def _located(
 
 
 def _read_toml(path: str) -> dict[str, Any]:
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             return tomllib.loads(file.read(FILE_LIMIT_BYTES).decode())

@@ -11,7 +11,6 @@ import base64
 import dataclasses
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -151,6 +150,8 @@ def _entry(entry: Mapping[str, Any]) -> Login:
 
 def ask_helper(name: str, server: str) -> Login:
     """What `docker-credential-NAME get` answers for a server."""
+    import subprocess
+
     program = f"docker-credential-{name}"
     if not _HELPER.fullmatch(name):
         return Login(trouble="the credential helper has a name that no program can have")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ _GO_NAMES = {
 
 def this_platform() -> Platform:
     """The machine that this process runs on."""
-    machine = platform.machine().lower()
+    machine = os.uname().machine.lower()
     arm = re.match(r"armv([5-8])", machine)
     if arm:
         return Platform("linux", "arm", f"v{min(int(arm[1]), 7)}")
