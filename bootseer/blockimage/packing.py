@@ -107,13 +107,15 @@ def build_pack(
     out: IO[bytes],
     threads: int = 2,
     whole_share: float = WHOLE_SHARE,
+    spool_dir: str | None = None,
 ) -> PackInfo:
     """Write the pack of a trace (with what too few starts touched already dropped) to `out`.
 
     `key` is the source's key of the image's data, `meta` and `table` are as the image has them.
     `read_raw(offset, buffer)` fills a buffer from the data, verified; it is called from one thread,
-    in the order of the frames. The same input always gives the same bytes. Raises UsageError when
-    the trace is of another object, and what `read_raw` raises.
+    in the order of the frames. Frames are kept in `spool_dir` until all are known. The same input
+    always gives the same bytes. Raises UsageError when the trace is of another object, and what
+    `read_raw` raises.
     """
     if trace.object != key:
         raise UsageError(
@@ -126,7 +128,7 @@ def build_pack(
         return _write(meta, table, trace.size_bytes, index, None, out)
     plan = plan_frames((extent.offset, extent.length) for extent in trace.extents)
     paths: dict[bytes, int] = {}
-    with tempfile.TemporaryFile(prefix="bootseer-pack-") as spool:
+    with tempfile.TemporaryFile(prefix="bootseer-pack-", dir=spool_dir) as spool:
         frames: list[Frame] = []
         offset = 0
         for extents, stored in zip(plan, _packed(plan, read_raw, threads), strict=True):

@@ -55,11 +55,11 @@ def command(
     Packs this node's recordings together with the published ones. The next mount replays it.
     """
     from bootseer.imageprefetch import hotsets
-    from bootseer.imageprefetch.parts import fetcher_for
+    from bootseer.imageprefetch.parts import fetching
 
     with opened(ref, push=push, **where) as image:
         trace, carried = _trace(image, older, workload, where)
-        with fetcher_for(place(where["cache"]), 64 << 30)() as fetcher:
+        with fetching(place(where["cache"])) as fetcher:
             made, info = hotsets.pack(image.hot_sets, image.parts, trace, fetcher, share=share)
         if push:
             publish(image, made)

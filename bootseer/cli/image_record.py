@@ -100,11 +100,11 @@ def command(
 def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
     from bootseer.cli.image_hotset_build import publish
     from bootseer.imageprefetch import hotsets
-    from bootseer.imageprefetch.parts import fetcher_for
+    from bootseer.imageprefetch.parts import fetching
 
     with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
         trace = image.trace(workload)
         assert trace is not None  # it was recorded just now
-        with fetcher_for(place(cache), 64 << 30)() as fetcher:
+        with fetching(place(cache)) as fetcher:
             made, _ = hotsets.pack(image.hot_sets, image.parts, trace, fetcher)
         publish(image, made)

@@ -129,6 +129,7 @@ class HotSets:
                     read_raw=read_raw,
                     out=out.file,
                     whole_share=whole_share,
+                    spool_dir=str(place),
                 )
                 out.flush()
                 os.fsync(out.fileno())

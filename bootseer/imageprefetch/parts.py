@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bootseer.blockimage import artifact, filemap
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
 
 BLOCKS = "blocks"  # the node cache, below the cache directory
+CACHE_LIMIT_BYTES = 64 << 30
 HOT_SETS = "hotsets"  # folder of an image, beside `traces`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image:
-    """A stock image with a block image, open; `close` when done.
+    """A stock image with a block image, within `open_image`.
 
     `digest` is the stock image's manifest for this machine's platform.
     """
@@ -190,13 +191,14 @@ def carried_from(image: Image, old: Image, workload: str = "") -> Carried:
     return carry(trace, old.parts.files, image.parts.files, image.parts.source.key)
 
 
-def fetcher_for(cache: str, limit_bytes: int) -> Callable[[], Fetcher]:
-    """Makes a fetcher that keeps blocks in this node's cache."""
+@contextlib.contextmanager
+def fetching(cache: str, limit_bytes: int = CACHE_LIMIT_BYTES) -> Iterator[Fetcher]:
+    """A fetcher that keeps blocks in this node's cache."""
+    from bootseer.blocks.cache import NodeCache
+    from bootseer.blocks.fetch import Fetcher
 
-    def made() -> Fetcher:
-        from bootseer.blocks.cache import NodeCache
-        from bootseer.blocks.fetch import Fetcher
-
-        return Fetcher(cache=NodeCache(os.path.join(cache, BLOCKS), limit_bytes))
-
-    return made
+    with (
+        NodeCache(os.path.join(cache, BLOCKS), limit_bytes) as kept,
+        Fetcher(cache=kept) as fetcher,
+    ):
+        yield fetcher
