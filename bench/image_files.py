@@ -131,7 +131,7 @@ def _measure(here: Place, work: str, rounds: int) -> list[harness.Case]:
         "warm": side(plain, warm=True),
         "recorded": side(here.wrapped(work, record=True)),
     }
-    values = harness.interleave(sides, rounds=rounds, warmup=1)
+    values = harness.interleave(sides, rounds=rounds, warmup=0)
     recorded = {harness.OURS: values.pop("recorded"), "plain": values["plain"]}
     return [
         *harness.cases_of(f"{work} cold overlayfs", values, unit="s"),

@@ -1,0 +1,38 @@
+"""The benchmark of file mode still runs: a container of one program, its wrapper the pods' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import harness, image_files
+from tools.images import real
+from tools.images.layout import Image, Layer, write_layout
+from tools.images.members import directory, file
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("busybox-static")]
+
+
+def test_a_container_reads_ahead_and_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    members = [
+        *(directory(name) for name in ("bin", "dev", "etc", "opt", "proc", "run", "sys", "tmp")),
+        file("bin/busybox", Path("/bin/busybox"), mode=0o755),
+    ]
+    made = write_layout(tmp_path / "layout", Image([Layer(members)]), tag="tiny")
+    monkeypatch.setattr(real, "image", lambda name: made)
+    words = ["/bin/busybox", "echo", image_files.MARK.decode()]
+    monkeypatch.setattr(image_files, "_program", lambda work: words)
+    # Dropping the page cache would slow down every test beside this one.
+    monkeypatch.setattr(image_files, "cold", lambda here: None)
+    cases = image_files.run(harness.Options(quick=True, runs=1))
+    assert {(case.case, case.side) for case in cases} == {
+        ("numpy+pyarrow cold overlayfs", "ours"),
+        ("numpy+pyarrow cold overlayfs", "plain"),
+        ("numpy+pyarrow cold overlayfs", "warm"),
+        ("numpy+pyarrow recording", "ours"),
+        ("numpy+pyarrow recording", "plain"),
+    }
+    assert all(len(case.values) == 1 and case.values[0] > 0 for case in cases)
