@@ -265,6 +265,7 @@ class Mounts:
         end_s = time.monotonic() + timeout_s
         while self.left():
             if time.monotonic() > end_s:
+                print(self.left(), self.log, *map(_about, self.processes()), sep="\n")
                 return False
             runtime.servers(str(self.runtime))
             time.sleep(0.01)
@@ -285,14 +286,44 @@ class Mounts:
             time.sleep(0.05)
 
 
+def _about(pid: int) -> str:
+    """What the threads of a process do, for who reads why a test failed."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    said = [f"{(t / 'comm').read_text().strip()}: {(t / 'wchan').read_text()}" for t in tasks]
+    return f"process {pid}: {', '.join(said)}"
+
+
 @contextlib.contextmanager
 def mounts_below(folder: Path) -> Iterator[Mounts]:
-    """Mounts for one test; processes, mounts and folders are gone afterwards."""
+    """Mounts for one test; processes, mounts and folders are gone afterwards.
+
+    In a mount namespace of this thread and its children: whoever else makes one on this machine,
+    a container above all, would copy our mounts, and keep their servers for as long as it lives.
+    """
     made = Mounts(folder)
+    with own_mounts():
+        try:
+            yield made
+        finally:
+            made.clear()
+
+
+@contextlib.contextmanager
+def own_mounts() -> Iterator[None]:
+    """This thread, and what it starts, in a mount namespace of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_namespace, private_recursive = 0x20000, 1 << 18 | 0x4000
+    before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    here = os.getcwd()
     try:
-        yield made
+        if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private_recursive, None):
+            raise OSError(ctypes.get_errno(), "a mount namespace of our own")
+        yield
     finally:
-        made.clear()
+        if libc.setns(before, new_namespace):
+            raise OSError(ctypes.get_errno(), "back into the mount namespace of before")
+        os.close(before)
+        os.chdir(here)
 
 
 def tree_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
 
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError, UsageError
-from bootseer.imageprefetch import mounting, runtime
+from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.traces import TraceStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -84,6 +85,14 @@ def test_one_server_stands_for_an_image(mounts: Mounts, image: Published) -> Non
     assert mounts.gone()
 
 
+def test_a_server_of_ones_own_is_not_shared(mounts: Mounts, image: Published) -> None:
+    first = mounts.mount(image.ref, share=False)
+    second = mounts.mount(image.ref)
+    third = mounts.mount(image.ref, share=False)
+    assert not any((first.shared, second.shared, third.shared))
+    assert len(runtime.servers(str(mounts.runtime))) == 3
+
+
 def test_mounts_that_begin_at_once_share_one_server(mounts: Mounts, image: Published) -> None:
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
@@ -129,8 +138,10 @@ def test_a_plain_umount_ends_the_server_too(mounts: Mounts, image: Published) ->
 
 def test_a_tree_lives_on_in_another_namespace(mounts: Mounts, image: Published) -> None:
     """As in a container: its mounts are copies of ours, and outlive them."""
-    mounted = mounts.mount(image.ref)
-    code = f"read line; cat {mounted.directory}/{sorted(FILES)[-1]} | sha256sum; echo; read line"
+    path = sorted(FILES)[-1]
+    mounted = mounts.mount(image.ref, record=True, hot=False)
+    (Path(mounted.directory) / HOT[0]).read_bytes()
+    code = f"read line; cat {mounted.directory}/{path} | sha256sum; echo; read line"
     with subprocess.Popen(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"echo in; {code}"],
         stdin=subprocess.PIPE,
@@ -140,11 +151,11 @@ def test_a_tree_lives_on_in_another_namespace(mounts: Mounts, image: Published) 
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "in\n"
-        mounting.unmount(mounted.directory)
+        mounts.umount(mounted)
+        traces = TraceStore(next((mounts.cache / "images").glob("sha256-*")) / "traces")
+        assert traces.load("") is not None
         print(file=child.stdin, flush=True)
-        import hashlib
-
-        expected = hashlib.sha256(FILES[sorted(FILES)[-1]]).hexdigest()
+        expected = hashlib.sha256(FILES[path]).hexdigest()
         assert child.stdout.readline().split()[0] == expected
         assert mounts.left()
         print(file=child.stdin, flush=True)
@@ -252,10 +263,7 @@ def test_an_agent_mounts_with_the_callers_own_environment(mounts: Mounts, image:
     with subprocess.Popen([*bootseer, "agent", *places]) as agent:
         try:
             socket = mounts.runtime / "images/agent.sock"
-            for _ in range(2000):
-                if socket.exists():
-                    break
-                threading.Event().wait(0.01)
+            wait_for(socket)
             again = subprocess.run([*bootseer, "agent", *places], capture_output=True, text=True)
             assert again.returncode == BusyError.exit_code
             done = subprocess.run(
@@ -283,5 +291,28 @@ def test_an_agent_mounts_with_the_callers_own_environment(mounts: Mounts, image:
             agent.terminate()
     assert not socket.exists()
     assert tree_of(directory) == FILES
+    with subprocess.Popen([*bootseer, "agent", *places]) as agent:  # the mount holds not its place
+        try:
+            wait_for(socket)
+        finally:
+            agent.terminate()
     mounts.umount(str(directory))
     assert mounts.gone()
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(2000):
+        if path.exists():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{path} was not made")
+
+
+def test_a_server_holds_nothing_of_who_mounted(mounts: Mounts, image: Published) -> None:
+    readable, writable = os.pipe()
+    mounts.mount(image.ref)
+    os.close(writable)
+    try:
+        assert os.read(readable, 1) == b""
+    finally:
+        os.close(readable)

@@ -52,7 +52,7 @@ def serve(runtime: str) -> None:
     gc.collect()
     gc.freeze()  # or each fork's first collection would copy all of it
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(_listen(path, stack))
+        lock, listening = _listen(path, stack)
         namespace = os.readlink("/proc/self/ns/mnt")
         readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -67,10 +67,10 @@ def serve(runtime: str) -> None:
                 with contextlib.suppress(OSError):
                     link, _ = listening.accept()
                     with link:
-                        _handle(link, namespace)
+                        _handle(link, namespace, (lock, listening.fileno()))
 
 
-def _listen(path: str, stack: contextlib.ExitStack) -> socket.socket:
+def _listen(path: str, stack: contextlib.ExitStack) -> tuple[int, socket.socket]:
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -81,7 +81,7 @@ def _listen(path: str, stack: contextlib.ExitStack) -> socket.socket:
             raise BusyError(f"an agent serves at {path} already; end that one first") from error
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        listening = socket.socket(socket.AF_UNIX)
+        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         before = os.umask(0o177)
         try:
             listening.bind(path)
@@ -89,7 +89,7 @@ def _listen(path: str, stack: contextlib.ExitStack) -> socket.socket:
             os.umask(before)
         stack.callback(_unlink, path)
         listening.listen(64)
-        return listening
+        return lock, listening
     except OSError as error:
         raise from_os_error(error, f"listen at {path}") from error
 
@@ -109,13 +109,15 @@ def _reap() -> None:
             pass
 
 
-def _handle(link: socket.socket, namespace: str) -> None:
+def _handle(link: socket.socket, namespace: str, ours: tuple[int, int]) -> None:
     """Fork for one request; whatever it says, the agent goes on."""
     pid = os.fork()
     if pid:
         return
     code = REFUSED
     try:
+        for fd in ours:  # or a mount's server would hold our place when we have ended
+            os.close(fd)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)

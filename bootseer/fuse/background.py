@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
@@ -40,20 +40,26 @@ class Log:
 
 
 def start(
-    serve: Callable[[Tell], None], *, what: str, limit_s: float, log_file: str = ""
+    serve: Callable[[Tell], None],
+    *,
+    what: str,
+    limit_s: float,
+    log_file: str = "",
+    keep: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Have a child of this process `serve`; returns what it told first, and leaves it running.
 
     The child is a session of its own, in `/`, with nothing open that a terminal would wait for.
     `serve` calls its argument once, when the mount answers. Raises what `serve` raised before
-    that; what it raises later goes to `log_file`. StoreUnavailableError after `limit_s`. Call it
-    in a process that has one thread.
+    that; what it raises later goes to `log_file`. StoreUnavailableError after `limit_s`. With
+    `keep`, the child has no other descriptors of this process than these: it would hold others'
+    pipes and locks for as long as it lives. Call it in a process that has one thread.
     """
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(told)
-        _background(serve, tell, log_file)
+        _background(serve, tell, log_file, keep)
     os.close(tell)
     try:
         return await_answer(told, what=what, limit_s=limit_s)
@@ -61,7 +67,9 @@ def start(
         os.close(told)
 
 
-def _background(serve: Callable[[Tell], None], tell: int, log_file: str) -> NoReturn:
+def _background(
+    serve: Callable[[Tell], None], tell: int, log_file: str, keep: Sequence[int] | None
+) -> NoReturn:
     code, waiting = 1, True
     try:
         os.setsid()
@@ -69,6 +77,8 @@ def _background(serve: Callable[[Tell], None], tell: int, log_file: str) -> NoRe
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):  # or who reads the caller's output would wait for our end
             os.dup2(null, descriptor)
+        if keep is not None:
+            _forget_all_but({0, 1, 2, tell, *keep}, null)
 
         def ready(answer: dict[str, Any]) -> None:
             nonlocal waiting
@@ -87,6 +97,16 @@ def _background(serve: Callable[[Tell], None], tell: int, log_file: str) -> NoRe
                 Log(log_file).say(answer["text"])
     finally:
         os._exit(code)
+
+
+def _forget_all_but(keep: set[int], null: int) -> None:
+    """Put `null` in the place of all other descriptors.
+
+    Their numbers stay taken: objects that we inherited may still close them.
+    """
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in keep and number != null:
+            os.dup2(null, number, inheritable=False)
 
 
 def write_answer(tell: int, answer: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ OTHER_WAYS = (
 )
 START_LIMIT_S = 180.0
 END_LIMIT_S = 10.0
+LEFT_LIMIT_S = 0.5  # how long a server is waited for that has kept all it had to keep
 TRIES = 5  # of a bind mount whose source goes away meanwhile
 WINDOW_S = 120.0
 _POLL_S = 0.005
@@ -70,6 +71,7 @@ class MountSettings:
     memory_bytes: int = 128 << 20
     loop: bool | None = None
     hot: bool = True
+    share: bool = True
     log_file: str = ""
 
 
@@ -109,6 +111,7 @@ def mount(settings: MountSettings) -> Mounted:
                 what=settings.directory,
                 limit_s=START_LIMIT_S,
                 log_file=settings.log_file,
+                keep=(state.lock,),
             )
         except BaseException:
             state.release()
@@ -201,7 +204,9 @@ def check_machine(directory: str) -> None:
 
 
 def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> None:
-    """End a mount of ours; returns when its server has ended, if it was the last one.
+    """End a mount of ours; returns when what was recorded is kept, if it was the last one.
+
+    Its server has ended then too, unless another mount namespace still has the image.
 
     Raises BusyError while files are open in it, unless `lazily`: then its name goes at once and
     the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
@@ -231,8 +236,13 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
         ) from error
     if lazily or runtime.mounts_of(server):
         return
+    # A container, or whatever copied our mounts into a namespace of its own, may keep the server.
     end_s = time.monotonic() + END_LIMIT_S
-    while os.path.exists(server.state) and time.monotonic() < end_s:
+    left = os.path.join(server.state, runtime.LEFT)
+    stays_s = end_s
+    while os.path.exists(server.state) and time.monotonic() < stays_s:
+        if stays_s == end_s and os.path.exists(left):
+            stays_s = min(end_s, time.monotonic() + LEFT_LIMIT_S)
         with contextlib.suppress(OSError):
             runtime.sweep(server.state)
         time.sleep(_POLL_S)

@@ -2,7 +2,8 @@
 
 `<runtime>/images/<random>/` belongs to one server: `lock` (held by its processes as long as one
 of them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
-server in the list of mounts), `server.json` (once the image is mounted). All of it goes with the
+server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is
+mounted nowhere in the server's namespace: others may still use it). All of it goes with the
 server; what a killed one left is removed by whoever comes next.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
@@ -15,21 +16,22 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import select
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bootseer.blockimage.erofsmount import KIND as EROFS
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mounts import Mounted, find_mount, parse_mountinfo, unmount
 
-FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
+FRONT, LOCK, META, SERVER, LEFT = "front", "lock", "meta", "server.json", "left"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server that has mounted its image. `device` and `source` as in /proc/self/mountinfo.
 
-    `handle` is what EROFS holds open in the front.
+    `handle` is what EROFS holds open in the front. One that is not `shared` has one mount alone.
     """
 
     digest: str
@@ -39,6 +41,7 @@ class Server:
     handle: int
     data_bytes: int
     loop: bool
+    shared: bool
     state: str
     supervisor: int
 
@@ -52,7 +55,7 @@ class State:
         self.meta = os.path.join(self.folder, META)
         try:
             os.makedirs(self.front, mode=0o700)
-            self._lock = _locked(os.path.join(self.folder, LOCK))
+            self.lock = _locked(os.path.join(self.folder, LOCK))
         except OSError as error:
             raise from_os_error(error, f"make {self.folder}") from error
 
@@ -63,6 +66,11 @@ class State:
             json.dump(dataclasses.asdict(server), file)
         os.rename(f"{path}.new", path)
 
+    def leave(self) -> None:
+        """Say that the image is mounted nowhere any more that we can see."""
+        with contextlib.suppress(OSError):
+            os.close(os.open(os.path.join(self.folder, LEFT), os.O_CREAT | os.O_WRONLY, 0o600))
+
     @property
     def server(self) -> Server | None:
         """What was told."""
@@ -70,7 +78,7 @@ class State:
 
     def release(self) -> None:
         """This process has no part in the server; for the caller that started it."""
-        os.close(self._lock)
+        os.close(self.lock)
 
     def remove(self) -> None:
         """Take away the image's mounts, the front and the folder; nothing raises."""
@@ -172,7 +180,7 @@ def _clear(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    for name in (META, SERVER, f"{SERVER}.new", LOCK):
+    for name in (META, SERVER, f"{SERVER}.new", LEFT, LOCK):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):
@@ -188,6 +196,18 @@ def mounts_of(server: Server) -> list[Mounted]:
     with open("/proc/self/mountinfo", "rb") as file:
         found = [m for m in parse_mountinfo(file.read()) if m.device == server.device]
     return [m for m in found if m.kind == EROFS and m.source == server.source]
+
+
+def until_unmounted(server: Server, ended: Callable[[], bool]) -> bool:
+    """Wait until a server's image is mounted nowhere in this namespace; False when `ended`."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        watched = select.poll()
+        watched.register(file, select.POLLERR | select.POLLPRI)  # how the kernel tells changes
+        while not ended():
+            if not mounts_of(server):
+                return True
+            watched.poll(1000)
+    return False
 
 
 def unmount_all(server: Server) -> None:

@@ -86,7 +86,7 @@ def record(settings: RecordSettings) -> Recorded:
             )
             code = running.run(command, runner, recorded if settings.stop else None)
         finally:
-            _umount(tree, os.path.join(work, "run"))
+            _umount(tree)
         # A command that broke off tells nothing of what a start reads.
         failed = code != 0 and not recorded()
         start = TraceStore(os.path.join(work, "traces")).load(settings.workload)
@@ -116,7 +116,7 @@ def _mount_settings(
         directory=tree,
         workload=settings.workload,
         cache=cache,
-        runtime=os.path.join(work, "run"),  # a server of its own, whoever has mounted the image
+        share=False,  # a server of its own, whoever has mounted the image
         fill=False,
         hot=False,
         record=True,
@@ -142,13 +142,13 @@ def image_config(settings: RecordSettings) -> ImageConfig:
         )
 
 
-def _umount(tree: str, runtime: str) -> None:
+def _umount(tree: str) -> None:
     """Unmount; a container that is still going away keeps the tree busy for a moment."""
     end_s = time.monotonic() + _UNMOUNT_S
     while True:
         try:
-            return mounting.umount(tree, runtime_dir=runtime)
+            return mounting.umount(tree)
         except BusyError:
             if time.monotonic() > end_s:
-                return mounting.umount(tree, lazily=True, runtime_dir=runtime)
+                return mounting.umount(tree, lazily=True)
         time.sleep(0.1)

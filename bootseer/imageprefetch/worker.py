@@ -88,7 +88,7 @@ class Worker:
         resolver = self._resolver()
         digest = resolver.digest()
         with runtime.bringing_up(settings.runtime, digest):
-            other = self._other(digest)
+            other = self._other(digest) if settings.share else None
             if other is not None:
                 self._story.shared()
                 self._answer({"mounted": self._about(digest, other), "server": _plain(other)})
@@ -107,6 +107,7 @@ class Worker:
                 handle=self.front.last_handle,
                 data_bytes=opened.image.data_bytes,
                 loop=mounted.loop,
+                shared=settings.share,
                 state=state.folder,
                 supervisor=os.getppid(),
             )
@@ -120,7 +121,9 @@ class Worker:
     def _other(self, digest: str) -> runtime.Server | None:
         """A server of this image that is mounted somewhere we can see."""
         for server in runtime.servers(self._settings.runtime):
-            if server.digest == digest and any(m.root == "/" for m in runtime.mounts_of(server)):
+            if server.digest != digest or not server.shared:
+                continue
+            if any(m.root == "/" for m in runtime.mounts_of(server)):
                 return server
         return None
 
@@ -187,6 +190,7 @@ class Worker:
         assert server is not None
         if recorder is not None:
             self._record(digest, opened, recorder)
+        threading.Thread(target=self._watch_mounts, name="image-mounts", daemon=True).start()
         server.begin(target, recorded=recorder is not None)
         try:
             opened.keep()
@@ -225,6 +229,15 @@ class Worker:
             window_s=settings.record_window_s,
             ended=self._recorded,
         ).start()
+
+    def _watch_mounts(self) -> None:
+        """End the recording with the last mount here; what else has the image is served on."""
+        told = self._state.server
+        if told is None or not runtime.until_unmounted(told, self._ended.is_set):
+            return
+        if self._recording is not None:
+            self._recording.close()
+        self._state.leave()
 
     # --- telling -------------------------------------------------------------------------
 
