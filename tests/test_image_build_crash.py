@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -74,6 +75,28 @@ def test_a_registry_that_restarts_meanwhile_holds_no_build_up(
         wait_for_part(tmp_path / "cache/images/build")
         registry.restart()
         assert under_way.result().built
+
+
+def test_who_interrupts_a_build_need_not_wait_for_a_registry_that_hangs(
+    own_registry: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = own_registry()
+    large = [file("large", os.urandom(48 << 20))]
+    ref = pushed(registry, tmp_path, "hanging", Image([Layer(large, compression="none")]))
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "bootseer", "image", "build"]
+    environment = {**os.environ, "BOOTSEER_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen([*command, ref], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        part = wait_for_part(tmp_path / "cache/images/build")
+        registry.pause()
+        size = -1
+        while size != (size := part.stat().st_size):
+            time.sleep(0.3)  # until what was on its way has arrived
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    finally:
+        process.kill()
+        process.wait()
 
 
 def wait_for_part(folder: Path) -> Path:

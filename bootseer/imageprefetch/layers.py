@@ -121,42 +121,60 @@ def _by_module(head: bytes, source: Readable) -> Iterator[bytes]:
 
 
 @contextmanager
-def ahead(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
-    """Let a thread make the pieces, a few before they are asked for."""
-    made: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
-    stopped = threading.Event()
+def ahead(
+    pieces: Iterator[bytes], cancel: Callable[[], None] | None = None
+) -> Iterator[Iterator[bytes]]:
+    """Let a thread make the pieces, a few before they are asked for.
 
-    def put(item: bytes | BaseException | None) -> bool:
-        while not stopped.is_set():
-            try:
-                made.put(item, timeout=0.2)
-            except queue.Full:
-                continue
-            return True
-        return False
+    `cancel` is called when the block is left by an exception, so that the thread waits for
+    nothing any more.
+    """
+    made = _Ahead(pieces)
+    made.thread.start()
+    try:
+        yield made.take()
+    except BaseException:
+        if cancel is not None:
+            cancel()
+        raise
+    finally:
+        made.stopped.set()
+        made.thread.join()
 
-    def run() -> None:
-        try:
-            for piece in pieces:
-                if not put(piece):
-                    return
-            put(None)
-        except BaseException as error:  # it is raised again where the pieces are used
-            put(error)
 
-    def take() -> Iterator[bytes]:
-        while (item := made.get()) is not None:
+class _Ahead:
+    """Pieces, or the error that ended them, on their way from one thread to another."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._made: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="unpack", daemon=True)
+
+    def take(self) -> Iterator[bytes]:
+        """The pieces; raises what making them raised."""
+        while (item := self._made.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
 
-    thread = threading.Thread(target=run, name="unpack", daemon=True)
-    thread.start()
-    try:
-        yield take()
-    finally:
-        stopped.set()
-        thread.join()
+    def _run(self) -> None:
+        try:
+            for piece in self._pieces:
+                if not self._put(piece):
+                    return
+            self._put(None)
+        except BaseException as error:  # it is raised again where the pieces are used
+            self._put(error)
+
+    def _put(self, item: bytes | BaseException | None) -> bool:
+        while not self.stopped.is_set():
+            try:
+                self._made.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+            return True
+        return False
 
 
 class _Bytes:

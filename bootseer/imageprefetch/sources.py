@@ -120,7 +120,7 @@ class RepositoryLayers(_Closing):
             return
         spooled = self._spool.open(layer.digest)
         try:
-            with ahead(unpacked(spooled)) as pieces:
+            with ahead(unpacked(spooled), spooled.cancel) as pieces:
                 yield pieces
             while spooled.read(_PIECE_BYTES):
                 pass  # its end comes only when the digest was right

@@ -85,7 +85,7 @@ class LayerSpool:
         """Read a layer from its start, from any thread."""
         return SpooledLayer(self, self._layers[digest])
 
-    def wait(self, layer: _Arriving, beyond_bytes: int) -> int:
+    def wait(self, layer: _Arriving, beyond_bytes: int, reader: SpooledLayer) -> int:
         """How much is there, as soon as that is more than `beyond_bytes` or all of it."""
         with self._changed:
             self._changed.wait_for(
@@ -94,6 +94,7 @@ class LayerSpool:
                     or layer.done
                     or layer.error is not None
                     or self._stopped
+                    or reader.cancelled
                 )
             )
             if layer.error is not None:
@@ -101,6 +102,11 @@ class LayerSpool:
             if layer.have_bytes <= beyond_bytes and not layer.done:
                 raise BootseerError("fetching was stopped")
             return layer.have_bytes
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
@@ -178,6 +184,7 @@ class SpooledLayer:
     def __init__(self, spool: LayerSpool, layer: _Arriving) -> None:
         self._spool, self._layer = spool, layer
         self._at = 0
+        self.cancelled = False
         try:
             self._fd = os.open(layer.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -185,12 +192,17 @@ class SpooledLayer:
 
     def read(self, size: int, /) -> bytes:
         """The next bytes; empty only at the end of a layer that has its digest."""
-        have = self._spool.wait(self._layer, self._at)
+        have = self._spool.wait(self._layer, self._at, self)
         data = os.pread(self._fd, min(size, have - self._at), self._at)
         if not data and have > self._at:
             raise _damaged(self._layer)  # cut between the two lines above
         self._at += len(data)
         return data
+
+    def cancel(self) -> None:
+        """Make whoever waits in `read` fail; for another thread."""
+        self.cancelled = True
+        self._spool.wake()
 
     def close(self) -> None:
         """Let go of the file; twice is safe."""
