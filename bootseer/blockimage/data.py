@@ -140,19 +140,13 @@ class DataWriter:
         check = hashlib.sha256()
         extents: list[FileExtent] = []
         reader = _Reader(content, size_bytes)
-        for offset in range(0, size_bytes, chunk_bytes):
+        offset = -chunk_bytes
+        while (found := reader.next_data(offset + chunk_bytes)) < size_bytes:
+            offset = found - found % chunk_bytes
             length = min(chunk_bytes, size_bytes - offset)
             at = self.raw_bytes
-            if not self._store_chunk(reader, offset, length, check):
-                continue
-            last = extents[-1] if extents else None
-            if last and (last.file_offset + last.length, last.data_offset + last.length) == (
-                offset,
-                at,
-            ):
-                extents[-1] = FileExtent(last.file_offset, last.data_offset, last.length + length)
-            else:
-                extents.append(FileExtent(offset, at, length))
+            if self._store_chunk(reader, offset, length, check):
+                _add_extent(extents, FileExtent(offset, at, length))
         whole = sum(extent.length for extent in extents) == size_bytes
         digest = check.digest()
         if not whole:
@@ -170,8 +164,6 @@ class DataWriter:
 
     def _store_chunk(self, reader: _Reader, offset: int, length: int, check: hashlib._Hash) -> bool:
         """Store one chunk, unless it is zeros; its leading zeros wait until something follows."""
-        if reader.is_hole(offset, length):
-            return False
         zeros = 0
         for piece in reader.pieces(offset, length):
             if zeros >= 0:
@@ -322,6 +314,11 @@ class _Reader:
         self._chunks = iter(content.chunks(_PIECE_BYTES))
         self._left = memoryview(b"")
 
+    def next_data(self, offset: int) -> int:
+        """Where, from `offset` on, data may lie next; far behind every file where nowhere."""
+        self.is_hole(offset, 1)
+        return max(offset, self._segments[0][0]) if self._segments else 1 << 63
+
     def is_hole(self, offset: int, length: int) -> bool:
         """Whether no segment reaches into these bytes; earlier ones are done with."""
         segments = self._segments
@@ -366,6 +363,16 @@ class _Reader:
             self._left = self._left[len(taken) :]
             out += taken
         return bytes(out)
+
+
+def _add_extent(extents: list[FileExtent], new: FileExtent) -> None:
+    """Put an extent behind the others, as part of the last one where it goes on there."""
+    if extents:
+        offset, at, length = extents[-1]
+        if (offset + length, at + length) == (new.file_offset, new.data_offset):
+            extents[-1] = FileExtent(offset, at, length + new.length)
+            return
+    extents.append(new)
 
 
 def chunk_bytes_of(size_bytes: int) -> int:
