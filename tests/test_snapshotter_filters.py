@@ -99,3 +99,11 @@ def test_importing_loads_neither_grpc_nor_protobuf() -> None:
         "assert not [m for m in sys.modules if m.split('.')[0] in ('grpc', 'google')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_program_is_the_command() -> None:
+    code = (
+        "import sys; from bootseer.cli.snapshotter import main; sys.argv[1:] = ['--help']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Serve containerd" in done.stdout

@@ -78,7 +78,7 @@ def test_a_pod_names_its_stock_image_and_nothing_is_pulled(node: Any) -> None:
         "/bin/busybox",
         "root:x:0:0:root:/root:/bin/sh",
     ]
-    assert f"{LAZY}: mounted" in log_of(node), print(log_of(node))
+    assert f"{LAZY}: mounted" in log_of(node)
     assert not layers_fetched(node, LAZY)
 
 
@@ -104,6 +104,12 @@ def test_a_pod_goes_on_while_the_snapshotter_is_killed_and_comes_back(node: Any)
         again.wait()
 
 
+def test_kubelet_knows_the_disk_that_images_fill(node: Any) -> None:
+    wrong = "Failed to get the info of the filesystem"
+    assert wrong not in (node.run / "kubelet.log").read_text(encoding="utf-8")
+
+
 def connected(node: Any) -> bool:
-    ctr = ["ctr", "-a", f"{node.run}/containerd.sock", "snapshots", "--snapshotter", "bootseer"]
-    return not subprocess.run(node.inside([*ctr, "ls"]), capture_output=True).returncode
+    ctr = ["ctr", "-a", f"{node.run}/containerd.sock", "-n", "k8s.io", "snapshots"]
+    words = node.inside([*ctr, "--snapshotter", "bootseer", "ls"])
+    return not subprocess.run(words, capture_output=True).returncode

@@ -157,6 +157,13 @@ def test_one_snapshotter_a_directory(tmp_path: Path) -> None:
         pass
 
 
+def test_a_directory_that_no_overlay_can_name(tmp_path: Path) -> None:
+    mounter = DirectoryMounter(tmp_path)
+    with pytest.raises(UsageError, match="commas, colons"):
+        Running(tmp_path / "a:b", mounter, NullWriter())
+    assert not (tmp_path / "a:b").exists()
+
+
 def test_a_damaged_state_is_said_to_be_so(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(b"no database" * 1000)

@@ -29,9 +29,10 @@ from bootseer.cli import sizes
 @click.option(
     "--root",
     metavar="DIR",
-    default="/var/lib/bootseer/snapshotter",
+    default="/var/lib/containerd/io.containerd.snapshotter.v1.bootseer",
     show_default=True,
-    help="Snapshots and their state; must not lie on an overlay file system.",
+    help="Snapshots and their state, on a file system that overlays can lie on. The default is "
+    "where kubelet looks for the disk that images fill.",
 )
 @click.option("--plain", is_flag=True, help="Mount nothing lazily, hand all to the plain way.")
 @click.option(

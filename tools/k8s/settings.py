@@ -51,6 +51,7 @@ def write_all(run: Path, state: Path, cgroup: str, *, lazy: bool = False) -> Non
 _LAZY = """
     snapshotter = "bootseer"
     disable_snapshot_annotations = false"""
+_PLUGIN = "io.containerd.snapshotter.v1.bootseer"
 _PROXY = """\
 [proxy_plugins.bootseer]
   type = "snapshot"
@@ -59,7 +60,7 @@ _PROXY = """\
 
 
 def _snapshotter(run: Path, state: Path) -> list[str]:
-    places = ["--root", f"{state}/snapshotter", "--address", f"{run}/snapshotter.sock"]
+    places = ["--root", f"{state}/containerd/{_PLUGIN}", "--address", f"{run}/snapshotter.sock"]
     kept = ["--cache", f"{state}/images", "--runtime", f"{run}/bootseer"]
     return [sys.executable, "-m", "bootseer", "snapshotter", *places, *kept]
 

@@ -209,11 +209,10 @@ class Images:
                     continue  # its first snapshot came a moment ago
                 self._mounter.umount(place)
                 _remove_empty(place)
-        trees = {self._tree_place(row) for row in self._state.all() if row.image}
         for name in os.listdir(self._trees):
             place = os.path.join(self._trees, name)
-            if place not in trees:
-                with self._single(place):
+            with self._single(place):
+                if not any(self._tree_place(row) == place for row in self._state.remote()):
                     shutil.rmtree(place, ignore_errors=True)
 
 

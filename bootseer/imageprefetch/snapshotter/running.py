@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, UsageError
 from bootseer.imageprefetch.snapshotter import server
 from bootseer.imageprefetch.snapshotter.images import ImageMounter, Report
 from bootseer.imageprefetch.snapshotter.labels import Wanted
@@ -18,7 +18,8 @@ from bootseer.imageprefetch.snapshotter.service import Snapshotter
 from bootseer.imageprefetch.snapshotter.state import State
 from bootseer.profiler.events import NullWriter
 
-DEFAULT_ROOT = "/var/lib/bootseer/snapshotter"
+DEFAULT_ROOT = "/var/lib/containerd/io.containerd.snapshotter.v1.bootseer"
+"""Where containerd and kubelet look for the disk that a snapshotter of this name fills."""
 DEFAULT_ADDRESS = "/run/bootseer/snapshotter.sock"
 STATE_FILE = "state.db"
 EVENT = "image.snapshotter"
@@ -67,6 +68,11 @@ def serving(
     What was mounted is mounted again in the background: containerd waits for nothing but the
     image it asks for, a registry that is down included. Raises BusyError where another serves.
     """
+    if any(mark in settings.root for mark in ",:\\"):
+        raise UsageError(
+            f"{settings.root} cannot hold snapshots: overlays know no paths with commas, colons "
+            "or backslashes; choose another directory"
+        )
     with RootLock(settings.root), State(os.path.join(settings.root, STATE_FILE)) as state:
         snapshotter = Snapshotter(settings.root, state, mounter, reporter(say, writer))
         with Server(snapshotter, settings.address, say):

@@ -145,6 +145,10 @@ class State:
     def folders(self) -> set[str]:
         return {row.folder for row in self._rows("folder != ''")}
 
+    def remote(self) -> list[Snapshot]:
+        """All that stand for layers of images."""
+        return self._rows("image != ''")
+
     def images(self) -> list[Image]:
         with self._lock, _mapped(self._path):
             rows = self._db.execute("SELECT digest, reference, layers FROM images").fetchall()
