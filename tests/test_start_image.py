@@ -203,6 +203,20 @@ def test_a_place_that_cannot_be_written_is_told(job: Job) -> None:
     job.alone()
 
 
+def test_a_first_step_during_the_survey_counts(job: Job) -> None:
+    """A large image takes seconds to look at, and a quick job does not wait for that."""
+    for number in range(2000):
+        (job.files / f"d{number}").mkdir()
+        (job.files / f"d{number}" / "f").write_bytes(b"x")
+    job.events.mkdir()
+    old = '{"name":"first_step","time_unix_nano":1}\n'  # of an earlier start, and still growing
+    (job.events / "old.jsonl").write_text(old)
+    code = f"read({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(3)\n"
+    assert job.start(*reader(code)).returncode == 0
+    assert job.point("image.record")["attributes"]["bootseer.image.ended_by"] == "first step"
+    job.alone()
+
+
 def test_of_many_ranks_one_records(job: Job) -> None:
     code = "while not os.path.exists('go'): time.sleep(.01)\n" + FIRST_STEP + "time.sleep(1)\n"
     command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]

@@ -207,7 +207,8 @@ class Runner:
     def _begin_beside(self, part: PartPlan) -> None:
         self._done.add(part.name)
         try:
-            message = {"part": part.name, "module": part.beside, "request": part.request}
+            request = {**(part.request or {}), "began_ns": time.time_ns()}
+            message = {"part": part.name, "module": part.beside, "request": request}
             children.spawn_beside(message, self._environ)
         except OSError as error:
             reason = f"its process could not be started: {error.strerror}"

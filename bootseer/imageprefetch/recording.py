@@ -33,16 +33,17 @@ class FirstStepWatch:
     What stands there already is of an earlier attempt and does not count.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = directory
-        self._read: dict[str, int] = {}
-        for name, size in self._sizes():
-            self._read[name] = size
+    def __init__(self, directory: str | os.PathLike[str], after_ns: int = 0) -> None:
+        """`after_ns`: look for steps since that moment, though it lies in the past."""
+        self._directory, self._after_ns = directory, after_ns
+        self._read: dict[str, int] = dict(self._sizes(before_ns=after_ns))
 
-    def _sizes(self) -> list[tuple[str, int]]:
+    def _sizes(self, before_ns: int = 0) -> list[tuple[str, int]]:
+        """The files' sizes; with `before_ns` only of those that have not changed since."""
         try:
             with os.scandir(self._directory) as entries:
-                return [(e.name, e.stat().st_size) for e in entries if e.is_file()]
+                found = [(e.name, e.stat()) for e in entries if e.is_file()]
+            return [(n, s.st_size) for n, s in found if not before_ns or s.st_mtime_ns < before_ns]
         except OSError:
             return []  # it may be made later, by whoever writes first
 
@@ -68,17 +69,22 @@ class FirstStepWatch:
         if not newline and len(rest) == _MOST_BYTES:
             lines, newline, rest = rest, b"", b""  # no event is so long
         self._read[name] = start + len(lines) + len(newline)
-        return _MARK in lines and any(map(_is_first_step, lines.split(b"\n")))
+        return _MARK in lines and any(
+            _is_first_step(line, self._after_ns) for line in lines.split(b"\n")
+        )
 
 
-def _is_first_step(line: bytes) -> bool:
+def _is_first_step(line: bytes, after_ns: int) -> bool:
     if _MARK not in line:
         return False
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(event, dict) and event.get("name") == FIRST_STEP
+    if not isinstance(event, dict) or event.get("name") != FIRST_STEP:
+        return False
+    at_ns = event.get("time_unix_nano")
+    return not after_ns or (isinstance(at_ns, int) and at_ns >= after_ns)
 
 
 class StartRecording:

@@ -33,6 +33,7 @@ Method = Literal["auto", "tracefs", "residency", "opens"]
 WINDOW_S = 120.0
 WHOLE_BYTES = 1 << 20  # a file of which only the opening is known counts whole up to this size
 MAX_FOLDERS = 1 << 17
+MAX_LOOKED_AT = 1 << 19
 NOTHING: Mapping[str, Sequence[Extent]] = {}
 
 
@@ -102,7 +103,8 @@ class Recording:
                     self._before.append(seen)
             # Now, lest our own looking is heard.
             self._opens.add(folder)
-            if next(asked, False) or count >= MAX_FOLDERS:
+            full = count >= MAX_FOLDERS or len(self._before) >= MAX_LOOKED_AT
+            if full or next(asked, False):
                 break
         if racing and self._pid is not None:
             self._own_bytes = read_bytes(tree(self._pid))

@@ -37,7 +37,8 @@ _LONGEST_LOCK_NAME = 100
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartSettings:
     """`place` is a directory or a store's URL; `image` names the image's traces in it, empty: see
-    `keeping.image_here`. `most_bytes` as in `ReplaySettings`."""
+    `keeping.image_here`. `most_bytes` as in `ReplaySettings`. `began_ns`: when the start began, on
+    the wall clock; a quick job may have had its first step before anybody looks for it."""
 
     place: str
     image: str = ""
@@ -47,6 +48,7 @@ class StartSettings:
     window_s: float = WINDOW_S
     share: float = SHARE
     most_bytes: int | None = None
+    began_ns: int = 0
     options: StoreOptions | None = None
 
 
@@ -98,18 +100,18 @@ def _accompany(
         recording.begin()
         os.nice(19)  # from here on nothing is urgent
         recording.survey(racing=True, stop=_until(lambda: job.ended))
-        why = _wait(settings, recording, job, _watch(writer))
+        why = _wait(settings, recording, job, _watch(writer, settings.began_ns))
         got = recording.finish(full=why in ("first step", "window"), replayed=done.ranges)
     kept = keeper.add(image, got) if got.files or trace is None else trace
     writer.point("image.record", attributes=_recorded(recording, got, kept, why))
 
 
-def _watch(writer: NullWriter) -> FirstStepWatch | None:
+def _watch(writer: NullWriter, began_ns: int) -> FirstStepWatch | None:
     from bootseer.imageprefetch.recording import FirstStepWatch
 
     if not isinstance(writer, Writer):
         return None
-    return FirstStepWatch(os.path.dirname(writer.path))
+    return FirstStepWatch(os.path.dirname(writer.path), began_ns)
 
 
 def _until(condition: Callable[[], bool]) -> Iterator[bool]:
