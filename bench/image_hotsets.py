@@ -1,0 +1,72 @@
+"""Hot sets that do not fit, for `bench.image`: how much a bad one can cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from bench import harness, image_ours
+from bench.image_lab import Lab, Start
+from bootseer.blocks.trace import Touched, Trace
+from bootseer.imageprefetch.traces import TraceStore
+
+WORK, OTHER = "numpy+pyarrow", "torch"
+PAGE_BYTES, RUN_PAGES = 4096, 16
+KINDS = ("empty", "random", "of another program", "of everything")
+
+
+def publish(lab: Lab, cache: Path) -> None:
+    """Build and push the crafted hot sets; `cache` holds the recording of `WORK`."""
+    (path,) = cache.glob(f"images/*/traces/{image_ours.workload(WORK)}.trace")
+    store = TraceStore(path.parent)
+    recorded = store.load(image_ours.workload(WORK))
+    if recorded is None:
+        raise RuntimeError("nothing was recorded")
+    for name, made in (("empty", _empty), ("random", _random), ("everything", _everything)):
+        store.add(replace(made(recorded), workload=name))
+        words = ["--plain-http", "--cache", str(cache), "--workload", name, "--push"]
+        image_ours.call(lab, "hotset", "build", *words, image_ours.image(lab))
+
+
+def _empty(trace: Trace) -> Trace:
+    """One page: nothing at all is no hot set."""
+    return replace(trace, extents=(trace.extents[0]._replace(length=trace.page_bytes),))
+
+
+def _random(trace: Trace) -> Trace:
+    """As much as the real one has, from anywhere, in any order."""
+    rng, run = random.Random(7), RUN_PAGES * trace.page_bytes
+    places = rng.sample(range(trace.size_bytes // run), trace.touched_bytes() // run)
+    extents = [Touched(place * run, run, number, 1) for number, place in enumerate(places)]
+    return replace(trace, extents=tuple(extents))
+
+
+def _everything(trace: Trace) -> Trace:
+    return replace(trace, extents=(Touched(0, trace.size_bytes, 0, trace.starts),))
+
+
+def cases(
+    lab: Lab, name: str, rounds: int, interleaved: Callable[..., dict[str, list[Start]]]
+) -> list[harness.Case]:
+    """Starts with each, against one without a hot set; ours is the one with the right one."""
+    names = {
+        "empty": "empty",
+        "random": "random",
+        "of another program": image_ours.workload(OTHER),
+        "of everything": "everything",
+    }
+    sides: dict[str, Callable[[], Start]] = {
+        harness.OURS: lambda: image_ours.start(lab, WORK),
+        "no hot set": lambda: image_ours.start(lab, WORK, "--no-hot"),
+    }
+    for kind in KINDS:
+        sides[kind] = lambda kind=kind: image_ours.start(lab, WORK, name=names[kind])  # type: ignore[misc]
+    runs = interleaved(name, sides, rounds)
+    seconds = {side: [r.seconds for r in starts] for side, starts in runs.items()}
+    out = harness.cases_of(name, {s: seconds[s] for s in (harness.OURS, "no hot set")}, unit="s")
+    for kind in KINDS:  # each is ours, and what it must not be slower than its peer
+        pair = {harness.OURS: seconds[kind], "no hot set": seconds["no hot set"]}
+        out += harness.cases_of(f"{name}: {kind}", pair, unit="s")
+    return out
