@@ -1,0 +1,83 @@
+"""All sides of `bench.image` once, with a tiny image; a program, for it moves to another network.
+
+image_bench_worker.py SCRATCH
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import image_hotsets, image_ours, image_peers, image_steady
+from bench.image_lab import Link, lab, own_group
+from tools.containerd.server import Containerd
+from tools.images.layout import Image, write_layout
+from tools.images.members import Repeated, directory, file, symlink
+from tools.netlab import own_network
+from tools.podman import Podman
+from tools.registry import Registry
+
+WORK = "numpy+pyarrow"
+SCRIPT = b"#!/bin/sh\ncat /usr/lib/large >/dev/null\necho first work\n"
+
+
+def tiny(folder: Path) -> str:
+    """An image whose python3 is a shell script that reads one file; returns its source."""
+    members = [directory(name) for name in ("bin", "usr", "usr/bin", "usr/lib")]
+    members += [file("bin/busybox", Path("/bin/busybox"), mode=0o755)]
+    members += [symlink(f"bin/{name}", "busybox") for name in ("sh", "cat", "echo")]
+    members += [file("usr/bin/python3", SCRIPT, mode=0o755)]
+    members += [file("usr/lib/large", Repeated(bytes(range(251)), 3 << 20))]
+    return write_layout(folder, Image([members])).source
+
+
+def peers(scratch: Path, source: str) -> tuple[Path, Path]:
+    """What `image_peers.prepare` makes, without recording."""
+    disk = scratch / "plain.erofs"
+    with Registry(scratch / "r", storage=scratch / "stored") as registry:
+        stock = registry.push(source, image_peers.REPOSITORY, image_peers.STOCK)
+        with Podman(scratch / "q", trusted=[registry.host]) as podman:
+            podman.pull(stock)
+            with podman.mounted(stock) as tree:
+                subprocess.run(["mkfs.erofs", "--quiet", disk, tree], check=True)
+        lazy = registry.reference(image_peers.REPOSITORY, image_peers.LAZY)
+        with Containerd(scratch / "d") as server:
+            server("images", "pull", "--plain-http", stock)
+            words = ("images", "optimize", "--oci", "--no-optimize")
+            server(*words, stock, lazy, program="ctr-remote")
+            server("images", "push", "--plain-http", lazy)
+    return scratch / "stored", disk
+
+
+def main() -> None:
+    """Print what each side came to, as JSON."""
+    scratch = Path(sys.argv[1])
+    source = tiny(scratch / "layout")
+    storage, disk = peers(scratch, source)
+    link = Link("test", 400, 2)
+    with own_group() as group, own_network(), lab(link, scratch, storage, group) as place:
+        sizes = image_ours.publish(place, source, [WORK], image_hotsets.publish)
+        with image_ours.agent(scratch / "run"):
+            starts = {
+                "ours": image_ours.start(place, WORK),
+                "without agent": image_ours.start(place, WORK, with_agent=False),
+                "no hot set": image_ours.start(place, WORK, "--no-hot", "--no-fill"),
+                "random": image_ours.start(place, WORK, name="random"),
+                "three": image_ours.together(place, WORK, 3),
+                "podman": image_peers.podman_pull(place, WORK),
+                "containerd": image_peers.containerd_pull(place, WORK),
+                "stargz": image_peers.stargz_pull(place, WORK, image_peers.LAZY),
+                "cold": image_peers.cold_disk(place, WORK, disk),
+                "warm": image_peers.warm_disk(place, WORK, disk),
+            }
+            steady = image_steady.steady(place, "steady", disk, 1)
+    received = {side: start.received_bytes for side, start in starts.items()}
+    used = {side: start.cpu_s for side, start in starts.items()}
+    rates = [case.values for case in steady]
+    print(json.dumps({"sizes": sizes, "received": received, "cpu": used, "steady": rates}))
+
+
+if __name__ == "__main__":
+    main()
