@@ -138,12 +138,14 @@ class Boot:
             raise CorruptDataError(f"the pack's index is damaged or forged: {error}") from error
 
 
-def serialise_boot(meta: bytes, table: bytes, data_bytes: int, index: Index) -> bytes:
+def serialise_boot(
+    meta: bytes, table: bytes, data_bytes: int, index: Index, *, level: int = LEVEL
+) -> bytes:
     """A boot as stored: one zstd frame. The same input always gives the same bytes."""
     columns = serialise_index(index)
     sizes = (data_bytes, len(meta), len(table), len(columns))
     raw = b"".join([_HEADER.pack(MAGIC, PAGE_BYTES, 0, *sizes), meta, table, columns])
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(raw)
+    return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(raw)
 
 
 def parse_boot(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> Boot:

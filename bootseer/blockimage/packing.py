@@ -107,6 +107,7 @@ def build_pack(
     out: IO[bytes],
     threads: int = 2,
     whole_share: float = WHOLE_SHARE,
+    level: int = LEVEL,
     spool_dir: str | None = None,
 ) -> PackInfo:
     """Write the pack of a trace (with what too few starts touched already dropped) to `out`.
@@ -125,13 +126,13 @@ def build_pack(
         raise UsageError(f"a trace of pages of {trace.page_bytes} bytes fits no pack")
     if trace.size_bytes and trace.touched_bytes() >= whole_share * trace.size_bytes:
         index = Index((), (), tuple(plan_replay(trace, block_bytes)))
-        return _write(meta, table, trace.size_bytes, index, None, out)
+        return _write(meta, table, trace.size_bytes, index, None, out, level)
     plan = plan_frames((extent.offset, extent.length) for extent in trace.extents)
     paths: dict[bytes, int] = {}
     with tempfile.TemporaryFile(prefix="bootseer-pack-", dir=spool_dir) as spool:
         frames: list[Frame] = []
         offset = 0
-        for extents, stored in zip(plan, _packed(plan, read_raw, threads), strict=True):
+        for extents, stored in zip(plan, _packed(plan, read_raw, threads, level), strict=True):
             warm = warm_of(files.ranges(extents), paths)
             digest = hashlib.sha256(stored).digest()
             frames.append(Frame(offset, len(stored), digest, extents, warm))
@@ -139,10 +140,12 @@ def build_pack(
             offset += len(stored)
         spool.seek(0)
         index = Index(tuple(frames), tuple(paths))
-        return _write(meta, table, trace.size_bytes, index, spool, out)
+        return _write(meta, table, trace.size_bytes, index, spool, out, level)
 
 
-def _packed(plan: Sequence[tuple[Extent, ...]], read_raw: ReadRaw, threads: int) -> Iterator[bytes]:
+def _packed(
+    plan: Sequence[tuple[Extent, ...]], read_raw: ReadRaw, threads: int, level: int
+) -> Iterator[bytes]:
     """The frames' stored bytes in order: read by the caller's thread, compressed by others."""
     flying: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="pack") as pool:
@@ -152,16 +155,16 @@ def _packed(plan: Sequence[tuple[Extent, ...]], read_raw: ReadRaw, threads: int)
             for extent in extents:
                 read_raw(extent.offset, raw[at : at + extent.length])
                 at += extent.length
-            flying.append(pool.submit(_compressed, raw))
+            flying.append(pool.submit(_compressed, raw, level))
             if len(flying) >= threads * _AHEAD:
                 yield flying.popleft().result()
         while flying:
             yield flying.popleft().result()
 
 
-def _compressed(raw: memoryview) -> bytes:
+def _compressed(raw: memoryview, level: int) -> bytes:
     # A compressor belongs to one thread at a time; a new one costs nothing beside a frame.
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(raw)
+    return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(raw)
 
 
 def warm_of(ranges: Iterable[tuple[bytes, int, int]], paths: dict[bytes, int]) -> tuple[Warm, ...]:
@@ -202,9 +205,10 @@ def _write(
     index: Index,
     frames: IO[bytes] | None,
     out: IO[bytes],
+    level: int,
 ) -> PackInfo:
     hashing = _Hashing(out)
-    hashing.write(serialise_boot(meta, table, data_bytes, index))
+    hashing.write(serialise_boot(meta, table, data_bytes, index, level=level))
     boot_length, boot_digest = hashing.size_bytes, hashing.digest
     if frames is not None:
         shutil.copyfileobj(frames, hashing, 1 << 20)

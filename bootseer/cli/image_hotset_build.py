@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     metavar="SHARE",
     help="Pack what at least this share of the starts touched.",
 )
+@click.option(
+    "--level",
+    envvar="BOOTSEER_IMAGE_HOTSET_LEVEL",
+    type=click.IntRange(1, 22),
+    default=19,
+    show_default=True,
+    metavar="N",
+    help="zstd's level; lower ones pack faster and send more.",
+)
 @click.option("--push", is_flag=True, help="Publish it too, beside the image.")
 @place_options
 @json_option
@@ -46,6 +55,7 @@ def command(
     workload: str,
     older: str,
     share: float,
+    level: int,
     push: bool,
     as_json: bool,
     **where: Any,
@@ -60,7 +70,9 @@ def command(
     with opened(ref, push=push, **where) as image:
         trace, carried = _trace(image, older, workload, where)
         with fetching(place(where["cache"])) as fetcher:
-            made, info = hotsets.pack(image.hot_sets, image.parts, trace, fetcher, share=share)
+            made, info = hotsets.pack(
+                image.hot_sets, image.parts, trace, fetcher, share=share, level=level
+            )
         if push:
             publish(image, made)
     if as_json:

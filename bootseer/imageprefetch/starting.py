@@ -68,7 +68,8 @@ def record(settings: RecordSettings) -> Recorded:
     check_workload(settings.workload)
     runner = choose_runner(settings.runner)
     cache = os.path.abspath(settings.cache or default_cache())
-    with tempfile.TemporaryDirectory(prefix="bootseer-record-") as work:
+    # What a container still holds goes with it; the start is recorded all the same.
+    with tempfile.TemporaryDirectory(prefix="bootseer-record-", ignore_cleanup_errors=True) as work:
         tree, events = os.path.join(work, "tree"), os.path.join(work, "events")
         os.mkdir(tree)
         os.mkdir(events)
