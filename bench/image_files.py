@@ -7,8 +7,9 @@ page cache is emptied before each start, then podman, runc and the wrapper are w
 container that does nothing. `ours` is the container's command behind `bootseer start` with
 `[image] traces`, from the init container's payload: replay runs beside the job, in the container,
 by no privilege beyond the container's own. `plain` is the command alone; `warm` is the command
-alone with everything in memory, the limit. Seconds until the program's first line. In `recording`
-there is no trace yet, so that `ours` is recorded beside the job. Needs root.
+alone with everything in memory, the limit; `start alone` is `bootseer start` with nothing to do.
+Seconds until the program's first line. In `recording` there is no trace yet, so that `ours` is
+recorded beside the job. Needs root.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Place:
         shown = ["-v", f"{self.home}:{HOME}:ro", "-v", f"{self.shared}:/shared"]
         return self.podman.command("run", "--rm", *shown, self.image, *words)
 
-    def wrapped(self, work: str, *, record: bool = False) -> list[str]:
-        """A program behind `bootseer start`, which replays its trace, or records a first one."""
-        config = f"/shared/{'first' if record else _name(work)}.toml"
+    def wrapped(self, work: str, settings: str) -> list[str]:
+        """A program behind `bootseer start` with settings of that name."""
+        config = f"/shared/{settings}.toml"
         return self.command(WRAPPER, "start", "-c", config, "--", *_program(work))
 
     def record(self, work: str) -> list[str]:
@@ -108,6 +109,7 @@ def publish(here: Place, work: str) -> None:
     _settings(here, _name(work), {**known, "record": "never"})
     # Its container ends before a trace would be kept, so each start is a first one.
     _settings(here, "first", {"traces": "/shared/none", "record": "always"})
+    _settings(here, "nothing", {})
 
 
 def _settings(here: Place, name: str, values: Mapping[str, str]) -> None:
@@ -126,13 +128,14 @@ def _measure(here: Place, work: str, rounds: int) -> list[harness.Case]:
 
     plain = here.command(*_program(work))
     sides = {
-        harness.OURS: side(here.wrapped(work)),
+        harness.OURS: side(here.wrapped(work, _name(work))),
         "plain": side(plain),
+        "start alone": side(here.wrapped(work, "nothing")),
         "warm": side(plain, warm=True),
-        "recorded": side(here.wrapped(work, record=True)),
+        "recorded": side(here.wrapped(work, "first")),
     }
     values = harness.interleave(sides, rounds=rounds, warmup=0)
-    recorded = {harness.OURS: values.pop("recorded"), "plain": values["plain"]}
+    recorded = {harness.OURS: values.pop("recorded"), "start alone": values["start alone"]}
     return [
         *harness.cases_of(f"{work} cold overlayfs", values, unit="s"),
         *harness.cases_of(f"{work} recording", recorded, unit="s"),

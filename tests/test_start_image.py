@@ -24,6 +24,7 @@ from filemode_tools import (
     resident,
 )
 
+from bootseer.entrypoint.beside import NAME
 from bootseer.imageprefetch.filemode import format as filetraces
 from bootseer.imageprefetch.filemode.format import Touch, TracedFile
 from bootseer.imageprefetch.filemode.keeping import Keeper
@@ -78,11 +79,11 @@ class Job:
         out = []
         for name in os.listdir("/proc"):
             try:
-                words = Path(f"/proc/{name}/cmdline").read_bytes()
-                variables = Path(f"/proc/{name}/environ").read_bytes()
+                comm = Path(f"/proc/{name}/comm").read_bytes().strip()
+                here = os.readlink(f"/proc/{name}/cwd")
             except OSError:
                 continue
-            if b"import beside" in words and f"BOOTSEER_EVENTS={self.events}".encode() in variables:
+            if comm == NAME and here == str(self.path):
                 out.append(int(name))
         return out
 

@@ -1,36 +1,77 @@
-"""The process of a part that runs beside the job: nobody waits for it, and nothing hangs on it.
+"""A part that runs beside the job: nobody waits for it, and nothing hangs on it.
 
-Started by `children.spawn_beside` as an orphan, with its request in descriptor 3 and without any
-of the job's streams: what it has to say goes into events.
+A fork of `start`, because loading an interpreter anew would take as long as a quick job needs to
+read its first files. It is nobody's child, for the job, which takes the place of `start`, must
+not find one that it did not make. It has none of the job's streams and descriptors: what it has
+to say goes into events.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import sys
+import signal
+from collections.abc import Mapping
+from typing import NoReturn
 
 from bootseer.profiler import events
 
-REQUEST_FD = 3
-MAX_FD = 4096
-MAX_REQUEST_BYTES = 1 << 20
+NAME = b"bootseer-beside"
+"""What `ps` shows of it; the kernel keeps 15 characters."""
+_PR_SET_NAME = 15
+_MAX_FD = 4096
 
 
-def main() -> int:
-    """Run the module that the request names; the fewer others are loaded, the sooner it reads."""
-    message = json.loads(os.pread(REQUEST_FD, MAX_REQUEST_BYTES, 0))
-    os.closerange(REQUEST_FD, MAX_FD)  # whoever waits for the end of a pipe must not wait for us
-    with events.open_writer() as writer:
+def begin(
+    part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str]
+) -> None:
+    """Have `module.run(request, event writer, our process id)` run beside; returns at once.
+
+    Raises OSError where no process can be made. Call it in a process that has one thread.
+    """
+    job = os.getpid()  # which `start` keeps when it becomes the job
+    between = os.fork()
+    if between == 0:
+        _orphan(part, module, request, environ, job)
+    status = os.waitpid(between, 0)[1]
+    if status:
+        raise OSError(status, "no process could be made for it")
+
+
+def _orphan(
+    part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str], job: int
+) -> NoReturn:
+    """Ends by os._exit alone: nothing of `start` may run twice."""
+    code = 1
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _detach()
+            _run(part, module, request, environ, job)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _detach() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    os.closerange(3, _MAX_FD)  # whoever waits for the end of a pipe must not wait for us
+    import ctypes  # here, lest every start loads it
+
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME, 0, 0, 0)
+
+
+def _run(
+    part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str], job: int
+) -> None:
+    with events.open_writer(None, environ) as writer:
         try:
-            module = importlib.import_module(message["module"])
-            module.run(message["request"], writer, message["parent"])
+            importlib.import_module(module).run(request, writer, job)
         except Exception as error:  # the border: the job runs already, only the report may hear
             reason = str(error) or type(error).__name__
-            writer.point(message["part"], "fallback", {"bootseer.reason": reason})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            writer.point(part, "fallback", {"bootseer.reason": reason})

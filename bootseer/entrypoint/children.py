@@ -27,8 +27,6 @@ _BOOT = (
     "sys.exit(child.main())"
 )
 
-_BOOT_BESIDE = _BOOT.replace("import child", "import beside").replace("child.", "beside.")
-
 
 class Child:
     """One running process group; a context manager that leaves nothing running.
@@ -157,42 +155,6 @@ def _spawn(
         setsigdef=RESET_SIGNALS,
     )
     return Child(pid, marker, link)
-
-
-def spawn_beside(message: Mapping[str, object], environ: Mapping[str, str]) -> None:
-    """Start a part that runs beside the job; raises OSError when that fails.
-
-    It is nobody's child: the job, which takes our place, must not find one that it did not make.
-    It has none of the job's streams, and learns our process id, which will be the job's.
-    """
-    request = os.memfd_create("bootseer-part", 0)
-    try:
-        os.write(request, json.dumps({**message, "parent": os.getpid()}).encode())
-        between = os.fork()
-        if between == 0:
-            _spawn_orphan(request, environ)
-        status = os.waitpid(between, 0)[1]
-    finally:
-        os.close(request)
-    if status:
-        raise OSError(os.waitstatus_to_exitcode(status), "no process could be made for it")
-
-
-def _spawn_orphan(request: int, environ: Mapping[str, str]) -> None:
-    """Never returns: its parent ends at once, so that init adopts the new process."""
-    try:
-        os.setsid()
-        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-        os.posix_spawn(
-            sys.executable,
-            (sys.executable, "-P", "-c", _BOOT_BESIDE, _PACKAGE_PARENT),
-            {**environ, MARKER: os.urandom(8).hex()},
-            file_actions=[(os.POSIX_SPAWN_DUP2, request, _REPORT_FD), *null],
-            setsigdef=RESET_SIGNALS,
-        )
-        os._exit(0)
-    finally:
-        os._exit(1)
 
 
 def end_all(children: Iterable[Child], grace_s: float = GRACE_S) -> None:

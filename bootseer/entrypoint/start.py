@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Self
 
 from bootseer.config import Loaded
-from bootseer.entrypoint import bare, children, fallback, parts, process, replace
+from bootseer.entrypoint import bare, beside, children, fallback, parts, process, replace
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task
 from bootseer.profiler import events
@@ -208,8 +208,7 @@ class Runner:
         self._done.add(part.name)
         try:
             request = {**(part.request or {}), "began_ns": time.time_ns()}
-            message = {"part": part.name, "module": part.beside, "request": request}
-            children.spawn_beside(message, self._environ)
+            beside.begin(part.name, part.beside, request, self._environ)
         except OSError as error:
             reason = f"its process could not be started: {error.strerror}"
             self._writer.point(part.phase, "fallback", {"bootseer.reason": reason})
