@@ -142,6 +142,8 @@ class DirectoryMounter:
         self.calls: list[str] = []
         self.hold = threading.Event()  # cleared, `find` waits
         self.hold.set()
+        self.hold_mounts = threading.Event()  # cleared, `mount` waits
+        self.hold_mounts.set()
 
     def add(self, name: str, layers: Sequence[Mapping[str, str]]) -> Image:
         digests = tuple(f"{name}-{depth}" for depth in range(len(layers)))
@@ -170,6 +172,7 @@ class DirectoryMounter:
 
     def mount(self, image: Image, directory: str) -> None:
         self.calls.append(f"mount {image.reference}")
+        self.hold_mounts.wait()
         if self.gone or self.broken:
             raise StoreUnavailableError("the block image cannot be mounted")
         tree = str(self._tree(image, len(image.layers)))

@@ -69,7 +69,7 @@ def layers_fetched(node: Any, image: str) -> bool:
     return "incomplete" not in done.stdout
 
 
-def test_a_pod_names_its_stock_image_and_nothing_is_pulled(node: Any) -> None:
+def a_pod_names_its_stock_image_and_nothing_is_pulled(node: Any) -> None:
     node.wait_for(lambda: phase(node, "lazy") == "Succeeded", "the pod")
     said = node.kubectl("logs", "lazy")
     expected = subprocess.run(["sha256sum", "/bin/busybox"], capture_output=True, text=True)
@@ -82,12 +82,12 @@ def test_a_pod_names_its_stock_image_and_nothing_is_pulled(node: Any) -> None:
     assert not layers_fetched(node, LAZY)
 
 
-def test_a_pod_whose_image_has_no_block_image_runs_as_ever(node: Any) -> None:
+def a_pod_whose_image_has_no_block_image_runs_as_ever(node: Any) -> None:
     node.wait_for(lambda: phase(node, "plain") == "Succeeded", "the pod")
     assert node.kubectl("logs", "plain") == "plain\n"
 
 
-def test_a_pod_goes_on_while_the_snapshotter_is_killed_and_comes_back(node: Any) -> None:
+def a_pod_goes_on_while_the_snapshotter_is_killed_and_comes_back(node: Any) -> None:
     node.wait_for(lambda: phase(node, "long") == "Running", "the pod")
     node.call_inside("kill", "-9", (node.run / "snapshotter.pid").read_text())
     node.kubectl("exec", "long", "--", "touch", "/tmp/go")
@@ -104,7 +104,7 @@ def test_a_pod_goes_on_while_the_snapshotter_is_killed_and_comes_back(node: Any)
         again.wait()
 
 
-def test_kubelet_knows_the_disk_that_images_fill(node: Any) -> None:
+def kubelet_knows_the_disk_that_images_fill(node: Any) -> None:
     wrong = "Failed to get the info of the filesystem"
     assert wrong not in (node.run / "kubelet.log").read_text(encoding="utf-8")
 
@@ -113,3 +113,11 @@ def connected(node: Any) -> bool:
     ctr = ["ctr", "-a", f"{node.run}/containerd.sock", "-n", "k8s.io", "snapshots"]
     words = node.inside([*ctr, "--snapshotter", "bootseer", "ls"])
     return not subprocess.run(words, capture_output=True).returncode
+
+
+def test_pods_name_their_stock_images(node: Any) -> None:
+    """One test, so that one node serves it however tests are spread over workers."""
+    a_pod_names_its_stock_image_and_nothing_is_pulled(node)
+    a_pod_whose_image_has_no_block_image_runs_as_ever(node)
+    a_pod_goes_on_while_the_snapshotter_is_killed_and_comes_back(node)
+    kubelet_knows_the_disk_that_images_fill(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
 import os
@@ -27,8 +28,13 @@ def payload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tools.nodeimage.__main__ import build
 
     folder = tmp_path_factory.mktemp("node")
-    build(folder / "node.tar", "node:1", level=1)
-    with tarfile.open(folder / "node.tar") as archive:
+    # Built once for all workers, whose base directories lie in one.
+    shared = tmp_path_factory.getbasetemp().parent / "node-image.tar"
+    with open(f"{shared}.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if "PYTEST_XDIST_WORKER" not in os.environ or not shared.exists():
+            build(shared, "node:1", level=1)
+    with tarfile.open(shared) as archive:
         layers = [archive.extractfile(m) for m in archive.getmembers() if m.isfile()]
         (packed,) = (d for d in (f.read() for f in layers if f) if d.startswith(b"\x1f\x8b"))
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed))) as layer:

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from snapshot_client import Client, DirectoryMounter, RefusedError, Running, rem
 from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, UsageError
 from bootseer.imageprefetch.mounting import MountSettings
 from bootseer.imageprefetch.snapshotter.helper import Helper
-from bootseer.imageprefetch.snapshotter.records import Kind
+from bootseer.imageprefetch.snapshotter.records import Image, Kind
 from bootseer.imageprefetch.snapshotter.server import RootLock
 from bootseer.imageprefetch.snapshotter.state import State
 from bootseer.profiler.events import NullWriter
@@ -148,6 +149,51 @@ def test_a_start_with_everything_away_still_serves(tmp_path: Path) -> None:
     finally:
         second.close()
         mounter.umount(str(place))
+
+
+def test_what_had_to_be_unpacked_is_not_tried_again(tmp_path: Path) -> None:
+    mounter = DirectoryMounter(tmp_path / "images")
+    image = mounter.add("lazy", [{"a": "1"}])
+    running = Running(tmp_path, mounter, NullWriter())
+    try:
+        with pytest.raises(RefusedError):
+            running.client.prepare("extract", "", remote_labels("chain", image, 0))
+        (place,) = (tmp_path / "root/images").iterdir()
+        mounter.umount(str(place))
+        mounter.broken = True
+        mounter.calls.clear()
+        for key in ("one", "two"):
+            (mount,) = running.client.prepare(key, "chain")
+            assert str(tmp_path / "root/trees") in mount.options[-1]
+        assert mounter.calls == ["mount reg/lazy:1", "unpack reg/lazy:1 1"]
+    finally:
+        running.close()
+
+
+def test_collection_does_not_wait_for_a_registry(tmp_path: Path) -> None:
+    """A fault: the registry hangs while an image is being mounted."""
+    mounter = DirectoryMounter(tmp_path / "images")
+    image = mounter.add("slow", [{"a": "1"}])
+    running = Running(tmp_path, mounter, NullWriter())
+    mounter.hold_mounts.clear()
+    asking = threading.Thread(target=_ask, args=(running.client, image))
+    try:
+        asking.start()
+        while "mount reg/slow:1" not in mounter.calls:
+            time.sleep(0.01)
+        running.client.cleanup()
+        assert running.client.names() == ["chain"]
+    finally:
+        mounter.hold_mounts.set()
+        asking.join()
+        for place in (tmp_path / "root/images").iterdir():
+            mounter.umount(str(place))
+        running.close()
+
+
+def _ask(client: Client, image: Image) -> None:
+    with pytest.raises(RefusedError):
+        client.prepare("extract", "", remote_labels("chain", image, 0))
 
 
 def test_one_snapshotter_a_directory(tmp_path: Path) -> None:

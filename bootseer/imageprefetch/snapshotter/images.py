@@ -14,8 +14,9 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -51,6 +52,7 @@ class ImageMounter(Protocol):
         """Fetch the first `layers` layers and unpack them into an empty directory."""
 
 
+_TREE = "fs"
 Report = Callable[[str, str, Image | Wanted, str], None]
 """status (ok or fallback), mode (lazy, plain, unpacked, waiting), of what, reason"""
 
@@ -130,13 +132,18 @@ class Images:
     def tree(self, row: Snapshot) -> str:
         """The tree that the remote snapshot `row` stands for; made now if it must be."""
         image = self._state.image(row.image)
-        if not row.top:
+        if not row.top or self._stays_unpacked(row, image):
             return self._unpacked(row, image)
         try:
             return self._mounted(image)
         except BootseerError as error:
             self._report("fallback", "unpacked", image, str(error))
             return self._unpacked(row, image)
+
+    def _stays_unpacked(self, row: Snapshot, image: Image) -> bool:
+        """It was unpacked since it could not be mounted: nobody waits for another try."""
+        unpacked = os.path.isdir(os.path.join(self._tree_place(row), _TREE))
+        return unpacked and not self._mounter.answers(self._mount_place(image.digest))
 
     def _mounted(self, image: Image) -> str:
         place = self._mount_place(image.digest)
@@ -151,9 +158,9 @@ class Images:
     def _unpacked(self, row: Snapshot, image: Image) -> str:
         place = self._tree_place(row)
         with self._single(place):
-            tree, draft = os.path.join(place, "fs"), os.path.join(place, "new")
+            tree, draft = os.path.join(place, _TREE), os.path.join(place, "new")
             if not os.path.isdir(tree):
-                shutil.rmtree(draft, ignore_errors=True)
+                shutil.rmtree(place, ignore_errors=True)
                 os.makedirs(draft, mode=0o755)
                 os.chmod(draft, 0o755)
                 if not row.top:
@@ -162,7 +169,7 @@ class Images:
                 try:
                     self._mounter.unpack(image, row.depth + 1, draft)
                 except BaseException:
-                    shutil.rmtree(draft, ignore_errors=True)
+                    shutil.rmtree(place, ignore_errors=True)
                     raise
                 os.rename(draft, tree)
         return tree
@@ -193,27 +200,41 @@ class Images:
             # The next container of it tries again, and can have it unpacked.
             self._report("fallback", "waiting", image, str(error))
 
-    def _is_known(self, place: str) -> bool:
-        return any(self._mount_place(image.digest) == place for image in self._state.images())
-
     def sweep(self) -> None:
-        """Unmount images and remove trees that no snapshot stands for."""
+        """Unmount images and remove trees that no snapshot stands for.
+
+        What is just being made is left for the next time: containerd waits for us.
+        """
         known = {self._mount_place(image.digest): image for image in self._state.images()}
         for name in os.listdir(self._mounts):
             place = os.path.join(self._mounts, name)
-            with self._single(place):
-                image = known.get(place)
-                if image is not None and not self._state.forget_image(image.digest):
-                    continue
-                if image is None and self._is_known(place):
-                    continue  # its first snapshot came a moment ago
-                self._mounter.umount(place)
-                _remove_empty(place)
+            with self._unless_busy(place) as free:
+                if free and self._is_unused(place, known.get(place)):
+                    self._mounter.umount(place)
+                    _remove_empty(place)
         for name in os.listdir(self._trees):
             place = os.path.join(self._trees, name)
-            with self._single(place):
-                if not any(self._tree_place(row) == place for row in self._state.remote()):
+            with self._unless_busy(place) as free:
+                wanted = any(self._tree_place(row) == place for row in self._state.remote())
+                if free and not wanted:
                     shutil.rmtree(place, ignore_errors=True)
+
+    def _is_unused(self, place: str, image: Image | None) -> bool:
+        """Whether no snapshot stands for an image, which then is forgotten."""
+        if image is not None:
+            return self._state.forget_image(image.digest)
+        images = self._state.images()  # its first snapshot may have come a moment ago
+        return not any(self._mount_place(one.digest) == place for one in images)
+
+    @contextmanager
+    def _unless_busy(self, place: str) -> Iterator[bool]:
+        lock = self._single(place)
+        free = lock.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                lock.release()
 
 
 def _key(wanted: Wanted) -> tuple[str, str]:

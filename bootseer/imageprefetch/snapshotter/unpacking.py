@@ -38,6 +38,7 @@ def unpack(layers: Sequence[tuple[str, OpenLayer]], directory: str) -> None:
         for name, opened in reversed(layers):
             flattener.add(opened, name)
         _write_tree(flattener.entries(), contents, directory)
+        _sync(directory)  # a tree that has its name is whole, after a power cut too
     except OSError as error:
         raise from_os_error(error, f"unpack an image into {directory}") from error
     finally:
@@ -109,6 +110,18 @@ def _write_tree(entries: Sequence[Entry], contents: _Contents, directory: str) -
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
     for path, entry in reversed(directories):
         os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def _sync(directory: str) -> None:
+    """Write the file system of `directory` to its disk, and no other."""
+    import ctypes
+
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), directory)
+    finally:
+        os.close(fd)
 
 
 def _make(entry: Entry, path: bytes, contents: _Contents) -> None:
