@@ -14,6 +14,9 @@ from bootseer.blocks.source import BlockSource, block_length
 KEPT_BLOCKS = 8
 """Blocks a thread keeps: one read's, at most 1 MiB, and those beside it."""
 
+RECENT_BLOCKS = 64
+AHEAD_BLOCKS = 4
+
 
 class _Kept(threading.local):
     """One thread's buffers, the one that was asked for longest ago first."""
@@ -28,6 +31,7 @@ class Present:
     def __init__(self, cached: CachedObject, source: BlockSource) -> None:
         self._cached, self._source = cached, source
         self._kept = _Kept()
+        self._recent = [-1] * RECENT_BLOCKS  # of all threads
 
     def views(self, offset: int, length: int) -> list[memoryview] | None:
         """The bytes, or None when one of the blocks is not here (or damaged), or they are many.
@@ -57,6 +61,9 @@ class Present:
             if len(blocks) >= KEPT_BLOCKS:
                 buffer = blocks.pop(next(iter(blocks))).obj  # type: ignore[assignment]
             kept = memoryview(buffer)[: block_length(self._source, index)]
+            if self._recent[(index - 1) % RECENT_BLOCKS] == index - 1:  # read forward
+                self._cached.expect(index + 1, AHEAD_BLOCKS)
+            self._recent[index % RECENT_BLOCKS] = index
             if not self._cached.read(index, kept):
                 return None
         blocks[index] = kept  # the youngest
