@@ -110,6 +110,28 @@ def test_what_is_no_longer_used_is_unmounted_by_containerds_collection(world: Wo
     assert world.lab.run(ref, "cat", "/only") == "here"
 
 
+def test_what_containerd_is_told_to_keep_stays(world: World) -> None:
+    """An image goes, and one of its snapshots is a root of the collection: its mount stays."""
+    ref = world.push("rooted", base(), [file("kept", b"k")])
+    before = {name for name, _ in names_and_parents(world)}
+    world.lab.pull(ref)
+    added = [pair for pair in names_and_parents(world) if pair[0] not in before]
+    (top,) = {name for name, _ in added} - {parent for _, parent in added}
+    label = ("snapshots", "--snapshotter", "bootseer", "label", top)
+    world.lab.containerd(*label, "containerd.io/gc.root=now")
+    mounts = len(_image_mounts(world))
+    world.lab.containerd("images", "rm", "--sync", ref)
+    assert {name for name, _ in added} <= {name for name, _ in names_and_parents(world)}
+    assert len(_image_mounts(world)) == mounts
+    world.lab.containerd(*label, "containerd.io/gc.root=")
+    world.lab.containerd("snapshots", "--snapshotter", "bootseer", "rm", top)
+    until(lambda: len(_image_mounts(world)) == mounts - 1, "the unmount", world.lab.said)
+
+
+def names_and_parents(world: World) -> list[tuple[str, str]]:
+    return [(row[0], row[1] if len(row) == 3 else "") for row in world.lab.snapshots()]
+
+
 def _image_mounts(world: World) -> list[str]:
     lines = world.lab.inside("cat", "/proc/self/mountinfo").splitlines()
     return [line for line in lines if f"{world.lab.root}/images" in line]
