@@ -49,8 +49,12 @@ def run(options: harness.Options) -> list[harness.Case]:
     return measure(options, ["numpy+pyarrow 1 Gbit/s", *EXTRA] if options.quick else names())
 
 
-def measure(options: harness.Options, wanted: Sequence[str]) -> list[harness.Case]:
-    """Measure these cases."""
+def measure(
+    options: harness.Options,
+    wanted: Sequence[str],
+    done: Callable[[list[harness.Case]], None] = lambda cases: None,
+) -> list[harness.Case]:
+    """Measure these cases; `done` gets each one's as soon as they are there."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it would have programs compiled each time
     image = real.image("torch")
     storage, disk = image_peers.prepare(image)
@@ -68,7 +72,9 @@ def measure(options: harness.Options, wanted: Sequence[str]) -> list[harness.Cas
                         lab(link, scratch, storage, group) as place,
                         image_ours.agent(scratch / "run"),
                     ):
-                        cases += _on_link(place, here, sizes, disk, options)
+                        for name in here:
+                            cases += (made := _one(place, name, sizes, disk, options))
+                            done(made)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return cases
@@ -78,19 +84,14 @@ def _link_of(name: str) -> Link:
     return next((link for link in LINKS if name.endswith(link.name)), LINKS[0])
 
 
-def _on_link(
-    place: Lab, wanted: Sequence[str], sizes: dict[str, int], disk: Path, options: harness.Options
+def _one(
+    place: Lab, name: str, sizes: dict[str, int], disk: Path, options: harness.Options
 ) -> list[harness.Case]:
-    cases: list[harness.Case] = []
-    for name in wanted:
-        work = next((work for work in WORK if name.startswith(work)), "numpy+pyarrow")
-        if name in EXTRA:
-            cases += EXTRA[name](place, name, disk, options.runs)
-        else:
-            sides = start_sides(place, work, disk, options.quick)
-            runs = _interleaved(name, sides, options.runs)
-            cases += _cases(name, runs, place.link, sizes[work])
-    return cases
+    if name in EXTRA:
+        return EXTRA[name](place, name, disk, options.runs)
+    work = next(work for work in WORK if name.startswith(work))
+    runs = _interleaved(name, start_sides(place, work, disk, options.quick), options.runs)
+    return _cases(name, runs, place.link, sizes[work])
 
 
 def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Side]:
@@ -216,17 +217,21 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer peers; writes nothing")
     arguments = parser.parse_args()
     with _noted():
-        cases = measure(harness.Options(arguments.quick, arguments.runs), arguments.case)
+        options = harness.Options(arguments.quick, arguments.runs)
+        cases = measure(options, arguments.case, print if arguments.quick else _keep)
     print(harness.table(cases))
-    if not arguments.quick:
-        path = harness.RESULTS / "image.json"
-        held = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else []
-        new = {case.case for case in cases}
-        kept = [harness.Case(**case) for case in held if case["case"] not in new]
-        order = {name: number for number, name in enumerate(names())}
-        every = sorted([*kept, *cases], key=lambda c: order.get(_case_of(c.case), 99))
-        harness.save("image", every, command="python -m bench image")
     return 0
+
+
+def _keep(cases: list[harness.Case]) -> None:
+    """Put cases into the result file, in place of older ones."""
+    path = harness.RESULTS / "image.json"
+    held = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else []
+    new = {case.case for case in cases}
+    kept = [harness.Case(**case) for case in held if case["case"] not in new]
+    order = {name: number for number, name in enumerate(names())}
+    every = sorted([*kept, *cases], key=lambda c: order.get(_case_of(c.case), len(order)))
+    harness.save("image", every, command="python -m bench image")
 
 
 def _case_of(name: str) -> str:
