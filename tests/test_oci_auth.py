@@ -123,9 +123,10 @@ def test_a_stream_that_is_cut_goes_on_with_a_fresh_token(gate: Any) -> None:
     assert len(tokens.issued) == 2
 
 
-def test_of_many_readers_one_renews(gate: Any) -> None:
+@pytest.mark.parametrize("refusal", [401, 403])
+def test_of_many_readers_one_renews(gate: Any, refusal: int) -> None:
     tokens = Tokens()
-    tokens.delay_s = 0.3
+    tokens.delay_s, tokens.refusal = 0.3, refusal
     gate.rules = [tokens.rule]
     with opened(gate.place) as repository:
         ranges(repository, 1)

@@ -255,6 +255,8 @@ SPAN = f"bytes 0-99/{len(DATA)}"
         (_body("206 P", DATA[:100], Content_Length=100), StoreUnavailableError, "another range"),
         (_body("206 P", DATA[:100], Content_Length=100, Content_Range="bytes 5-104/200"),
          StoreUnavailableError, "another range"),
+        (_body("206 P", DATA[:100], Content_Length=100, Content_Range=f"bytes 0-{'9' * 5000}/*"),
+         StoreUnavailableError, "another range"),
         (_body("206 P", DATA[:50], Content_Length=50, Content_Range="bytes 0-49/50"),
          CorruptDataError, "truncated"),
         (_body("206 P", DATA[:200], Content_Length=200, Content_Range=SPAN),
@@ -286,6 +288,43 @@ def test_answers_that_are_no_data(answer: Answer, error: type[BootseerError], wo
             scatter(store, 0, 60, 40, attempt=Attempt(stall_s=0.3))
         assert type(caught.value) in (error, *error.__subclasses__())
         assert caught.value.retryable == issubclass(error, StoreUnavailableError)
+        store.close()
+
+
+def test_a_length_that_is_none_is_asked_for_otherwise() -> None:
+    def answer(_: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if request.method == "HEAD":
+            sock.sendall(head("200 OK", Content_Length="9" * 5000))
+            return False
+        return serve_range(DATA, sock, request)
+
+    with FakeServer(answer) as server:
+        store = open_store(f"http://127.0.0.1:{server.port}/", QUICK)
+        assert store.stat("x").size_bytes == len(DATA)
+        store.close()
+
+
+def test_an_address_whose_server_is_gone_is_asked_for_again() -> None:
+    def data(_: FakeServer, sock: socket.socket, request: Request) -> bool:
+        return serve_range(DATA, sock, request)
+
+    places: list[str] = []
+
+    def away(_: FakeServer, sock: socket.socket, request: Request) -> bool:
+        sock.sendall(head("302 Away", Location=f"http://{places[-1]}/y", Content_Length=0))
+        return True
+
+    with FakeServer(away) as server:
+        store = open_store(f"http://127.0.0.1:{server.port}/", QUICK)
+        with FakeServer(data) as first:
+            places.append(first.authority)
+            scatter(store, 0, 100)
+        with FakeServer(data) as second:
+            places.append(second.authority)
+            with pytest.raises(StoreUnavailableError, match="not reachable"):
+                scatter(store, 0, 100)
+            scatter(store, 0, 100)
+            assert second.requests
         store.close()
 
 

@@ -291,6 +291,7 @@ def test_the_wait_that_the_server_asks_for_is_told_and_kept() -> None:
         ("soon", 0, 0),
         ("-5", 0, 0),
         ("99999", 300, 300),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 0, 0),
     ],
 )
 def test_retry_after(text: str, low: float, high: float) -> None:

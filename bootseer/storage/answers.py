@@ -23,7 +23,10 @@ REFUSALS = frozenset((401, 403, 407))
 MISSING = frozenset((404, 410))
 MAY_HEAL = frozenset((408, 421, 425, 429, 500, 502, 503, 504, 507, 509))
 LONGEST_ADVICE_S = 300.0
-_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)", re.IGNORECASE)
+_NUMBER = r"[0-9]{1,19}"  # longer ones are no lengths, and int() refuses those of 4,301 digits
+_CONTENT_RANGE = re.compile(
+    rf"bytes\s+(?:({_NUMBER})-({_NUMBER})|\*)/({_NUMBER}|\*)", re.IGNORECASE
+)
 
 
 class Headers(Protocol):
@@ -130,6 +133,12 @@ def check_span(
     return span.size
 
 
+def body_length(headers: Headers) -> int | None:
+    """The Content-Length; None when it is missing or makes no sense."""
+    text = (headers.get("Content-Length") or "").strip()
+    return int(text) if re.fullmatch(_NUMBER, text) else None
+
+
 def retry_after(headers: Headers) -> float:
     """Seconds that a Retry-After asks for, given in seconds or as a date; 0 without."""
     text = (headers.get("Retry-After") or "").strip()
@@ -140,7 +149,7 @@ def retry_after(headers: Headers) -> float:
     else:
         try:
             wait_s = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
     return min(max(wait_s, 0.0), LONGEST_ADVICE_S)
 
@@ -149,7 +158,7 @@ def modified_s(headers: Headers) -> float:
     """Last-Modified in seconds since the epoch; 0 when it is missing or makes no sense."""
     try:
         return email.utils.parsedate_to_datetime(headers.get("Last-Modified") or "").timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
 
 

@@ -25,6 +25,7 @@ from bootseer.storage.answers import (
     Headers,
     Target,
     answer_error,
+    body_length,
     check_span,
     content_range,
     modified_s,
@@ -141,9 +142,9 @@ class HttpStore(ReadOnlyStore):
     def _stat(self, name: str, what: str) -> Stat:
         """HEAD, or one byte's GET where HEAD is refused (signed addresses) or tells no length."""
         with self._open("HEAD", name, {}, self._attempt(), what) as exchange:
-            length = exchange.headers.get("Content-Length", "")
-            if exchange.status == 200 and length.isascii() and length.isdigit():
-                return self._described(name, int(length), exchange.headers)
+            length = body_length(exchange.headers)
+            if exchange.status == 200 and length is not None:
+                return self._described(name, length, exchange.headers)
             if exchange.status not in {200, 400, 405, 501, *REFUSALS}:
                 raise self._error(exchange, what)
         with self._open("GET", name, {"Range": "bytes=0-0"}, self._attempt(), what) as exchange:
@@ -192,12 +193,15 @@ class HttpStore(ReadOnlyStore):
         with self._lock:
             known = self._resolved.get(name)
         if known is not None:
-            exchange = self._send(method, known, headers, attempt, what)
+            try:
+                exchange = self._send(method, known, headers, attempt, what)
+            except BootseerError:
+                self._forget(name, known)  # the object may have moved from a server that is gone
+                raise
             if exchange.status not in EXPIRED:
                 return exchange
             exchange.close()  # the signature expired: ask where the object is now
-            with self._lock:
-                self._resolved.pop(name, None)
+            self._forget(name, known)
         query = f"?{self._at.query}" if self._at.query else ""
         path = f"{self._at.path.rstrip('/')}/{name}"
         target = start = Target(self._origin, quote_path(path) + query)
@@ -213,6 +217,11 @@ class HttpStore(ReadOnlyStore):
             with self._lock:
                 _remember(self._resolved, name, target)
         return exchange
+
+    def _forget(self, name: str, target: Target) -> None:
+        with self._lock:
+            if self._resolved.get(name) == target:  # and not what another has found since
+                del self._resolved[name]
 
     def _send(
         self, method: str, target: Target, headers: Mapping[str, str], attempt: Attempt, what: str

@@ -77,6 +77,7 @@ class Authorizer:
         self._pool_for, self._login_for = pool_for, login_for
         self._lock = threading.Lock()
         self._grants: dict[_Key, _Grant] = {}
+        self._challenges: dict[_Key, Challenge] = {}
         self._renewals: dict[_Key, _Renewal] = {}
 
     def header(self, endpoint: Endpoint, scopes: Sequence[str], attempt: Attempt) -> str:
@@ -107,10 +108,11 @@ class Authorizer:
             grant = self._grants.get(key)
             if grant is not None and grant.header == sent:
                 del self._grants[key]
+            known = self._challenges.get(key)  # it outlives the grant that another takes away
         if grant is not None and grant.header != sent:
             return grant.header  # somebody renewed it in the meantime
         chosen = first_of(challenges, "bearer") or first_of(challenges, "basic")
-        chosen = chosen or (grant.challenge if grant is not None else None)
+        chosen = chosen or known
         if chosen is None:
             raise AccessDeniedError(
                 f"the registry {endpoint.authority} refuses us and offers no way to log in that"
@@ -136,7 +138,7 @@ class Authorizer:
             renewal.end(None, error)
             raise
         with self._lock:
-            self._grants[key] = grant
+            self._grants[key], self._challenges[key] = grant, challenge
             del self._renewals[key]
         renewal.end(grant, None)
         return grant

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError
-from bootseer.storage.answers import check_span, content_range
+from bootseer.storage.answers import body_length, check_span, content_range
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Placed, Preferred, Stat
 from bootseer.storage.oci.client import Client
@@ -188,9 +188,9 @@ class BlobStore(ReadOnlyStore):
         attempt = self._client.attempt()
         tail = f"blobs/{name}"
         with self._client.open(endpoint, "HEAD", tail, {}, attempt, what) as exchange:
-            length = exchange.headers.get("Content-Length", "")
-            if exchange.status == 200 and length.isascii() and length.isdigit():
-                return int(length)
+            length = body_length(exchange.headers)
+            if exchange.status == 200 and length is not None:
+                return length
             if exchange.status == 404:
                 raise NotFoundError(f"cannot {what}: {endpoint.authority} does not have it")
         one = {"Range": "bytes=0-0"}

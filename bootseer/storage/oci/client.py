@@ -165,13 +165,16 @@ class Client:
         with self._lock:
             known = self._addresses.get(key)
         if known is not None:
-            exchange = self._plain(endpoint, method, known, headers, attempt, what)
+            try:
+                exchange = self._plain(endpoint, method, known, headers, attempt, what)
+            except BootseerError:
+                self._forget(key, known)  # the blob may have moved from a server that is gone
+                raise
             attempt.replica = endpoint.authority
             if exchange.status not in EXPIRED:
                 return exchange
             exchange.close()  # the signature expired: ask where the blob is now
-            with self._lock:
-                self._addresses.pop(key, None)
+            self._forget(key, known)
         exchange = self.send(endpoint, method, endpoint.target(tail), headers, attempt, what)
         target = Target(endpoint.origin, endpoint.target(tail))
         for _ in range(HOPS):
@@ -310,6 +313,11 @@ class Client:
             self._addresses[key] = target
             if len(self._addresses) > KNOWN_ADDRESSES:
                 del self._addresses[next(iter(self._addresses))]
+
+    def _forget(self, key: tuple[Endpoint, str], target: Target) -> None:
+        with self._lock:
+            if self._addresses.get(key) == target:  # and not what another has found since
+                del self._addresses[key]
 
     def _login(self, endpoint: Endpoint) -> Login:
         from bootseer.config import registry_auth_files
