@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oci_proxy import Gate, Tokens, isolate, opened, push_image
+from oci_proxy import Gate, SignedBlobs, Tokens, isolate, opened, push_image
 from web_fakes import head
 
 from bootseer.blocks.fetch import Fetcher
@@ -26,6 +26,7 @@ from bootseer.storage.oci.manifest import (
     index_bytes,
     manifest_bytes,
 )
+from bootseer.storage.oci.push import Source, Uploader
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -198,6 +199,45 @@ def test_a_stream_goes_on_with_its_own_bytes_only(pair: tuple[Any, Any, str], fa
         # Not verified at the end: whoever checks the parts does without.
         assert repository.stream(DIGEST, verify=False).read() == DATA
     assert len(origin.asked("/blobs/")) == 3
+
+
+def test_blobs_that_moved_from_a_server_that_is_gone_are_found(
+    pair: tuple[Any, Any, str],
+) -> None:
+    mirror, origin, place = pair
+    mirror.__exit__()
+    view = memoryview(bytearray(1000))
+    with opened(place) as repository:
+        with SignedBlobs(DATA) as first:
+            origin.rules = [first.rule]
+            repository.store.read_scatter(DIGEST, 0, [view], Attempt())
+        with SignedBlobs(DATA) as second:
+            origin.rules = [second.rule]
+            repository.store.read_range(DIGEST, 5000, view)
+            assert second.requests
+    assert view == DATA[5000:6000]
+
+
+@pytest.mark.parametrize("stands", ["0-299999", "0-1", f"0-{10**9}", f"0-{'9' * 5000}"])
+def test_a_registry_that_cannot_count_chunks_gets_one_piece(
+    pair: tuple[Any, Any, str], stands: str
+) -> None:
+    _, origin, place = pair
+
+    def miscount(sock: Any, request: Any) -> bool | None:
+        if request.method != "PATCH":
+            return None
+        status, reason, headers, body = origin.ask(request)
+        headers = {key: value for key, value in headers.items() if key.lower() != "range"}
+        sock.sendall(head(f"{status} {reason}", **headers, Range=stands) + body)
+        return True
+
+    origin.rules = [miscount]
+    data = DATA[::-1]
+    with opened(place, push=True) as repository:
+        uploads = Uploader(repository._client, chunk_bytes=300_000)  # type: ignore[attr-defined]
+        uploads.push(Source(data, digest_of(data), len(data)), "", None)
+        assert repository.store.read(digest_of(data), limit_bytes=len(data)) == data
 
 
 def test_a_referrer_that_another_push_wiped_out_is_entered_again(

@@ -129,7 +129,10 @@ blocked = true
         plan(tmp_path, "bad.io/x")
 
 
-@pytest.mark.parametrize("text", ["x = ", '[host."ftp://a"]', '[host."https://u:p@a"]'])
+SENSELESS = ["x = ", '[host."ftp://a"]', '[host."https://u:p@a"]', "host=5", "client=[1]"]
+
+
+@pytest.mark.parametrize("text", [*SENSELESS, "header={a=[2]}"])
 def test_a_hosts_toml_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
     hosts(tmp_path, "reg.io", text)
     with pytest.raises(UsageError, match=r"hosts\.toml"):

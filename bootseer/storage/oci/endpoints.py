@@ -132,6 +132,7 @@ def _hosts_toml(
         if not os.path.exists(path):
             continue
         table = _read_toml(path)
+        _check_shapes(table, path)
         own = _with_certificates(own, folder)
         if isinstance(table.get("server"), str) and table["server"] and name != "_default":
             own = _at_url(own, table["server"], own.host, table, path, plain_http)
@@ -139,6 +140,7 @@ def _hosts_toml(
         found = []
         for url, said in (table.get("host") or {}).items():
             settings = said if isinstance(said, dict) else {}
+            _check_shapes(settings, path)
             plain = Endpoint(own.origin, "", reference.repository, is_mirror=True)
             mirror = _at_url(plain, url, "", settings, path, plain_http)
             if mirror.origin != own.origin:
@@ -146,6 +148,22 @@ def _hosts_toml(
             found.append(_with_settings(mirror, settings, path))
         return [*found, own]
     return None
+
+
+def _check_shapes(table: Mapping[str, Any], path: str) -> None:
+    """UsageError unless what a table says has the shapes that are read here."""
+    ca, pairs, headers, hosts = (table.get(n) or [] for n in ("ca", "client", "header", "host"))
+    values = list(headers.values()) if isinstance(headers, dict) else []
+    words = [word for one in values for word in (one if isinstance(one, list) else [one])]
+    good = (
+        isinstance(ca, str | list)
+        and isinstance(pairs, str | list)
+        and all(isinstance(pair, str | list) and pair for pair in pairs)
+        and all(isinstance(one, dict) or not one for one in (headers, hosts))
+        and all(isinstance(word, str) and word.isprintable() for word in words)
+    )
+    if not good:
+        raise UsageError(f"{path} has a setting of a form that is not known; correct it")
 
 
 def _at_url(

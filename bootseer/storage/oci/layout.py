@@ -32,6 +32,7 @@ from bootseer.storage.oci.manifest import (
     INDEX_TYPES,
     LIMIT_BYTES,
     MANIFEST_TYPES,
+    MOST_DESCRIPTORS,
     Descriptor,
     Index,
     Manifest,
@@ -335,8 +336,10 @@ class LayoutRepository:
         if len(raw) > LIMIT_BYTES:
             raise CorruptDataError(f"{path} has more than {LIMIT_BYTES} bytes")
         # Some tools leave the schema's version out here.
-        listed = parse_object(raw, path).get("manifests")
-        return [Descriptor.parse(one, path) for one in listed or ()]
+        listed = parse_object(raw, path).get("manifests") or []
+        if not isinstance(listed, list) or len(listed) > MOST_DESCRIPTORS:
+            raise CorruptDataError(f"{path} has no list of manifests, or one that is too long")
+        return [Descriptor.parse(one, path) for one in listed]
 
     def _manifest_bytes(self, digest: str) -> bytes:
         return self._store.read(digest, limit_bytes=LIMIT_BYTES)

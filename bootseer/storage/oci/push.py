@@ -37,7 +37,7 @@ CHUNK_BYTES = 64 << 20  # a blob up to this size goes in one piece
 PIECE_BYTES = 1 << 20
 OCTETS = {"Content-Type": "application/octet-stream"}
 CHUNKS_REFUSED = frozenset((400, 404, 405, 411, 415, 416, 501))
-_RANGE = re.compile(r"(?:bytes=)?0-(\d+)")
+_RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,19})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,8 +152,11 @@ class Uploader:
         at, done, failures = self._begin(what), 0, 0
         while done < source.size_bytes:
             try:
+                before = done
                 at, done, refused = self._chunk(source, at, done, told, what)
-                if refused and not failures:
+                # One that has no more than before, or more than there is, cannot count.
+                astray = not refused and not before < done <= source.size_bytes
+                if astray or (refused and not failures):
                     self._abandon(at)
                     return False
                 if refused:
