@@ -85,6 +85,7 @@ def test_lines_of_another_shape_are_borne(line: dict[str, Any]) -> None:
         ("manifest unknown", NotFoundError),
         ("pull access denied for x, repository does not exist", AccessDeniedError),
         ("write /var/x: no space left on device", NoSpaceError),
+        ('Get "https://cdn.io/blob?verify=17-secret%3D": EOF', StoreUnavailableError),
         ("dial tcp: i/o timeout at https://bob:secret@reg.io/?token=secret", StoreUnavailableError),
     ],
 )

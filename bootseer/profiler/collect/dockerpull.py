@@ -28,6 +28,7 @@ from bootseer.profiler.collect.k8s import Span
 from bootseer.storage.urls import redact
 
 SOURCE = "docker"
+_QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*)\?[^\s\"'<>]*", re.IGNORECASE)
 _DIGEST = re.compile(r"Digest: (sha256:[0-9a-f]{64})")
 _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (r"no space left", NoSpaceError, "free space in its storage"),
@@ -140,7 +141,8 @@ class PullTimes:
 
 def pull_error(said: str, image: str) -> BootseerError:
     """Our error for what a container program says of a pull that failed."""
-    text = " ".join(redact(said).split())[:300]
+    # The whole query goes: each blob store has a name of its own for its signature.
+    text = " ".join(redact(_QUERY.sub(r"\1?…", said)).split())[:300]
     for pattern, kind, advice in _KINDS:
         if re.search(pattern, text, re.IGNORECASE):
             return kind(f"cannot pull {image}: {text}; {advice}")
