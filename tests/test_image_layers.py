@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import functools
 import gzip
+import lzma
 import subprocess
+import sys
 import tarfile
 import tracemalloc
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -93,7 +97,18 @@ def members(raw: bytes) -> bytes:
     return b"".join(gzip.compress(raw[at : at + 700]) for at in range(0, len(raw), 700))
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, members, zstandard.compress, frames])
+def padded(raw: bytes) -> bytes:
+    """Two streams of xz with zeros between and behind them."""
+    return lzma.compress(raw[:1000]) + bytes(8) + lzma.compress(raw[1000:]) + bytes(4)
+
+
+def doubled(raw: bytes) -> bytes:
+    return bz2.compress(raw[:1000]) + bz2.compress(raw[1000:])
+
+
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, members, zstandard.compress, frames, padded, doubled]
+)
 def test_however_a_layer_is_compressed(pack: object) -> None:
     packed = pack(tar_of(MEMBERS))  # type: ignore[operator]
     _, contents, _ = flatten([packed])
@@ -109,6 +124,14 @@ def raw_member(name: str, kind: bytes = tarfile.REGTYPE, **fields: object) -> by
     for key, value in fields.items():
         setattr(info, key, value)
     return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def late_member(mtime_s: int) -> bytes:
+    made = bytearray(raw_member("a"))
+    made[136:148] = b"\x80" + mtime_s.to_bytes(11, "big")
+    made[148:156] = b" " * 8
+    made[148:156] = b"%06o\0 " % sum(made)
+    return bytes(made) + END
 
 
 LOOP = [symlink("a", "b"), symlink("b", "a"), file("a/x", b"1")]
@@ -137,6 +160,14 @@ HOSTILE: dict[str, bytes | Sequence[Member]] = {
     "a pax header larger than any": raw_member("a", b"x", size=1 << 40) + END,
     "a pax header without a member": raw_member("a", b"x", size=0) + END,
     "a long name larger than any": raw_member("././@LongLink", b"L", size=1 << 33) + END,
+    "an attribute that no name can have": [file("a", b"", xattrs={"user.a\0b": b"1"})],
+    "a time beyond any clock": late_member(1 << 70),
+    "members behind an end": raw_member("a") + bytes(512) + raw_member("b") + END,
+    "links that give a name without end": [
+        symlink("a", "/".join("d" * 1500)),
+        symlink("a/b", "/".join("e" * 1500)),
+        file("a/b/x", b"1"),
+    ],
     "text": b"<html>not found</html>" * 100,
 }
 
@@ -202,6 +233,52 @@ def test_bombs_end_at_the_limits_without_taking_memory() -> None:
         flatten([zeros], Limits(unpacked_bytes=32 << 20))
     assert tracemalloc.get_traced_memory()[1] < 24 << 20
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        lambda n: file(f"{n}", b"", xattrs={"user.a": b"x" * 60_000}),
+        lambda n: symlink(f"{n}", "t" * 4000),
+        lambda n: directory(f"{n}/{'/'.join(['d' * 200] * 20)}"),
+        lambda n: file(f"link/{n}", b""),
+    ],
+    ids=["attributes", "links", "paths", "paths through links"],
+)
+def test_what_is_kept_of_all_entries_is_bounded(member: Callable[[int], Member]) -> None:
+    link = symlink("link", "/".join(["d" * 200] * 20))
+    few = [link, *(member(n) for n in range(10))]
+    assert len(flatten([few], Limits(entries=10_000))[0]) > 10
+    with pytest.raises(CorruptDataError, match="paths, links and attributes"):
+        flatten([[link, *(member(n) for n in range(600))]], Limits(entries=30_000, entry_bytes=40))
+
+
+BOMB = """
+import io, lzma, resource, sys
+from bootseer.errors import CorruptDataError
+from bootseer.imageprefetch.layers import unpacked
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    print(sum(map(len, unpacked(io.BytesIO(sys.stdin.buffer.read())))))
+except CorruptDataError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("dictionary", "said"), [(64 << 20, "1000"), (3 << 29, "emory")])
+def test_an_xz_layer_takes_no_more_memory_than_its_usual_dictionaries(
+    dictionary: int, said: str
+) -> None:
+    packed = bytearray(lzma.compress(bytes(1000)))
+    at = 12 + packed[12:].index(b"\x21\x01") + 2  # the one byte that tells the dictionary's size
+    bits = 2 * (dictionary.bit_length() - 1) - 24 + (dictionary.bit_count() - 1)
+    packed[at] = bits
+    end = 12 + 4 * (packed[12] + 1) - 4
+    packed[end : end + 4] = zlib.crc32(packed[12:end]).to_bytes(4, "little")
+    done = subprocess.run(
+        [sys.executable, "-c", BOMB], input=packed, capture_output=True, check=True
+    )
+    assert said in done.stdout.decode()
 
 
 def numbered(count: int) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ a folder that has one is whole and can be pushed, or pushed again, by whoever fi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -132,6 +133,12 @@ def load(folder: str) -> Artifact | None:
         return Artifact(found, dict(document["about"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not whole: it is built again
+
+
+def forget(folder: str) -> None:
+    """Have the artifact in `folder` built again; none there is none to forget."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(folder, _LIST_NAME))
 
 
 def manifest(artifact: Artifact, subject: Descriptor | None) -> bytes:

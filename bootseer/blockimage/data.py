@@ -341,7 +341,7 @@ class _Reader:
         if start <= offset and start + extent >= offset + length:
             return self._take(length)
         piece = bytearray(length)
-        for start, extent in list(self._segments):
+        for start, extent in self._segments:
             first, last = max(start, offset), min(start + extent, offset + length)
             if first >= last:
                 break

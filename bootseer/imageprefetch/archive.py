@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 from bootseer.errors import CorruptDataError, NotFoundError, UsageError, from_os_error
 from bootseer.imageprefetch.layers import unpacked
@@ -17,17 +17,22 @@ from bootseer.imageprefetch.layers import unpacked
 _MANIFEST_BYTES = 4 << 20
 _CONFIG_BYTES = 16 << 20
 _MAX_MEMBERS = 100_000
+_HEADER_BYTES = 1 << 20  # of one member's pax records or long name
+_HEADERS_BYTES = 96 << 20  # of all members
 
 
 class Archive:
-    """An archive's members by name. `path` is the uncompressed file."""
+    """An archive's members by name. `path` is the uncompressed file.
 
-    def __init__(self, path: str, folder: str) -> None:
+    A compressed one is unpacked into `folder`, up to `limit_bytes`.
+    """
+
+    def __init__(self, path: str, folder: str, limit_bytes: int) -> None:
         self.given = path
         try:
-            self.path = _plain(path, folder)
+            self.path = _plain(path, folder, limit_bytes)
             self._members = _members(self.path)
-        except (tarfile.TarError, EOFError) as error:
+        except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
             raise CorruptDataError(f"{path} is no docker-archive: {error}") from error
         except OSError as error:
             raise from_os_error(error, f"read {path}") from error
@@ -48,8 +53,9 @@ class Archive:
             listed = json.loads(self._read("manifest.json", _MANIFEST_BYTES))
         except (ValueError, RecursionError) as error:
             raise CorruptDataError(f"the manifest.json of {self.given} is no JSON") from error
-        entries = [entry for entry in listed if isinstance(entry, dict)]
-        if not isinstance(listed, list) or not entries:
+        found = listed if isinstance(listed, list) else []
+        entries = [entry for entry in found if isinstance(entry, dict)]
+        if not entries:
             raise CorruptDataError(f"{self.given} lists no image")
         if not name:
             if len(entries) > 1:
@@ -90,7 +96,10 @@ def _tags(entry: dict[str, Any]) -> list[str]:
 
 def _members(path: str) -> dict[str, tarfile.TarInfo]:
     out: dict[str, tarfile.TarInfo] = {}
-    with tarfile.open(path, "r:") as archive:
+    with (
+        open(path, "rb") as source,
+        tarfile.open(fileobj=cast(IO[bytes], _Headers(source)), mode="r:") as archive,
+    ):
         for number, member in enumerate(archive):
             if number >= _MAX_MEMBERS:
                 raise CorruptDataError(f"{path} has more than {_MAX_MEMBERS} members")
@@ -98,7 +107,21 @@ def _members(path: str) -> dict[str, tarfile.TarInfo]:
     return out
 
 
-def _plain(path: str, folder: str) -> str:
+class _Headers:
+    """A file of which only headers are read: no header makes `tarfile` take much memory."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source, self._left = source, _HEADERS_BYTES
+        self.seek, self.tell = source.seek, source.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= min(_HEADER_BYTES, self._left):
+            raise CorruptDataError(f"{self._source.name} has headers larger than any")
+        self._left -= size
+        return self._source.read(size)
+
+
+def _plain(path: str, folder: str, limit_bytes: int) -> str:
     """The archive itself, or its unpacked copy where it is compressed."""
     with open(path, "rb") as source:
         head = source.read(263)
@@ -108,5 +131,10 @@ def _plain(path: str, folder: str) -> str:
         copy = os.path.join(folder, "archive.tar")
         with open(copy, "wb") as out:
             for piece in unpacked(source):
+                if (limit_bytes := limit_bytes - len(piece)) < 0:
+                    out.truncate(0)  # it would stay for days otherwise
+                    raise CorruptDataError(
+                        f"{path} unpacks to more than is allowed; raise the limit if it may"
+                    )
                 out.write(piece)
     return copy

@@ -201,7 +201,13 @@ class _Job:
             artifact.save(made, self.folder)
         built = time.monotonic()
         self._ears.expect(made.size_bytes)
-        pushed = artifact.push(made, self._repository, self._subject, progress=self._ears.progress)
+        try:
+            pushed = artifact.push(
+                made, self._repository, self._subject, progress=self._ears.progress
+            )
+        except CorruptDataError:
+            artifact.forget(self.folder)  # what lies there is damaged: the next build begins anew
+            raise
         report = BuildReport(
             self._repository.reference.place,
             self._subject.digest,
@@ -253,7 +259,11 @@ class _Job:
         ref = self._settings.ref
         if not _foreign(ref):
             return RepositoryLayers(
-                self._repository, self._manifest, self.folder, self._ears.progress
+                self._repository,
+                self._manifest,
+                self.folder,
+                self._ears.progress,
+                limit_bytes=self._settings.limits.unpacked_bytes,
             )
         return self._foreign_source(ref)
 
@@ -267,7 +277,13 @@ class _Job:
             save_image(rest, path, socket=self._settings.socket)
         else:
             path, name = _archive_name(rest)
-        layers = ArchiveLayers(path, name, self.folder, self._ears.progress)
+        layers = ArchiveLayers(
+            path,
+            name,
+            self.folder,
+            self._ears.progress,
+            limit_bytes=self._settings.limits.unpacked_bytes,
+        )
         config = self._repository.blob(self._manifest.config, limit_bytes=CONFIG_BYTES)
         same_tree(layers.diff_ids, diff_ids_of(config), f"{ref} and {self._settings.to}")
         return layers

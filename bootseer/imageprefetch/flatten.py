@@ -27,10 +27,20 @@ MAX_LINKS_FOLLOWED = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that an image may be made of; `unpacked_bytes` counts tar bytes of all layers."""
+    """The most that an image may be made of; `unpacked_bytes` counts tar bytes of all layers.
+
+    `entry_bytes` is what paths, link targets and attributes may have, an entry on an average:
+    they are held in memory.
+    """
 
     entries: int = 1_000_000
     unpacked_bytes: int = 256 << 30
+    entry_bytes: int = 512
+
+    @property
+    def header_bytes(self) -> int:
+        """What all entries together may have; a single one may take far more than its share."""
+        return max(1 << 20, self.entries * self.entry_bytes)
 
 
 LIMITS = Limits()
@@ -63,7 +73,7 @@ class Flattener:
     def __init__(self, store: Callable[[Content, int], Stored], limits: Limits = LIMITS) -> None:
         self._store, self._limits = store, limits
         self._top = _Node(None)
-        self._entries = self._unpacked_bytes = 0
+        self._entries = self._unpacked_bytes = self._header_bytes = 0
 
     def add(self, opened: Callable[[], AbstractContextManager[Iterator[bytes]]], name: str) -> None:
         """Take the next lower layer: `opened()` gives its tar bytes, more than once if need be.
@@ -116,6 +126,15 @@ class Flattener:
 
     def store(self, content: Content, size_bytes: int) -> Stored:
         return self._store(content, size_bytes)
+
+    def count_header(self, header_bytes: int) -> None:
+        """Count what of an entry is kept in memory."""
+        self._header_bytes += header_bytes
+        if self._header_bytes > self._limits.header_bytes:
+            raise CorruptDataError(
+                f"the image's paths, links and attributes have more than "
+                f"{self._limits.header_bytes} bytes; raise the limit of entries if they may"
+            )
 
     def count_entry(self) -> None:
         self._entries += 1
@@ -178,6 +197,7 @@ class _Layer:
             self._take_root(member)
             return
         parents, name = self._real(parts[:-1]), parts[-1]
+        self._above.count_header(_path_bytes(parents) + len(name) + _header_bytes(member))
         parent = self._make(parents)
         assert parent.children is not None
         if name.startswith(WHITEOUT):
@@ -235,37 +255,46 @@ class _Layer:
     def _real(self, parts: list[bytes]) -> list[bytes]:
         """Where a directory is, following this layer's own links, as the kernel would."""
         node: _Node | None = self.root
-        for number, part in enumerate(parts):
+        for part in parts:
             node = node.children.get(part) if node is not None and node.children else None
             if node is None:
                 break
             if node.children is None:
-                return self._followed(parts, number)
+                return self._followed(parts)
         return parts
 
-    def _followed(self, parts: list[bytes], number: int) -> list[bytes]:
-        """`parts` with a link, or several, at `number` or behind it."""
-        done, left = parts[:number], parts[number:]
+    def _followed(self, parts: list[bytes]) -> list[bytes]:
+        """`parts` with a link, or several, among them."""
+        done: list[bytes] = []
+        nodes: list[_Node | None] = [self.root]  # what `done` leads over; None: not there yet
+        left = [*reversed(parts)]
         followed = 0
         while left:
-            part, left = left[0], left[1:]
+            part = left.pop()
             if part in (b"", b"."):
                 continue
             if part == b"..":
-                done = done[:-1]
+                if done:
+                    done.pop()
+                    nodes.pop()
                 continue
-            node = self._find([*done, part])
+            here = nodes[-1]
+            node = here.children.get(part) if here is not None and here.children else None
             if node is None or node.children is not None:
-                done = [*done, part]
+                done.append(part)
+                nodes.append(node)
                 continue
             if node.inode is None or node.inode.kind is not Kind.SYMLINK:
                 _not_there()
             followed += 1
             target = node.inode.link_target
-            left = target.split(b"/") + left
-            done = [] if target.startswith(b"/") else done
+            left += reversed(target.split(b"/"))
+            if target.startswith(b"/"):
+                done, nodes = [], [self.root]
             if followed > MAX_LINKS_FOLLOWED or len(left) > MAX_PATH_BYTES:
                 raise CorruptDataError("it lies behind too many links")
+        if _path_bytes(done) > MAX_PATH_BYTES:
+            raise CorruptDataError(f"links give its name more than {MAX_PATH_BYTES} bytes")
         return done
 
     def _find(self, parts: list[bytes]) -> _Node | None:
@@ -284,12 +313,23 @@ class _Layer:
             below = node.children.get(part) if node.children is not None else _not_there()
             if below is None:
                 self._above.count_entry()
+                self._above.count_header(_path_bytes(parts))
                 assert node.children is not None
                 below = node.children[part] = _Node(None)
             node = below
         if node.children is None:
             _not_there()
         return node
+
+
+def _path_bytes(parts: list[bytes]) -> int:
+    return sum(map(len, parts)) + len(parts)
+
+
+def _header_bytes(member: Member) -> int:
+    """What is kept of a member beside its name."""
+    own = sum(len(name) + len(value) for name, value in member.xattrs.items())
+    return own + len(member.link_target)
 
 
 def _not_there() -> NoReturn:

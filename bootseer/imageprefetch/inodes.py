@@ -98,6 +98,8 @@ def _xattrs(given: dict[bytes, bytes]) -> Mapping[bytes, bytes]:
     """What of a member's attributes the image keeps: not overlayfs's own, nor unknown kinds."""
     if not given:
         return NO_XATTRS
+    if any(b"\0" in name for name in given):
+        raise CorruptDataError("it has an attribute with a NUL in its name")
     kept = {
         name: value
         for name, value in given.items()

@@ -23,6 +23,7 @@ from bootseer.imageprefetch.tarformat import BLOCK, Member
 
 _INPUT_BYTES = 256 << 10
 _OUTPUT_BYTES = 1 << 20
+_XZ_BYTES = MAX_WINDOW_BYTES + (1 << 20)  # the dictionary and what the decoder needs beside it
 _AHEAD = 8  # pieces that are unpacked before somebody asks
 
 
@@ -106,18 +107,34 @@ def _unzstd(head: bytes, source: Readable) -> Iterator[bytes]:
 
 
 def _by_module(head: bytes, source: Readable) -> Iterator[bytes]:
+    """Any number of xz or bzip2 streams; xz's dictionaries as far as a zstd window may go."""
     import bz2
     import lzma
 
-    chained: BinaryIO = _Chained(head, source)  # type: ignore[assignment]
-    opener: Callable[[BinaryIO], BinaryIO]
-    opener = bz2.BZ2File if head.startswith(b"BZh") else lzma.LZMAFile  # type: ignore[assignment]
+    def unpacker() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
+        if head.startswith(b"BZh"):
+            return bz2.BZ2Decompressor()
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_BYTES)
+
+    data, stream = head, unpacker()
     try:
-        with opener(chained) as reader:
-            while piece := reader.read(_OUTPUT_BYTES):
-                yield piece
+        while data or not stream.needs_input:
+            if out := stream.decompress(data, _OUTPUT_BYTES):
+                yield out
+            data = b""
+            if stream.eof:
+                # Streams of xz may be padded with zeros.
+                data = stream.unused_data.lstrip(b"\0")
+                while not data and (more := source.read(_INPUT_BYTES)):
+                    data = more.lstrip(b"\0")
+                if not data:
+                    return
+                stream = unpacker()
+            elif stream.needs_input:
+                data = source.read(_INPUT_BYTES)
     except (lzma.LZMAError, OSError, EOFError) as error:
         raise CorruptDataError(f"a layer is not intactly packed: {error}") from error
+    raise CorruptDataError("a layer's xz or bzip2 ends early")
 
 
 @contextmanager
@@ -243,7 +260,11 @@ class Members:
     def _header(self) -> bytes | None:
         """The next header block; None at the end of the archive."""
         block = self._bytes.exactly(BLOCK)
-        if not block or (len(block) == BLOCK and tarformat.is_end(block)):
+        if len(block) == BLOCK and tarformat.is_end(block):
+            if any(self._bytes.exactly(BLOCK)):  # programs that read on would find other members
+                raise CorruptDataError("a layer has a block of zeros where a tar header should be")
+            return None
+        if not block:
             return None
         if len(block) != BLOCK:
             raise CorruptDataError("a layer ends in the middle of a tar header")

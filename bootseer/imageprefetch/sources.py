@@ -77,7 +77,10 @@ class _Closing:
 
 
 class RepositoryLayers(_Closing):
-    """The layers of an image in a registry, fetched into `folder`; or in a layout, where it is."""
+    """The layers of an image in a registry, fetched into `folder`; or in a layout, where it is.
+
+    Raises CorruptDataError when they are said to have more than `limit_bytes`.
+    """
 
     def __init__(
         self,
@@ -85,6 +88,8 @@ class RepositoryLayers(_Closing):
         manifest: Manifest,
         folder: str,
         progress: Progress | None = None,
+        *,
+        limit_bytes: int = 1 << 62,
     ) -> None:
         self._layers = manifest.layers
         if len(self._layers) > MAX_LAYERS:
@@ -95,6 +100,11 @@ class RepositoryLayers(_Closing):
         if len(self.diff_ids) != len(self._layers):
             raise CorruptDataError("the image's config lists other layers than its manifest")
         self.size_bytes = sum(layer.size_bytes for layer in self._layers)
+        if self.size_bytes > limit_bytes:  # before any of it fills the cache
+            raise CorruptDataError(
+                f"the image unpacks to more than {limit_bytes} bytes: its layers alone have "
+                f"{self.size_bytes}; raise the limit if it may be so large"
+            )
         paths = [repository.store.local_path(layer.digest) for layer in self._layers]
         self._paths = [path for path in paths if path is not None]
         self._progress = progress
@@ -205,14 +215,22 @@ class ArchiveLayers(_Closing):
     """The layers of an image in a docker-archive, the file that `docker save` writes.
 
     `name` chooses one of several images. The archive may be compressed; then it is unpacked into
-    `folder` first. Its layers are checked against the config's list, and the config against the
-    digest that names it.
+    `folder` first, up to `limit_bytes`. Its layers are checked against the config's list, and the
+    config against the digest that names it.
     """
 
-    def __init__(self, path: str, name: str, folder: str, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        folder: str,
+        progress: Progress | None = None,
+        *,
+        limit_bytes: int = 1 << 62,
+    ) -> None:
         from bootseer.imageprefetch.archive import Archive
 
-        self._archive = Archive(path, folder)
+        self._archive = Archive(path, folder, limit_bytes)
         self._progress = progress
         config, self._parts = self._archive.image(name)
         self.config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"

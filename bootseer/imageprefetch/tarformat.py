@@ -163,17 +163,22 @@ def parse_member(
         _apply(member, pax.records)
     if flag in _HEADER_ONLY:
         member.stored_bytes = 0
-    if member.stored_bytes < 0 or member.stored_bytes >= 1 << 62:
-        raise CorruptDataError("a tar member has an impossible size")
-    for owner in (member.uid, member.gid):
-        if not 0 <= owner < 1 << 32:
-            raise CorruptDataError("a tar member has an impossible owner")
+    _check_numbers(member)
     member.size_bytes = member.stored_bytes
     if flag == b"S":
         _old_sparse(member, block)
     elif b"GNU.sparse.major" in pax.records or pax.sparse or b"GNU.sparse.map" in pax.records:
         _pax_sparse(member, pax)
     return member
+
+
+def _check_numbers(member: Member) -> None:
+    if not 0 <= member.stored_bytes < 1 << 62:
+        raise CorruptDataError("a tar member has an impossible size")
+    if not (0 <= member.uid < 1 << 32 and 0 <= member.gid < 1 << 32):
+        raise CorruptDataError("a tar member has an impossible owner")
+    if not -(1 << 63) <= member.mtime_ns // 1_000_000_000 < 1 << 63:
+        raise CorruptDataError("a tar member has an impossible time")
 
 
 def _device(major: int, minor: int) -> int:
