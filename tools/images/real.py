@@ -1,7 +1,7 @@
 """Real images of a training job's kind: Debian, Python and large packages, made without a daemon.
 
 `python` holds numpy and pyarrow; `torch` holds pandas, scipy and torch as well, in a further
-layer. Both are made once (some minutes) below `~/.cache/bootseer/images` and reused.
+layer. Both are made once (some minutes) below `~/.cache/bootseer/lab-images` and reused.
 
     python -m tools.images.real [python|torch]
 """
@@ -55,7 +55,7 @@ def image(name: str) -> Written:
 def cache() -> Path:
     """Where images are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "bootseer/images"
+    folder = Path(base) / "bootseer/lab-images"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
