@@ -292,12 +292,13 @@ def test_unmounting_at_once_leaves_nothing(mounts: Mounts, image: Published) -> 
 # --- the cache -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["64k", "1m"])
+@pytest.mark.parametrize("size", ["4k", "64k", "1m"])
 def test_a_full_cache_stops_nobody(mounts: Mounts, image: Published, size: str) -> None:
     mounts.cache.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(mounts.cache)]
     subprocess.run(words, check=True)
     mounted = mounts.mount(image.ref, fill=True)
+    os.kill(mounts.worker(mounts.server()), signal.SIGKILL)
     assert tree_of(mounted.directory) == FILES
     mounts.umount(mounted)
     subprocess.run(["umount", str(mounts.cache)], check=True)

@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +25,10 @@ from bootseer.errors import NoSpaceError, from_os_error
 
 VERSION = 1
 _MOST_BYTES = 1 << 20  # of a JSON file
+_IMAGE = "image.json"
+_FETCHED = ("meta", "table", "pack", "files")
 _PACK_AGE_S = 24 * 3600.0
+UNUSED_S = 30 * 24 * 3600.0  # after that an image that was not mounted is fetched again
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class LocalStore:
 
     def image(self, digest: str) -> KeptImage | None:
         """What is kept of an image, whole enough to mount it."""
-        found = _read_json(os.path.join(self.folder_of(digest), "image.json"))
+        found = _read_json(os.path.join(self.folder_of(digest), _IMAGE))
         if found.get("version") != VERSION:
             return None
         try:
@@ -95,7 +99,7 @@ class LocalStore:
     def keep_image(self, digest: str, image: KeptImage) -> None:
         """Say what is kept; the files must be there. Raises NoSpaceError and the like."""
         body = {"version": VERSION, **dataclasses.asdict(image)}
-        path = os.path.join(self.folder_of(digest), "image.json")
+        path = os.path.join(self.folder_of(digest), _IMAGE)
         _write(path, json.dumps(body).encode())
 
     def path(self, digest: str, kind: str, content: str) -> str:
@@ -132,9 +136,36 @@ class LocalStore:
                 if entry.is_file() and old and (unknown or entry.name.startswith(".")):
                     os.unlink(entry.path)
 
+    def used(self, digest: str) -> None:
+        """Remember that an image was mounted now."""
+        with contextlib.suppress(OSError):
+            os.utime(os.path.join(self.folder_of(digest), _IMAGE))
+
+    def expire(self, in_use: Iterable[str] = (), unused_s: float = UNUSED_S) -> None:
+        """Remove what was fetched of images that nobody mounted for so long; nothing raises.
+
+        Traces, and hot sets made here, stay; and all of the images `in_use` (digests).
+        """
+        stay = {self.folder_of(digest) for digest in in_use}
+        with contextlib.suppress(OSError):
+            for folder in os.scandir(self.folder):
+                if folder.path in stay:
+                    continue
+                with contextlib.suppress(OSError):
+                    told = os.stat(os.path.join(folder.path, _IMAGE))
+                    if time.time() - told.st_mtime > unused_s:
+                        _remove_fetched(folder.path)
+
     def forget(self, digest: str) -> None:
         """Remove all that is kept of an image, its traces too."""
         shutil.rmtree(self.folder_of(digest), ignore_errors=True)
+
+
+def _remove_fetched(folder: str) -> None:
+    os.unlink(os.path.join(folder, _IMAGE))
+    for entry in os.scandir(folder):
+        if entry.name.partition("-")[0] in _FETCHED and entry.is_file(follow_symlinks=False):
+            os.unlink(entry.path)
 
 
 class KeptFrames:

@@ -97,11 +97,12 @@ class Mounted:
 def mount(settings: MountSettings) -> Mounted:
     """Mount, and leave the server running in the background; returns once the tree is there.
 
-    Raises NotFoundError for an image without a block image, NotSupportedError where this machine
-    or user cannot mount, and what the registry raises; then nothing is left behind. Call it in a
-    process that has one thread.
+    Raises NotFoundError for an image without a block image, UsageError for a name that is none,
+    NotSupportedError where this machine or user cannot mount, and what the registry raises; then
+    nothing is left behind. Call it in a process that has one thread.
     """
     settings = absolute(settings)
+    _check_names(settings)
     check_machine(settings.directory)
     for _ in range(TRIES):
         state = runtime.State(settings.runtime)
@@ -186,6 +187,17 @@ def absolute(settings: MountSettings) -> MountSettings:
         events_dir=os.path.abspath(settings.events_dir) if settings.events_dir else "",
         log_file=os.path.abspath(settings.log_file) if settings.log_file else "",
     )
+
+
+def _check_names(settings: MountSettings) -> None:
+    """Raise UsageError for names that are none, before they get into any event."""
+    from bootseer.storage.oci.reference import parse_reference
+
+    parse_reference(settings.ref)
+    if settings.workload:
+        from bootseer.imageprefetch.traces import check_workload
+
+        check_workload(settings.workload)
 
 
 def check_machine(directory: str) -> None:

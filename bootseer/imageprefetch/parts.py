@@ -137,7 +137,7 @@ def open_image(
 def _parts(
     repository: Repository, local: LocalStore, subject: Descriptor, block: Descriptor
 ) -> ImageParts:
-    manifest = pieces.manifest_of(repository, block)
+    manifest = pieces.manifest_of(repository, block.digest)
     found = [_layer(manifest, kind) for kind in (artifact.META, artifact.TABLE, artifact.FILES)]
     meta, table, files = found
 

@@ -76,12 +76,12 @@ def block_image_of(listed: Sequence[Descriptor]) -> Descriptor | None:
     return max(found, key=lambda one: one.annotations.get(hotset.CREATED, ""), default=None)
 
 
-def manifest_of(repository: Repository, descriptor: Descriptor) -> Manifest:
+def manifest_of(repository: Repository, digest: str) -> Manifest:
     from bootseer.storage.oci.manifest import Manifest
 
-    found = repository.manifest(descriptor)
+    found = repository.manifest(digest)
     if not isinstance(found, Manifest):
-        raise CorruptDataError(f"{descriptor.digest} is a list instead of a block image")
+        raise CorruptDataError(f"{digest} is a list instead of a block image")
     return found
 
 

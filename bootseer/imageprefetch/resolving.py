@@ -25,6 +25,7 @@ from bootseer.errors import (
     NoSpaceError,
     NotFoundError,
     StoreUnavailableError,
+    from_os_error,
 )
 from bootseer.imageprefetch.localstore import (
     KeepingFrames,
@@ -46,6 +47,7 @@ from bootseer.imageprefetch.pieces import (
     table_size,
     unpacked,
 )
+from bootseer.imageprefetch.runtime import SPARE_META
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An image ready to be mounted.
+    """An image ready to be mounted. `block_image` is the digest of the block image's manifest.
 
     `key` names its data as a trace does; asking for it parses the block table. `hot_set` is the
     digest of the pack that is replayed, "" for none; `fetched_bytes` are what the registry sent
@@ -68,6 +70,7 @@ class Opened:
     """
 
     digest: str
+    block_image: str
     image: BlockImage
     key: Callable[[], str]
     hot_set: str
@@ -138,38 +141,45 @@ class Resolver:
             self._note(f"mounted from this node's cache: {error}")
             return self._pinned
 
-    def open(self, digest: str) -> Opened:
-        """Fetch what is missing. Raises NotFoundError for an image without a block image."""
+    def open(self, digest: str, block_image: str = "") -> Opened:
+        """Fetch what is missing. Raises NotFoundError for an image without a block image.
+
+        `block_image`: no other than this one, though there be a newer.
+        """
         if not self._offline:
             try:
-                return self._from_registry(digest)
+                return self._from_registry(digest, block_image)
             except _GONE as error:
-                kept = self._local.image(digest)
-                if kept is None:
+                if self._kept(digest, block_image) is None:
                     raise
                 self._offline = True
                 self._note(f"mounted from this node's cache: {error}")
-        kept = self._local.image(digest)
+        kept = self._kept(digest, block_image)
         if kept is None:
             raise StoreUnavailableError(f"{self._ref} is not kept here, and its registry is gone")
         return self._from_here(digest, kept)
 
+    def _kept(self, digest: str, block_image: str) -> KeptImage | None:
+        kept = self._local.image(digest)
+        return kept if kept is not None and block_image in ("", kept.block_image) else None
+
     # --- with the registry -----------------------------------------------------------------
 
-    def _from_registry(self, digest: str) -> Opened:
+    def _from_registry(self, digest: str, wanted: str) -> Opened:
         listed = self.repository.referrers(digest)
-        block = block_image_of(listed)
-        if block is None:
+        newest = block_image_of(listed)
+        block = wanted or (newest.digest if newest is not None else "")
+        if not block:
             raise NotFoundError(
                 f"{self._ref} has no block image yet; run `bootseer image build {self._ref}` "
                 "first, or pull it the plain way"
             )
         asked = Asked(lambda: manifest_of(self.repository, block))
         try:
-            chosen = hotset.choose(self.repository, listed, block.digest, self._workload)
+            chosen = hotset.choose(self.repository, listed, block, self._workload)
         finally:
             manifest = asked.result()
-        parts = Parts.of(manifest, block.digest)
+        parts = Parts.of(manifest, block)
         if chosen is not None:
             try:
                 return self._with_pack(digest, parts, chosen[1])
@@ -259,10 +269,19 @@ class Resolver:
             return self._local.keep(digest, "meta", meta, data)
         except (NoSpaceError, AccessDeniedError) as error:
             self._note(f"the metadata is kept beside the mount: {error}")
-            path = os.path.join(self._scratch, "meta")
-            with open(path, "wb") as file:
+            return self._spare_meta_file(data)
+
+    def _spare_meta_file(self, data: bytes | memoryview) -> str:
+        # One that is there belongs to this very mount, and must not change below it.
+        path = os.path.join(self._scratch, SPARE_META)
+        try:
+            with open(path, "xb") as file:
                 file.write(data)
-            return path
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise from_os_error(error, f"keep {path}") from error
+        return path
 
     def _opened(
         self,
@@ -284,9 +303,6 @@ class Resolver:
                     made.append(self._source(kept.data, table))
                 return made[0]
 
-        def keep() -> None:
-            self._keep(digest, kept, table, pack)
-
         image = BlockImage(
             meta_path=meta_path,
             data_bytes=kept.data_bytes,
@@ -296,13 +312,14 @@ class Resolver:
         )
         return Opened(
             digest,
+            kept.block_image,
             image,
             lambda: source().key,
             pack.digest if pack is not None else "",
             pack.size_bytes - pack.boot_length if pack is not None else 0,
             self._fetched_bytes,
             self._offline,
-            keep,
+            lambda: self._keep(digest, kept, table, pack),
         )
 
     def _source(self, data: str, table: bytes) -> BlockSource:
@@ -327,4 +344,5 @@ class Resolver:
                 local.keep(digest, "table", kept.table, table)
             local.keep_image(digest, kept)
             local.pin(self.reference.name, digest)
+        local.used(digest)
         local.clean(digest, kept)

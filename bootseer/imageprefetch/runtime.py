@@ -3,8 +3,9 @@
 `<runtime>/images/<random>/` belongs to one server: `lock` (held by its processes as long as one
 of them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
 server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is
-mounted nowhere in the server's namespace: others may still use it). All of it goes with the
-server; what a killed one left is removed by whoever comes next.
+mounted nowhere in the server's namespace: others may still use it), `metadata` (where the cache
+has no room for it). All of it goes with the server; what a killed one left is removed by whoever
+comes next.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
 """
@@ -25,16 +26,19 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mounts import Mounted, find_mount, parse_mountinfo, unmount
 
 FRONT, LOCK, META, SERVER, LEFT = "front", "lock", "meta", "server.json", "left"
+SPARE_META = "metadata"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server that has mounted its image. `device` and `source` as in /proc/self/mountinfo.
 
+    `block_image` is the digest of the block image's manifest: no other may ever be served here.
     `handle` is what EROFS holds open in the front. One that is not `shared` has one mount alone.
     """
 
     digest: str
+    block_image: str
     workload: str
     device: str
     source: str
@@ -55,7 +59,9 @@ class State:
         self.meta = os.path.join(self.folder, META)
         try:
             os.makedirs(self.front, mode=0o700)
-            self.lock = _locked(os.path.join(self.folder, LOCK))
+            # Locked before it has its name, or who looks at that moment takes us for dead.
+            self.lock = _locked(f"{self.folder}.lock")
+            os.rename(f"{self.folder}.lock", os.path.join(self.folder, LOCK))
         except OSError as error:
             raise from_os_error(error, f"make {self.folder}") from error
 
@@ -172,6 +178,8 @@ def _clear(folder: str) -> None:
     server = _read(folder)
     if server is not None:
         unmount_all(server)
+    else:
+        _unmount_untold(folder)
     front = os.path.join(folder, FRONT)
     with contextlib.suppress(BootseerError):
         if find_mount(front) is not None:
@@ -179,8 +187,18 @@ def _clear(folder: str) -> None:
     _remove(folder)
 
 
+def _unmount_untold(folder: str) -> None:
+    """Take away what a server mounted that was killed before it told of it."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        found = parse_mountinfo(file.read())
+    for mounted in reversed(found):
+        if mounted.kind == EROFS and mounted.source == os.path.join(folder, META):
+            with contextlib.suppress(BootseerError):
+                unmount(mounted.target, lazily=True)
+
+
 def _remove(folder: str) -> None:
-    for name in (META, SERVER, f"{SERVER}.new", LEFT, LOCK):
+    for name in (META, SPARE_META, SERVER, f"{SERVER}.new", LEFT, LOCK):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):

@@ -101,6 +101,7 @@ class Worker:
             mounted = server.mount(state.front, settings.directory)
             told = runtime.Server(
                 digest=digest,
+                block_image=opened.block_image,
                 workload=settings.workload,
                 device=mounted.device,
                 source=mounted.source,
@@ -129,7 +130,7 @@ class Worker:
 
     def _take_over(self, before: runtime.Server) -> None:
         """Readers wait meanwhile; EROFS is mounted already."""
-        opened = self._reopened(before.digest)
+        opened = self._reopened(before)
         self._opened = opened
         server = self._make_server(opened)
         server.front.replayed_hot_is_warm = before.loop
@@ -138,10 +139,11 @@ class Worker:
             server.settings = dataclasses.replace(server.settings, warm=False)
         self._go_on(mounts[0] if mounts else "", before.digest, opened)
 
-    def _reopened(self, digest: str) -> Opened:
+    def _reopened(self, before: runtime.Server) -> Opened:
+        """The very block image that is mounted: another's bytes lie elsewhere."""
         for left in reversed(range(TAKE_OVER_TRIES)):
             try:
-                return self._resolver().open(digest)
+                return self._resolver().open(before.digest, before.block_image)
             except BootseerError:
                 if not left:
                     raise
@@ -196,6 +198,8 @@ class Worker:
             opened.keep()
         except BootseerError as error:
             self._story.fault("keep", f"the image cannot be mounted again offline: {error}")
+        mounted = [server.digest for server in runtime.known(self._settings.runtime)]
+        LocalStore(self._settings.cache).expire([digest, *mounted])
 
     def _recorder(self, opened: Opened) -> Recorder | None:
         from bootseer.blocks.recorder import Recorder

@@ -84,6 +84,8 @@ def parse_reference(text: str) -> Reference:
         and _HOST.fullmatch(host)
     )
     if not good:
+        if at and not DIGEST.fullmatch(digest):
+            text = f"***@{digest}"  # somebody's login may stand before the sign
         raise UsageError(f"{text!r} is not an image's name; write [HOST/]NAME[:TAG][@DIGEST]")
     return Reference(host.lower(), path, tag or ("" if digest else DEFAULT_TAG), digest)
 

@@ -1,0 +1,69 @@
+"""Servers of mounted images that die at the worst moment: the same bytes, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_mounts import Mounts, mounts_below, publish, some_files, tree_of
+
+from bootseer.blockimage import artifact
+from bootseer.blockimage.serving import ImageServer
+from bootseer.errors import BootseerError
+from bootseer.imageprefetch import resolving
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
+
+FILES = some_files(12, 200_000)
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with mounts_below(tmp_path) as made:
+        yield made
+
+
+def test_who_takes_over_serves_the_block_image_that_is_mounted(
+    mounts: Mounts, registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the image got another block image, which the registry lists first (a fake)."""
+    ref = registry.reference("deaths/rebuilt", "1")
+    image = publish(ref, FILES, tmp_path / "first")
+
+    def last(listed: Any) -> Any:
+        return [one for one in listed if one.artifact_type == artifact.ARTIFACT][-1]
+
+    monkeypatch.setattr(resolving, "block_image_of", last)
+    mounted = mounts.mount(ref)
+    server = mounts.server()
+    other = {path: data[::-1] for path, data in FILES.items()}
+    assert publish(ref, other, tmp_path / "second").digest == image.digest
+    assert mounts.mount(ref, share=False, cache=str(tmp_path / "another")).digest == image.digest
+    os.kill(mounts.worker(server), signal.SIGKILL)
+    assert tree_of(mounted.directory) == FILES
+    # Nor from what this node keeps of the newer one.
+    mounts.mount(ref, share=False)
+    os.kill(mounts.worker(server), signal.SIGKILL)
+    assert tree_of(mounted.directory) == FILES
+
+
+def test_a_server_killed_before_it_could_tell_of_its_mount_leaves_none(
+    mounts: Mounts, registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = registry.reference("deaths/untold", "1")
+    publish(ref, FILES, tmp_path / "image")
+    real = ImageServer.mount
+
+    def killed(self: ImageServer, front_dir: str, target: str) -> Any:
+        real(self, front_dir, target)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ImageServer, "mount", killed)
+    with pytest.raises(BootseerError):
+        mounts.mount(ref)
+    assert mounts.gone()
