@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cached import CachedObject
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource, block_count, block_length
@@ -49,11 +50,17 @@ class Fill:
         """Until all blocks are there, the cache takes no more, or `close`; tells why it rests."""
         with self._cache.open(self._source) as cached:
             room = max(1, STEP_BYTES // self._source.block_bytes)
-            first, faults = 0, 0
+            first, faults, refused = 0, 0, 0
+            before: list[int] = []
             count = block_count(self._source)
             while first < count and not self._closing.is_set():
-                if not cached.storing:
+                # What is fetched and finds no place would be fetched for nothing.
+                kept = len(cached.missing(before[0], len(before))) < len(before) if before else True
+                refused = 0 if kept else refused + 1
+                if not cached.storing or refused == FAULTS:
+                    say("filling the cache ends: it takes no more of this image")
                     return
+                before = []
                 missing = cached.missing(first, min(1024, count - first))
                 if not missing:
                     first += 1024
@@ -63,14 +70,15 @@ class Fill:
                 if not self._quiet():
                     return
                 if self._step(run):
-                    first, faults = run[-1] + 1, 0
+                    first, faults, before = run[-1] + 1, 0, run
                     continue
                 faults += 1
                 if faults == FAULTS:
                     say(f"filling the cache rests: {FAULTS} requests in a row failed")
                 if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
                     return
-            if first >= count:
+            # What came last is stored a moment after it came.
+            if not self._closing.wait(POLL_S) and not _missing(cached, count):
                 self.done.set()
 
     def _quiet(self) -> bool:
@@ -103,6 +111,10 @@ class Fill:
     def close(self) -> None:
         """End soon; twice is safe."""
         self._closing.set()
+
+
+def _missing(cached: CachedObject, count: int) -> bool:
+    return any(cached.missing(at, min(1024, count - at)) for at in range(0, count, 1024))
 
 
 def _run_of(missing: list[int], room: int) -> list[int]:

@@ -62,7 +62,7 @@ class Frames:
         self._memory_bytes, self._far_bytes = memory_bytes, far_bytes
         self._held_bytes = 0
         self._received_bytes = 0
-        self._closed = False
+        self._stands_still = self._closed = False
 
     def covers(self, offset: int, length: int) -> bool:
         """Whether all of a range is hot, here or not."""
@@ -90,7 +90,7 @@ class Frames:
                     out.append(Hot(data[base : base + stop - offset]))
                     offset = stop
                     continue
-                if self._coming[number] and not self._far(number):
+                if self._coming[number] and not (self._stands_still or self._far(number)):
                     return Coming(number)
             elif at + 1 < len(starts):
                 stop = min(end, starts[at + 1])
@@ -113,7 +113,7 @@ class Frames:
             self._waiting.setdefault(number, []).append(resume)
             return True
 
-    def arrived(self, number: int, data: bytes) -> None:
+    def arrived(self, number: int, data: bytes | memoryview) -> None:
         """A frame's raw bytes, verified. Answers who waited, in this thread."""
         with self._changed:
             if not self._coming[number]:
@@ -121,7 +121,17 @@ class Frames:
             self._data[number] = memoryview(data)
             self._held_bytes += len(data)
             self._received_bytes = self._behind[number]
+            self._stands_still = False
         self._settle(number)
+
+    def stand_still(self) -> None:
+        """Nothing arrives at present: until something does, nobody had better wait for it."""
+        with self._changed:
+            self._stands_still = True
+            waiting = [one for some in self._waiting.values() for one in some]
+            self._waiting.clear()
+        for resume in waiting:
+            resume()
 
     def drop(self, number: int) -> None:
         """Free a frame's memory: its bytes are in the page cache, or will never come."""

@@ -192,6 +192,10 @@ class ImageFront:
             pieces = source.frames.pieces(offset, length)
             if len(pieces) == 1 and isinstance(pieces[0], Hot):  # what nearly every warm read is
                 return pieces[0].view
+            if source.present is not None and not isinstance(pieces, Coming):
+                views = source.present.views(offset, length)
+                if views is not None:
+                    return Data(views)
         waiting = _Waiting(self, offset, length, warm=warm)
         try:
             data = waiting.assemble()
@@ -256,6 +260,7 @@ class _Waiting:
 
     __slots__ = (
         "_cold",
+        "_done",
         "_front",
         "_length",
         "_lock",
@@ -271,7 +276,7 @@ class _Waiting:
         self._offset, self._length = offset, length
         self._lock = threading.Lock()
         self._reply: Reply | None = None
-        self._there = self._cold = False
+        self._there = self._cold = self._done = False
         self._since_ns = time.monotonic_ns()
 
     def assemble(self) -> Data | None:
@@ -309,12 +314,14 @@ class _Waiting:
         return Data(views, (lambda: _release(held)) if held else None)
 
     def _now_cold(self) -> None:
-        if not self._cold and not self._warm:
-            self._cold = True
-            self._front._cold(1)
-            missed = self._front.missed
-            if missed is not None:
-                missed(self._offset)
+        with self._lock:  # another thread may have answered since
+            news = not (self._cold or self._warm or self._done)
+            self._cold |= news
+            if news:
+                self._front._cold(1)
+        missed = self._front.missed
+        if news and missed is not None:
+            missed(self._offset)
 
     def resume(self) -> None:
         """Try again; from any thread."""
@@ -344,8 +351,10 @@ class _Waiting:
         else:
             if data is None:
                 return
-        if self._cold:
-            front._cold(-1)
+        with self._lock:
+            self._done = True
+            if self._cold:
+                front._cold(-1)
         if data is not None:
             if not self._warm:
                 front._waited(self._since_ns)

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofsmount
+from bootseer.blockimage.arena import Arena
 from bootseer.blockimage.fill import Fill, FillSettings
 from bootseer.blockimage.frames import Frames
 from bootseer.blockimage.front import ImageFront
 from bootseer.blockimage.opened import BlockImage, FrameStream
-from bootseer.blockimage.pack import EMPTY, Frame, Index, open_frame
+from bootseer.blockimage.pack import EMPTY, Frame, Index, open_frame_into
 from bootseer.blockimage.supply import Bytes, Reads
 from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cached import CachedObject
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import DEFAULTS, FetchSettings
 from bootseer.blocks.source import BlockSource
@@ -40,6 +42,7 @@ LATER_READ_AHEAD_KIB, COMPLETE_READ_AHEAD_KIB = 128, 1024
 WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
 DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
+STANDS_STILL_S = 2.0  # without a byte of the stream, readers ask for blocks themselves
 
 Say = Callable[[str, str], None]
 """Told a kind of fault and its text."""
@@ -78,6 +81,8 @@ class ImageServer:
         self._lock = threading.Lock()
         self._fetcher: Fetcher | None = None
         self._cache: NodeCache | None = None
+        self._cached: CachedObject | None = None
+        self._supply: Bytes | None = None
         self._source: BlockSource | None = None
         self._frames: Frames | None = None
         self._warmer: Warmer | None = None
@@ -87,6 +92,8 @@ class ImageServer:
         self._threads: list[threading.Thread] = []
         self._bdis: tuple[str, ...] = ()
         self._recorded = self._start_over = False
+        self._arena = Arena()
+        self._pulse = 0  # changes with each piece of the stream
         self.hot_bytes = self.hot_frames = 0  # stored bytes of frames that arrived; how many
         front.size(image.data_bytes)
 
@@ -116,6 +123,7 @@ class ImageServer:
             self._start_warmer(target, index)
         supply = Bytes(self.image.data_bytes, frames, self.opened)
         supply.read_ahead = not index.frames  # what starts read is known, or it has to be guessed
+        self._supply = supply
         self.front.supply(supply)
         self._thread(lambda: self._run(index), "image-hot")
 
@@ -197,6 +205,7 @@ class ImageServer:
 
         def free() -> None:
             time.sleep(WARMED_STAY_S)
+            self.front.warming = frozenset()  # the system gives those numbers to others
             if self._frames is not None:
                 self._frames.drop_warmed()
 
@@ -221,31 +230,60 @@ class ImageServer:
                 self._all_warmed()
             if self._hot_done is not None:
                 self._hot_done()
-        self._start_fill()
+        try:
+            self._start_fill()
+        except Exception as error:  # a border: the image is served without being filled
+            self._say("fill", f"the cache is not filled: {error}")
+
+    def _watch_stream(self, done: threading.Event) -> None:
+        """Let nobody wait for a stream that hangs, while blocks may still come."""
+        assert self._frames is not None
+        before = -1
+        while not done.wait(STANDS_STILL_S):
+            if before == self._pulse:
+                self._frames.stand_still()
+            before = self._pulse
 
     def _receive(self, index: Index) -> None:
         """Take frame after frame from the stream until its end, or a fault."""
         frames, stream, warmer = self._frames, self.image.frames, self._warmer
         assert frames is not None
         assert stream is not None
-        with stream:
-            for number, frame in enumerate(index.frames):
-                if self._closed:
-                    return
-                if not frames.has_room(ROOM_WAIT_S) and warmer is not None:
-                    raise CorruptDataError("warming stands still")
-                self._yield_to_demand()
-                stored = memoryview(bytearray(frame.stored_length))
-                _fill_view(stream, stored)
-                self.hot_bytes += len(stored)
-                self.hot_frames += 1
-                self._take(number, frame, stored)
+        done = threading.Event()
+        self._thread(lambda: self._watch_stream(done), "image-watch")
+        room = memoryview(bytearray(max(frame.stored_length for frame in index.frames)))
+        try:
+            with stream:
+                for number, frame in enumerate(index.frames):
+                    if self._closed:
+                        return
+                    if not frames.has_room(ROOM_WAIT_S) and warmer is not None:
+                        raise CorruptDataError("warming stands still")
+                    self._yield_to_demand()
+                    stored = room[: frame.stored_length]
+                    self._fill_view(stream, stored)
+                    self.hot_bytes += len(stored)
+                    self.hot_frames += 1
+                    self._take(number, frame, stored)
+        finally:
+            done.set()
+
+    def _fill_view(self, stream: FrameStream, view: memoryview) -> None:
+        """Fill a view from the stream. Raises CorruptDataError at its end."""
+        done = 0
+        while done < len(view):
+            count = stream.readinto(view[done:])
+            if not count:
+                raise CorruptDataError("the pack ends in the middle of a frame")
+            done += count
+            self._pulse += 1
 
     def _take(self, number: int, frame: Frame, stored: memoryview) -> None:
         frames = self._frames
         assert frames is not None
         try:
-            raw = open_frame(frame, stored)
+            raw = self._arena.take(frame.raw_bytes)
+            open_frame_into(frame, stored, raw)
         except CorruptDataError as error:
             self._say("pack frame", str(error))
             frames.drop(number)  # its pages are read as cold ones
@@ -291,6 +329,11 @@ class ImageServer:
         )
         self._fill.run(lambda text: self._say("fill", text))
         self._read_ahead()
+        if self._fill.done.is_set() and self._supply is not None:
+            from bootseer.blockimage.present import Present
+
+            self._cached = cache.open(source)
+            self._supply.present = Present(self._cached, source)
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -306,18 +349,15 @@ class ImageServer:
         if self.image.frames is not None:
             with contextlib.suppress(BootseerError, OSError):
                 self.image.frames.close()
-        for part in (self._warmer, self._whole, self._fill, self._frames, self._fetcher):
+        for part in (
+            self._warmer,
+            self._whole,
+            self._fill,
+            self._frames,
+            self._fetcher,
+            self._cached,
+        ):
             if part is not None:
                 part.close()
         if self._cache is not None:
             self._cache.close()
-
-
-def _fill_view(stream: FrameStream, view: memoryview) -> None:
-    """Fill a view from the stream. Raises CorruptDataError at its end."""
-    done = 0
-    while done < len(view):
-        count = stream.readinto(view[done:])
-        if not count:
-            raise CorruptDataError("the pack ends in the middle of a frame")
-        done += count

@@ -11,6 +11,7 @@ from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 
 if TYPE_CHECKING:
+    from bootseer.blockimage.present import Present
     from bootseer.blocks.fetch import Fetcher, Held
     from bootseer.blocks.readahead import ReadAhead
 
@@ -54,6 +55,7 @@ class Bytes:
         self.frames = frames
         self.opening = opening
         self.read_ahead = False
+        self.present: Present | None = None  # once all of the image is on this node
         self._ahead: ReadAhead | None = None
 
     def held(
