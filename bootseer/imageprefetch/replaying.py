@@ -13,7 +13,7 @@ from bootseer.blockimage import hotset
 from bootseer.blockimage.front import WARMING
 from bootseer.blockimage.pack import Frame, Index, parse_boot
 from bootseer.blockimage.packing import owners, warm_of
-from bootseer.blockimage.warm import WINDOW_BYTES, open_below
+from bootseer.blockimage.warm import WINDOW_BYTES, open_regular_below
 from bootseer.config import default_cache
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch import pieces
@@ -130,7 +130,7 @@ def _named() -> None:
 def _ahead(root: int, path: bytes, offset: int, length: int) -> None:
     # A file that is not as it was is read when somebody asks for it, as without us.
     with contextlib.suppress(OSError):
-        fd = open_below(root, path)
+        fd = open_regular_below(root, path)
         try:
             os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
         finally:
@@ -139,7 +139,7 @@ def _ahead(root: int, path: bytes, offset: int, length: int) -> None:
 
 def _arrived(root: int, path: bytes, offset: int, length: int) -> None:
     with contextlib.suppress(OSError):
-        fd = open_below(root, path)
+        fd = open_regular_below(root, path)
         try:
             os.pread(fd, 1, offset + length - 1)
         finally:
