@@ -34,7 +34,7 @@ def ask(args: list[str]) -> int | None:
         return None  # one that was killed
     try:
         here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        request = message(args, dict(os.environ), os.readlink("/proc/self/ns/mnt"))
+        request = message(args, dict(os.environ))
         numbers = b"".join(n.to_bytes(4, sys.byteorder) for n in (0, 1, 2, here))
         sent = link.sendmsg([request], [(SOL_SOCKET, _SCM_RIGHTS, numbers)])
         link.sendall(request[sent:])
@@ -50,21 +50,21 @@ def ask(args: list[str]) -> int | None:
 _SCM_RIGHTS = 1
 
 
-def message(args: list[str], environ: dict[str, str], namespace: str) -> bytes:
+def message(args: list[str], environ: dict[str, str]) -> bytes:
     """A request as bytes: its length, then the parts, each ended by a zero byte."""
-    parts = [namespace, str(len(args)), *args, *(f"{k}={v}" for k, v in environ.items())]
+    parts = [str(len(args)), *args, *(f"{k}={v}" for k, v in environ.items())]
     body = b"".join(os.fsencode(part) + b"\0" for part in parts)
     return len(body).to_bytes(4, sys.byteorder) + body
 
 
-def parse(body: bytes) -> tuple[str, list[str], dict[str, str]]:
-    """Namespace, arguments and environment of a request's body; ValueError when it is none."""
-    namespace, count, *rest = [os.fsdecode(part) for part in body.split(b"\0")[:-1]]
+def parse(body: bytes) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment of a request's body; ValueError when it is none."""
+    count, *rest = [os.fsdecode(part) for part in body.split(b"\0")[:-1]]
     number = int(count)
     if not 0 <= number <= len(rest):
         raise ValueError("a request with fewer words than it says")
     pairs = (text.partition("=") for text in rest[number:])
-    return namespace, rest[:number], {name: value for name, _, value in pairs}
+    return rest[:number], {name: value for name, _, value in pairs}
 
 
 def _option(args: list[str], name: str) -> str:

@@ -143,12 +143,12 @@ def _run(link: socket.socket, namespace: str) -> int:
     """Run the command of a request as its caller would have; returns its exit code."""
     link.settimeout(_TAKEN_S)
     credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid = _CREDENTIALS.unpack(credentials)[1]
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
     body, fds = _receive(link)
-    if len(fds) != _STREAMS or uid != os.geteuid():
+    if len(fds) != _STREAMS or uid != os.geteuid() or _namespace_of(pid) != namespace:
         return REFUSED
-    theirs, args, environ = parse(body)
-    if theirs != namespace or args[:2] not in COMMANDS:
+    args, environ = parse(body)
+    if args[:2] not in COMMANDS:
         return REFUSED
     os.environ.clear()
     os.environ.update(environ)
@@ -161,6 +161,14 @@ def _run(link: socket.socket, namespace: str) -> int:
 
     link.settimeout(None)
     return root.main(args)
+
+
+def _namespace_of(pid: int) -> str:
+    """The mount namespace of a process, by the kernel's word; "" where it cannot be told."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""
 
 
 def _receive(link: socket.socket) -> tuple[bytes, list[int]]:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
 
 USERS_NAMED = 5
+END_S = 10.0
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -51,7 +52,8 @@ def start(
 
     The child is a session of its own, in `/`, with nothing open that a terminal would wait for.
     `serve` calls its argument once, when the mount answers. Raises what `serve` raised before
-    that; what it raises later goes to `log_file`. StoreUnavailableError after `limit_s`. With
+    that; what it raises later goes to `log_file`. StoreUnavailableError after `limit_s`: then,
+    and when this process is interrupted, the child is asked to end (SIGTERM). With
     `keep`, the child has no other descriptors of this process than these: it would hold others'
     pipes and locks for as long as it lives. Call it in a process that has one thread.
     """
@@ -62,9 +64,24 @@ def start(
         _background(serve, tell, log_file, keep)
     os.close(tell)
     try:
-        return await_answer(told, what=what, limit_s=limit_s)
+        answer = _received(told, what=what, limit_s=limit_s)
+    except BaseException:
+        _end(pid)
+        raise
     finally:
         os.close(told)
+    return _checked(answer)
+
+
+def _end(pid: int) -> None:
+    """Ask a child that nobody waits for any more to end, and give it the time to clean up."""
+    with contextlib.suppress(OSError):
+        process = os.pidfd_open(pid)  # not reaped yet, so the number is still its own
+        try:
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+            select.select([process], [], [], END_S)
+        finally:
+            os.close(process)
 
 
 def _background(
@@ -116,6 +133,10 @@ def write_answer(tell: int, answer: dict[str, Any]) -> None:
 
 def await_answer(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
     """The answer of a server being started; raises the error that it is."""
+    return _checked(_received(told, what=what, limit_s=limit_s))
+
+
+def _received(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
     data = b""
     # Not to the end of the pipe: the server's processes keep it open.
     while not data.endswith(b"\n"):
@@ -130,6 +151,10 @@ def await_answer(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
             f"the server of {what} ended before it served; try --foreground"
         )
     answer: dict[str, Any] = json.loads(data)
+    return answer
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     if "error" in answer:
         raise unpacked(answer)
     return answer
