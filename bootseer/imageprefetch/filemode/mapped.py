@@ -16,6 +16,7 @@ _ENTRY_BYTES = 8
 # In the last byte of an entry: bit 7 present, bit 6 swapped out.
 _TOUCHED = bytes(1 if value & 0xC0 else 0 for value in range(256))
 MAX_PROCESSES = 256
+MAX_PAGES = 1 << 20  # of one mapping: a data set of terabytes is nothing to read ahead
 
 
 def tree(pid: int) -> list[int]:
@@ -78,7 +79,7 @@ class Mapped:
         table = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             for path, start, end, offset in file_maps(maps):
-                count = (end - start) // PAGE_BYTES
+                count = min((end - start) // PAGE_BYTES, MAX_PAGES)
                 at = start // PAGE_BYTES * _ENTRY_BYTES
                 marks = os.pread(table, count * _ENTRY_BYTES, at)[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]
                 found = page_runs(marks.translate(_TOUCHED), offset)

@@ -19,6 +19,7 @@ from bootseer.errors import NotSupportedError
 EVENT = "events/filemap/mm_filemap_add_to_page_cache"
 BUFFER_KB = 2048  # of each processor; it is read five times a second
 POLL_S = 0.2
+MOST_ADDED = 1 << 20  # of a busy machine; what comes then counts as lost
 MOUNTED = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 NAME = "bootseer-{pid}-{random}"
 _INIT_PID_NAMESPACE = 0xEFFFFFFC  # its inode number, fixed in the kernel's sources
@@ -129,8 +130,9 @@ class Tracer:
                 return
             text, _, self._rest = (self._rest + data).rpartition(b"\n")
             added, lost = parse_lines(text)
-            self.added += added
-            self.lost += lost
+            room = max(0, MOST_ADDED - len(self.added))
+            self.added += added[:room]
+            self.lost += lost + max(0, len(added) - room)
 
     def close(self) -> None:
         """Stop, take in what is still in the buffer, and remove the instance; twice is safe."""
