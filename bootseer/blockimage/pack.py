@@ -23,6 +23,7 @@ from typing import NamedTuple
 import zstandard
 
 from bootseer.blocks.extent import PAGE_BYTES, Extent
+from bootseer.blocks.table import Unpacker
 from bootseer.errors import CorruptDataError, UsageError
 
 MAGIC = b"BSPACK\0\x01"
@@ -176,19 +177,27 @@ def _unpacked(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
         raise CorruptDataError(f"the pack's boot is no intact zstd frame: {error}") from error
 
 
-def open_frame(frame: Frame, stored: bytes | bytearray | memoryview) -> bytes:
+def open_frame(frame: Frame, stored: bytes | bytearray | memoryview) -> bytearray:
     """Verify a frame's stored bytes and unpack them. Raises CorruptDataError."""
+    raw = bytearray(frame.raw_bytes)
+    open_frame_into(frame, stored, memoryview(raw))
+    return raw
+
+
+def open_frame_into(frame: Frame, stored: bytes | bytearray | memoryview, raw: memoryview) -> None:
+    """Verify a frame's stored bytes and unpack them into `raw`, which is as long as they are.
+
+    Raises CorruptDataError; `raw` may have been written to then.
+    """
+    what = f"the pack's frame at {frame.offset}"
     if len(stored) != frame.stored_length or hashlib.sha256(stored).digest() != frame.digest:
-        raise CorruptDataError(f"the pack's frame at {frame.offset} does not match its digest")
-    raw_bytes = frame.raw_bytes
+        raise CorruptDataError(f"{what} does not match its digest")
     try:
-        if zstandard.frame_content_size(stored) != raw_bytes:
-            raise CorruptDataError(f"the pack's frame at {frame.offset} has another size")
-        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+        if zstandard.frame_content_size(stored) != len(raw):
+            raise CorruptDataError(f"{what} has another size")
     except zstandard.ZstdError as error:
-        raise CorruptDataError(
-            f"the pack's frame at {frame.offset} is no intact zstd frame: {error}"
-        ) from error
+        raise CorruptDataError(f"{what} is no intact zstd frame: {error}") from error
+    Unpacker().unpack(memoryview(stored), raw, what)
 
 
 def serialise_index(index: Index) -> bytes:
