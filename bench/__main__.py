@@ -9,7 +9,18 @@ import sys
 
 from bench import harness
 
-NAMES = ("wrapper", "events", "report", "depsnap", "fuse", "fetch", "hdfs", "k8s", "image", "image_files")
+NAMES = (
+    "wrapper",
+    "events",
+    "report",
+    "depsnap",
+    "fuse",
+    "fetch",
+    "hdfs",
+    "k8s",
+    "image",
+    "image_files",
+)
 
 
 def results_page() -> str:
