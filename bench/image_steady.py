@@ -14,6 +14,7 @@ from bench.image_lab import Lab
 from bench.image_peers import erofs, forget
 
 COMPLETE_TIMEOUT_S = 120.0
+STILL_S = 4  # the fill rests 2 s after a read
 READERS = 4
 SMALLEST = 64 << 10  # below it opening files is measured, not reading
 
@@ -50,8 +51,9 @@ def complete(place: Lab, folder: Path) -> Iterator[Path]:
         options = ("--no-record", "--runtime", str(runtime))
         mount = image_ours.mount_command(place, folder, "", *options)
         subprocess.run(mount, check=True, capture_output=True)
-        before, until = -1, time.monotonic() + COMPLETE_TIMEOUT_S
-        while before != (before := place.received_bytes()) and time.monotonic() < until:
+        before, still, until = -1, 0, time.monotonic() + COMPLETE_TIMEOUT_S
+        while still < STILL_S and time.monotonic() < until:
+            still = still + 1 if before == (before := place.received_bytes()) else 0
             time.sleep(1)
         yield tree
 
