@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from images_lab import Image, Layer, file, write_layout
+from oci_proxy import Gate, isolate
+from web_fakes import head
 
 from bootseer.blockimage import artifact
 from bootseer.imageprefetch.building import BuildReport, BuildSettings, build_image
@@ -97,6 +99,36 @@ def test_who_interrupts_a_build_need_not_wait_for_a_registry_that_hangs(
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "none"])
+def test_a_layer_that_a_mirror_spoils_comes_from_the_registry(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    isolate(tmp_path, monkeypatch)
+    members = [file(f"f{n}", os.urandom(100_000)) for n in range(20)]
+    name = f"spoilt-{compression}"
+    ref = pushed(registry, tmp_path, name, Image([Layer(members, compression=compression)]))
+    with Gate(registry.host) as mirror, Gate(registry.host) as origin:
+        hosts = tmp_path / "certs.d" / origin.authority / "hosts.toml"
+        hosts.parent.mkdir(parents=True)
+        hosts.write_text(f'[host."http://{mirror.authority}"]\n')
+
+        def flip(sock: Any, request: Any) -> bool | None:
+            if "/blobs/" not in request.target or request.method != "GET":
+                return None
+            status, reason, headers, body = mirror.ask(request)
+            spoiled = bytearray(body)
+            if len(body) > 1_000_000:  # the layer, and nothing that is checked at once
+                spoiled[len(spoiled) // 2] ^= 1
+            sock.sendall(head(f"{status} {reason}", **headers) + spoiled)
+            return True
+
+        mirror.rules = [flip]
+        report = build(ref.replace(registry.host, origin.authority), tmp_path)
+        assert report.built
+        assert mirror.asked("/blobs/")
+    assert build(ref, tmp_path / "other", rebuild=True).block_image == report.block_image
 
 
 def wait_for_part(folder: Path) -> Path:

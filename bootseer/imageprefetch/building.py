@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 KEPT_S = 7 * 86_400.0  # what a killed build left, for the next one of the image
+FETCH_TRIES = 3  # one may go on with what was begun, so that nobody knows whose bytes are wrong
 LOOK_S = 0.5  # between two looks at another node's lease
 
 
@@ -170,6 +171,7 @@ class _Job:
         self._settings, self._repository = settings, repository
         self._subject, self._manifest = subject, manifest
         self._ears = ears
+        self._layers: Layers | None = None
         name = subject.digest.replace(":", "-")
         self.folder = os.path.join(settings.cache_dir, "images", "build", name)
 
@@ -197,7 +199,7 @@ class _Job:
         begun = time.monotonic()
         made = None if self._settings.rebuild else artifact.load(self.folder)
         if made is None:
-            made = self._build()
+            made = self._built()
             artifact.save(made, self.folder)
         built = time.monotonic()
         self._ears.expect(made.size_bytes)
@@ -225,9 +227,22 @@ class _Job:
         shutil.rmtree(self.folder, ignore_errors=True)
         return report
 
+    def _built(self) -> Artifact:
+        """Build; again where a layer came with wrong bytes, which others may have right."""
+        for _ in range(FETCH_TRIES - 1):
+            try:
+                return self._build()
+            except CorruptDataError as error:
+                if self._layers is None or not self._layers.damaged:
+                    raise
+                self._ears.note(f"{error}; fetching it again")
+        return self._build()
+
     def _build(self) -> Artifact:
         settings = self._settings
+        self._layers = None
         with self._source() as layers:
+            self._layers = layers
             self._ears.expect(layers.size_bytes)
             path = os.path.join(self.folder, DATA_NAME)
             with DataWriter(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 20
 CONFIG_BYTES = 16 << 20
 MAX_LAYERS = 1000
+_LOOKED_AT_BYTES = 1 << 30  # of a layer that makes no sense: was it damaged on its way?
 _MOST_BEHIND_BYTES = 64 << 20  # tar programs pad by 10 KiB
 
 
@@ -40,6 +41,10 @@ class Layers(Protocol):
     @property
     def size_bytes(self) -> int:
         """Stored bytes of all layers."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a layer arrived with wrong bytes: the next try may get the right ones."""
 
     def opened(self, number: int) -> AbstractContextManager[Iterator[bytes]]:
         """The tar bytes of a layer, 0 being the lowest; can be asked again.
@@ -61,6 +66,10 @@ class Layers(Protocol):
 
 
 class _Closing:
+    @property
+    def damaged(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Let go of everything; twice is safe."""
 
@@ -114,6 +123,10 @@ class RepositoryLayers(_Closing):
             self._spool = LayerSpool(repository, ordered, folder, progress)
             self._spool.__enter__()
 
+    @property
+    def damaged(self) -> bool:
+        return self._spool is not None and self._spool.damaged
+
     def close(self) -> None:
         if self._spool is not None:
             self._spool.close()
@@ -134,8 +147,19 @@ class RepositoryLayers(_Closing):
                 yield pieces
             while spooled.read(_PIECE_BYTES):
                 pass  # its end comes only when the digest was right
+        except CorruptDataError:
+            if layer.size_bytes <= _LOOKED_AT_BYTES:
+                self._look_at(layer)
+            raise
         finally:
             spooled.close()
+
+    def _look_at(self, layer: Descriptor) -> None:
+        """Raise CorruptDataError where a layer that makes no sense has arrived damaged."""
+        assert self._spool is not None
+        with closing(self._spool.open(layer.digest)) as again:
+            while again.read(_PIECE_BYTES):
+                pass
 
 
 class _Checked:

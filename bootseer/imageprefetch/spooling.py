@@ -50,6 +50,8 @@ class LayerSpool:
         self._changed = threading.Condition()
         self._streams: set[BlobStream] = set()
         self._stopped = False
+        self.damaged = False
+        """Whether a layer came with wrong bytes: fetched anew, from elsewhere, it may be right."""
         count = min(FETCHES, len(self._waiting))
         self._threads = [
             threading.Thread(target=self._run, name="fetch-layer", daemon=True)
@@ -131,6 +133,7 @@ class LayerSpool:
                 if self._stopped and layer.have_bytes < size:
                     return  # the next build goes on here
                 if layer.have_bytes != size or check.hexdigest() != wanted:
+                    self.damaged = True
                     self._failed(layer, _damaged(layer))
                     os.ftruncate(file.fileno(), 0)  # whoever reads it has been told
                     return
@@ -156,11 +159,12 @@ class LayerSpool:
     def _stream(self, layer: _Arriving, fd: int, check: hashlib._Hash) -> None:
         buffer = memoryview(bytearray(_PIECE_BYTES))
         digest, offset = layer.descriptor.digest, layer.have_bytes
-        with self._repository.stream(digest, offset, verify=False) as stream:
+        # Verified where it can be, so that the repository knows whose bytes were wrong.
+        with self._repository.stream(digest, offset, verify=not offset) as stream:
             with self._changed:
                 self._streams.add(stream)
             try:
-                while not self._stopped and (count := stream.readinto(buffer)):
+                while not self._stopped and (count := _next(stream, buffer)):
                     if layer.have_bytes + count > layer.descriptor.size_bytes:
                         raise CorruptDataError(f"the layer {digest} is longer than its size")
                     _write(fd, buffer[:count])
@@ -209,6 +213,14 @@ class SpooledLayer:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _next(stream: BlobStream, buffer: memoryview) -> int:
+    """The next bytes; none where the stream says that all those before were wrong."""
+    try:
+        return stream.readinto(buffer)
+    except CorruptDataError:
+        return 0  # our own digest says so as well
 
 
 def _damaged(layer: _Arriving) -> CorruptDataError:
