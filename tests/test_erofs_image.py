@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from image_trees import Facts, facts, mounted, unpack
 
+from bootseer.blockimage import erofs
 from bootseer.blockimage.build import Built, build
 from bootseer.blockimage.entries import Entry, Kind
+from bootseer.blockimage.metadata import metadata
 from bootseer.errors import CorruptDataError, UsageError
 
 NAMES = st.binary(min_size=1, max_size=30).filter(
@@ -142,7 +145,10 @@ def test_directories_links_and_attributes_of_every_awkward_size(tmp_path: Path) 
             for n in range(count)
         ]
         target = b"t" * rng.randrange(1, 4096)
-        entries.append(Entry(path=b"l%03d" % number, kind=Kind.SYMLINK, link_target=target))
+        own = {b"trusted.a": bytes(rng.randrange(0, 3000))} if number % 2 else {}
+        entries.append(
+            Entry(path=b"l%03d" % number, kind=Kind.SYMLINK, link_target=target, xattrs=own)
+        )
     entries.append(folder_of(b"wide"))
     entries += [file_of(b"wide/%05d" % n, b"") for n in range(5000)]
     shown = seen(build(entries, str(tmp_path)), tmp_path)
@@ -150,6 +156,33 @@ def test_directories_links_and_attributes_of_every_awkward_size(tmp_path: Path) 
     for entry in entries:
         assert shown[entry.path].get("target", b"") == entry.link_target
         assert {os.fsencode(k): v for k, v in shown[entry.path]["xattrs"].items()} == entry.xattrs
+
+
+def test_links_stand_where_older_kernels_look_for_them() -> None:
+    """Before Linux 6.12 a link was read from the block in which its inode ends, or not at all."""
+    entries = [folder_of(b"")]
+    entries += [
+        Entry(
+            path=b"%04d" % n,
+            kind=Kind.SYMLINK,
+            link_target=b"<%d" % n + b"t" * (n % 97) + b">",
+            xattrs={b"security.a": bytes(n % 61)} if n % 3 else {},
+        )
+        for n in range(2000)
+    ]
+    made = bytes(metadata(entries, 4096))
+    inline = 0
+    for entry in entries[1:]:
+        own = len(erofs.xattr_body(entry.xattrs))
+        at = made.index(entry.link_target)
+        ends = at - own  # of the inode, where the target is inline
+        found = struct.unpack_from("<HHH", made, ends - erofs.INODE_BYTES)
+        if found != (5, (own - 12) // 4 + 1 if own else 0, 0o120644):
+            assert at % 4096 == 0
+            continue
+        inline += 1
+        assert (ends - 1) % 4096 + 1 + own + len(entry.link_target) <= 4096
+    assert inline > 1900
 
 
 @pytest.mark.root

@@ -212,6 +212,30 @@ def test_a_finished_artifact_that_was_not_pushed_is_pushed_later(
     assert not [r for r in later if r.method == "GET" and r.path.rpartition("/")[2] in layers]
 
 
+def test_a_finished_artifact_that_was_damaged_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_layout(tmp_path / "layout", Image(LAYERS), tag="1")
+    ref = f"oci-layout:{tmp_path}/layout:1"
+
+    def cut(*_: object, **__: object) -> None:  # a fault that stands for a full disk, say
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(artifact, "push", cut)
+        with pytest.raises(KeyboardInterrupt):
+            build(ref, tmp_path)
+    (data,) = (tmp_path / "cache/images/build").glob("*/data")
+    spoiled = bytearray(data.read_bytes())
+    spoiled[len(spoiled) // 2] ^= 1
+    data.write_bytes(spoiled)
+    with pytest.raises(CorruptDataError, match="not pushed"):
+        build(ref, tmp_path)
+    again = build(ref, tmp_path)
+    assert again.built
+    assert again.block_image == build(ref, tmp_path / "elsewhere", rebuild=True).block_image
+
+
 def test_a_damaged_layer_is_refused_and_nothing_is_pushed(
     own_registry: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -262,6 +286,13 @@ def test_limits_and_platforms(registry: Any, tmp_path: Path) -> None:
         build(plain, tmp_path, data_limit_bytes=100_000)
     with pytest.raises(NotFoundError):
         build(f"{plain}-not-there", tmp_path)
+
+
+def test_layers_that_are_too_large_are_not_fetched(registry: Any, tmp_path: Path) -> None:
+    ref = pushed(registry, tmp_path, "large")
+    with pytest.raises(CorruptDataError, match="layers alone"):
+        build(ref, tmp_path, limits=Limits(unpacked_bytes=100_000))
+    assert not list((tmp_path / "cache/images/build").glob("*/sha256-*"))
 
 
 @pytest.mark.root

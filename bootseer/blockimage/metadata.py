@@ -160,10 +160,13 @@ def _lay_out_inline(node: _Node, at: int, head: int) -> tuple[int, int]:
     """A directory's or link's last part stands behind its inode, within the same block."""
     if node.children is not None:
         node.size_bytes = erofs.directory_bytes(sorted([*map(_first, node.children), b".", b".."]))
+        before = (at + head - 1) % erofs.BLOCK_BYTES + 1
     else:
         node.size_bytes = len(node.entry.link_target)
+        # Older kernels read a link only from the block in which its inode ends.
+        before = (at + erofs.INODE_BYTES - 1) % erofs.BLOCK_BYTES + 1 + len(node.xattrs)
     tail = node.size_bytes % erofs.BLOCK_BYTES
-    room = erofs.BLOCK_BYTES - (at + head) % erofs.BLOCK_BYTES
+    room = erofs.BLOCK_BYTES - before
     if tail > room:
         gap = -at % erofs.BLOCK_BYTES
         # Behind attributes of a block's length the next block would not do either.
