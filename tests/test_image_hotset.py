@@ -231,6 +231,24 @@ def test_a_hot_set_of_another_kind_of_artifact_is_refused():
         hotset.parse_manifest(Manifest(b"", OCI_MANIFEST, empty, (), artifact_type="other"))
 
 
+def test_a_mount_waits_for_few_damaged_hot_sets():
+    """The repository is a fake that has nothing but damage."""
+    asked = []
+
+    class Damaged:
+        def manifest(self, descriptor):
+            asked.append(descriptor)
+            raise CorruptDataError("damaged")
+
+    told = {hotset.BLOCK_IMAGE: BLOCK_IMAGE, hotset.WORKLOAD: ""}
+    listed = [
+        Descriptor(OCI_MANIFEST, digest_of(b"%d" % n), 1, told, hotset.ARTIFACT)
+        for n in range(1000)
+    ]
+    assert hotset.choose(Damaged(), listed, BLOCK_IMAGE) is None
+    assert len(asked) < 20
+
+
 def test_merging_is_what_the_trace_store_does(tree):
     one, other = tree.touched(("usr/lib/f03", 0, 5)), tree.touched(("usr/lib/f04", 0, 5))
     together = hotsets.merged([one, other])

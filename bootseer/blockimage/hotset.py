@@ -29,6 +29,7 @@ BLOCK_IMAGE = "dev.bootseer.blockimage"
 STARTS = "dev.bootseer.starts"
 CREATED = "org.opencontainers.image.created"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MOST_TRIED = 8  # damaged ones of a workload; a mount waits for each
 _MOST_MANIFESTS = 50  # that are looked into where a registry's list tells no annotations
 
 
@@ -134,7 +135,7 @@ def choose(
 
     told = with_annotations(repository, listed)
     for name in dict.fromkeys((workload, "")):
-        for one in newest(told, block_image, name):
+        for one in newest(told, block_image, name)[:_MOST_TRIED]:
             with contextlib.suppress(CorruptDataError, NotFoundError):
                 manifest = repository.manifest(one)
                 if not isinstance(manifest, Manifest):
