@@ -159,7 +159,7 @@ def test_directories_links_and_attributes_of_every_awkward_size(tmp_path: Path) 
 
 
 def test_links_stand_where_older_kernels_look_for_them() -> None:
-    """Before Linux 6.12 a link was read from the block in which its inode ends, or not at all."""
+    """Linux read a link from the block in which its inode ends, or not at all, until about 6.12."""
     entries = [folder_of(b"")]
     entries += [
         Entry(
