@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from filemode_tools import PAGE, PYTHON, as_nobody, cold, everybodys, evict, rea
 
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode import format as filetraces
+from bootseer.imageprefetch.filemode import mapped, tracefs
 from bootseer.imageprefetch.filemode.commanding import CommandRecording
 from bootseer.imageprefetch.filemode.format import FileTrace
 from bootseer.imageprefetch.filemode.mapped import file_maps
@@ -262,6 +264,36 @@ sys.stdin.read()
         tracer.close()
         assert not [name for name in os.listdir(folder) if name.startswith(ours)]
         os.close(folder)
+
+
+@ROOT
+def test_a_busy_machine_takes_no_memory_without_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracefs, "MOST_ADDED", 3)
+    file = cold(tmp_path / "file", 64 * PAGE)
+    with Tracer() as tracer:
+        fd = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        for page in range(64):
+            os.pread(fd, 1, page * PAGE)
+        os.close(fd)
+        tracer.close()
+        assert len(tracer.added) == 3
+        assert tracer.lost
+
+
+def test_of_a_huge_mapping_only_the_beginning_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "MAX_PAGES", 4)
+    file = tmp_path / "file"
+    file.write_bytes(bytes(16 * PAGE))
+    seen = mapped.Mapped()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        assert not any(pages[page * PAGE] for page in range(16))
+        seen.look([os.getpid()], 1.0)
+    assert sum(extent.length for extent in seen.pages()[str(file)]) == 4 * PAGE
 
 
 def test_lines_of_the_kernels_trace() -> None:
