@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bootseer.errors import NotFoundError, StoreUnavailableError
+from bootseer.errors import AccessDeniedError, NotFoundError, StoreUnavailableError
 from bootseer.fuse import mounts
 from bootseer.imageprefetch.snapshotter import running, wire
 from bootseer.imageprefetch.snapshotter.images import ImageMounter
@@ -139,6 +139,7 @@ class DirectoryMounter:
         self._images: dict[str, Image] = {}
         self.gone = False  # fault: the registry and all block images are away
         self.broken = False  # fault: block images are found but cannot be mounted
+        self.forbidden = ""  # names that begin so are not allowed
         self.calls: list[str] = []
         self.hold = threading.Event()  # cleared, `find` waits
         self.hold.set()
@@ -159,6 +160,10 @@ class DirectoryMounter:
 
     def _tree(self, image: Image, layers: int) -> Path:
         return self._folder / f"{image.digest}-{layers}"
+
+    def check(self, reference: str) -> None:
+        if reference.startswith(self.forbidden or "\0"):
+            raise AccessDeniedError(f"{reference} must not be lazy")
 
     def find(self, reference: str, digest: str) -> Image:
         self.calls.append(f"find {reference}")

@@ -243,6 +243,7 @@ def test_labels_change_by_path(client: Client) -> None:
         (lambda c: c.commit("x", "no"), "NOT_FOUND"),
         (lambda c: c.prepare("x", "no"), "NOT_FOUND"),
         (lambda c: c.prepare("active"), "ALREADY_EXISTS"),
+        (lambda c: c.prepare(""), "INVALID_ARGUMENT"),
         (lambda c: c.view("active"), "ALREADY_EXISTS"),
         (lambda c: c.prepare("x", "active"), "INVALID_ARGUMENT"),
         (lambda c: c.commit("x", "view"), "FAILED_PRECONDITION"),

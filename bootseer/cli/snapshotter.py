@@ -84,7 +84,7 @@ from bootseer.cli import sizes
 )
 @click.option(
     "--record/--no-record",
-    envvar="BOOTSEER_IMAGE_RECORD",
+    envvar="BOOTSEER_IMAGE_MOUNT_RECORD",
     default=True,
     show_default=True,
     help="Record what starts read.",
@@ -127,7 +127,7 @@ def command(
     settings = running.Settings(root=root, address=address)
     with (
         open_writer(events_dir or None) as writer,
-        PlainMounter() if plain else lazily.BlockImageMounter(how) as mounter,
+        PlainMounter(lazy["runtime"]) if plain else lazily.BlockImageMounter(how) as mounter,
         running.serving(settings, mounter, _say, writer),
     ):
         server.wait_for_signal()

@@ -8,8 +8,10 @@ layers, on which another image stands), the layers are fetched and unpacked.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -20,9 +22,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from bootseer.errors import BootseerError, NotFoundError
+from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.imageprefetch.snapshotter.labels import Wanted
-from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image, Snapshot
+from bootseer.imageprefetch.snapshotter.records import Image, Snapshot
 from bootseer.imageprefetch.snapshotter.state import State
 
 RESTORED_AT_ONCE = 8
@@ -32,6 +34,9 @@ REMEMBER_S = 30.0
 
 class ImageMounter(Protocol):
     """How stock images become trees; every method raises errors of ours."""
+
+    def check(self, reference: str) -> None:
+        """Raise why images of that name must not be lazy. Asks nobody."""
 
     def find(self, reference: str, digest: str) -> Image:
         """The stock image by its manifest's digest, or "" to take what the tag names now."""
@@ -67,6 +72,7 @@ class Images:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # (reference, digest) -> (until when on the monotonic clock, what `find` found)
         self._found: dict[tuple[str, str], tuple[float, Image | BootseerError]] = {}
+        self._offered: dict[str, float] = {}  # digest -> until when more layers may be asked for
         for path in (self._mounts, self._trees):
             os.makedirs(path, mode=0o700, exist_ok=True)
 
@@ -99,6 +105,7 @@ class Images:
             until, found = self._found.get(key, (0.0, NotFoundError()))
             if time.monotonic() > until:
                 try:
+                    self._mounter.check(wanted.reference)  # known images may come by any name
                     known = self._state.find_image(wanted.digest)
                     if known is not None:  # under the name that was given last
                         found = replace(known, reference=wanted.reference)
@@ -116,11 +123,16 @@ class Images:
             for old in [old for old, (until, _) in self._found.items() if until < now]:
                 del self._found[old]
 
+    def offering(self, image: Image) -> threading.Lock:
+        """Held while a layer is offered: who fails takes back what it said of the image."""
+        return self._single(f"offer {image.digest}")
+
     def ensure(self, wanted: Wanted, image: Image) -> None:
         """Mount what `find` found; why it cannot be mounted is remembered for its other layers.
 
         A snapshot must stand for the image already, or a sweep may unmount it again.
         """
+        self._offered[image.digest] = time.monotonic() + REMEMBER_S
         try:
             self._mounted(image)
         except BootseerError as error:
@@ -147,7 +159,7 @@ class Images:
 
     def _mounted(self, image: Image) -> str:
         place = self._mount_place(image.digest)
-        with self._single(place):
+        with self._single(place), _mapped(f"mount {image.reference}"):
             if not self._mounter.answers(place):
                 self._mounter.umount(place)
                 os.makedirs(place, mode=0o700, exist_ok=True)
@@ -157,7 +169,7 @@ class Images:
 
     def _unpacked(self, row: Snapshot, image: Image) -> str:
         place = self._tree_place(row)
-        with self._single(place):
+        with self._single(place), _mapped(f"unpack {image.reference}"):
             tree, draft = os.path.join(place, _TREE), os.path.join(place, "new")
             if not os.path.isdir(tree):
                 shutil.rmtree(place, ignore_errors=True)
@@ -178,7 +190,7 @@ class Images:
         return os.path.join(self._mounts, _short(digest))
 
     def _tree_place(self, row: Snapshot) -> str:
-        return os.path.join(self._trees, _short(row.labels.get(TARGET_LABEL, row.name)))
+        return os.path.join(self._trees, _short(row.name))  # labels may change under containers
 
     # --- life -------------------------------------------------------------------------------
 
@@ -203,28 +215,42 @@ class Images:
     def sweep(self) -> None:
         """Unmount images and remove trees that no snapshot stands for.
 
-        What is just being made is left for the next time: containerd waits for us.
+        What is just being made is left for the next time: containerd waits for us. Raises what
+        kept an image mounted, when all else is done.
         """
+        faults: list[BootseerError] = []
         known = {self._mount_place(image.digest): image for image in self._state.images()}
         for name in os.listdir(self._mounts):
             place = os.path.join(self._mounts, name)
             with self._unless_busy(place) as free:
                 if free and self._is_unused(place, known.get(place)):
-                    self._mounter.umount(place)
+                    try:
+                        self._mounter.umount(place)
+                    except BootseerError as error:  # it waits for the next time, all others not
+                        faults.append(error)
                     _remove_empty(place)
         for name in os.listdir(self._trees):
             place = os.path.join(self._trees, name)
             with self._unless_busy(place) as free:
                 wanted = any(self._tree_place(row) == place for row in self._state.remote())
-                if free and not wanted:
-                    shutil.rmtree(place, ignore_errors=True)
+                if free and not (wanted and os.path.isdir(os.path.join(place, _TREE))):
+                    _discard(place)
+        if faults:
+            raise faults[0]
 
     def _is_unused(self, place: str, image: Image | None) -> bool:
-        """Whether no snapshot stands for an image, which then is forgotten."""
+        """Whether nobody needs the mount; an image that no snapshot stands for is forgotten."""
         if image is not None:
-            return self._state.forget_image(image.digest)
+            return self._state.forget_image(image.digest) or self._is_rest(image)
         images = self._state.images()  # its first snapshot may have come a moment ago
         return not any(self._mount_place(one.digest) == place for one in images)
+
+    def _is_rest(self, image: Image) -> bool:
+        """Whether the image is removed, and only layers that others share with it are left."""
+        if time.monotonic() < self._offered.get(image.digest, 0.0):
+            return False  # it is being pulled
+        self._offered.pop(image.digest, None)
+        return not any(row.top for row in self._state.uses(image.digest))
 
     @contextmanager
     def _unless_busy(self, place: str) -> Iterator[bool]:
@@ -251,3 +277,18 @@ def _remove_empty(path: str) -> None:
         os.rmdir(path)
     except OSError:
         pass  # still mounted: the next sweep finds it
+
+
+def _discard(place: str) -> None:
+    """Remove a tree; first its name, as what a kill leaves half removed must never be one."""
+    with contextlib.suppress(OSError):
+        os.rename(os.path.join(place, _TREE), os.path.join(place, f"gone-{secrets.token_hex(4)}"))
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _mapped(action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, action) from error

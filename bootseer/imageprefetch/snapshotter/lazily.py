@@ -65,13 +65,12 @@ class BlockImageMounter:
 
     def find(self, reference: str, digest: str) -> Image:
         """One request, for the manifest. Raises what the registry raises."""
-        self._check_allowed(reference)
         with self._repository(reference) as repository:
             descriptor, manifest = repository.image(digest or _version(reference))
         layers = tuple(layer.digest for layer in manifest.layers)
         return Image(descriptor.digest, reference, layers)
 
-    def _check_allowed(self, reference: str) -> None:
+    def check(self, reference: str) -> None:
         from bootseer.storage.oci.reference import parse_reference
 
         place, only = parse_reference(reference).place, self._settings.only
@@ -90,23 +89,10 @@ class BlockImageMounter:
         self._helper.mount(MountSettings(ref=name, directory=directory, **shared))
 
     def umount(self, directory: str) -> None:
-        for _ in range(_LAYERS_OF_MOUNTS):
-            if find_mount(directory) is None:
-                return
-            try:
-                mounting.umount(directory, lazily=True, runtime_dir=self._runtime)
-            except BootseerError:  # its server is gone, or was another node's before a restart
-                with contextlib.suppress(BootseerError):
-                    unmount(directory, lazily=True, force=True)
-        raise BusyError(f"{directory} cannot be unmounted; look what holds it")
+        umount(directory, self._runtime)
 
     def answers(self, directory: str) -> bool:
-        """Whether the mount there belongs to a server that lives."""
-        found = find_mount(directory)
-        return found is not None and any(
-            (server.device, server.source) == (found.device, found.source)
-            for server in runtime.servers(self._runtime)
-        )
+        return answers(directory, self._runtime)
 
     def unpack(self, image: Image, layers: int, directory: str) -> None:
         with self._repository(image.reference) as repository:
@@ -120,6 +106,28 @@ class BlockImageMounter:
         from bootseer.storage.oci.registry import open_repository
 
         return open_repository(reference, self._settings.options)[0]
+
+
+def umount(directory: str, runtime_dir: str) -> None:
+    """Unmount whatever is there; nothing is no error. Raises BusyError where it stays."""
+    for _ in range(_LAYERS_OF_MOUNTS):
+        if find_mount(directory) is None:
+            return
+        try:
+            mounting.umount(directory, lazily=True, runtime_dir=runtime_dir)
+        except BootseerError:  # its server is gone, or was another node's before a restart
+            with contextlib.suppress(BootseerError):
+                unmount(directory, lazily=True, force=True)
+    raise BusyError(f"{directory} cannot be unmounted; look what holds it")
+
+
+def answers(directory: str, runtime_dir: str) -> bool:
+    """Whether the mount there belongs to a server that lives."""
+    found = find_mount(directory)
+    return found is not None and any(
+        (server.device, server.source) == (found.device, found.source)
+        for server in runtime.servers(runtime_dir)
+    )
 
 
 def _version(reference: str) -> str:

@@ -1,21 +1,32 @@
-"""No image lazily: everything is handed to the plain way."""
+"""No image lazily: everything is handed to the plain way; what is mounted already is left."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
+from bootseer.config import default_runtime
 from bootseer.errors import NotFoundError
+from bootseer.imageprefetch.snapshotter import lazily
 from bootseer.imageprefetch.snapshotter.records import Image
 
 
 class PlainMounter:
-    """An ImageMounter that mounts nothing; a context manager as the others are."""
+    """An ImageMounter that mounts nothing; a context manager as the others are.
+
+    Images that were lazy before go on for their containers, until they are removed.
+    """
+
+    def __init__(self, runtime_dir: str = "") -> None:
+        self._runtime = runtime_dir or default_runtime()
 
     def __enter__(self) -> PlainMounter:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Nothing to end."""
+
+    def check(self, reference: str) -> None:
+        self._refuse()
 
     def find(self, reference: str, digest: str) -> Image:
         self._refuse()
@@ -24,10 +35,10 @@ class PlainMounter:
         self._refuse()
 
     def umount(self, directory: str) -> None:
-        """Nothing was mounted."""
+        lazily.umount(directory, self._runtime)
 
     def answers(self, directory: str) -> bool:
-        return False
+        return lazily.answers(directory, self._runtime)
 
     def unpack(self, image: Image, layers: int, directory: str) -> None:
         self._refuse()

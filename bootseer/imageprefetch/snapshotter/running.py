@@ -68,13 +68,14 @@ def serving(
     What was mounted is mounted again in the background: containerd waits for nothing but the
     image it asks for, a registry that is down included. Raises BusyError where another serves.
     """
-    if any(mark in settings.root for mark in ",:\\"):
+    root = os.path.abspath(settings.root)  # containerd mounts by the paths that it is told
+    if any(mark in root for mark in ",:\\"):
         raise UsageError(
-            f"{settings.root} cannot hold snapshots: overlays know no paths with commas, colons "
+            f"{root} cannot hold snapshots: overlays know no paths with commas, colons "
             "or backslashes; choose another directory"
         )
-    with RootLock(settings.root), State(os.path.join(settings.root, STATE_FILE)) as state:
-        snapshotter = Snapshotter(settings.root, state, mounter, reporter(say, writer))
+    with RootLock(root), State(os.path.join(root, STATE_FILE)) as state:
+        snapshotter = Snapshotter(root, state, mounter, reporter(say, writer))
         with Server(snapshotter, settings.address, say):
             restoring = threading.Thread(
                 target=_restore, args=(snapshotter, say), name="restore", daemon=True

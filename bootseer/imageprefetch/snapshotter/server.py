@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ from bootseer.imageprefetch.snapshotter.service import Snapshotter
 WORKERS = 64  # a call that waits for an image's registry must not keep others waiting
 BATCH = 100  # snapshots in one message of a list
 GRACE_S = 5.0
+PROBE_S = 2.0
 Say = Callable[[str], None]
 
 # The first class that fits gives the gRPC status, by which containerd tells faults apart.
@@ -133,6 +135,7 @@ class Server:
                 "the snapshotter needs grpcio; pip install 'bootseer[snapshotter]'"
             ) from error
         _make_parent(socket_path)
+        _check_free(socket_path)
         self._say = say
         self._grpc = grpc
         self._server = grpc.server(ThreadPoolExecutor(WORKERS, "snapshots"))
@@ -144,9 +147,7 @@ class Server:
         try:
             self._server.add_insecure_port(f"unix:{os.path.abspath(socket_path)}")
         except RuntimeError as error:
-            raise BusyError(
-                f"cannot listen on {socket_path}; is another snapshotter running there?"
-            ) from error
+            raise BusyError(f"cannot listen on {socket_path}; remove what is there") from error
         finally:
             os.umask(before)
 
@@ -240,6 +241,17 @@ def _make_parent(socket_path: str) -> None:
         os.makedirs(os.path.dirname(os.path.abspath(socket_path)), mode=0o711, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, f"make the directory of {socket_path}") from error
+
+
+def _check_free(socket_path: str) -> None:
+    """Raise BusyError where somebody listens: grpc would take the socket over without a word."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(socket_path)
+        except OSError:
+            return
+    raise BusyError(f"another snapshotter listens on {socket_path}; stop that first")
 
 
 def wait_for_signal() -> None:

@@ -6,6 +6,7 @@ nothing, they do as containerd's overlayfs snapshotter does. Every call may come
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from bootseer.imageprefetch.snapshotter.images import ImageMounter, Images, Repo
 from bootseer.imageprefetch.snapshotter.labels import Wanted, wanted
 from bootseer.imageprefetch.snapshotter.records import (
     NOTHING,
+    Image,
     Kind,
     Mount,
     Snapshot,
@@ -60,18 +62,26 @@ class Snapshotter:
         depth = len(self._state.chain(parent))
         try:
             image = self._images.find(layer, depth)
-            name = _remote_name(layer.target, parent)
-            made = self._state.add_remote(name, parent, labels, image, depth)
-            try:
-                self._images.ensure(layer, image)
-            except BootseerError:
-                if made:
-                    self._state.remove(name)
-                raise
-        except BootseerError as error:
-            self._report("fallback", "plain", layer, str(error))
+            with self._images.offering(image):
+                self._offer(layer, parent, labels, image, depth)
+        except Exception as error:  # the border: whatever is wrong with us, it can be pulled
+            self._report("fallback", "plain", layer, str(error) or type(error).__name__)
             return
         raise SnapshotExistsError(f"the snapshot {layer.target} exists, without a fetch")
+
+    def _offer(
+        self, layer: Wanted, parent: str, labels: Mapping[str, str], image: Image, depth: int
+    ) -> None:
+        """Have a snapshot stand for the layer, and the image mounted; or neither."""
+        name = _remote_name(layer.target, parent)
+        made = self._state.add_remote(name, parent, labels, image, depth)
+        try:
+            self._images.ensure(layer, image)
+        except BaseException:
+            if made:
+                with contextlib.suppress(BootseerError):
+                    self._state.remove(name)
+            raise
 
     def _create(self, kind: Kind, key: str, parent: str, labels: Mapping[str, str]) -> Mount:
         lowers = self._lowers(parent)
@@ -145,8 +155,10 @@ class Snapshotter:
 
     def restore(self) -> None:
         """After a start: remove what a kill left behind, mount again what is not mounted."""
-        self.cleanup()
-        self._images.restore()
+        try:
+            self.cleanup()
+        finally:
+            self._images.restore()
 
 
 def _is_active(row: Snapshot) -> bool:

@@ -299,6 +299,8 @@ def _insert(db: sqlite3.Connection, row: Snapshot) -> None:
         json.dumps(dict(row.labels)), row.usage.size_bytes, row.usage.inodes, row.image,
         row.depth, int(row.top),
     )  # fmt: skip
+    if not row.name:
+        raise UsageError("a snapshot needs a name; give one")
     try:
         marks = ", ".join("?" * len(values))
         db.execute(f"INSERT INTO snapshots ({_COLUMNS}) VALUES ({marks})", values)
@@ -337,6 +339,8 @@ def _mapped(path: str) -> Iterator[None]:
         raise StoreUnavailableError(
             f"cannot use the state {os.fspath(path)}: {error}; check its disk and owner"
         ) from error
+    except sqlite3.ProgrammingError as error:  # a call that the end has overtaken
+        raise StoreUnavailableError(f"the state {path} is closed: {error}; ask again") from error
     except sqlite3.DatabaseError as error:
         raise CorruptDataError(
             f"the state {path} is damaged: {error}; stop containerd, remove the snapshotter's "
