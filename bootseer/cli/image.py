@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import click
 
 from bootseer.cli.lazy import LazyGroup
@@ -20,14 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-@click.group(
-    cls=LazyGroup,
-    commands_in={
-        name: entry
-        for name, entry in COMMANDS.items()
-        if importlib.util.find_spec(f"bootseer.cli.{entry[0]}") is not None
-    },
-)
+@click.group(cls=LazyGroup, commands_in=COMMANDS)
 def command() -> None:
     """Container images that start before they are pulled.
 
