@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,4 +69,32 @@ def test_a_server_killed_before_it_could_tell_of_its_mount_leaves_none(
     monkeypatch.setattr(ImageServer, "mount", killed)
     with pytest.raises(BootseerError):
         mounts.mount(ref)
+    assert mounts.gone()
+
+
+def test_servers_killed_while_hot_frames_come_and_are_warmed(
+    mounts: Mounts, registry: Any, tmp_path: Path
+) -> None:
+    ref = registry.reference("deaths/hot", "1")
+    publish(ref, FILES, tmp_path / "image", hot={"": sorted(FILES)[:8]})
+    mounted = mounts.mount(ref, record=True, fill=True)
+    server = mounts.server()
+    found: list[dict[str, bytes]] = []
+    readers = [
+        threading.Thread(target=lambda: found.append(tree_of(mounted.directory))) for _ in range(4)
+    ]
+    for reader in readers:
+        reader.start()
+    killed: set[int] = set()
+    while len(killed) < 3:
+        with contextlib.suppress(IndexError, OSError):
+            worker = mounts.worker(server)
+            if worker not in killed:
+                os.kill(worker, signal.SIGKILL)
+                killed.add(worker)
+        time.sleep(0.03)
+    for reader in readers:
+        reader.join(60)
+    assert found == [FILES] * 4
+    mounts.umount(mounted)
     assert mounts.gone()

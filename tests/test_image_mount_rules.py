@@ -281,6 +281,16 @@ def test_a_server_that_is_just_being_born_is_not_taken_for_dead(
     assert not os.listdir(tmp_path / "images")
 
 
+def test_what_was_killed_before_it_was_born_goes_in_time(tmp_path: Path) -> None:
+    young, old = (tmp_path / "images" / name for name in ("a" * 32, "b" * 32))
+    for folder in (young, old):
+        (folder / runtime.FRONT).mkdir(parents=True)
+    os.utime(old, (1, 1))
+    assert runtime.servers(str(tmp_path)) == []
+    assert young.exists()
+    assert not old.exists()
+
+
 def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     old, used, mounted = (f"sha256:{letter * 64}" for letter in "abc")

@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import select
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from bootseer.fuse.mounts import Mounted, find_mount, parse_mountinfo, unmount
 
 FRONT, LOCK, META, SERVER, LEFT = "front", "lock", "meta", "server.json", "left"
 SPARE_META = "metadata"
+_BORN_WITHIN_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _is_held(folder: str) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return not os.path.exists(os.path.join(folder, SERVER))
+        return not os.path.exists(os.path.join(folder, SERVER)) and _is_new(folder)
     except OSError:
         return True
     try:
@@ -164,6 +166,13 @@ def _is_held(folder: str) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _is_new(folder: str) -> bool:
+    try:
+        return time.time() - os.stat(folder).st_mtime < _BORN_WITHIN_S
+    except OSError:
+        return True  # gone meanwhile
 
 
 def _read(folder: str) -> Server | None:
