@@ -78,7 +78,7 @@ def trees(draw: st.DrawFn) -> list[Entry]:
             mode=draw(st.integers(0, 0o7777)),
             uid=draw(st.integers(0, (1 << 32) - 2)),
             gid=draw(st.integers(0, (1 << 32) - 2)),
-            mtime_ns=draw(st.integers(0, 1 << 62)),
+            mtime_ns=draw(st.integers(-(1 << 60), 1 << 62)),
             xattrs={
                 b"user." + key: value
                 for key, value in draw(
