@@ -239,8 +239,7 @@ class ArchiveLayers(_Closing):
     """The layers of an image in a docker-archive, the file that `docker save` writes.
 
     `name` chooses one of several images. The archive may be compressed; then it is unpacked into
-    `folder` first, up to `limit_bytes`. Its layers are checked against the config's list, and the
-    config against the digest that names it.
+    `folder` first, up to `limit_bytes`. Its layers are checked against the config's list.
     """
 
     def __init__(
@@ -257,7 +256,6 @@ class ArchiveLayers(_Closing):
         self._archive = Archive(path, folder, limit_bytes)
         self._progress = progress
         config, self._parts = self._archive.image(name)
-        self.config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
         self.diff_ids = diff_ids_of(config)
         self.size_bytes = sum(length for _, length in self._parts)
         if len(self.diff_ids) != len(self._parts):
