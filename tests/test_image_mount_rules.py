@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import socket
 import stat
 import threading
 import time
@@ -25,6 +26,7 @@ from bootseer.blockimage.serving import ImageServer, ServeSettings
 from bootseer.blockimage.supply import Bytes
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.extent import Extent
+from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.fuse import background
 from bootseer.fuse.operations import Data, Handle
@@ -252,6 +254,23 @@ def test_filling_ends_where_the_cache_takes_no_more(
     assert len(fetcher.asked) == fill_module.FAULTS
     assert said == ["filling the cache ends: it takes no more of this image"]
     assert not fill.done.is_set()
+
+
+# --- the agent -----------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_somebody_elses_agent_is_told_nothing(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    path = tmp_path / "images/agent.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        listening.setblocking(False)
+        os.chown(path, 65534, 65534)
+        assert agent_client.ask(["image", "mount", "--runtime", str(tmp_path)]) is None
+        with pytest.raises(BlockingIOError):
+            listening.accept()
 
 
 # --- what servers keep on the node ----------------------------------------------------------------
