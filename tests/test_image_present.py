@@ -68,6 +68,17 @@ def test_a_kept_block_is_not_overwritten_within_one_read(
     assert given(present, 3 * BLOCK, length) == raw[3 * BLOCK : 3 * BLOCK + length]
 
 
+def test_blocks_kept_in_the_middle_of_a_read(cached: CachedObject, source: FileSource) -> None:
+    """All of what is kept is wanted, and what is missing stands on both sides of it."""
+    raw, length = whole(source), KEPT_BLOCKS * BLOCK
+    for kept in range(1, KEPT_BLOCKS - 1):
+        present = Present(cached, source)
+        assert given(present, kept * BLOCK, BLOCK) == raw[kept * BLOCK : (kept + 1) * BLOCK]
+        for other in range(25, 25 + KEPT_BLOCKS - 1):
+            given(present, other * BLOCK, 1)
+        assert given(present, 0, length) == raw[:length]
+
+
 def test_more_than_is_kept_is_refused(cached: CachedObject, source: FileSource) -> None:
     present = Present(cached, source)
     assert present.views(0, KEPT_BLOCKS * BLOCK + 1) is None

@@ -6,6 +6,7 @@ an image is in the cache that is all in vain, and it is what a read costs most.
 
 from __future__ import annotations
 
+import mmap
 import threading
 
 from bootseer.blocks.cached import CachedObject
@@ -13,9 +14,6 @@ from bootseer.blocks.source import BlockSource, block_length
 
 KEPT_BLOCKS = 8
 """Blocks a thread keeps: one read's, at most 1 MiB, and those beside it."""
-
-RECENT_BLOCKS = 64
-AHEAD_BLOCKS = 4
 
 
 class _Kept(threading.local):
@@ -31,7 +29,6 @@ class Present:
     def __init__(self, cached: CachedObject, source: BlockSource) -> None:
         self._cached, self._source = cached, source
         self._kept = _Kept()
-        self._recent = [-1] * RECENT_BLOCKS  # of all threads
 
     def views(self, offset: int, length: int) -> list[memoryview] | None:
         """The bytes, or None when one of the blocks is not here (or damaged), or they are many.
@@ -42,29 +39,30 @@ class Present:
         first, last = offset // size, (offset + length - 1) // size
         if last - first >= KEPT_BLOCKS:
             return None  # the last would take the first one's buffer
-        out = []
-        for index in range(first, last + 1):
-            raw = self._block(index)
-            if raw is None:
-                return None
-            start = index * size
-            out.append(raw[max(0, offset - start) : offset + length - start])
-        return out
+        blocks, wanted = self._kept.blocks, range(first, last + 1)
+        missing = [index for index in wanted if index not in blocks]
+        for index in wanted:
+            if index in blocks:
+                blocks[index] = blocks.pop(index)  # the youngest now
+        if missing and not self._fetch(missing[0], missing[-1] + 1):
+            return None
+        return [
+            blocks[index][max(0, offset - index * size) : offset + length - index * size]
+            for index in wanted
+        ]
 
-    def _block(self, index: int) -> memoryview | None:
+    def _fetch(self, first: int, end: int) -> bool:
+        """Read blocks `[first, end)` into this thread's buffers; False when one is not here."""
         blocks = self._kept.blocks
-        kept = blocks.pop(index, None)
-        if kept is None:
-            if not self._cached.present(index):
-                return None
-            buffer = bytearray(self._source.block_bytes)
-            if len(blocks) >= KEPT_BLOCKS:
+        raws: list[memoryview] = []
+        for index in range(first, end):
+            blocks.pop(index, None)  # one in the middle is read again
+        for index in range(first, end):
+            if len(blocks) + len(raws) < KEPT_BLOCKS:
+                buffer = mmap.mmap(-1, self._source.block_bytes)  # begins at a page
+            else:  # never one of those that are wanted: they are fewer, and younger
                 buffer = blocks.pop(next(iter(blocks))).obj  # type: ignore[assignment]
-            kept = memoryview(buffer)[: block_length(self._source, index)]
-            if self._recent[(index - 1) % RECENT_BLOCKS] == index - 1:  # read forward
-                self._cached.expect(index + 1, AHEAD_BLOCKS)
-            self._recent[index % RECENT_BLOCKS] = index
-            if not self._cached.read(index, kept):
-                return None
-        blocks[index] = kept  # the youngest
-        return kept
+            raws.append(memoryview(buffer)[: block_length(self._source, index)])
+        right = self._cached.read_run(first, raws)
+        blocks.update(zip(range(first, first + right), raws, strict=False))
+        return first + right == end

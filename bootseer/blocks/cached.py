@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class CachedObject:
     ) -> None:
         self._identity = identity
         self._room = room
-        self._present_fd, self._data_fd = present_fd, data_fd
+        self._present_fd, self._data_fd, self._direct_fd = present_fd, data_fd, -1
         self._lock = threading.Lock()
         self._users = 0
         self._open = identity is not None
@@ -81,25 +82,15 @@ class CachedObject:
         """
         return self._with(lambda: self._read(index, raw))
 
-    def expect(self, first: int, count: int) -> None:
-        """Have the system read these blocks ahead: readers of several places hide their order."""
-        identity = self._identity
-        if identity is None:
-            return
-        start, length = first * identity.block_bytes, count * identity.block_bytes
-
-        def advise() -> bool:
-            os.posix_fadvise(self._data_fd, start, length, os.POSIX_FADV_WILLNEED)
-            return True
-
-        self._with(advise)
-
     def _read(self, index: int, raw: memoryview) -> bool:
         identity = self._identity
         entry = presence.read_entry(self._present_fd, index)
         if entry == ABSENT or identity is None:
             return False
         whole = _fill(self._data_fd, index * identity.block_bytes, raw)
+        return self._check(index, raw, entry, whole)
+
+    def _check(self, index: int, raw: memoryview, entry: bytes, whole: bool) -> bool:
         if whole and presence.check_of(index, raw) == entry:
             return True
         # Another process may have dropped it and put it there anew meanwhile; then ours is lost
@@ -107,6 +98,47 @@ class CachedObject:
         presence.write_entry(self._present_fd, index, ABSENT)
         self._room.found_corrupt()
         return False
+
+    def read_run(self, first: int, raws: Sequence[memoryview]) -> int:
+        """`read` for blocks that stand side by side, at once; how many of the first are right.
+
+        For bytes that somebody else keeps in memory: they are read past the page cache where that
+        can be, for which each of `raws` begins at a page.
+        """
+        right: list[int] = []
+
+        def act() -> bool:
+            identity = self._identity
+            entries = presence.read_entries(self._present_fd, first, len(raws))
+            cut = [entries[n * ENTRY_BYTES : (n + 1) * ENTRY_BYTES] for n in range(len(raws))]
+            here = cut.index(ABSENT) if ABSENT in cut else len(cut)
+            if identity is None or not here:
+                return False
+            pages = all(len(raw) % mmap.PAGESIZE == 0 for raw in raws[:here])
+            fd = self._direct() if pages else self._data_fd
+            got = os.preadv(fd, raws[:here], first * identity.block_bytes)
+            for number, raw in enumerate(raws[:here]):
+                got -= len(raw)
+                if got < 0:  # the system may read less than was asked for
+                    break
+                if not self._check(first + number, raw, cut[number], True):
+                    break
+                right.append(number)
+            return True
+
+        self._with(act)
+        return len(right)
+
+    def _direct(self) -> int:
+        """A descriptor of the data that goes past the page cache, if there can be one."""
+        with self._lock:
+            if self._direct_fd < 0:
+                path, flags = f"/proc/self/fd/{self._data_fd}", os.O_RDONLY | os.O_CLOEXEC
+                try:
+                    self._direct_fd = os.open(path, flags | os.O_DIRECT)
+                except OSError:
+                    self._direct_fd = os.dup(self._data_fd)
+            return self._direct_fd
 
     def store(self, index: int, raw: memoryview) -> bool:
         """Keep a verified block, if there is room; whether it was new and is kept now.
@@ -193,9 +225,10 @@ class CachedObject:
                 self._close_files()
 
     def _close_files(self) -> None:
-        for fd in (self._data_fd, self._present_fd):
-            os.close(fd)
-        self._present_fd = self._data_fd = -1
+        for fd in (self._data_fd, self._present_fd, self._direct_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._present_fd = self._data_fd = self._direct_fd = -1
 
     def __enter__(self) -> CachedObject:
         return self
