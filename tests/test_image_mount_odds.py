@@ -90,6 +90,35 @@ def test_a_read_that_fails_is_told_by_an_event(
     assert image.ref in json.dumps(fault)
 
 
+def test_a_mount_tells_where_its_bytes_came_from(
+    mounts: Mounts, image: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = tmp_path / "events"
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(events))
+    for _ in range(2):
+        mounted = mounts.mount(image.ref, record=True, cache=str(tmp_path / "kept"))
+        assert tree_of(mounted.directory) == FILES
+        mounts.umount(mounted)
+        assert mounts.gone()
+    told = [
+        json.loads(line) for p in sorted(events.iterdir()) for line in p.read_text().splitlines()
+    ]
+    mine = [one["attributes"] for one in told if one["name"] == "image.reads"]
+    first, second = mine[0], mine[-1]
+    size = sum(map(len, FILES.values()))
+    hot = sum(len(FILES[name]) for name in NAMES[:6])
+    prefix = "bootseer.image.bytes."
+    assert hot <= first[f"{prefix}hot"] <= hot * 1.1
+    assert size - hot <= first[f"{prefix}cold"] + first[f"{prefix}fill"] <= size * 1.1
+    assert first[f"{prefix}boot"] > 0
+    assert first["bootseer.image.demand_misses"] > 0
+    assert first["bootseer.image.blocked_s"] > 0
+    assert second[f"{prefix}cold"] == 0
+    assert second[f"{prefix}cache"] >= size - hot
+    names = {one["name"] for one in told}
+    assert {"image.mount", "image.replay", "image.reads", "image.record"} <= names
+
+
 def test_root_without_the_capability_hears_of_the_ways_that_are_left(tmp_path: Path) -> None:
     bound = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
     words = [sys.executable, "-m", "bootseer", "image", "mount", "localhost/x", str(tmp_path)]
