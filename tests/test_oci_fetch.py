@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bootseer.blocks.settings import FetchSettings
 from bootseer.blocks.table import Codec, Stored, Table, TableSource
 from bootseer.errors import CorruptDataError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
+from bootseer.storage.oci import push
 from bootseer.storage.oci.manifest import (
     OCI_EMPTY,
     OCI_INDEX,
@@ -238,6 +240,26 @@ def test_a_registry_that_cannot_count_chunks_gets_one_piece(
         uploads = Uploader(repository._client, chunk_bytes=300_000)  # type: ignore[attr-defined]
         uploads.push(Source(data, digest_of(data), len(data)), "", None)
         assert repository.store.read(digest_of(data), limit_bytes=len(data)) == data
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 64 << 20])
+def test_a_registry_may_take_its_time_over_a_large_blob(
+    pair: tuple[Any, Any, str], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    _, origin, place = pair
+
+    def slow(sock: Any, request: Any) -> bool | None:
+        if request.method == "PUT" and "/uploads/" in request.target:
+            time.sleep(1.0)
+        return None
+
+    origin.rules = [slow]
+    data = DATA[1:]
+    monkeypatch.setattr(push, "COMMIT_BYTES_S", len(data) // 10)
+    with opened(place, push=True, stall_s=0.5) as repository:
+        uploads = Uploader(repository._client, chunk_bytes=chunk_bytes)  # type: ignore[attr-defined]
+        uploads.push(Source(data, digest_of(data), len(data)), "", None)
+    assert len(origin.asked("/uploads/", "PUT")) == 1
 
 
 def test_a_referrer_that_another_push_wiped_out_is_entered_again(

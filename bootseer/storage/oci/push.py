@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64 << 20  # a blob up to this size goes in one piece
 PIECE_BYTES = 1 << 20
+COMMIT_BYTES_S = 32 << 20  # how fast a registry, when all is there, may hash or copy a blob
 OCTETS = {"Content-Type": "application/octet-stream"}
 CHUNKS_REFUSED = frozenset((400, 404, 405, 411, 415, 416, 501))
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,19})")
@@ -140,7 +141,8 @@ class Uploader:
             def body() -> Iterator[bytes]:
                 return told.counting(source.pieces(0, source.size_bytes))
 
-            with self._send("PUT", target, headers, what, body=body) as exchange:
+            more_s = source.size_bytes / COMMIT_BYTES_S
+            with self._send("PUT", target, headers, what, body=body, more_s=more_s) as exchange:
                 self._finished(exchange, source, what)
 
         retrying(put, retry_s=self._client.options.retry_s)
@@ -172,7 +174,8 @@ class Uploader:
         headers = {"Content-Length": "0"}
 
         def put() -> None:
-            with self._send("PUT", target, headers, what) as exchange:
+            more_s = source.size_bytes / COMMIT_BYTES_S
+            with self._send("PUT", target, headers, what, more_s=more_s) as exchange:
                 if exchange.status == 404 and self.has(source.digest):
                     return  # the answer to the try before was lost
                 self._finished(exchange, source, what)
@@ -269,13 +272,17 @@ class Uploader:
         *,
         body: Body | None = None,
         also: tuple[str, ...] = (),
+        more_s: float = 0.0,
     ) -> Exchange:
+        """One request; `more_s` is waited for its answer beyond what a silent server may take."""
+        attempt = self._client.attempt()
+        attempt.stall_s += more_s
         return self._client.send(
             self._endpoint,
             method,
             target,
             headers,
-            self._client.attempt(),
+            attempt,
             what,
             body=body,
             also=also,
