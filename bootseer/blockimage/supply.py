@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from bootseer.blocks.readahead import ReadAhead
 
 
+FITTING_MISSES = 16
+"""Reads of blocks beside a hot set; one that lacks more is not this start's."""
+
+
 class Touches(Protocol):
     """Who wants to know what programs read."""
 
@@ -45,7 +49,8 @@ class Bytes:
 
     `opening` gives the fetcher and its source when they are first needed: the hot set may be
     under way before anybody has parsed the block table. With `read_ahead`, blocks behind those
-    that are read one after the other are fetched ahead.
+    that are read one after the other are fetched ahead; it begins by itself when programs want
+    much that the hot set lacks.
     """
 
     def __init__(
@@ -57,12 +62,16 @@ class Bytes:
         self.read_ahead = False
         self.present: Present | None = None  # once all of the image is on this node
         self._ahead: ReadAhead | None = None
+        self._missed = 0
 
     def held(
         self, offset: int, length: int, ready: Callable[[], None], priority: Priority
     ) -> Held | None:
         """`Fetcher.held` of the data, and what is best fetched with it."""
         fetcher, source = self.opening()
+        if not self.read_ahead and priority is Priority.DEMAND:
+            self._missed += 1
+            self.read_ahead = self._missed > FITTING_MISSES
         if self.read_ahead:
             ahead = self._ahead
             if ahead is None:
