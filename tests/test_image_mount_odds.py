@@ -100,16 +100,16 @@ def test_a_mount_tells_where_its_bytes_came_from(
         assert tree_of(mounted.directory) == FILES
         mounts.umount(mounted)
         assert mounts.gone()
-    told = [
-        json.loads(line) for p in sorted(events.iterdir()) for line in p.read_text().splitlines()
-    ]
+    told = [json.loads(line) for p in events.iterdir() for line in p.read_text().splitlines()]
+    told.sort(key=lambda one: one["time_unix_nano"])
     mine = [one["attributes"] for one in told if one["name"] == "image.reads"]
     first, second = mine[0], mine[-1]
     size = sum(map(len, FILES.values()))
     hot = sum(len(FILES[name]) for name in NAMES[:6])
     prefix = "bootseer.image.bytes."
-    assert hot <= first[f"{prefix}hot"] <= hot * 1.1
-    assert size - hot <= first[f"{prefix}cold"] + first[f"{prefix}fill"] <= size * 1.1
+    came = sum(first[f"{prefix}{kind}"] for kind in ("hot", "cold", "fill"))
+    assert first[f"{prefix}hot"] >= hot
+    assert size <= came <= size * 1.1
     assert first[f"{prefix}boot"] > 0
     assert first["bootseer.image.demand_misses"] > 0
     assert first["bootseer.image.blocked_s"] > 0

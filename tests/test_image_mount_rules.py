@@ -256,6 +256,30 @@ def test_filling_ends_where_the_cache_takes_no_more(
     assert not fill.done.is_set()
 
 
+def test_filling_keeps_to_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses are a fake that takes no time."""
+    from block_sources import make_source
+
+    class Pauses:
+        total_s = 0.0
+
+        def is_set(self) -> bool:
+            return False
+
+        def wait(self, timeout_s: float) -> bool:
+            self.total_s += timeout_s
+            return False
+
+    monkeypatch.setattr(fill_module, "STEP_BYTES", PAGE)
+    source, pauses = make_source(tmp_path / "source", 4 * PAGE), Pauses()
+    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+        settings = FillSettings(quiet_s=0, rate_bytes_s=PAGE // 8)
+        fill = Fill(Counting(), source, cache, settings, busy=lambda: 0)  # type: ignore[arg-type]
+        fill._closing = pauses  # type: ignore[assignment]
+        fill.run(lambda _: None)
+    assert 0.9 * 4 * 8 < pauses.total_s < 1.1 * 4 * 8
+
+
 # --- the agent -----------------------------------------------------------------------------------
 
 
