@@ -204,6 +204,9 @@ def test_variables_that_the_manifest_sets_are_left_as_they_are() -> None:
 def test_parts_and_places_decide_volumes_and_words() -> None:
     (pod,) = pods_of(done(JOB, parts=("events",)))
     assert pod["containers"][0]["command"][:3] == [LAUNCHER, "run", "--"]
+    (pod,) = pods_of(done(JOB, parts=("events", "image"), store=Place("host", "/srv/store")))
+    assert pod["containers"][0]["command"][:3] == [LAUNCHER, "start", "--"]
+    assert "bootseer-store" in [volume["name"] for volume in pod["volumes"]]
     options = Options(
         events=Place("claim", "events"),
         store=Place("host", "/srv/store"),

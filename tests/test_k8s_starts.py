@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filemode_tools import PAGE, cold, evict
 from k8s_lab import BARE, PYTHON
 from k8s_use import Lab, pod
 from wheelhouse import make_wheel
@@ -26,6 +27,29 @@ install = "{INSTALL} {" ".join(WANTED)}"
 also = ["/work/site"]
 publish = "inline"
 """
+IMAGE_SETTINGS = """
+[image]
+traces = "/bootseer/store/traces"
+image = "lab-python"
+paths = ["/files"]
+"""
+FIRST_STEP = """
+import glob, subprocess, time
+subprocess.run(['/opt/bootseer/bin/bootseer', 'event', 'point', 'first_step'])
+until = time.monotonic() + 30
+while time.monotonic() < until:  # goes on until so many starts have kept what they recorded
+    texts = [open(p).read() for p in glob.glob('/bootseer/events/**/*.jsonl', recursive=True)]
+    if sum(text.count('"image.record"') for text in texts) >= {number}:
+        break
+    time.sleep(0.1)
+"""
+IN_MEMORY = """
+look = "import os; from bootseer.imageprefetch.filemode.residency import Asker; "
+look += "fd = os.open('/files/read', os.O_RDONLY); size = os.fstat(fd).st_size"
+look += "; found = Asker().resident(fd, size)"
+look += "; print('in memory:', sum(extent.length for extent in found))"
+subprocess.run(['/opt/bootseer/python/bin/python3', '-I', '-c', look])
+"""
 JOB = (
     "import sys; sys.path.insert(0, '/work/site'); import alpha, beta, gamma; print(alpha.VERSION)"
 )
@@ -36,12 +60,12 @@ def lab(k8s: Any, namespace: str) -> Lab:
     return Lab(k8s, namespace)
 
 
-def training_pod(lab: Lab, name: str) -> dict[str, Any]:
+def training_pod(lab: Lab, name: str, job: str = JOB) -> dict[str, Any]:
     """A pod whose dependencies come from a folder of wheels."""
     wheels = lab.folder / "wheels"
     for package in WANTED:
         make_wheel(wheels, package, "1.0")
-    manifest = pod(name, ["python3", "-c", JOB])
+    manifest = pod(name, ["python3", "-c", job])
     spec = manifest["spec"]
     spec["volumes"] = [
         {"name": "wheels", "hostPath": {"path": str(wheels)}},
@@ -74,15 +98,33 @@ def spans(lab: Lab, pod_name: str) -> dict[str, Any]:
 
 
 def test_the_second_start_restores_what_the_first_one_installed(lab: Lab) -> None:
-    settings(lab)
-    for name in ("first", "second"):
-        lab.apply(training_pod(lab, name), lab.options("deps", config_map="settings"))
+    """And reads ahead the files that the first one read.
+
+    The cluster's images lie in memory, where nothing is ever cold, so the files are a volume's.
+    """
+    settings(lab, SETTINGS + IMAGE_SETTINGS)
+    (lab.folder / "files").mkdir()
+    file = cold(lab.folder / "files/read", 64 * PAGE)
+    for number, name in enumerate(("first", "second"), 1):
+        evict(file)
+        # The second job does not read it, and finds it in memory all the same.
+        reads = "open('/files/read', 'rb').read()" if number == 1 else ""
+        manifest = training_pod(
+            lab, name, f"{reads}{FIRST_STEP.format(number=number)}{IN_MEMORY}{JOB}"
+        )
+        spec = manifest["spec"]
+        spec["volumes"].append({"name": "files", "hostPath": {"path": str(file.parent)}})
+        mount = {"name": "files", "mountPath": "/files", "readOnly": True}
+        spec["containers"][0]["volumeMounts"].append(mount)
+        lab.apply(manifest, lab.options("image", "deps", config_map="settings"))
         assert lab.ended(name)["exitCode"] == 0, lab.logs(name)
         assert lab.logs(name).strip().endswith("1.0")
     first, second = spans(lab, "first"), spans(lab, "second")
     assert "deps.install.restore" not in first
     assert second["deps.install.restore"]["status"] == "ok"
     assert not [e for e in lab.lines() if e["status"] == "fallback"]
+    check_files_were_read_ahead(lab)
+    assert f"in memory: {64 * PAGE}\n" in lab.logs("second")
     durations = {}
     for name in ("first", "second"):
         (trace,) = {e["trace_id"] for e in spans(lab, name).values()}
@@ -95,6 +137,22 @@ def test_the_second_start_restores_what_the_first_one_installed(lab: Lab) -> Non
         phases = {p["name"]: p for p in json.loads(done.stdout)["phases"]}
         durations[name] = phases["deps.install"]["p50_s"]
     assert durations["second"] < durations["first"]
+
+
+def check_files_were_read_ahead(lab: Lab) -> None:
+    told = {
+        (name, point["name"]): point["attributes"]
+        for name in ("first", "second")
+        for point in lab.lines()
+        if point["event"] == "point" and point["trace_id"] in traces(lab, name)
+    }
+    assert ("first", "image.replay") not in told
+    recorded, replayed = told["first", "image.record"], told["second", "image.replay"]
+    assert recorded["bootseer.image.ended_by"] == "first step"
+    assert recorded["bootseer.image.files"] == replayed["bootseer.image.files"] == 1
+    assert recorded["bootseer.bytes"] == replayed["bootseer.bytes"] == 64 * PAGE
+    (use,) = [use for use in lab.report()["images"] if use["replay_bytes"]]
+    assert use["mode"] == "files"
 
 
 def test_a_store_that_is_down_leaves_a_plain_start_with_the_reason(lab: Lab) -> None:

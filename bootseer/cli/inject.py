@@ -30,7 +30,7 @@ output_option = click.option(
 _INJECTION = (
     click.option(
         "--parts",
-        default="events,deps,checkpoint",
+        default="events,image,deps,checkpoint",
         show_default=True,
         metavar="LIST",
         help="What the wrapper does besides starting the job, separated by commas.",

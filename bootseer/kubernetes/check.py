@@ -17,9 +17,10 @@ from bootseer.kubernetes.pods import Pod
 from bootseer.kubernetes.yamltext import Text, child, labels, scalar
 
 ALLOWED: dict[Tier, str] = {
-    "none": "dependencies are restored by copy, checkpoints read through fsspec or copied",
+    "none": "the image's files are read ahead, dependencies restored by copy, checkpoints read "
+    "through fsspec or copied",
     "fuse": "as none, and checkpoints are mounted through the device plugin's /dev/fuse",
-    "privileged": "dependencies and checkpoints are mounted",
+    "privileged": "as none, and dependencies and checkpoints are mounted",
 }
 
 

@@ -32,8 +32,8 @@ VARIABLES = (
 )
 """Variables that we set; in a list they stand before `MARK_VARIABLE`."""
 
-Part = Literal["events", "deps", "checkpoint"]
-PARTS: tuple[Part, ...] = ("events", "deps", "checkpoint")
+Part = Literal["events", "image", "deps", "checkpoint"]
+PARTS: tuple[Part, ...] = ("events", "image", "deps", "checkpoint")
 Tier = Literal["none", "fuse", "privileged"]
 
 

@@ -50,11 +50,16 @@ def additions(
 def prefix(options: Options) -> list[str]:
     """The words that stand before the job's command."""
     words = [names.LAUNCHER]
-    if "deps" not in options.parts and "checkpoint" not in options.parts:
+    if not _makes_ready(options):
         return [*words, "run", "--"]
     if options.config_map:
         return [*words, "start", "-c", f"{names.CONFIG_PATH}/bootseer.toml", "--"]
     return [*words, "start", "--"]
+
+
+def _makes_ready(options: Options) -> bool:
+    """Whether the wrapper does more than measure."""
+    return bool({"image", "deps", "checkpoint"}.intersection(options.parts))
 
 
 def _init_container(options: Options, guaranteed: Mapping[str, str]) -> dict[str, Value]:
@@ -91,7 +96,7 @@ def _volumes(options: Options) -> tuple[list[Mapping[str, Value]], list[Mapping[
 
     if "events" in options.parts:
         add(names.EVENTS_VOLUME, options.events, names.EVENTS_PATH)
-    if "deps" in options.parts or "checkpoint" in options.parts:
+    if _makes_ready(options):
         if options.store is not None:
             add(names.STORE_VOLUME, options.store, names.STORE_PATH)
         if options.cache is not None:
