@@ -209,7 +209,8 @@ def test_what_programs_read_is_recorded(mounts: Mounts, image: Published) -> Non
     assert trace is not None
     assert trace.starts == 1
     assert trace.touched_bytes() == -(-len(FILES[path]) // 4096) * 4096
-    assert trace.extents[0].offset == image.data_offset(path)
+    # Two threads hear of reads: on a busy machine the second one's may be noted first.
+    assert min(extent.offset for extent in trace.extents) == image.data_offset(path)
 
 
 @pytest.mark.parametrize("loop", [False, True])
