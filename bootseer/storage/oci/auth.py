@@ -89,7 +89,7 @@ class Authorizer:
             return ""
         if grant.until_s > time.monotonic():
             return grant.header
-        return self._renew(endpoint, key, grant.challenge, attempt).header
+        return self._renew(endpoint, key, grant.challenge, grant.header, attempt).header
 
     def refused(
         self,
@@ -118,12 +118,16 @@ class Authorizer:
                 f"the registry {endpoint.authority} refuses us and offers no way to log in that"
                 " we know (Basic, Bearer)"
             )
-        return self._renew(endpoint, key, chosen, attempt).header
+        return self._renew(endpoint, key, chosen, sent, attempt).header
 
     def _renew(
-        self, endpoint: Endpoint, key: _Key, challenge: Challenge, attempt: Attempt
+        self, endpoint: Endpoint, key: _Key, challenge: Challenge, old: str, attempt: Attempt
     ) -> _Grant:
+        """Another grant than `old`, which one thread asks for."""
         with self._lock:
+            known = self._grants.get(key)
+            if known is not None and known.header != old:
+                return known  # another had it done just now
             renewal = self._renewals.get(key)
             leads = renewal is None
             if renewal is None:
