@@ -40,18 +40,20 @@ class Finding:
 
 def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -> list[Finding]:
     """Look at every pod of a manifest; raises as `inject` does for text that is none."""
-    refused = {r.pod: r.reason for r in inject.inject(text, options, resolve).refusals}
-    before = {
-        f"{pod.title} {pod.path}": uninject.is_injected(pod)
+    refusals = inject.inject(text, options, resolve).refusals
+    refused = {(refusal.line, refusal.pod): refusal.reason for refusal in refusals}
+    # By their order: names may be given twice, and lines are others once ours are out.
+    before = [
+        uninject.is_injected(pod)
         for document in yamltext.documents(text)
         for pod in pods.find(document)
-    }
+    ]
     bare = dataclasses.replace(text, raw=uninject.uninject(text))
-    out = []
+    out: list[Finding] = []
     for document in yamltext.documents(bare):
         for pod in pods.find(document):
-            title = f"{pod.title} {pod.path}"
-            out.append(_finding(pod, options, before.get(title, False), refused.get(title, "")))
+            place = (pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}")
+            out.append(_finding(pod, options, before[len(out)], refused.get(place, "")))
     return out
 
 

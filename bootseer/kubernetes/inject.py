@@ -69,7 +69,11 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     decided: dict[object, Additions] = {}
     for document in yamltext.documents(clean):
         if _kind(document.root) == "TrainJob":
-            _train_job(clean, document.root, options, all_edits, changes)
+            try:
+                _train_job(clean, document.root, options, all_edits, changes)
+            except CannotEditError as error:
+                line, title = document.root.start_mark.line + 1, _title(document.root)
+                refusals.append(Refusal(line, title, str(error)))
         for pod in pods.find(document):
             try:
                 made, told = _Injection(clean, pod, options, resolve, decided).run()
@@ -84,6 +88,10 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
 
 def _kind(root: yaml.Node) -> str:
     return yamltext.scalar(yamltext.child(root, "kind"))
+
+
+def _title(train_job: yaml.Node) -> str:
+    return f"TrainJob/{yamltext.scalar(yamltext.child(train_job, 'metadata', 'name'))}"
 
 
 def _train_job(
@@ -103,7 +111,7 @@ def _train_job(
     changes.append(
         Change(
             command.start_mark.line + 1,
-            f"TrainJob/{yamltext.scalar(yamltext.child(root, 'metadata', 'name'))}",
+            _title(root),
             f"command: {' '.join(prefix(options))}",
             "the wrapper measures the job and starts it; inject the TrainingRuntime that this "
             "job names as well, it brings the wrapper into the pods",

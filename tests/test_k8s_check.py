@@ -1,0 +1,110 @@
+"""`bootseer k8s check`: which tier each pod of a manifest gets, and why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer.kubernetes import check, inject, yamltext
+from bootseer.kubernetes.check import Finding
+from bootseer.kubernetes.options import Options, Place
+
+POD = """\
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  containers:
+  - name: main
+    image: x
+    command: [train]
+    {more}
+"""
+
+
+def manifest(name: str = "p", more: str = "") -> str:
+    return POD.format(name=name, more=more)
+
+
+def found(raw: str, **options: Any) -> list[Finding]:
+    return check.check(yamltext.decode(raw.encode(), "test"), Options(**options))
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "tier", "why"),
+    [
+        ("", {}, "none", "not privileged"),
+        ("securityContext: {privileged: true}", {}, "privileged", "the container is"),
+        ("", {"tier": "privileged"}, "privileged", "--tier privileged"),
+        ("resources: {limits: {example.com/fuse: 1}}", {}, "fuse", "example.com/fuse"),
+        ("", {"tier": "fuse", "fuse_resource": "a.b/fuse"}, "fuse", "a.b/fuse"),
+    ],
+)
+def test_a_pods_tier_and_its_reason(
+    more: str, options: dict[str, Any], tier: str, why: str
+) -> None:
+    (one,) = found(manifest(more=more), **options)
+    assert (one.tier, one.container, one.refusal, one.injected) == (tier, "main", "", False)
+    assert why in one.why
+    assert tier in check.ALLOWED
+
+
+def test_what_will_not_work_is_noted() -> None:
+    more = "securityContext: {readOnlyRootFilesystem: true}"
+    (one,) = found(manifest(more=more), cache=Place("host", "/c"))
+    notes = " / ".join(one.notes)
+    for words in ("read-only", "go with it", "host:/DIR is refused"):
+        assert words in notes
+    (one,) = found(manifest(), events=Place("claim", "events"))
+    assert one.notes == ()
+
+
+def test_pods_of_one_name_are_told_apart() -> None:
+    """The second is injected already, the third is refused, and only these."""
+    raw = manifest("same")
+    injected = inject.inject(yamltext.decode(raw.encode(), "test"), Options()).raw
+    refused = manifest("same", "volumeMounts: [{name: a, mountPath: /opt/bootseer}]")
+    first, second, third = found("---\n".join((raw, injected, refused)))
+    assert [one.injected for one in (first, second, third)] == [False, True, False]
+    assert [bool(one.refusal) for one in (first, second, third)] == [False, False, True]
+    assert "/opt/bootseer" in third.refusal
+
+
+def test_a_pod_whose_job_nobody_can_tell_is_refused() -> None:
+    two = manifest().replace("  - name: main", "  - {name: other}\n  - name: main")
+    (one,) = found(two)
+    assert (one.container, one.tier) == ("", "none")
+    assert "several containers (other, main)" in one.refusal
+
+
+def test_a_train_job_that_cannot_be_edited_is_one_refusal_among_others() -> None:
+    job = "kind: TrainJob\nmetadata: {name: t}\nspec:\n  words: &c [a]\n  trainer: {command: *c}\n"
+    text = yamltext.decode(f"{manifest()}---\n{job}".encode(), "test")
+    result = inject.inject(text, Options())
+    (refusal,) = result.refusals
+    assert (refusal.pod, refusal.line) == ("TrainJob/t", 10)
+    assert "alias" in refusal.reason
+    assert result.raw.endswith(job)
+    assert "bootseer-init" in result.raw
+
+
+def test_the_command_says_it_in_words_and_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(
+        manifest("good") + "---\n" + manifest("bad").replace("    command: [train]\n", ""),
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "bootseer", "k8s", "check", "-f", str(path), "--offline"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    good, bad = done.stdout.split("Pod/bad", 1)
+    assert "can be injected; tier none" in good
+    assert "refused: the command of container main is its image's" in bad
+    told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)
+    assert [bool(one["refusal"]) for one in told] == [False, True]
+    path.write_text(manifest("good"), encoding="utf-8")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
