@@ -44,8 +44,8 @@ def test_mountinfo_is_read_with_its_escapes() -> None:
         b"cut line\n"
     )
     assert parse_mountinfo(text) == [
-        ("/", "8:1", "ext4"),
-        ("/a b\\c", "0:57", "fuse.bootseer"),
+        ("/", "8:1", "ext4", "/dev/sda", "/"),
+        ("/a b\\c", "0:57", "fuse.bootseer", "bootseer", "/"),
     ]
 
 
