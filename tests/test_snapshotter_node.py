@@ -86,8 +86,12 @@ def test_an_older_one_is_replaced(payload: Path, node: dict[str, str], tmp_path:
     old.mkdir(parents=True)
     (old / "complete").write_text("older")
     (old / "left").touch()
+    unfinished = tmp_path / "host/opt/bootseer.new"
+    unfinished.mkdir()
+    (unfinished / "half").touch()
     assert install(payload, tmp_path / "host", node).returncode == 0
     assert not (old / "left").exists()
+    assert not (old / "half").exists()
     assert sorted(path.name for path in old.parent.iterdir()) == ["bootseer"]
 
 

@@ -13,6 +13,7 @@ if ! [ -d "$host/run/systemd/system" ]; then
     exit 7
 fi
 if ! $bb cmp -s "$here/complete" "$home/complete"; then
+    $bb rm -rf "$home.new" # what an interrupted run copied may be of another version
     $bb mkdir -p "$home.new" && $bb cp -a "$here/." "$home.new/" || {
         echo "cannot write to $home.new on the node; free space there" >&2
         exit 8
