@@ -6,7 +6,6 @@ an image is in the cache that is all in vain, and it is what a read costs most.
 
 from __future__ import annotations
 
-import mmap
 import threading
 
 from bootseer.blocks.cached import CachedObject
@@ -14,6 +13,9 @@ from bootseer.blocks.source import BlockSource, block_length
 
 KEPT_BLOCKS = 8
 """Blocks a thread keeps: one read's, at most 1 MiB, and those beside it."""
+
+RECENT_BLOCKS = 64
+AHEAD_BLOCKS = 16
 
 
 class _Kept(threading.local):
@@ -29,6 +31,7 @@ class Present:
     def __init__(self, cached: CachedObject, source: BlockSource) -> None:
         self._cached, self._source = cached, source
         self._kept = _Kept()
+        self._recent = [-1] * RECENT_BLOCKS  # of all threads
 
     def views(self, offset: int, length: int) -> list[memoryview] | None:
         """The bytes, or None when one of the blocks is not here (or damaged), or they are many.
@@ -59,10 +62,13 @@ class Present:
             blocks.pop(index, None)  # one in the middle is read again
         for index in range(first, end):
             if len(blocks) + len(raws) < KEPT_BLOCKS:
-                buffer = mmap.mmap(-1, self._source.block_bytes)  # begins at a page
+                buffer = bytearray(self._source.block_bytes)
             else:  # never one of those that are wanted: they are fewer, and younger
                 buffer = blocks.pop(next(iter(blocks))).obj  # type: ignore[assignment]
             raws.append(memoryview(buffer)[: block_length(self._source, index)])
-        right = self._cached.read_run(first, raws)
+        recent, forward = self._recent, self._recent[(first - 1) % RECENT_BLOCKS] == first - 1
+        for index in range(first, end):
+            recent[index % RECENT_BLOCKS] = index
+        right = self._cached.read_run(first, raws, AHEAD_BLOCKS if forward else 0)
         blocks.update(zip(range(first, first + right), raws, strict=False))
         return first + right == end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ class CachedObject:
     ) -> None:
         self._identity = identity
         self._room = room
-        self._present_fd, self._data_fd, self._direct_fd = present_fd, data_fd, -1
+        self._present_fd, self._data_fd = present_fd, data_fd
         self._lock = threading.Lock()
         self._users = 0
         self._open = identity is not None
@@ -99,11 +98,11 @@ class CachedObject:
         self._room.found_corrupt()
         return False
 
-    def read_run(self, first: int, raws: Sequence[memoryview]) -> int:
+    def read_run(self, first: int, raws: Sequence[memoryview], ahead: int = 0) -> int:
         """`read` for blocks that stand side by side, at once; how many of the first are right.
 
-        For bytes that somebody else keeps in memory: they are read past the page cache where that
-        can be, for which each of `raws` begins at a page.
+        The system is asked to have `ahead` blocks behind them ready: it would see no order itself
+        where several readers read forward in different places.
         """
         right: list[int] = []
 
@@ -114,9 +113,11 @@ class CachedObject:
             here = cut.index(ABSENT) if ABSENT in cut else len(cut)
             if identity is None or not here:
                 return False
-            pages = all(len(raw) % mmap.PAGESIZE == 0 for raw in raws[:here])
-            fd = self._direct() if pages else self._data_fd
-            got = os.preadv(fd, raws[:here], first * identity.block_bytes)
+            size = identity.block_bytes
+            if ahead:
+                behind = (first + len(raws)) * size
+                os.posix_fadvise(self._data_fd, behind, ahead * size, os.POSIX_FADV_WILLNEED)
+            got = os.preadv(self._data_fd, raws[:here], first * size)
             for number, raw in enumerate(raws[:here]):
                 got -= len(raw)
                 if got < 0:  # the system may read less than was asked for
@@ -128,17 +129,6 @@ class CachedObject:
 
         self._with(act)
         return len(right)
-
-    def _direct(self) -> int:
-        """A descriptor of the data that goes past the page cache, if there can be one."""
-        with self._lock:
-            if self._direct_fd < 0:
-                path, flags = f"/proc/self/fd/{self._data_fd}", os.O_RDONLY | os.O_CLOEXEC
-                try:
-                    self._direct_fd = os.open(path, flags | os.O_DIRECT)
-                except OSError:
-                    self._direct_fd = os.dup(self._data_fd)
-            return self._direct_fd
 
     def store(self, index: int, raw: memoryview) -> bool:
         """Keep a verified block, if there is room; whether it was new and is kept now.
@@ -225,10 +215,9 @@ class CachedObject:
                 self._close_files()
 
     def _close_files(self) -> None:
-        for fd in (self._data_fd, self._present_fd, self._direct_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._present_fd = self._data_fd = self._direct_fd = -1
+        for fd in (self._data_fd, self._present_fd):
+            os.close(fd)
+        self._present_fd = self._data_fd = -1
 
     def __enter__(self) -> CachedObject:
         return self
