@@ -128,8 +128,9 @@ def test_a_start_is_recorded_until_its_first_step_and_replayed(lab: Lab, mounts:
     names = {part["name"] for part in shown["files"]}
     assert {"data/f7", "data/f2", "bin/busybox"} <= names
     assert "data/f5" not in names
-    (row,) = json.loads(lab.run("hotset", "ls", lab.ref, "--json"))["published"]
-    assert (row["workload"], row["starts"], row["of_this_block_image"]) == ("cats", 1, True)
+    published = json.loads(lab.run("hotset", "ls", lab.ref, "--json"))["published"]
+    (row,) = (row for row in published if row["workload"] == "cats")
+    assert (row["starts"], row["of_this_block_image"]) == (1, True)
 
 
 def test_the_command_runs_as_the_image_says_and_changes_nothing_of_it(lab: Lab):
