@@ -306,7 +306,7 @@ class _Waiting:
                     return None
                 held.append(part)
                 views += part.views
-        except BaseException:
+        except BaseException:  # no reply will let go of these
             _release(held)
             raise
         if length < self._length:

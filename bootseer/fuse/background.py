@@ -65,7 +65,7 @@ def start(
     os.close(tell)
     try:
         answer = _received(told, what=what, limit_s=limit_s)
-    except BaseException:
+    except BaseException:  # an interrupt too: no server that nobody asked for
         _end(pid)
         raise
     finally:
@@ -182,7 +182,7 @@ def in_a_child(check: Callable[[], None]) -> None:
     try:
         while more := os.read(told, 1 << 16):
             data += more
-    except BaseException:
+    except BaseException:  # an interrupt too: no child that nobody waits for
         os.kill(pid, signal.SIGKILL)
         raise
     finally:

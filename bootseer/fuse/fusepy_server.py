@@ -116,7 +116,7 @@ class _Paths:
         attr = self._walk(path)
         try:
             opened = self._operations.open(attr.inode, info.flags)
-        except BaseException:
+        except BaseException:  # no handle, so the kernel never releases it
             self._forget(attr)
             raise
         info.fh = next(self._numbers)

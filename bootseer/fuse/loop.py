@@ -231,7 +231,7 @@ class Loop:
             buffer, count = work
             try:
                 self._answer(memoryview(buffer)[:count])
-            except BaseException as error:
+            except BaseException as error:  # a lost thread would hang its readers
                 self._faults.failed("a slow thread", error)
                 self._on_death()
                 return

@@ -86,7 +86,7 @@ class Mount:
             self._point = MountPoint(self.mountpoint)
             self._point.set_read_ahead(self.options.read_ahead_kib)
             self.adopt(device, settled)
-        except BaseException:
+        except BaseException:  # a mount without a server would hang its readers
             MountPoint(self.mountpoint).abandon()
             os.close(device)
             self._device = None

@@ -114,7 +114,7 @@ def mount(settings: MountSettings) -> Mounted:
                 log_file=settings.log_file,
                 keep=(state.lock,),
             )
-        except BaseException:
+        except BaseException:  # a signal too: nothing half-mounted stays
             state.release()
             runtime.sweep(state.folder)
             raise

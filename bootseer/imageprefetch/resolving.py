@@ -207,7 +207,7 @@ class Resolver:
             boot = boot_of(stored, pack)
             frames = KeepingFrames(stream, path, bytes(stored), pack)
             return self._booted(digest, parts, boot, pack, frames)
-        except BaseException:
+        except BaseException:  # who asked never had it to close
             stream.close()
             raise
 
