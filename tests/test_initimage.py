@@ -34,7 +34,7 @@ def installed(init_image: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     (packed,) = (d for d in files_of(init_image).values() if d.startswith(b"\x1f\x8b"))
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed))) as layer:
         layer.extractall(root, filter="fully_trusted")
-    for name in ("opt/bootseer", "tmp", "dev", "proc", "work"):
+    for name in ("opt/bootseer", "tmp", "dev", "proc", "scratch"):
         (root / name).mkdir(parents=True)
     (root / "dev/null").touch()
     call(root, "/payload/bin/busybox", "sh", "/payload/install.sh", "install", "/opt/bootseer")
@@ -103,22 +103,22 @@ def test_byte_code_is_used_whatever_the_copys_times_are(installed: Path) -> None
 
 def test_checkpoints_are_put_and_got_and_opened_by_fsspec(installed: Path) -> None:
     data = bytes(range(256)) * (20 << 10)
-    (installed / "work/m.pt").write_bytes(data)
-    call(installed, LAUNCHER, "stripe", "put", "/work/m.pt", "/work/store/m.pt")
-    call(installed, LAUNCHER, "stripe", "get", "/work/store/m.pt", "/work/copy.pt")
-    assert (installed / "work/copy.pt").read_bytes() == data
+    (installed / "scratch/m.pt").write_bytes(data)
+    call(installed, LAUNCHER, "stripe", "put", "/scratch/m.pt", "/scratch/store/m.pt")
+    call(installed, LAUNCHER, "stripe", "get", "/scratch/store/m.pt", "/scratch/copy.pt")
+    assert (installed / "scratch/copy.pt").read_bytes() == data
     code = "from bootseer.stripedfs.fs import StripedFileSystem as S; "
-    code += "print(len(S().cat_file('/work/store/m.pt')))"
+    code += "print(len(S().cat_file('/scratch/store/m.pt')))"
     assert python(installed, code).strip() == str(len(data))
 
 
 def test_dependencies_are_snapshot_and_restored_by_the_payload(installed: Path) -> None:
-    words = ["deps", "run", "--store", "/work/snapshots", "--also", "/work/site"]
+    words = ["deps", "run", "--store", "/scratch/snapshots", "--also", "/scratch/site"]
     words += ["--publish", "inline"]
-    install = f"{BUSYBOX} mkdir -p /work/site && {BUSYBOX} touch /work/site/x && "
-    install += "echo ran >> /work/ran"
+    install = f"{BUSYBOX} mkdir -p /scratch/site && {BUSYBOX} touch /scratch/site/x && "
+    install += "echo ran >> /scratch/ran"
     for _ in range(2):
         call(installed, LAUNCHER, *words, "--", BUSYBOX, "sh", "-c", install)
-        assert (installed / "work/site/x").exists()
-        (installed / "work/site/x").unlink()
-    assert (installed / "work/ran").read_text(encoding="ascii") == "ran\n"
+        assert (installed / "scratch/site/x").exists()
+        (installed / "scratch/site/x").unlink()
+    assert (installed / "scratch/ran").read_text(encoding="ascii") == "ran\n"

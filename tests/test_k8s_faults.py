@@ -116,16 +116,17 @@ def test_a_striped_checkpoint_is_copied_into_the_strictest_pod(lab: Lab, tmp_pat
     subprocess.run([sys.executable, "-m", "bootseer", *put], check=True, capture_output=True)
     settings = lab.folder / "bootseer.toml"
     settings.write_text(
-        '[checkpoint]\nurl = "/bootseer/store/model.pt"\nto = "/work"\nform = "copy"\n',
+        '[checkpoint]\nurl = "/bootseer/store/model.pt"\nto = "/scratch"\nform = "copy"\n',
         encoding="utf-8",
     )
     words = ["configmap", "settings", "-n", lab.namespace, f"--from-file={settings}"]
     lab.k8s.kubectl("create", *words)
-    code = "import hashlib; d = open('/work/model.pt', 'rb').read(); print(len(d), d == bytes(range"
-    code += "(256)) * (48 << 10))"
+    code = "d = open('/scratch/model.pt', 'rb').read(); "
+    code += "print(len(d), d == bytes(range(256)) * (48 << 10))"
     manifest = pod("p", ["python3", "-c", code], PYTHON, securityContext=STRICT)
-    manifest["spec"]["volumes"] = [{"name": "work", "emptyDir": {}}]
-    manifest["spec"]["containers"][0]["volumeMounts"] = [{"name": "work", "mountPath": "/work"}]
+    manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {}}]
+    mount = {"name": "scratch", "mountPath": "/scratch"}
+    manifest["spec"]["containers"][0]["volumeMounts"] = [mount]
     lab.apply(manifest, lab.options("deps", "checkpoint", config_map="settings"))
     assert lab.ended("p")["exitCode"] == 0, lab.logs("p")
     assert lab.logs("p").split()[-2:] == [str(len(data)), "True"]

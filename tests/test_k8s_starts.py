@@ -20,11 +20,11 @@ from wheelhouse import make_wheel
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("etcd-server")]
 
 WANTED = ["alpha", "beta", "gamma"]
-INSTALL = "python3 -m pip install -q --no-index --find-links /wheels --target /work/site"
+INSTALL = "python3 -m pip install -q --no-index --find-links /wheels --target /scratch/site"
 SETTINGS = f"""
 [deps]
 install = "{INSTALL} {" ".join(WANTED)}"
-also = ["/work/site"]
+also = ["/scratch/site"]
 publish = "inline"
 """
 IMAGE_SETTINGS = """
@@ -51,7 +51,8 @@ look += "; print('in memory:', sum(extent.length for extent in found))"
 subprocess.run(['/opt/bootseer/python/bin/python3', '-I', '-c', look])
 """
 JOB = (
-    "import sys; sys.path.insert(0, '/work/site'); import alpha, beta, gamma; print(alpha.VERSION)"
+    "import sys; sys.path.insert(0, '/scratch/site'); "
+    "import alpha, beta, gamma; print(alpha.VERSION)"
 )
 
 
@@ -69,11 +70,11 @@ def training_pod(lab: Lab, name: str, job: str = JOB) -> dict[str, Any]:
     spec = manifest["spec"]
     spec["volumes"] = [
         {"name": "wheels", "hostPath": {"path": str(wheels)}},
-        {"name": "work", "emptyDir": {}},
+        {"name": "scratch", "emptyDir": {}},
     ]
     spec["containers"][0]["volumeMounts"] = [
         {"name": "wheels", "mountPath": "/wheels"},
-        {"name": "work", "mountPath": "/work"},
+        {"name": "scratch", "mountPath": "/scratch"},
     ]
     return manifest
 
