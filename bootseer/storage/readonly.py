@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -9,18 +10,20 @@ from bootseer.errors import NotSupportedError
 from bootseer.storage.base import NO_HINTS, ObjectWriter, Placed, Stat, WriteHints
 
 
-class ReadOnlyStore:
+class ReadOnlyStore(ABC):
     """The part of `Store` that needs writing, listing or places; subclasses read."""
 
     kind: ClassVar[str] = "these stores"
     unlisted: ClassVar[str] = "it has no folders; name objects"
 
     @property
+    @abstractmethod
     def url(self) -> str:
-        raise NotImplementedError
+        """As `Store` says."""
 
+    @abstractmethod
     def stat(self, name: str) -> Stat:
-        raise NotImplementedError
+        """As `Store` says."""
 
     def places(self, name: str) -> list[Placed]:
         return [Placed(0, self.stat(name).size_bytes)]
