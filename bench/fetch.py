@@ -120,7 +120,7 @@ def _raw(port: int, buffer: memoryview, connections: int) -> int:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 while (offset := jobs.get()) is not None:
                     _get(connection, offset, buffer[offset : offset + RAW_RANGE_BYTES])
-        except BaseException as error:
+        except BaseException as error:  # raised by the caller, below
             failed.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(connections)]

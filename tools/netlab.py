@@ -66,7 +66,7 @@ class Network:
             _ip("link", "set", "br0", "up")
             for number in range(self._count):
                 self.hosts.append(self._add(number))
-        except BaseException:
+        except BaseException:  # no namespaces stay behind
             self._end()
             raise
         return self

@@ -139,7 +139,7 @@ class Fetcher:
             for source, wanted in wants:
                 self._submit(source, wanted, group)
             self._wait(group, limit_s)
-        except BaseException:
+        except BaseException:  # an interrupt too: buffers must not be filled after this
             self._abandon(group)
             raise
         return counts

@@ -332,7 +332,7 @@ class _Run:
             record = publish.publish(store, job, self.settings.on_step)
             if record is not None:
                 attributes["bootseer.bytes"] = record.archive.size
-        except BaseException as error:
+        except BaseException as error:  # told in the event, whatever it is
             status = "fallback"
             attributes |= {"bootseer.reason": str(error), "error.type": type(error).__name__}
             raise

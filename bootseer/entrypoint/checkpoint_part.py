@@ -49,7 +49,7 @@ class CheckpointPart:
         span = writer.begin(self.phase, {"bootseer.source": "checkpoint"})
         try:
             form, why = _make_ready(checkpoint)
-        except BaseException as error:
+        except BaseException as error:  # told in the event, whatever it is
             writer.end(span, self.phase, "error", {"error.type": type(error).__name__})
             raise
         writer.end(span, self.phase, "ok", {"bootseer.form": form, "bootseer.why": why})

@@ -122,7 +122,7 @@ def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> Chi
         ours.setblocking(False)
     except BrokenPipeError:
         pass  # it died at once; its end is noticed like any other
-    except BaseException:
+    except BaseException:  # nobody else has it to close
         ours.close()
         raise
     return child

@@ -35,7 +35,7 @@ class _UnixConnection(http.client.HTTPConnection):
         made.settimeout(self.timeout)
         try:
             made.connect(self._path)
-        except BaseException:
+        except BaseException:  # who asked never had it to close
             made.close()
             raise
         self.sock = made

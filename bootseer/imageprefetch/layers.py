@@ -150,7 +150,7 @@ def ahead(
     made.thread.start()
     try:
         yield made.take()
-    except BaseException:
+    except BaseException:  # readers that wait must end too
         if cancel is not None:
             cancel()
         raise

@@ -87,7 +87,7 @@ class ArrowStore:
         def once() -> T:
             try:
                 return within(call, self._options.stall_s, what)
-            except Exception as error:
+            except Exception as error:  # the library raises its own kinds, OSError and ValueError
                 raise mapped(error, what) from error
 
         return retrying(once, retry_s=self._options.retry_s)
@@ -154,7 +154,7 @@ class ArrowStore:
         transfer = Transfer(pieces, buffers, attempt, filled)
         try:
             transfer.run(what)
-        except Exception as error:
+        except Exception as error:  # as above
             raise mapped(error, what) from error
         if not transfer.complete:
             raise StoreUnavailableError(f"cannot {what}: the answer was too short")

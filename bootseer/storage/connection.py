@@ -144,7 +144,7 @@ class Pool:
             pieces = body() if callable(body) else body
             connection.request(method, target, headers=dict(headers), body=pieces)
             response = connection.getresponse()
-        except BaseException:
+        except BaseException:  # the exchange that would take this back never begins
             attempt.on_cancel(None)
             raise
         return Exchange(self, origin, connection, sock, response, attempt, what)

@@ -26,7 +26,7 @@ def download(store: Store, name: str, path: str) -> None:
     try:
         with _mapped(path, size) as memory:
             _fill(store, name, memory)
-    except BaseException as error:
+    except BaseException as error:  # part of an object must not look like one
         try:
             os.unlink(path)
         except OSError:

@@ -74,7 +74,7 @@ class HdfsStore:
         def once() -> T:
             try:
                 return within(call, self._options.stall_s, what)
-            except Exception as error:
+            except Exception as error:  # the library raises many kinds, unnamed ones too
                 raise from_native_error(error, what) from error
 
         return retrying(once, retry_s=self._options.retry_s)
@@ -136,7 +136,7 @@ class HdfsStore:
         transfer = Transfer(pieces, buffers, attempt, filled)
         try:
             transfer.run(what)
-        except Exception as error:
+        except Exception as error:  # as above
             self._readers.forget(path)
             self._raise_if_damaged(name, offset + transfer.received_bytes, error)
             raise from_native_error(error, what) from error
@@ -161,7 +161,7 @@ class HdfsStore:
             reader = self._clients.reading().read(path)
             try:
                 reader.read_range(at, min(PACKET_BYTES, end - at))
-            except Exception:
+            except Exception:  # whatever it is, this place cannot be read
                 pass
             else:
                 return False
@@ -193,7 +193,7 @@ class HdfsStore:
                 )
             try:
                 data = reader.read_range(0, size)
-            except Exception as error:
+            except Exception as error:  # as above
                 self._raise_if_damaged(name, 0, error)
                 raise
             if len(data) != size:

@@ -112,7 +112,7 @@ class Reader:
             if exchange.status == 200:
                 return exchange
             error = self._refused(exchange, what)
-        except BaseException:
+        except BaseException:  # who asked never had it to close
             exchange.close()
             raise
         exchange.close()

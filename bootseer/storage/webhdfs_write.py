@@ -55,7 +55,7 @@ class Upload:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise broken(error, target.origin, what, self._attempt) from error
-        except BaseException:
+        except BaseException:  # who asked never had it to close
             self.close()
             raise
 
@@ -193,7 +193,7 @@ class WebHdfsWriter:
                 )
                 raise self._folder.lack_of_room(self._temporary, self._what) or short
             self._publish(found)
-        except BaseException:
+        except BaseException:  # an interrupt too: nothing unpublished stays
             self.abort()
             raise
         self._ended = True

@@ -87,7 +87,7 @@ def get_found(
         except NoSpaceError:
             landing.discard()  # the disk is full: what we hold of it helps nobody
             raise
-        except BaseException:
+        except BaseException:  # interrupted: the next get goes on from here
             landing.save()
             raise
         return report

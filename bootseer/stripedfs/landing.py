@@ -55,7 +55,7 @@ class Landing:
         except OSError as error:
             self.close()
             raise from_os_error(error, f"write {self.part}") from error
-        except BaseException:
+        except BaseException:  # else the lock stays until this process ends
             self.close()
             raise
 

@@ -33,7 +33,7 @@ def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, Found]
         except NotFoundError as error:
             first = first or error
             store.close()
-        except BaseException:
+        except BaseException:  # who asked never had it to close
             store.close()
             raise
         try:

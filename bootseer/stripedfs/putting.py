@@ -106,7 +106,7 @@ def put_into(
             if is_folder:
                 return _put_tree(works, source, entries, follow_links=follow_links)
             return _put_file(works, source)
-    except BaseException as error:
+    except BaseException as error:  # interrupted: a later put may go on from it
         _settle(draft, error, resume=resume)
         raise
 

@@ -53,7 +53,7 @@ class SavedFile:
                 self._head += view
             else:
                 self._spill().write(view)
-        except BaseException:
+        except BaseException:  # a gap in the file cannot be filled later
             self.abort()
             raise
         self.size_bytes += len(view)

@@ -212,7 +212,7 @@ class StripedWriter:
         self._raise()
         try:
             return self._stream.write(data)
-        except BaseException as error:
+        except BaseException as error:  # a gap cannot be filled later
             self._fail(error)
             raise
 
@@ -246,7 +246,7 @@ class StripedWriter:
             manifest = self._stream.finish()
             size_bytes = manifest.layout.size_bytes
             self.version = self._draft.publish("file", size_bytes, manifest.encode())
-        except BaseException as error:
+        except BaseException as error:  # nothing unpublished stays
             self._fail(error)
             raise
 

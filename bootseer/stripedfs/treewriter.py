@@ -226,7 +226,7 @@ class TreeFileWriter:
             raise UsageError(f"{self._path} is closed; open it anew to write it again")
         try:
             return self._stream.write(data)
-        except BaseException:
+        except BaseException:  # a gap cannot be filled later
             self.abort()
             raise
 
@@ -244,7 +244,7 @@ class TreeFileWriter:
         self.closed = True
         try:
             self.entry = self._stored()
-        except BaseException:
+        except BaseException:  # nothing unpublished stays
             self._stream.abort()
             raise
         self._tree._add(self.entry)

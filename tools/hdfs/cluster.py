@@ -134,7 +134,7 @@ class Cluster:
                 self._wait_for_http()
                 self.make_active(0)
             self.wait_ready()
-        except BaseException:
+        except BaseException:  # no servers stay behind
             self.stop()
             raise
         return self

@@ -92,7 +92,7 @@ class Cluster:
             )
         try:
             self._wait_ready()
-        except BaseException:
+        except BaseException:  # no servers stay behind
             self.stop()
             raise
         return self

@@ -238,7 +238,7 @@ def move(source: int, name: str, into: int, new_name: str) -> None:
         os.chmod(name, stat.S_IMODE(mode) | 0o200, dir_fd=source)
         try:
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=into)
-        except BaseException:
+        except BaseException:  # left writable it would not be what it was
             os.chmod(name, stat.S_IMODE(mode), dir_fd=source)
             raise
         os.chmod(new_name, stat.S_IMODE(mode), dir_fd=into)

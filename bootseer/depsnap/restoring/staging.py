@@ -77,7 +77,7 @@ def make(target: str) -> Stage:
             with open(os.path.join(path, _TIME), "w", encoding="ascii") as file:
                 file.write(str(mtime_ns))
             os.mkdir(os.path.join(path, TREE), 0o700)
-        except BaseException:
+        except BaseException:  # else the lock stays until this process ends
             os.close(descriptor)
             raise
     except OSError as error:
@@ -126,7 +126,7 @@ def _lock_new(path: str) -> int:
                 return descriptor
         except FileNotFoundError:
             pass
-        except BaseException:
+        except BaseException:  # else the lock stays until this process ends
             os.close(descriptor)
             raise
         os.close(descriptor)

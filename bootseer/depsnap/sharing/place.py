@@ -130,7 +130,7 @@ def _place_all(cache_dir: str, shared: SharedTree, places: Mapping[str, str], fo
         for root, target in places.items():
             _place_one(cache_dir, shared, root, target, form)
             done.append(target)
-    except BaseException:
+    except BaseException:  # a signal too: all of them or none
         for target in reversed(done):
             unplace(target, cache_dir)
         raise
@@ -183,7 +183,7 @@ def _place_one(cache_dir: str, shared: SharedTree, root: str, target: str, form:
             _bind(source, target)
         else:
             _overlay(shared, root, target, folder, empty)
-    except BaseException:
+    except BaseException:  # a signal too: no half-made placement stays
         _undo(folder, target, form, created)
         raise
 
@@ -224,7 +224,7 @@ def _bind(source: str, target: str) -> None:
     try:
         flags = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY
         mounts.mount("none", target, "none", flags)
-    except BaseException:
+    except BaseException:  # a tree mounted writable must not stay
         mounts.unmount(target)
         raise
 
@@ -250,7 +250,7 @@ def _overlay(shared: SharedTree, root: str, target: str, folder: str, empty: boo
         mounts.mount("tmpfs", private, "tmpfs", mounts.MS_NODEV, "mode=0700")
         try:
             _mount_overlay(layers, target, private)
-        except BaseException:
+        except BaseException:  # nobody else knows of this mount
             mounts.unmount(private)
             raise
 

@@ -161,7 +161,7 @@ def _unpack(
         step("sealed")
         os.rename(new, path)
         step("published")
-    except BaseException:
+    except BaseException:  # a signal too: half a tree helps nobody
         staging.remove_tree(new)
         raise
 

@@ -180,7 +180,7 @@ class Images:
                     self._report("fallback", "unpacked", image, reason)
                 try:
                     self._mounter.unpack(image, row.depth + 1, draft)
-                except BaseException:
+                except BaseException:  # a signal too: half a tree must not be found
                     shutil.rmtree(place, ignore_errors=True)
                     raise
                 os.rename(draft, tree)

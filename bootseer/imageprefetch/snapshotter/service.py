@@ -77,7 +77,7 @@ class Snapshotter:
         made = self._state.add_remote(name, parent, labels, image, depth)
         try:
             self._images.ensure(layer, image)
-        except BaseException:
+        except BaseException:  # the answer is an error, so nothing was made
             if made:
                 with contextlib.suppress(BootseerError):
                     self._state.remove(name)
@@ -88,7 +88,7 @@ class Snapshotter:
         folder = self._folders.make(kind, lowers[0] if lowers else "")
         try:
             self._state.create(kind, key, parent, folder, labels)
-        except BaseException:
+        except BaseException:  # what is not recorded nobody removes
             self._folders.remove(folder)
             raise
         self._folders.made(folder)

@@ -82,7 +82,7 @@ class State:
                     self._db.executescript(
                         f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
                     )
-            except BaseException:
+            except BaseException:  # who asked never had it to close
                 self._db.close()
                 raise
         if version not in (0, VERSION):
@@ -108,7 +108,7 @@ class State:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
-            except BaseException:
+            except BaseException:  # the next transaction needs a clean one
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")

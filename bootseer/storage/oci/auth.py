@@ -136,7 +136,7 @@ class Authorizer:
             return renewal.wait(endpoint)
         try:
             grant = self._grant(endpoint, key[2], challenge, attempt)
-        except BaseException as error:
+        except BaseException as error:  # whoever waits for this token hears of it
             with self._lock:
                 del self._renewals[key]
             renewal.end(None, error)

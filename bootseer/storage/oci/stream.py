@@ -127,7 +127,7 @@ class RemoteStream:
             ends = self._check(exchange)
             if not ends and exchange.status == 200:
                 self._skip(exchange, self._at)
-        except BaseException:
+        except BaseException:  # who asked never had it to close
             exchange.close()
             raise
         self._endpoint = endpoint
