@@ -107,8 +107,8 @@ class _SparseWriter(LocalWriter):
         for start in range(0, len(view), 1 << 20):
             piece = view[start : start + (1 << 20)]
             if piece.tobytes() == ZEROS[: len(piece)]:
-                end = os.lseek(self._fd, len(piece), os.SEEK_CUR)
-                os.ftruncate(self._fd, end)
+                end = os.lseek(self._draft.fd, len(piece), os.SEEK_CUR)
+                os.ftruncate(self._draft.fd, end)
             else:
                 super().write(piece)
 
@@ -326,8 +326,8 @@ def test_a_stripe_kept_shorter_than_sent_is_not_believed(
     real = LocalWriter.close
 
     def cut(self: LocalWriter) -> None:
-        if self._name.endswith("stripe-00002") and self._fd >= 0:
-            os.ftruncate(self._fd, CHUNK)
+        if self._name.endswith("stripe-00002") and self._draft.fd >= 0:
+            os.ftruncate(self._draft.fd, CHUNK)
         real(self)
 
     monkeypatch.setattr(LocalWriter, "close", cut)

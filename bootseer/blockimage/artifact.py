@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bootseer.atomic import replace_file
 from bootseer.blockimage.build import DATA_NAME, Built
 from bootseer.errors import from_os_error
 
@@ -101,11 +102,7 @@ def save(artifact: Artifact, folder: str) -> None:
     text = json.dumps({"version": VERSION, "blobs": rows, "about": dict(artifact.about)})
     path = os.path.join(folder, _LIST_NAME)
     try:
-        with open(f"{path}.new", "w", encoding="ascii") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(f"{path}.new", path)
+        replace_file(path, text.encode("ascii"))
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bootseer.atomic import replace_file
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
 
 if TYPE_CHECKING:
@@ -86,25 +86,14 @@ def read(path: str) -> tuple[bytes, str]:
 
 
 def write(raw: str, output: str | None) -> None:
-    """To standard output, or to a file by temporary name and rename."""
+    """To standard output, or in place of a file, which keeps its permission bits."""
     data = raw.encode()
     if output is None or output == "-":
         sys.stdout.buffer.write(data)
         return
-    folder = os.path.dirname(os.path.abspath(output))
     try:
-        fd, temporary = tempfile.mkstemp(dir=folder, prefix=".bootseer-")
-        try:
-            with open(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            mode = os.stat(output).st_mode & 0o777 if os.path.exists(output) else 0o644
-            os.chmod(temporary, mode)
-            os.replace(temporary, output)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        mode = os.stat(output).st_mode & 0o777 if os.path.exists(output) else 0o644
+        replace_file(output, data, mode=mode, exact_mode=True, prefix=".bootseer-")
     except OSError as error:
         raise from_os_error(error, f"write the manifest {output}") from error
 

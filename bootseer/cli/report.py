@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 
 import click
 
+from bootseer.atomic import replace_file
 from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler import events
 from bootseer.profiler.render import json as render_json
@@ -102,27 +102,12 @@ def _show(report: Report, as_json: bool) -> None:
 
 
 def write_atomic(path: str, text: str) -> None:
-    """Write a file under a temporary name, sync it, then give it its name.
+    """Write a file; readers see the old or the new.
 
     Characters that UTF-8 cannot hold (lone surrogates from foreign names) become `?`. Raises
     BootseerError for what the operating system refuses.
     """
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            with open(fd, "wb") as file:
-                file.write(text.encode("utf-8", "replace"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(path, text.encode("utf-8", "replace"))
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from bootseer.atomic import replace_file
 from bootseer.errors import BusyError, from_os_error
 
 
@@ -57,18 +58,11 @@ def read(cache: str, roots: Sequence[str]) -> Note | None:
 def write(cache: str, roots: Sequence[str], note: Note) -> None:
     """Replace the note. Raises a mapped error when the cache cannot be written."""
     path = _path(cache, roots, ".json")
-    temporary = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        # A fresh file, so that no link that somebody put there is followed.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        with open(temporary, "x", encoding="utf-8") as file:
-            json.dump(dataclasses.asdict(note), file)
-        os.rename(temporary, path)
+        # Not synced: a lost or damaged note costs a scan.
+        replace_file(path, json.dumps(dataclasses.asdict(note)).encode(), sync=False)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise from_os_error(error, f"write the note {path}") from error
 
 

@@ -13,12 +13,14 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
+from bootseer.atomic import Draft, sync_folder
 from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, from_os_error
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 
 HIDDEN = "."
 TEMPORARY = ".tmp-"
+MODE = 0o644  # of objects, less the process's umask
 COPY_BYTES = 8 << 20
 PREFERRED = Preferred(range_bytes=8 << 20, streams=4)
 
@@ -121,24 +123,18 @@ class LocalStore:
             raise from_os_error(error, f"write {name} in {self.url}") from error
 
     def _publish(self, name: str, data: bytes, source: str | None, *, keep_existing: bool) -> bool:
-        """Write beside the final name, sync, then link (exclusive) or rename (replacing)."""
         final = self._path(name)
-        folder = os.path.dirname(final)
-        temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}"
         try:
             if keep_existing and os.path.lexists(final):
                 return False
-            os.makedirs(folder, exist_ok=True)
-            try:
-                _write(temporary, data, source)
+            os.makedirs(os.path.dirname(final), exist_ok=True)
+            with Draft(final, mode=MODE, prefix=TEMPORARY) as draft:
+                draft.write(data)
+                if source is not None:
+                    _copy(source, draft)
                 if keep_existing:
-                    if not _link(temporary, final):
-                        return False
-                else:
-                    os.rename(temporary, final)
-                _sync_folder(folder)
-            finally:
-                _unlink_if_there(temporary)
+                    return draft.publish_new()
+                draft.publish()
         except OSError as error:
             raise from_os_error(error, f"write {name} in {self.url}") from error
         return True
@@ -178,7 +174,7 @@ class LocalStore:
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(source, target)
-            _sync_folder(os.path.dirname(target))
+            sync_folder(os.path.dirname(target))
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and os.path.isdir(source):
                 raise BusyError(f"{new} in {self.url} is taken; choose another name") from error
@@ -221,41 +217,29 @@ class LocalWriter:
     """`ObjectWriter` beside the final name; `close` syncs and renames."""
 
     def __init__(self, store: LocalStore, name: str, final: str) -> None:
-        self._store, self._name, self._final = store, name, final
-        folder = os.path.dirname(final)
-        os.makedirs(folder, exist_ok=True)
-        self._temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(self._temporary, flags, 0o644)
+        self._store, self._name = store, name
+        os.makedirs(os.path.dirname(final), exist_ok=True)
+        self._draft = Draft(final, mode=MODE, prefix=TEMPORARY)
+        self._open = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            self._draft.write(data)
         except OSError as error:
             raise self._told(error) from error
 
     def close(self) -> None:
-        if self._fd < 0:
+        if not self._open:
             return
-        fd, self._fd = self._fd, -1
+        self._open = False
         try:
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(self._temporary, self._final)
-            _sync_folder(os.path.dirname(self._final))
+            self._draft.publish()
         except OSError as error:
-            _unlink_if_there(self._temporary)
             raise self._told(error) from error
 
     def abort(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            _unlink_if_there(self._temporary)
+        self._open = False
+        self._draft.discard()
 
     def _told(self, error: OSError) -> Exception:
         return from_os_error(error, f"write {self._name} in {self._store.url}")
@@ -292,54 +276,6 @@ def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:
         done += count
 
 
-def _write(path: str, data: bytes, source: str | None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    with open(fd, "wb", buffering=0) as out:
-        view = memoryview(data)
-        while view:
-            view = view[out.write(view) :]
-        if source is not None:
-            with open(source, "rb") as read:
-                shutil.copyfileobj(read, out, COPY_BYTES)
-        os.fsync(out.fileno())
-
-
-def _link(temporary: str, final: str) -> bool:
-    """Give the file its final name unless that is taken; False when it is.
-
-    Where hard links are not supported, an exclusively created file claims the name and the
-    rename then fills it; a reader in between sees an empty object, which no format of ours is.
-    """
-    try:
-        os.link(temporary, final)
-        return True
-    except FileExistsError:
-        # A network file system may repeat a request whose first answer was lost: ours, then.
-        return os.path.samefile(temporary, final)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-            raise
-    try:
-        os.close(os.open(final, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-    except FileExistsError:
-        return False
-    os.rename(temporary, final)
-    return True
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network mounts cannot
-            raise
-    finally:
-        os.close(fd)
-
-
-def _unlink_if_there(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass  # never made, renamed away, or the medium is gone: nothing more can be done
+def _copy(source: str, draft: Draft) -> None:
+    with open(source, "rb") as read, open(draft.fd, "wb", buffering=0, closefd=False) as out:
+        shutil.copyfileobj(read, out, COPY_BYTES)

@@ -6,7 +6,6 @@ locked while a get is under way). Only the last step gives the destination its n
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -16,6 +15,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from bootseer.atomic import sync_folder
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
 
 SAVE_S = 1.0
@@ -101,7 +101,7 @@ class Landing:
             if self._is_folder and os.path.isdir(self.destination):
                 os.rmdir(self.destination)  # empty, or this fails
             os.rename(self.part, self.destination)
-            _sync_folder(os.path.dirname(self.destination))
+            sync_folder(os.path.dirname(self.destination))
         except OSError as error:
             raise from_os_error(error, f"name {self.destination}") from error
         os.unlink(self._note)
@@ -214,14 +214,3 @@ def _same(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network mounts cannot
-            raise
-    finally:
-        os.close(fd)

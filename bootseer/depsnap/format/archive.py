@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
+from bootseer.atomic import Draft
 from bootseer.depsnap.format import index as index_format
 from bootseer.depsnap.format.index import VERSION, encode
 from bootseer.depsnap.format.layout import BLOCK
@@ -59,13 +58,15 @@ def create(
     packer = Packer(ordered, members, level)
     workers = threads or len(os.sched_getaffinity(0))
     try:
-        with _published(path) as descriptor:
-            frames = packer.run(descriptor, plan, workers)
+        with Draft(path, mode=0o600, prefix=f".{os.path.basename(path)}.") as draft:
+            frames = packer.run(draft.fd, plan, workers)
             _check_unchanged(ordered, members)
             tree = packer.tree_digest()
             document = _document(ordered, members, frames, tree, skipped)
             tail, digest = encode(document)
-            write_all(descriptor, tail)
+            write_all(draft.fd, tail)
+            os.fchmod(draft.fd, 0o644)
+            draft.publish()
     except OSError as error:
         raise from_os_error(error, f"write the archive {path}") from error
     files = [m.entry for m in members if m.kind == FILE]
@@ -162,26 +163,3 @@ def _document(
         "frames": [[f.size, f.raw, f.digest, f.upto, f.units] for f in frames],
         "skipped": list(skipped),
     }
-
-
-@contextmanager
-def _published(path: str) -> Iterator[int]:
-    """A descriptor of a new file that appears at `path` only when the block ends well."""
-    folder = os.path.dirname(os.path.abspath(path))
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
-    try:
-        try:
-            yield descriptor
-            os.fchmod(descriptor, 0o644)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)

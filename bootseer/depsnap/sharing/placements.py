@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bootseer.atomic import replace_file
 from bootseer.depsnap.model import Digest, Form
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import mounts
@@ -98,10 +99,8 @@ def write(folder: str, target: str, form: Form, digest: Digest, source: str, cre
         "pid_namespace": mounts.pid_namespace(),
         "boot": boot_id(),
     }
-    temporary = os.path.join(folder, "record.tmp")
-    with open(temporary, "w", encoding="ascii") as file:
-        json.dump(row, file)
-    os.rename(temporary, os.path.join(folder, "record.json"))
+    # Not synced: it holds for this boot alone.
+    replace_file(os.path.join(folder, "record.json"), json.dumps(row).encode(), sync=False)
 
 
 def read(folder: str) -> Record | None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from bootseer.atomic import replace_file
 from bootseer.errors import CorruptDataError, NotSupportedError, from_os_error
 from bootseer.profiler.history.model import (
     FORMAT_VERSION,
@@ -120,22 +121,7 @@ def _publish(directory: str, record: StartRecord, data: bytes) -> Added:
         if known is not None and known >= record.event_count:
             return "unchanged"
         result = "extended"
-    temporary = os.path.join(directory, f"{_TEMPORARY}{os.getpid()}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        raise
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, data, prefix=_TEMPORARY)
     return result
 
 

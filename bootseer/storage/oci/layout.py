@@ -13,10 +13,10 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
+from bootseer.atomic import Draft
 from bootseer.errors import (
     AccessDeniedError,
     CorruptDataError,
@@ -349,32 +349,15 @@ class LayoutRepository:
             raise AccessDeniedError(f"{LAYOUT_SCHEME}{self._directory} was opened for reading")
 
     def _write(self, name: str, pieces: Iterator[bytes] | list[bytes]) -> None:
-        """Publish a file whole: temporary name, fsync, rename, fsync of the folder."""
         path = os.path.join(self._directory, name)
-        folder = os.path.dirname(path)
-        temporary = ""
         try:
-            os.makedirs(folder, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".tmp-", delete=False) as file:
-                temporary = file.name
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with Draft(path, mode=0o644, exact_mode=True) as draft:
                 for piece in pieces:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-                os.fchmod(file.fileno(), 0o644)
-            os.rename(temporary, path)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except BaseException as error:
-            if temporary:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            if isinstance(error, OSError):
-                raise from_os_error(error, f"write {path}") from error
-            raise
+                    draft.write(piece)
+                draft.publish()
+        except OSError as error:
+            raise from_os_error(error, f"write {path}") from error
 
     def _write_if_missing(self, name: str, data: bytes) -> None:
         if not os.path.exists(os.path.join(self._directory, name)):
