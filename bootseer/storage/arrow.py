@@ -10,7 +10,6 @@ that. The replica cannot be chosen.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,14 +20,13 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
     UsageError,
-    from_os_error,
 )
 from bootseer.storage.arrow_writer import ArrowWriter, mapped
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 from bootseer.storage.errand import Transfer, within
-from bootseer.storage.local import HIDDEN, TEMPORARY
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.renaming import RenamingStore
 from bootseer.storage.retry import retrying
 from bootseer.storage.urls import parse_url, redact, split_authority
 
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 RANGE_BYTES = 32 << 20
 STREAMS = 8
 PIECE_BYTES = 1 << 20
-COPY_BYTES = 8 << 20
 REPLACED_TRIES, REPLACED_S = 5, 0.02
 STRETCH_BYTES = 128 << 20
 """libhdfs tells no block sizes; this is HDFS's default."""
@@ -47,7 +44,7 @@ GONE_TRIES, GONE_WAIT_S = 3, 0.05
 T = TypeVar("T")
 
 
-class ArrowStore:
+class ArrowStore(RenamingStore):
     """`Store` below one folder of a pyarrow file system; libhdfs unless another is given."""
 
     def __init__(
@@ -96,15 +93,6 @@ class ArrowStore:
         size = self.stat(name).size_bytes
         starts = range(0, size, STRETCH_BYTES) or range(1)
         return [Placed(at, min(STRETCH_BYTES, size - at)) for at in starts]
-
-    def write_places(self) -> list[str]:
-        return []
-
-    def temporary(self, folder: str) -> str:
-        return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
-
-    def local_path(self, name: str) -> str | None:
-        return None
 
     def stat(self, name: str) -> Stat:
         found = self._info(self.path(name), f"look at {self.told(name)}")
@@ -182,22 +170,6 @@ class ArrowStore:
 
         return self.call(f"read {self.told(name)}", whole)
 
-    def create(self, name: str, data: bytes) -> bool:
-        return self._publish(name, [data], keep_existing=True)
-
-    def replace(self, name: str, data: bytes) -> None:
-        self._publish(name, [data], keep_existing=False)
-
-    def create_from_file(self, name: str, path: str) -> bool:
-        self.path(name)
-        try:
-            source = open(path, "rb")  # noqa: SIM115 - only opening it is mapped so
-        except OSError as error:
-            raise from_os_error(error, f"read {path}") from error
-        with source:
-            pieces = iter(lambda: source.read(COPY_BYTES), b"")
-            return self._publish(name, pieces, keep_existing=True)
-
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> ArrowWriter:
         return ArrowWriter(self, self._files, name)
 
@@ -214,12 +186,6 @@ class ArrowStore:
         from pyarrow.fs import FileType
 
         return bool(self._files.get_file_info(path).type != FileType.NotFound)
-
-    def list(self, folder: str) -> Iterator[Stat]:
-        return (s for s in self._children(folder) if not _is_hidden(s))
-
-    def temporaries(self, folder: str) -> Iterator[Stat]:
-        return (s for s in self._children(folder) if _is_hidden(s))
 
     def _children(self, folder: str) -> Sequence[Stat]:
         from pyarrow.fs import FileSelector
@@ -324,7 +290,3 @@ def _stat(name: str, info: FileInfo) -> Stat:
     size = 0 if folder else int(info.size)
     version = "" if folder else f"{info.mtime_ns}:{size}"
     return Stat(name, size, (info.mtime_ns or 0) / 1e9, folder, version)
-
-
-def _is_hidden(found: Stat) -> bool:
-    return found.name.rpartition("/")[2].startswith(HIDDEN)

@@ -8,8 +8,7 @@ call runs where it can be left behind (see `errand`).
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from bootseer.errors import (
@@ -17,7 +16,6 @@ from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
     StoreUnavailableError,
-    from_os_error,
 )
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
@@ -25,8 +23,8 @@ from bootseer.storage.errand import Transfer, within
 from bootseer.storage.hdfs_client import Clients, Readers
 from bootseer.storage.hdfs_errors import from_native_error
 from bootseer.storage.hdfs_writer import HdfsWriter
-from bootseer.storage.local import HIDDEN, TEMPORARY
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.renaming import RenamingStore
 from bootseer.storage.retry import retrying
 from bootseer.storage.urls import parse_url
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 RANGE_BYTES = 32 << 20
 STREAMS = 8
-COPY_BYTES = 8 << 20
 # What the library says when it has tried all replicas of a block.
 NO_REPLICA = "All DataNodes failed"
 PACKET_BYTES = 64 << 10  # what a DataNode sends at once
@@ -45,7 +42,7 @@ BLOCK_BYTES = 128 << 20  # HDFS's own default, where a status says none
 T = TypeVar("T")
 
 
-class HdfsStore:
+class HdfsStore(RenamingStore):
     """`Store` below one folder of HDFS. Nothing is contacted before the first call."""
 
     def __init__(self, url: str, options: StoreOptions = DEFAULTS) -> None:
@@ -88,15 +85,6 @@ class HdfsStore:
         block, size = status.blocksize or BLOCK_BYTES, status.length
         starts = range(0, size, block) or range(1)
         return [Placed(at, min(block, size - at)) for at in starts]
-
-    def write_places(self) -> list[str]:
-        return []
-
-    def temporary(self, folder: str) -> str:
-        return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
-
-    def local_path(self, name: str) -> str | None:
-        return None
 
     def stat(self, name: str) -> Stat:
         return _stat(name, self._status(name))
@@ -202,30 +190,10 @@ class HdfsStore:
 
         return self.call(what, whole)
 
-    def create(self, name: str, data: bytes) -> bool:
-        return self._publish(name, [data], keep_existing=True)
-
-    def replace(self, name: str, data: bytes) -> None:
-        self._publish(name, [data], keep_existing=False)
-
-    def create_from_file(self, name: str, path: str) -> bool:
-        self.path(name)
-        try:
-            source = open(path, "rb")  # noqa: SIM115 - closed below; only opening is mapped so
-        except OSError as error:
-            raise from_os_error(error, f"read {path}") from error
-        with source:
-            return self._publish(
-                name, iter(lambda: source.read(COPY_BYTES), b""), keep_existing=True
-            )
-
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> HdfsWriter:
         return HdfsWriter(self, name, hints)
 
-    def _publish(
-        self, name: str, pieces: Sequence[bytes] | Iterator[bytes], *, keep_existing: bool
-    ) -> bool:
-        """Write beside the final name, then rename: exclusively, or over what is there."""
+    def _publish(self, name: str, pieces: Iterable[bytes], *, keep_existing: bool) -> bool:
         if keep_existing and self._exists(name):
             return False
         with HdfsWriter(self, name, NO_HINTS, keep_existing=keep_existing) as out:
@@ -239,14 +207,6 @@ class HdfsStore:
         except NotFoundError:
             return False
         return True
-
-    def list(self, folder: str) -> Iterator[Stat]:
-        return (
-            s for s in self._children(folder) if not s.name.rpartition("/")[2].startswith(HIDDEN)
-        )
-
-    def temporaries(self, folder: str) -> Iterator[Stat]:
-        return (s for s in self._children(folder) if s.name.rpartition("/")[2].startswith(HIDDEN))
 
     def _children(self, folder: str) -> Sequence[Stat]:
         path, client = self._folder(folder), self.metadata

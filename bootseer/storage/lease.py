@@ -22,9 +22,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
+from bootseer.contexts import Closing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Store
 
@@ -79,7 +79,7 @@ def surely_dead(owner: Owner) -> bool:
     return _started_ticks(owner.pid) != owner.started_ticks
 
 
-class Lease:
+class Lease(Closing):
     """One acquired lease; as a context manager it releases at the end.
 
     A thread renews it. `lost` turns true when another broke it or when it could not be renewed
@@ -176,17 +176,6 @@ class Lease:
                     self._store.replace(_name(self._folder, self.generation), _encode(released))
             except BootseerError:
                 return
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Watch:

@@ -11,9 +11,9 @@ import shutil
 import stat as stat_module
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 
 from bootseer.atomic import Draft, sync_folder
+from bootseer.contexts import Committing
 from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, from_os_error
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
@@ -213,7 +213,7 @@ class LocalStore:
             raise from_os_error(error, f"make the folder {folder} in {self.url}") from error
 
 
-class LocalWriter:
+class LocalWriter(Committing):
     """`ObjectWriter` beside the final name; `close` syncs and renames."""
 
     def __init__(self, store: LocalStore, name: str, final: str) -> None:
@@ -243,20 +243,6 @@ class LocalWriter:
 
     def _told(self, error: OSError) -> Exception:
         return from_os_error(error, f"write {self._name} in {self._store.url}")
-
-    def __enter__(self) -> LocalWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
 
 def _stat(name: str, found: os.stat_result) -> Stat:

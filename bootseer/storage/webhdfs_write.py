@@ -12,8 +12,8 @@ import socket
 import ssl
 import time
 import uuid
-from types import TracebackType
 
+from bootseer.contexts import Committing
 from bootseer.errors import BootseerError, BusyError, StoreUnavailableError
 from bootseer.storage.answers import Target
 from bootseer.storage.attempt import Attempt
@@ -145,7 +145,7 @@ class Upload:
         return broken(error, self._origin, self._what, self._attempt)
 
 
-class WebHdfsWriter:
+class WebHdfsWriter(Committing):
     """`ObjectWriter` to a temporary name in the object's folder.
 
     With `keep_existing`, `won` says after `close` whether the name was free and is ours.
@@ -267,20 +267,6 @@ class WebHdfsWriter:
             retry_s=self._folder.options.retry_s,
         )
         return at_datanode(target, hints.place) if hints.place else target
-
-    def __enter__(self) -> WebHdfsWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
 
 def _readable(sock: socket.socket, wait_s: float) -> bool:

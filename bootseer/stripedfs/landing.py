@@ -12,10 +12,10 @@ import os
 import shutil
 import threading
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bootseer.atomic import sync_folder
+from bootseer.contexts import Closing
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
 
 SAVE_S = 1.0
@@ -23,7 +23,7 @@ NOTE_LIMIT_BYTES = 256 << 20
 Ranges = list[tuple[int, int]]
 
 
-class Landing:
+class Landing(Closing):
     """One destination being filled; a context manager that closes, and removes when it is told to.
 
     Raises BusyError when another get fills the same destination.
@@ -160,17 +160,6 @@ class Landing:
             os.pwrite(self._fd, data.ljust(length), 0)  # one write, so that no kill tears it
         except OSError as error:
             raise from_os_error(error, f"write {self._note}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _add(ranges: Ranges, start: int, end: int) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from bootseer.contexts import Committing
 from bootseer.errors import BootseerError, UsageError
 from bootseer.fuse.operations import FileSystemError
 from bootseer.storage.base import Store
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COPY_BYTES = 8 << 20
 
 
-class SavedFile:
+class SavedFile(Committing):
     """Takes a file's bytes in order; a context manager. Nothing is visible before `close`.
 
     Up to one chunk is kept in memory and becomes a plain object; more goes to the stripes as it
@@ -86,20 +86,6 @@ class SavedFile:
             head, self._head = self._head, bytearray()
             self._writer.write(head)
         return self._writer
-
-    def __enter__(self) -> SavedFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
 
 class Saving:

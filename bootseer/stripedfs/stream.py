@@ -6,9 +6,8 @@ import mmap
 import queue
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from bootseer.contexts import Committing
 from bootseer.errors import BootseerError, UsageError
 from bootseer.storage.base import ObjectWriter, Store
 from bootseer.stripedfs.draft import Draft
@@ -190,7 +189,7 @@ def _abort(writer: ObjectWriter) -> None:
         return  # the first error is the one to tell
 
 
-class StripedWriter:
+class StripedWriter(Committing):
     """A checkpoint file written from start to end; `close` publishes it, `abort` forgets it.
 
     Readers see what was there before until `close` has returned. A context manager: leaving by an
@@ -266,17 +265,3 @@ class StripedWriter:
         if self._failed is not None:
             self.closed = True
             raise self._failed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()

@@ -13,9 +13,8 @@ import posixpath
 import threading
 import time
 import uuid
-from types import TracebackType
-from typing import Self
 
+from bootseer.contexts import Committing
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import fields
@@ -44,7 +43,7 @@ from bootseer.stripedfs.walking import object_of
 PART = "part-"
 
 
-class TreeWriter:
+class TreeWriter(Committing):
     """One process's hand in a directory checkpoint; several threads may add at once.
 
     Leaving the block seals; a beginner that has not published by then removes everything.
@@ -193,22 +192,8 @@ class TreeWriter:
         except BadFieldError as error:
             raise CorruptDataError(f"{where} is damaged: {error}; write it anew") from error
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
-
-
-class TreeFileWriter:
+class TreeFileWriter(Committing):
     """A file of a tree written from start to end; `close` adds it, `abort` forgets it."""
 
     def __init__(
@@ -271,20 +256,6 @@ class TreeFileWriter:
                 self._tree._store.delete_tree(self._folder)
             except BootseerError:
                 return  # what is left is in a draft: gc finds it
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
 
 def _checked(path: str) -> str:

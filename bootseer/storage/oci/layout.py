@@ -14,9 +14,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 
 from bootseer.atomic import Draft
+from bootseer.contexts import Closing
 from bootseer.errors import (
     AccessDeniedError,
     CorruptDataError,
@@ -115,7 +115,7 @@ class LayoutStore(ReadOnlyStore):
         self._files.close()
 
 
-class LayoutStream:
+class LayoutStream(Closing):
     """`BlobStream` over a layout's file."""
 
     def __init__(self, path: str, digest: str, offset: int, *, verify: bool) -> None:
@@ -164,19 +164,8 @@ class LayoutStream:
         self._over = True
         self._file.close()
 
-    def __enter__(self) -> LayoutStream:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class LayoutRepository:
+class LayoutRepository(Closing):
     """`Repository` in a directory, which is made by the first push when it is not there."""
 
     def __init__(self, directory: str, *, writable: bool = False) -> None:
@@ -304,17 +293,6 @@ class LayoutRepository:
 
     def close(self) -> None:
         self._store.close()
-
-    def __enter__(self) -> LayoutRepository:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _called(self, version: str) -> str:
         return f"{version} in {LAYOUT_SCHEME}{self._directory}"

@@ -37,6 +37,7 @@ CHUNK_BYTES = 64 << 20  # a blob up to this size goes in one piece
 PIECE_BYTES = 1 << 20
 COMMIT_BYTES_S = 32 << 20  # how fast a registry, when all is there, may hash or copy a blob
 OCTETS = {"Content-Type": "application/octet-stream"}
+HEAD_REFUSED = frozenset((400, 401, 403, 405, 501))
 CHUNKS_REFUSED = frozenset((400, 404, 405, 411, 415, 416, 501))
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,19})")
 
@@ -94,14 +95,23 @@ class Uploader:
         what = f"look for {digest} in {self._place}"
 
         def ask() -> bool:
-            attempt = self._client.attempt()
-            tail = f"blobs/{digest}"
-            with self._client.open(self._endpoint, "HEAD", tail, {}, attempt, what) as exchange:
-                if exchange.status not in (200, 404):
-                    raise self._client.error(exchange, what)
-                return exchange.status == 200
+            found = self._holds("HEAD", digest, what)
+            # Where it was sent to an address that was signed for reading, asking is refused.
+            return self._holds("GET", digest, what) is True if found is None else found
 
         return retrying(ask, retry_s=self._client.options.retry_s)
+
+    def _holds(self, method: str, digest: str, what: str) -> bool | None:
+        """What the registry says, or whom it redirects to; None when that one would not say."""
+        headers = {"Range": "bytes=0-0"} if method == "GET" else {}
+        attempt, tail = self._client.attempt(), f"blobs/{digest}"
+        with self._client.open(self._endpoint, method, tail, headers, attempt, what) as exchange:
+            if exchange.status in (200, 206, 404, 416):  # 416: of an empty blob
+                return exchange.status != 404
+            elsewhere = exchange.authority != self._endpoint.authority
+            if method == "HEAD" and elsewhere and exchange.status in HEAD_REFUSED:
+                return None
+            raise self._client.error(exchange, what)
 
     def push(self, source: Source, mount_from: str, progress: Progress | None) -> bool:
         """Store a blob; False when nothing had to be sent."""

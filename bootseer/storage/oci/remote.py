@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from types import TracebackType
 from urllib.parse import quote
 
+from bootseer.contexts import Closing
 from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
@@ -59,7 +59,7 @@ HALF_WRITTEN = ("MANIFEST_BLOB_UNKNOWN", "DIGEST_INVALID")
 SURE = 2  # an entry that was there so often in a row is not lost any more
 
 
-class RegistryRepository:
+class RegistryRepository(Closing):
     """`Repository` over HTTP; any number of threads may use it."""
 
     def __init__(
@@ -202,17 +202,6 @@ class RegistryRepository:
 
     def close(self) -> None:
         self._blobs.close()
-
-    def __enter__(self) -> RegistryRepository:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _fetch(self, version: str, ability: str) -> tuple[bytes, str]:
         """A manifest's checked bytes and media type, which are remembered by digest."""

@@ -6,8 +6,8 @@ import hashlib
 import random
 import threading
 import time
-from types import TracebackType
 
+from bootseer.contexts import Closing
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -23,7 +23,7 @@ from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
 DISCARD_BYTES = 1 << 20
 
 
-class RemoteStream:
+class RemoteStream(Closing):
     """`BlobStream` from a repository's endpoints. One thread reads; any may cancel."""
 
     def __init__(self, client: Client, digest: str, offset: int, *, verify: bool) -> None:
@@ -99,17 +99,6 @@ class RemoteStream:
         """Let go of the connection; twice is safe."""
         self._over = True
         self._drop()
-
-    def __enter__(self) -> RemoteStream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _connect(self) -> None:
         number = self._failures
