@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from snapshot_client import Client
+
 from tools.containerd.server import NAMESPACE, Containerd
 
 NAME = "bootseer"
@@ -159,6 +161,11 @@ class Lab:
         """Name, parent and kind, as `ctr` lists them."""
         said = self.containerd("snapshots", "--snapshotter", NAME, "ls").stdout
         return [line.split() for line in said.splitlines()[1:]]
+
+    def client(self, *, lease: str) -> Client:
+        """Speaks to containerd's own snapshots service, under a lease."""
+        about = (("containerd-namespace", NAMESPACE), ("containerd-lease", lease))
+        return Client(self.containerd.address, about)
 
     def inside(self, *words: str) -> str:
         """A command's output in the namespaces."""

@@ -32,8 +32,11 @@ class RefusedError(Exception):
 
 
 class Client:
-    def __init__(self, socket_path: Path | str) -> None:
+    def __init__(self, socket_path: Path | str, about: Sequence[tuple[str, str]] = ()) -> None:
+        """`about` is sent with each call: what containerd itself wants to know of a client."""
         import grpc
+
+        self._about = about
 
         self._grpc = grpc
         self._types = wire.messages()
@@ -52,7 +55,7 @@ class Client:
         )
         message = getattr(self._types, request)(snapshotter="bootseer", **fields)
         try:
-            answer = call(message, timeout=60, wait_for_ready=True)
+            answer = call(message, timeout=60, wait_for_ready=True, metadata=self._about)
             return list(answer) if streams else answer
         except self._grpc.RpcError as error:
             raise RefusedError(error.code().name, error.details()) from error

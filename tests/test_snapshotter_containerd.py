@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +12,11 @@ from typing import Any
 import pytest
 from containerd_lab import Lab, until
 from images_lab import Image, directory, file, symlink, whiteout, write_layout
+from snapshot_client import RefusedError, remote_labels
 
 from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.snapshotter.records import Image as StockImage
+from bootseer.storage.oci.registry import Manifest, open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("containerd")]
 
@@ -45,9 +50,22 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab("--no-fill", cri=True) as made:
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the snapshotter is told to write events, by its option alone."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="module")
+def lab(events: Path) -> Iterator[Lab]:
+    with Lab("--no-fill", "--events", str(events), cri=True) as made:
         yield made
+
+
+def told(events: Path, name: str, ref: str) -> bool:
+    """Whether an event of that name tells of the image, whatever registry's name it goes by."""
+    lines = [line for path in events.iterdir() for line in path.read_text().splitlines()]
+    repository = ref.rpartition(":")[0]
+    return any(f'"name":"{name}"' in line and repository in line for line in lines)
 
 
 @pytest.fixture
@@ -55,7 +73,7 @@ def world(registry: Any, lab: Lab, tmp_path: Path) -> World:
     return World(registry, lab, tmp_path)
 
 
-def test_an_image_runs_though_no_layer_was_fetched(world: World) -> None:
+def test_an_image_runs_though_no_layer_was_fetched(world: World, events: Path) -> None:
     ref = world.push("lazy", base(), MIDDLE, TOP)
     before = len(world.registry.requests())
     world.lab.pull(ref)
@@ -67,6 +85,8 @@ def test_an_image_runs_though_no_layer_was_fetched(world: World) -> None:
     said = world.lab.run(ref, "sh", "-c", "echo new > /etc/new; cat /etc/new; ls /data")
     assert said == "new\nb\n"
     assert f"{ref}: mounted" in world.lab.said()
+    assert told(events, "image.snapshotter", ref)
+    assert told(events, "image.mount", ref)
 
 
 def _layers(world: World, name: str) -> Any:
@@ -100,12 +120,15 @@ def test_an_image_over_layers_of_a_lazy_one(world: World) -> None:
     assert "unpacked from its layers" in world.lab.said()
 
 
-def test_what_is_no_longer_used_is_unmounted_by_containerds_collection(world: World) -> None:
+def test_what_is_no_longer_used_is_unmounted_by_containerds_collection(
+    world: World, events: Path
+) -> None:
     ref = world.push("short", base(), [file("only", b"here")])
     world.lab.pull(ref)
     mounts = len(_image_mounts(world))
     world.lab.containerd("images", "rm", "--sync", ref)
     until(lambda: len(_image_mounts(world)) == mounts - 1, "the unmount", world.lab.said)
+    until(lambda: told(events, "image.reads", ref), "what its server counted", world.lab.said)
     world.lab.pull(ref)
     assert world.lab.run(ref, "cat", "/only") == "here"
 
@@ -126,6 +149,40 @@ def test_what_containerd_is_told_to_keep_stays(world: World) -> None:
     world.lab.containerd(*label, "containerd.io/gc.root=")
     world.lab.containerd("snapshots", "--snapshotter", "bootseer", "rm", top)
     until(lambda: len(_image_mounts(world)) == mounts - 1, "the unmount", world.lab.said)
+
+
+def test_what_a_lease_holds_stays_until_the_lease_goes(world: World) -> None:
+    """A client asks for the image's layers under a lease of its own; another pulls the image."""
+    ref = world.push("leased", [file("held", b"h")])
+    image, chain = _chain(ref)
+    lease = world.lab.containerd("leases", "create").stdout.strip()
+    leased, parent = world.lab.client(lease=lease), ""
+    for depth, name in enumerate(chain):
+        with pytest.raises(RefusedError, match="ALREADY_EXISTS"):
+            leased.prepare(f"lease {depth}", parent, remote_labels(name, image, depth))
+        parent = name
+    leased.close()
+    world.lab.pull(ref)
+    mounts = len(_image_mounts(world))
+    world.lab.containerd("images", "rm", "--sync", ref)
+    assert set(chain) <= {name for name, _ in names_and_parents(world)}
+    assert len(_image_mounts(world)) == mounts
+    world.lab.containerd("leases", "rm", "--sync", lease)
+    until(lambda: len(_image_mounts(world)) == mounts - 1, "the unmount", world.lab.said)
+    assert not set(chain) & {name for name, _ in names_and_parents(world)}
+
+
+def _chain(ref: str) -> tuple[StockImage, list[str]]:
+    """The image, and the names that containerd gives its layers."""
+    repository, parsed = open_repository(ref)
+    with repository:
+        found, manifest = repository.image(parsed.version)
+        config = json.loads(repository.blob(manifest.config, limit_bytes=1 << 20))
+    first, *others = config["rootfs"]["diff_ids"]
+    names = [first]
+    for diff_id in others:
+        names.append(f"sha256:{hashlib.sha256(f'{names[-1]} {diff_id}'.encode()).hexdigest()}")
+    return StockImage(found.digest, ref, tuple(layer.digest for layer in manifest.layers)), names
 
 
 def names_and_parents(world: World) -> list[tuple[str, str]]:
@@ -184,8 +241,6 @@ def test_a_damaged_block_image_is_noticed_and_the_image_pulled(
 
 def _artifact_blobs(registry: Any, ref: str) -> list[str]:
     """The blobs of an image's block image."""
-    from bootseer.storage.oci.registry import Manifest, open_repository
-
     repository, parsed = open_repository(ref)
     with repository:
         digest = repository.image(parsed.version)[0].digest

@@ -29,9 +29,13 @@ _TRIES = 3
 
 
 class Helper:
-    """Starts the process when first needed, and again when it died. Any thread may mount."""
+    """Starts the process when first needed, and again when it died. Any thread may mount.
 
-    def __init__(self) -> None:
+    What it mounts writes events to `events_dir`; with "" where this process's environment says.
+    """
+
+    def __init__(self, events_dir: str = "") -> None:
+        self._events_dir = os.path.abspath(events_dir) if events_dir else ""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,7 +85,10 @@ class Helper:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 command = [sys.executable, "-m", __name__]
-                self._process = subprocess.Popen(command, stdin=theirs.fileno())
+                events = {"BOOTSEER_EVENTS": self._events_dir} if self._events_dir else {}
+                self._process = subprocess.Popen(
+                    command, stdin=theirs.fileno(), env={**os.environ, **events}
+                )
             self._socket = ours
         return self._socket
 

@@ -50,7 +50,7 @@ class BlockImageMounter:
     def __init__(self, settings: LazySettings) -> None:
         self._settings = settings
         self._runtime = settings.runtime or default_runtime()
-        self._helper = Helper()
+        self._helper = Helper(settings.events_dir)
 
     def __enter__(self) -> BlockImageMounter:
         self._helper.start()
