@@ -144,6 +144,8 @@ class SignedBlobs(FakeServer):
         self.signatures: list[str] = []
         self.expired: set[str] = set()
         self.refusal = 403
+        self.head_refusal = 0  # what HEAD gets, where it is not allowed
+        self.gone = False
         super().__init__(self._object)
 
     def rule(self, sock: socket.socket, request: Request) -> bool | None:
@@ -160,6 +162,10 @@ class SignedBlobs(FakeServer):
         signature = request.target.rpartition("=")[2]
         if signature in self.expired or signature not in self.signatures:
             sock.sendall(head(f"{self.refusal} Expired", Content_Length=0))
+            return True
+        if (request.method == "HEAD" and self.head_refusal) or self.gone:
+            status = self.head_refusal if request.method == "HEAD" and self.head_refusal else 404
+            sock.sendall(head(f"{status} No", Content_Length=0))
             return True
         text = request.headers.get("range", "")
         if text.endswith("-"):

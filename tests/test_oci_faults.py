@@ -82,6 +82,26 @@ def test_a_redirect_is_told_no_login_and_asked_for_once(gate: Any) -> None:
         assert all("authorization" not in r.headers for r in blobs.requests)
 
 
+@pytest.mark.parametrize("refusal", [0, 403, 405])
+@pytest.mark.parametrize("missing", [False, True])
+def test_whether_a_blob_is_there_is_asked_where_it_is(
+    gate: Any, refusal: int, missing: bool
+) -> None:
+    """Addresses that are signed for reading alone refuse to be asked by HEAD."""
+    tokens = Tokens()
+    with SignedBlobs(DATA) as blobs:
+        blobs.head_refusal, blobs.gone = refusal, missing
+        gate.rules = [tokens.rule, blobs.rule]
+        with opened(gate.place, push=True) as repository:
+            assert repository.has_blob(DIGEST) is not missing
+            if not missing:
+                read(repository, 0)
+                assert repository.has_blob(DIGEST)
+        assert blobs.requests
+        assert all("authorization" not in r.headers for r in blobs.requests)
+        assert all(r.headers.get("range") for r in blobs.requests if r.method == "GET")
+
+
 @pytest.mark.parametrize("refusal", [400, 401, 403, 404, 410])
 def test_an_expired_signature_is_fetched_anew(gate: Any, refusal: int) -> None:
     with SignedBlobs(DATA) as blobs:

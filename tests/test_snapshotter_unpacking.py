@@ -24,6 +24,7 @@ from images_lab import (
 
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.snapshotter import unpacking
+from bootseer.imageprefetch.sources import diff_ids_of
 from bootseer.storage.oci.registry import open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("podman")]
@@ -84,10 +85,11 @@ def unpacked(ref: str, layers: int, target: Path) -> Path:
     repository, parsed = open_repository(ref)
     with repository:
         manifest = repository.image(parsed.version)[1]
+        config = repository.blob(manifest.config, limit_bytes=1 << 20)
         opened = [
-            (layer.digest, unpacking.opened_layer(repository, layer.digest))
-            for layer in manifest.layers[:layers]
-        ]
+            (layer.digest, unpacking.opened_layer(repository, layer.digest, diff_id))
+            for layer, diff_id in zip(manifest.layers, diff_ids_of(config), strict=True)
+        ][:layers]
         unpacking.unpack(opened, str(target))
     return target
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bootseer.blocks.extent import PAGE_BYTES
 from bootseer.blocks.trace import LIMITS, NEAR_MS, Touched, Trace
@@ -18,7 +18,7 @@ class Recorder:
 
     `touch` is for what a program asked for itself: whoever reads ahead, replays or fills calls
     nothing here. Memory is one byte a page around what was touched, and the touches themselves,
-    of which `most_extents` are kept.
+    of which `most_extents` are kept. One that goes on for another began `elapsed_s` ago.
     """
 
     def __init__(
@@ -31,12 +31,13 @@ class Recorder:
         page_bytes: int = PAGE_BYTES,
         most_extents: int = LIMITS.extents,
         clock: Callable[[], float] = time.monotonic,
+        elapsed_s: float = 0.0,
     ) -> None:
         self._about = (object_name, size_bytes, workload, page_bytes)
         self._page_bytes, self._size_bytes = page_bytes, size_bytes
         self._most_extents = most_extents
         self._clock = clock
-        self._begun_s = clock()
+        self._begun_s = clock() - elapsed_s
         self._window_s = window_s
         self._recording = True
         self._lock = threading.Lock()
@@ -88,6 +89,19 @@ class Recorder:
                 last[1] += count
                 return
         self._touches.append([first, count, at_ms])
+
+    def since(self, number: int) -> list[tuple[int, int, int]]:
+        """Touches from the `number`-th on: first page, pages, milliseconds. The last may grow."""
+        with self._lock:
+            return [(first, count, at_ms) for first, count, at_ms in self._touches[number:]]
+
+    def restore(self, touches: Iterable[tuple[int, int, int]]) -> None:
+        """Begin with what `since` told of another recorder; pages outside the object are not."""
+        pages = -(-self._size_bytes // self._page_bytes)
+        with self._lock:
+            for first, count, at_ms in touches:
+                if len(self._touches) < self._most_extents:
+                    self._mark(first, min(first + count, pages), at_ms)
 
     def end(self) -> None:
         """The first step was reached, or nobody cares any more; twice is safe."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bootseer.cli import sizes
+from bootseer.cli.image_options import serving_options
 
 
 @click.command(
@@ -42,65 +42,12 @@ from bootseer.cli import sizes
     help="Mount lazily what lies there and nothing else; repeatable. See docs/snapshotter.md, "
     "Safety.",
 )
-@click.option(
-    "--workload",
-    envvar="BOOTSEER_IMAGE_WORKLOAD",
-    default="",
-    metavar="NAME",
-    help="Whose hot sets are replayed, and whose starts are recorded.",
-)
-@click.option(
-    "--cache",
-    envvar="BOOTSEER_CACHE",
-    default="",
-    metavar="PATH",
-    help="This node's directory for what is kept of images.",
-)
-@click.option(
-    "--cache-limit",
-    "cache_limit_bytes",
-    envvar="BOOTSEER_IMAGE_CACHE_LIMIT",
-    callback=sizes.parsed,
-    metavar="SIZE",
-    default="64GiB",
-    show_default=True,
-    help="The largest size of the blocks kept there.",
-)
-@click.option(
-    "--fill/--no-fill",
-    envvar="BOOTSEER_IMAGE_FILL",
-    default=True,
-    show_default=True,
-    help="Fetch the rest of an image too, when nothing else wants the link.",
-)
-@click.option(
-    "--fill-rate",
-    "fill_rate_bytes_s",
-    envvar="BOOTSEER_IMAGE_FILL_RATE",
-    callback=sizes.parsed,
-    metavar="SIZE",
-    default="0",
-    help="Bytes a second that filling may take, each image; 0 = any.",
-)
-@click.option(
-    "--record/--no-record",
-    envvar="BOOTSEER_IMAGE_MOUNT_RECORD",
-    default=True,
-    show_default=True,
-    help="Record what starts read.",
-)
+@serving_options
 @click.option(
     "--plain-http",
     multiple=True,
     metavar="HOST",
     help="A registry that speaks http (on loopback they may); repeatable.",
-)
-@click.option(
-    "--runtime",
-    envvar="BOOTSEER_RUNTIME",
-    default="",
-    metavar="PATH",
-    help="Where the images' servers keep their state.",
 )
 @click.option(
     "--events",

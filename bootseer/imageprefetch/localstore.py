@@ -17,7 +17,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +28,10 @@ VERSION = 1
 _MOST_BYTES = 1 << 20  # of a JSON file
 _IMAGE = "image.json"
 _FETCHED = ("meta", "table", "pack", "files")
+DEFAULT_NAME = "_default"  # file or folder of the workload ""; no other can be called so
+OWN = "own"  # folder of an image: hot sets that this node made for itself
 _PACK_AGE_S = 24 * 3600.0
+LIMIT_BYTES = 16 << 30
 UNUSED_S = 30 * 24 * 3600.0  # after that an image that was not mounted is fetched again
 
 
@@ -51,6 +55,10 @@ class KeptImage:
     meta: str
     table: str
     packs: dict[str, KeptPack] = dataclasses.field(default_factory=dict)
+
+
+def _certainly(_: str) -> AbstractContextManager[bool]:
+    return contextlib.nullcontext(True)
 
 
 class LocalStore:
@@ -141,24 +149,52 @@ class LocalStore:
         with contextlib.suppress(OSError):
             os.utime(os.path.join(self.folder_of(digest), _IMAGE))
 
-    def expire(self, in_use: Iterable[str] = (), unused_s: float = UNUSED_S) -> None:
+    def expire(
+        self,
+        in_use: Iterable[str] = (),
+        unused_s: float = UNUSED_S,
+        limit_bytes: int = LIMIT_BYTES,
+        unused: Callable[[str], AbstractContextManager[bool]] = _certainly,
+    ) -> None:
         """Remove what was fetched of images that nobody mounted for so long; nothing raises.
 
-        Traces, and hot sets made here, stay; and all of the images `in_use` (digests).
+        Then that of those that were not mounted for longest, until all of it together has
+        `limit_bytes` at most. Traces, and hot sets that were built by command, stay; and all of
+        the images `in_use` (digests), which count. `unused` is asked before one is removed, and
+        keeps it from being mounted meanwhile.
         """
         stay = {self.folder_of(digest) for digest in in_use}
+        rows = []
         with contextlib.suppress(OSError):
             for folder in os.scandir(self.folder):
-                if folder.path in stay:
-                    continue
                 with contextlib.suppress(OSError):
-                    told = os.stat(os.path.join(folder.path, _IMAGE))
-                    if time.time() - told.st_mtime > unused_s:
-                        _remove_fetched(folder.path)
+                    used_s = os.stat(os.path.join(folder.path, _IMAGE)).st_mtime
+                    rows.append((used_s, folder.path, _fetched_bytes(folder.path)))
+        left_bytes = sum(size for _, _, size in rows)
+        for used_s, path, size in sorted(rows):
+            old = time.time() - used_s > unused_s
+            if path not in stay and (old or left_bytes > limit_bytes):
+                digest = os.path.basename(path).replace("-", ":", 1)
+                with contextlib.suppress(OSError), unused(digest) as free:
+                    if free:
+                        _remove_fetched(path)
+                        left_bytes -= size
 
     def forget(self, digest: str) -> None:
         """Remove all that is kept of an image, its traces too."""
         shutil.rmtree(self.folder_of(digest), ignore_errors=True)
+
+
+def _fetched_bytes(folder: str) -> int:
+    """What `_remove_fetched` would free."""
+    found = 0
+    for place, _, names in os.walk(folder):
+        own = os.path.relpath(place, folder).split(os.sep)[0] == OWN
+        for name in names:
+            if own or (place == folder and name.partition("-")[0] in _FETCHED):
+                with contextlib.suppress(OSError):
+                    found += os.lstat(os.path.join(place, name)).st_size
+    return found
 
 
 def _remove_fetched(folder: str) -> None:
@@ -166,6 +202,8 @@ def _remove_fetched(folder: str) -> None:
     for entry in os.scandir(folder):
         if entry.name.partition("-")[0] in _FETCHED and entry.is_file(follow_symlinks=False):
             os.unlink(entry.path)
+        elif entry.name == OWN and entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 class KeptFrames:

@@ -45,9 +45,10 @@ _POLL_S = 0.005
 class MountSettings:
     """One mount of the image `ref` at `directory`, which is there.
 
-    "" for `cache` and `runtime` are this node's usual places. With `fill`, what the start did not
-    read follows when nothing else wants the link, at `fill_rate_bytes_s` at most (0 = any). With
-    `record`, what programs read until the first step (told in `events_dir`) or for
+    "" for `cache` and `runtime` are this node's usual places. Blocks there have at most
+    `cache_limit_bytes`, all else that is kept of images `kept_limit_bytes`. With `fill`, what the
+    start did not read follows when nothing else wants the link, at `fill_rate_bytes_s` at most
+    (0 = any). With `record`, what programs read until the first step (told in `events_dir`) or for
     `record_window_s` is merged into the workload's trace, in the folder `traces` ("": the
     image's own in the cache). A read that gets no bytes for `deadline_s` fails. `loop` mounts
     over loop devices (None: where the kernel needs them); `hot` replays the hot set.
@@ -58,6 +59,7 @@ class MountSettings:
     workload: str = ""
     cache: str = ""
     cache_limit_bytes: int = 64 << 30
+    kept_limit_bytes: int = 16 << 30
     runtime: str = ""
     fill: bool = True
     fill_rate_bytes_s: int = 0
@@ -116,7 +118,7 @@ def mount(settings: MountSettings) -> Mounted:
             )
         except BaseException:  # a signal too: nothing half-mounted stays
             state.release()
-            runtime.sweep(state.folder)
+            runtime.sweep(state.folder, also_mounts=True)
             raise
         state.release()
         found = _mounted(settings, answer)

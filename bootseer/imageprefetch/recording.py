@@ -18,6 +18,7 @@ from types import TracebackType
 from bootseer.blocks.recorder import WINDOW_S, Recorder
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError
+from bootseer.imageprefetch.journal import SAVE_S, Journal
 from bootseer.imageprefetch.traces import TraceStore
 from bootseer.profiler import events
 
@@ -87,12 +88,33 @@ def _is_first_step(line: bytes, after_ns: int) -> bool:
     return not after_ns or (isinstance(at_ns, int) and at_ns >= after_ns)
 
 
+class LateRecorder(Recorder):
+    """Asks for the name of what it records at its end: that may need a whole block table."""
+
+    def __init__(
+        self,
+        named: Callable[[], str],
+        size_bytes: int,
+        workload: str,
+        *,
+        window_s: float,
+        elapsed_s: float,
+    ) -> None:
+        super().__init__("", size_bytes, workload, window_s=window_s, elapsed_s=elapsed_s)
+        self._named = named
+
+    def trace(self, *, full: bool) -> Trace:
+        return dataclasses.replace(super().trace(full=full), object=self._named())
+
+
 class StartRecording:
     """Ends a recorder at the first step, and merges its trace into a store; a context manager.
 
     `full` is asked once, at the end: whether this was a cold start to which nothing was replayed.
-    `ended` is called with the merged trace, or with None where nothing was touched or kept. What
-    goes wrong here never reaches the start: it is told by an event.
+    `journal` gets the touches in small steps meanwhile; one that is resumed for a server that died
+    tells since when (`begun_ns`) the first step is looked for. `ended` is called with the merged
+    trace, or with None where nothing was touched or kept. What goes wrong here never reaches the
+    start: it is told by an event.
     """
 
     def __init__(
@@ -104,10 +126,12 @@ class StartRecording:
         events_dir: str = "",
         window_s: float = WINDOW_S,
         ended: Callable[[Trace | None], None] | None = None,
+        journal: Journal | None = None,
+        begun_ns: int = 0,
     ) -> None:
-        self._recorder, self._store = recorder, store
+        self._recorder, self._store, self._journal = recorder, store, journal
         self._full, self._ended = full, ended
-        self._watch = FirstStepWatch(events_dir) if events_dir else None
+        self._watch = FirstStepWatch(events_dir, begun_ns) if events_dir else None
         self._window_s = window_s
         self._closing = threading.Event()
         self._kept = threading.Lock()
@@ -121,13 +145,19 @@ class StartRecording:
         return self
 
     def _run(self) -> None:
-        wait_s = self._window_s if self._watch is None else POLL_S
+        wait_s = self._window_s if self._journal is None else SAVE_S
+        wait_s = wait_s if self._watch is None else POLL_S
         left_s = self._window_s
+        unsaved_s = 0.0
         reached = False
         while not reached and left_s > 0:
             if self._closing.wait(min(wait_s, left_s)):
                 return  # `close` keeps the trace
             left_s -= wait_s
+            unsaved_s += wait_s
+            if self._journal is not None and unsaved_s >= SAVE_S:
+                unsaved_s = 0.0
+                self._journal.save(self._recorder)
             reached = self._watch is not None and self._watch.reached()
         self._keep("first step" if reached else "window")
 
@@ -139,8 +169,11 @@ class StartRecording:
             self.why = why
             self._recorder.end()
             merged = self._merge()
-        if self._ended is not None:
-            self._ended(merged)
+            if self._journal is not None:
+                self._journal.remove()
+            # Under the lock: who closes at this moment ends the process right behind it.
+            if self._ended is not None:
+                self._ended(merged)
 
     def _merge(self) -> Trace | None:
         trace = self._recorder.trace(full=self._full())

@@ -4,8 +4,8 @@
 of them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
 server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is
 mounted nowhere in the server's namespace: others may still use it), `metadata` (where the cache
-has no room for it). All of it goes with the server; what a killed one left is removed by whoever
-comes next.
+has no room for it), `touches` (what was recorded so far). All of it goes with the server; what a
+killed one left is removed by whoever comes next.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
 """
@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mounts import Mounted, find_mount, parse_mountinfo, unmount
 
 FRONT, LOCK, META, SERVER, LEFT = "front", "lock", "meta", "server.json", "left"
-SPARE_META = "metadata"
+SPARE_META, TOUCHES = "metadata", "touches"
 _BORN_WITHIN_S = 3600.0
 
 
@@ -117,8 +117,24 @@ def bringing_up(runtime: str, digest: str) -> Iterator[None]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def unused(runtime: str, digest: str) -> Iterator[bool]:
+    """Whether no server here has an image; as long as the block lasts, none brings it up."""
+    try:
+        fd = _locked(
+            os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock"), wait=False
+        )
+    except OSError:
+        yield False
+        return
+    try:
+        yield all(server.digest != digest for server in known(runtime))
+    finally:
+        os.close(fd)
+
+
 def servers(runtime: str) -> list[Server]:
-    """All living servers that have mounted their image; what dead ones left is removed."""
+    """All servers that live, or whose mount does; what dead ones left is removed."""
     base = os.path.join(runtime, "images")
     try:
         names = [name for name in os.listdir(base) if not name.endswith(".lock")]
@@ -144,10 +160,13 @@ def known(runtime: str) -> list[Server]:
     return [found for name in names if (found := _read(os.path.join(base, name))) is not None]
 
 
-def sweep(folder: str) -> None:
-    """Remove what a server left, if none of its processes lives."""
+def sweep(folder: str, *, also_mounts: bool = False) -> None:
+    """Remove what a server left, if none of its processes lives.
+
+    A mount that needs no server stays, unless `also_mounts`.
+    """
     if not _is_held(folder):
-        _clear(folder)
+        _clear(folder, also_mounts=also_mounts)
 
 
 def _is_held(folder: str) -> bool:
@@ -207,7 +226,7 @@ def _unmount_untold(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    for name in (META, SPARE_META, SERVER, f"{SERVER}.new", LEFT, LOCK):
+    for name in (META, SPARE_META, TOUCHES, SERVER, f"{SERVER}.new", LEFT, LOCK):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):

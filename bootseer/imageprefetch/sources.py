@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -137,14 +137,19 @@ class RepositoryLayers(_Closing):
         if self._spool is None:
             with open_file(self._paths[number], layer.size_bytes, self._progress) as source:
                 checked = _Checked(source, layer.digest)
-                with ahead(unpacked(checked)) as pieces:
+                content = Unpacked(unpacked(checked))
+                with ahead(content.pieces) as pieces:
                     yield pieces
+                    content.drain(pieces)
                 checked.finish()
+            content.check(layer.digest, self.diff_ids[number])
             return
         spooled = self._spool.open(layer.digest)
         try:
-            with ahead(unpacked(spooled), spooled.cancel) as pieces:
+            content = Unpacked(unpacked(spooled))
+            with ahead(content.pieces, spooled.cancel) as pieces:
                 yield pieces
+                content.drain(pieces)
             while spooled.read(_PIECE_BYTES):
                 pass  # its end comes only when the digest was right
         except CorruptDataError:
@@ -153,6 +158,7 @@ class RepositoryLayers(_Closing):
             raise
         finally:
             spooled.close()
+        content.check(layer.digest, self.diff_ids[number])
 
     def _look_at(self, layer: Descriptor) -> None:
         """Raise CorruptDataError where a layer that makes no sense has arrived damaged."""
@@ -264,27 +270,42 @@ class ArchiveLayers(_Closing):
     @contextmanager
     def opened(self, number: int) -> Iterator[Iterator[bytes]]:
         offset, length = self._parts[number]
-        check = hashlib.sha256()
-        with (
-            open_file(self._archive.path, length, self._progress, offset) as source,
-            ahead(_hashed(unpacked(source), check.update)) as pieces,
-        ):
-            yield pieces
-            behind = 0
-            for piece in pieces:  # what stands behind the tar file's end counts in the digest
-                behind += len(piece)
-                if behind > _MOST_BEHIND_BYTES:
-                    break
-        if f"sha256:{check.hexdigest()}" != self.diff_ids[number]:
+        name = f"{number} of {self._archive.path}"
+        with open_file(self._archive.path, length, self._progress, offset) as source:
+            content = Unpacked(unpacked(source))
+            with ahead(content.pieces) as pieces:
+                yield pieces
+                content.drain(pieces)
+        content.check(name, self.diff_ids[number])
+
+
+class Unpacked:
+    """A layer's tar bytes on their way, and whether they are those that its image names."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._check = hashlib.sha256()
+        self.pieces = self._hashed(pieces)
+
+    def _hashed(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self._check.update(piece)
+            yield piece
+
+    def drain(self, pieces: Iterator[bytes]) -> None:
+        """Take what stands behind the tar file's end, which counts in the digest."""
+        behind = 0
+        for piece in pieces:
+            behind += len(piece)
+            if behind > _MOST_BEHIND_BYTES:
+                break
+
+    def check(self, layer: str, diff_id: str) -> None:
+        """Raise CorruptDataError unless these were all bytes of `diff_id`."""
+        if f"sha256:{self._check.hexdigest()}" != diff_id:
             raise CorruptDataError(
-                f"layer {number} of {self._archive.path} has other bytes than its digest says"
+                f"the layer {layer} unpacks to other bytes than the image's config says "
+                f"({diff_id}): no container program would take it; make and push the image again"
             )
-
-
-def _hashed(pieces: Iterator[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
-    for piece in pieces:
-        update(piece)
-        yield piece
 
 
 def same_tree(some: Sequence[str], others: Sequence[str], what: str) -> None:

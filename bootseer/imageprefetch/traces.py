@@ -19,10 +19,10 @@ from pathlib import Path
 from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
+from bootseer.imageprefetch.localstore import DEFAULT_NAME
 from bootseer.profiler import events
 
 SUFFIX = ".trace"
-DEFAULT_NAME = "_default"  # file of the workload ""; no other can be called so
 _WORKLOAD = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
 

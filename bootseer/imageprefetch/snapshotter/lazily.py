@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootseer.config import default_runtime
-from bootseer.errors import AccessDeniedError, BootseerError, BusyError
+from bootseer.errors import AccessDeniedError, BootseerError, BusyError, CorruptDataError
 from bootseer.fuse.mounts import find_mount, unmount
 from bootseer.imageprefetch import mounting, runtime
 from bootseer.imageprefetch.mounting import MountSettings
@@ -35,6 +35,7 @@ class LazySettings:
     workload: str = ""
     cache: str = ""
     cache_limit_bytes: int = 64 << 30
+    kept_limit_bytes: int = 16 << 30
     runtime: str = ""
     fill: bool = True
     fill_rate_bytes_s: int = 0
@@ -95,11 +96,17 @@ class BlockImageMounter:
         return answers(directory, self._runtime)
 
     def unpack(self, image: Image, layers: int, directory: str) -> None:
+        from bootseer.imageprefetch.sources import CONFIG_BYTES, diff_ids_of
+
         with self._repository(image.reference) as repository:
+            config = repository.image(image.digest)[1].config
+            diff_ids = diff_ids_of(repository.blob(config, limit_bytes=CONFIG_BYTES))
+            if len(diff_ids) != len(image.layers):
+                raise CorruptDataError(f"the config of {image.digest} lists other layers")
             opened = [
-                (digest, unpacking.opened_layer(repository, digest))
-                for digest in image.layers[:layers]
-            ]
+                (digest, unpacking.opened_layer(repository, digest, diff_id))
+                for digest, diff_id in zip(image.layers, diff_ids, strict=True)
+            ][:layers]
             unpacking.unpack(opened, directory)
 
     def _repository(self, reference: str) -> Repository:

@@ -144,15 +144,19 @@ def _set_owner(entry: Entry, path: bytes) -> None:
         os.setxattr(path, name, value, follow_symlinks=False)
 
 
-def opened_layer(repository: Repository, digest: str) -> OpenLayer:
-    """A layer's tar bytes from a registry, its stored bytes checked by their end."""
+def opened_layer(repository: Repository, digest: str, diff_id: str) -> OpenLayer:
+    """A layer's tar bytes from a registry, stored and unpacked bytes checked by their end."""
     from bootseer.imageprefetch.layers import ahead, unpacked
+    from bootseer.imageprefetch.sources import Unpacked
 
     @contextmanager
     def opened() -> Iterator[Iterator[bytes]]:
-        with repository.stream(digest) as stream, ahead(unpacked(stream)) as pieces:
-            yield pieces
-            for _ in pieces:
-                pass  # what stands behind the last member; at the end the digest was checked
+        with repository.stream(digest) as stream:
+            content = Unpacked(unpacked(stream))
+            with ahead(content.pieces) as pieces:
+                yield pieces
+                for _ in pieces:
+                    pass  # what stands behind the last member; at the end the digest was checked
+        content.check(digest, diff_id)
 
     return opened
