@@ -270,7 +270,7 @@ sys.stdin.read()
 def test_a_busy_machine_takes_no_memory_without_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracefs, "MOST_ADDED", 3)
+    monkeypatch.setattr(tracefs, "MOST_BYTES", 1000)
     file = cold(tmp_path / "file", 64 * PAGE)
     with Tracer() as tracer:
         fd = os.open(file, os.O_RDONLY)
@@ -279,7 +279,7 @@ def test_a_busy_machine_takes_no_memory_without_bound(
             os.pread(fd, 1, page * PAGE)
         os.close(fd)
         tracer.close()
-        assert len(tracer.added) == 3
+        assert len(tracer.heard()) < 64
         assert tracer.lost
 
 

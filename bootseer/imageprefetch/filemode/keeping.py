@@ -9,58 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
-import re
 from collections.abc import Iterator
 
-from bootseer.errors import CorruptDataError, NotFoundError, UsageError, from_os_error
+from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch.filemode import format as filetraces
 from bootseer.imageprefetch.filemode.format import FileTrace
+from bootseer.imageprefetch.filemode.naming import check_image, image_here, object_name
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import StoreOptions
 
-FOLDER = "files"
-SUFFIX = ".files"
-DEFAULT_NAME = "_default"  # of the workload ""; no other can be called so
-_WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# What an image's layers decide and a start does not change.
-_TELLING = (
-    "/etc/os-release",
-    "/usr/bin",
-    "/usr/lib",
-    "/usr/local/bin",
-    "/usr/local/lib",
-    "/opt",
-    "/usr/local/lib/python*/site-packages",
-    "/usr/lib/python3/dist-packages",
-)
-
-
-def check_image(name: str) -> str:
-    """Return an image's name as objects use it (`sha256:…` becomes `sha256-…`), or UsageError."""
-    plain = name.replace(":", "-").replace("/", "_").replace("@", "-")
-    if not _IMAGE.fullmatch(plain):
-        raise UsageError(f"{name[:120]!r} cannot name an image's traces; give its digest")
-    return plain
-
-
-def image_here() -> str:
-    """A name for the image that this process runs in, the same on every node.
-
-    From the sizes and times of directories that its layers made, and its release file. It only
-    keeps traces of different images apart: what is read ahead is checked file by file.
-    """
-    import glob
-
-    digest = hashlib.sha256()
-    for pattern in _TELLING:
-        for path in sorted(glob.glob(pattern)):
-            with contextlib.suppress(OSError):
-                status = os.stat(path)
-                digest.update(f"{path} {int(status.st_mtime)}\n".encode())
-    return f"here-{digest.hexdigest()[:32]}"
+__all__ = ["Keeper", "check_image", "image_here"]
 
 
 class Keeper:
@@ -76,11 +35,7 @@ class Keeper:
 
     def name(self, image: str, workload: str) -> str:
         """The object that holds a workload's trace."""
-        if workload and not _WORKLOAD.fullmatch(workload):
-            raise UsageError(
-                f"{workload[:120]!r} is no workload; use up to 100 letters, digits, '.', '_', '-'"
-            )
-        return f"{FOLDER}/{check_image(image)}/{workload or DEFAULT_NAME}{SUFFIX}"
+        return object_name(image, workload)
 
     def load(self, image: str, workload: str = "") -> FileTrace | None:
         """A workload's merged trace; None when there is none. CorruptDataError: it is damaged."""

@@ -94,6 +94,21 @@ class Mapped:
         return self._pages
 
 
+def mapping_order(pids: Iterable[int]) -> dict[str, int]:
+    """Path to rank, for the files that these processes have mapped now: about the order in which
+    they were, as the kernel puts each mapping below the one before."""
+    out: dict[str, int] = {}
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as file:
+                found = sorted(file_maps(file.read()), key=lambda one: -one[2])
+        except OSError:
+            continue  # ended meanwhile, or not ours to look at
+        for path, *_ in found:
+            out.setdefault(path, len(out))
+    return out
+
+
 def file_maps(maps: bytes) -> Iterator[tuple[str, int, int, int]]:
     """(path, first address, end address, file offset) of every file that `maps` lists. Pure."""
     for line in maps.splitlines():

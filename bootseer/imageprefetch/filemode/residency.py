@@ -22,7 +22,7 @@ _CAP_FOWNER = 3
 
 
 class Asker:
-    """Asks about files; knows of which ones this process is told the truth."""
+    """Asks about files; knows of which ones this process is told the truth. `owns_all`: of all."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -40,14 +40,14 @@ class Asker:
         self._munmap.argtypes = (address, size)
         self._mincore.argtypes = (address, size, address)
         self._uid = os.geteuid()
-        self._owns_all = _effective_capability(_CAP_FOWNER)
+        self.owns_all = effective_capability(_CAP_FOWNER)
         self._supported = mmap.PAGESIZE == PAGE_BYTES
 
     def may_ask(self, status: os.stat_result, path: str) -> bool:
         """Whether the kernel tells us the truth about this file."""
         if not self._supported:
             return False
-        if self._owns_all or status.st_uid == self._uid:
+        if self.owns_all or status.st_uid == self._uid:
             return True
         try:
             return os.access(path, os.W_OK, effective_ids=True)
@@ -97,7 +97,7 @@ def page_runs(marks: bytes, offset: int) -> list[Extent]:
     return out
 
 
-def _effective_capability(number: int) -> bool:
+def effective_capability(number: int) -> bool:
     """Whether this process has a capability; False where that cannot be told."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:

@@ -1,4 +1,8 @@
-"""File mode beside a job's start: replay at once, record until the first step, keep the trace."""
+"""File mode beside a job's start: replay at once, record until the first step, keep the trace.
+
+A replay has the job's own priority. Without one nothing is urgent, and all is done at the lowest
+priority from the beginning; what only the end of a recording needs is loaded then.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.filemode.format import FileTrace
-from bootseer.imageprefetch.filemode.keeping import Keeper, check_image, image_here
-from bootseer.imageprefetch.filemode.places import DEFAULT_ROOTS
-from bootseer.imageprefetch.filemode.replaying import SHARE, Replayed, ReplaySettings, replay
+from bootseer.imageprefetch.filemode import lowly, naming
 from bootseer.profiler.events import NullWriter, Writer
-from bootseer.storage.options import StoreOptions
 
-if TYPE_CHECKING:  # loaded when recording begins: replay comes first
-    from bootseer.imageprefetch.filemode.recording import Recording
+if TYPE_CHECKING:  # loaded when they are needed: replay comes first
+    from bootseer.imageprefetch.filemode.following import Following
+    from bootseer.imageprefetch.filemode.format import FileTrace
+    from bootseer.imageprefetch.filemode.keeping import Keeper
+    from bootseer.imageprefetch.filemode.replaying import Replayed
     from bootseer.imageprefetch.recording import FirstStepWatch
 
 POLL_S = 0.2
@@ -37,26 +39,26 @@ _LONGEST_LOCK_NAME = 100
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartSettings:
     """`place` is a directory or a store's URL; `image` names the image's traces in it, empty: see
-    `keeping.image_here`. `most_bytes` as in `ReplaySettings`. `began_ns`: when the start began, on
-    the wall clock; a quick job may have had its first step before anybody looks for it."""
+    `naming.image_here`. `share` and `most_bytes` as in `ReplaySettings`. `began_ns`: when the start
+    began, on the wall clock; a quick job may have had its first step before anybody looks for it.
+    `options` are the fields of `StoreOptions`."""
 
     place: str
     image: str = ""
     workload: str = ""
-    roots: tuple[str, ...] = DEFAULT_ROOTS
+    roots: tuple[str, ...] = ("/",)
     record: Literal["auto", "always", "never"] = "auto"
     window_s: float = WINDOW_S
-    share: float = SHARE
+    share: float = 0.25
     most_bytes: int | None = None
     began_ns: int = 0
-    options: StoreOptions | None = None
+    options: Mapping[str, Any] | None = None
 
 
 def run(request: Mapping[str, Any], writer: NullWriter, pid: int) -> None:
-    """`accompany` by plain values: the fields of `StartSettings`, options as a table."""
+    """`accompany` by plain values: the fields of `StartSettings`."""
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
-    options = StoreOptions(**values.pop("options"))
-    accompany(StartSettings(**values, options=options), writer, pid)
+    accompany(StartSettings(**values), writer, pid)
 
 
 def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
@@ -64,46 +66,74 @@ def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
 
     Raises BootseerError for what made it impossible; the job is not concerned by any of it.
     """
-    image = check_image(settings.image or image_here())
+    cache_before = lowly.cache_bytes()
+    image = naming.check_image(settings.image or naming.image_here())
     with _alone(f"{image}.{settings.workload}") as alone:
         if not alone:
             writer.point("image.replay", attributes={"bootseer.why": "another start does it"})
             return
-        with _Job(pid) as job, Keeper(settings.place, settings.options) as keeper:
+        if naming.is_absent(settings.place, image, settings.workload):
+            lowly.go_idle()
+        with _Job(pid) as job, _keeper(settings) as keeper:
             job.watch()
             trace = _known(keeper, image, settings, writer)
             job.left_s = LEFT_S
-            _accompany(settings, writer, job, keeper, image, trace)
+            replayed = _replay(settings, writer, job, trace)
+            if _worth_it(settings, trace, replayed):
+                lowly.go_idle()
+                _record(_Start(settings, writer, job, cache_before), keeper, image, trace, replayed)
 
 
-def _accompany(
-    settings: StartSettings,
-    writer: NullWriter,
-    job: _Job,
-    keeper: Keeper,
-    image: str,
-    trace: FileTrace | None,
+def _keeper(settings: StartSettings) -> Keeper:
+    from bootseer.imageprefetch.filemode.keeping import Keeper
+    from bootseer.storage.options import StoreOptions
+
+    return Keeper(settings.place, StoreOptions(**(settings.options or {})))
+
+
+def _replay(
+    settings: StartSettings, writer: NullWriter, job: _Job, trace: FileTrace | None
+) -> Replayed | None:
+    if trace is None:
+        return None
+    from bootseer.imageprefetch.filemode.replaying import ReplaySettings, replay
+
+    about = ReplaySettings(
+        roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
+    )
+    done = replay(trace, about, stop=lambda: job.ended)
+    writer.point("image.replay", attributes=_told(done, trace))
+    return done
+
+
+class _Start(NamedTuple):
+    """A start being recorded. `cache_before`: see `Following`."""
+
+    settings: StartSettings
+    writer: NullWriter
+    job: _Job
+    cache_before: int | None
+
+
+def _record(
+    start: _Start, keeper: Keeper, image: str, trace: FileTrace | None, replayed: Replayed | None
 ) -> None:
-    done = Replayed()
-    if trace is not None:
-        about = ReplaySettings(
-            roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
-        )
-        done = replay(trace, about, stop=lambda: job.ended)
-        writer.point("image.replay", attributes=_told(done, trace))
-    if settings.record == "never" or not _worth_it(settings, trace, done):
-        return
-    from bootseer.imageprefetch.filemode.recording import Recording, RecordSettings
+    from bootseer.imageprefetch.filemode.following import Following
 
-    about_it = RecordSettings(roots=settings.roots, workload=settings.workload)
-    with Recording(about_it, job.pid) as recording:
-        recording.begin()
-        os.nice(19)  # from here on nothing is urgent
-        recording.survey(racing=True, stop=_until(lambda: job.ended))
-        why = _wait(settings, recording, job, _watch(writer, settings.began_ns))
-        got = recording.finish(full=why in ("first step", "window"), replayed=done.ranges)
+    about, job = start.settings, start.job
+    with Following(
+        about.roots,
+        about.workload,
+        job.pid,
+        helpers=(os.getpid(),),
+        over=lambda: job.ended,
+        cache_before=start.cache_before,
+    ) as following:
+        why = _wait(about, following, job, _watch(start.writer, about.began_ns))
+        ranges = replayed.ranges if replayed is not None else {}
+        got = following.finish(full=why in ("first step", "window"), replayed=ranges)
     kept = keeper.add(image, got) if got.files or trace is None else trace
-    writer.point("image.record", attributes=_recorded(recording, got, kept, why))
+    start.writer.point("image.record", attributes=_recorded(following, got, kept, why))
 
 
 def _watch(writer: NullWriter, began_ns: int) -> FirstStepWatch | None:
@@ -114,14 +144,11 @@ def _watch(writer: NullWriter, began_ns: int) -> FirstStepWatch | None:
     return FirstStepWatch(os.path.dirname(writer.path), began_ns)
 
 
-def _until(condition: Callable[[], bool]) -> Iterator[bool]:
-    while True:
-        yield condition()
-
-
-def _worth_it(settings: StartSettings, trace: FileTrace | None, done: Replayed) -> bool:
+def _worth_it(settings: StartSettings, trace: FileTrace | None, done: Replayed | None) -> bool:
     """Whether this start is recorded, now that it is known how much the trace still says."""
-    if settings.record == "always" or trace is None:
+    if settings.record == "never":
+        return False
+    if settings.record == "always" or trace is None or done is None:
         return True
     skipped = sum(done.skipped.values())
     if trace.recordings < ENOUGH_RECORDINGS:
@@ -130,7 +157,7 @@ def _worth_it(settings: StartSettings, trace: FileTrace | None, done: Replayed) 
 
 
 def _wait(
-    settings: StartSettings, recording: Recording, job: _Job, watch: FirstStepWatch | None
+    settings: StartSettings, following: Following, job: _Job, watch: FirstStepWatch | None
 ) -> str:
     """Wait for the recording's end; returns what it was."""
     until = time.monotonic() + settings.window_s
@@ -139,13 +166,15 @@ def _wait(
             return "first step"
         if job.wait(POLL_S):
             return "job"
-        recording.sample()
+        following.sample()
     return "window"
 
 
 def _known(
     keeper: Keeper, image: str, settings: StartSettings, writer: NullWriter
 ) -> FileTrace | None:
+    from bootseer.errors import CorruptDataError
+
     try:
         return keeper.load(image, settings.workload)
     except CorruptDataError as error:
@@ -166,11 +195,11 @@ def _told(done: Replayed, trace: FileTrace) -> dict[str, object]:
     return told
 
 
-def _recorded(recording: Recording, got: FileTrace, kept: FileTrace, why: str) -> dict[str, object]:
+def _recorded(following: Following, got: FileTrace, kept: FileTrace, why: str) -> dict[str, object]:
     return {
         "bootseer.image.mode": "files",
-        "bootseer.image.recorder": recording.method,
-        "bootseer.why": recording.why,
+        "bootseer.image.recorder": following.method,
+        "bootseer.why": following.why,
         "bootseer.image.ended_by": why,
         "bootseer.image.workload": got.workload,
         "bootseer.image.full": bool(got.trace.starts),

@@ -15,13 +15,15 @@ from typing import NamedTuple
 
 from bootseer.blocks.extent import PAGE_BYTES
 from bootseer.errors import NotSupportedError
+from bootseer.imageprefetch.filemode.residency import effective_capability
 
 EVENT = "events/filemap/mm_filemap_add_to_page_cache"
 BUFFER_KB = 2048  # of each processor; it is read five times a second
 POLL_S = 0.2
-MOST_ADDED = 1 << 20  # of a busy machine; what comes then counts as lost
+MOST_BYTES = 160 << 20  # of a busy machine; what comes then counts as lost
 MOUNTED = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 NAME = "bootseer-{pid}-{random}"
+_CAP_SYS_ADMIN = 21
 _INIT_PID_NAMESPACE = 0xEFFFFFFC  # its inode number, fixed in the kernel's sources
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 _CONFIG_CREATE, _CLOEXEC = 6, 1
@@ -64,10 +66,11 @@ class Tracer:
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        self.added: list[Added] = []
+        self._texts: list[bytes] = []  # taken apart at the end: until then the start comes first
+        self._text_bytes = 0
         self.lost = 0
         self.own_tree = pid is not None and _sees_all_processes()
-        self._rest = b""
+        self._added: list[Added] = []
         self._instance = self._pipe = -1
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -128,11 +131,20 @@ class Tracer:
                 return
             if not data:
                 return
-            text, _, self._rest = (self._rest + data).rpartition(b"\n")
-            added, lost = parse_lines(text)
-            room = max(0, MOST_ADDED - len(self.added))
-            self.added += added[:room]
-            self.lost += lost + max(0, len(added) - room)
+            if self._text_bytes + len(data) > MOST_BYTES:
+                self.lost += 1
+                continue
+            self._text_bytes += len(data)
+            self._texts.append(data)
+
+    def heard(self) -> list[Added]:
+        """All that was heard; to be asked for when it is closed. Adds to `lost` what the kernel
+        says was lost."""
+        if self._texts:
+            self._added, lost = parse_lines(b"".join(self._texts))
+            self.lost += lost
+            self._texts = []
+        return self._added
 
     def close(self) -> None:
         """Stop, take in what is still in the buffer, and remove the instance; twice is safe."""
@@ -158,6 +170,11 @@ class Tracer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def may_trace() -> bool:
+    """Whether it is worth trying: the kernel opens its tracing to the machine's root alone."""
+    return effective_capability(_CAP_SYS_ADMIN)
 
 
 def _sees_all_processes() -> bool:

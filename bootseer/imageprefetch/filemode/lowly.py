@@ -1,0 +1,82 @@
+"""Working so that a job that starts beside us does not notice: lowest priority, and with pauses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
+_WHO_PROCESS, _IDLE_CLASS = 1, 3 << 13
+SLICE_S = 0.01
+BESIDE = 0.04
+"""Of the time that a start has taken, what may be worked beside it before it is over."""
+# The container's own; the machine's root group has no such file, or `release_agent` beside it.
+_STATS = (("/sys/fs/cgroup", b"file "), ("/sys/fs/cgroup/memory", b"total_cache "))
+
+
+def go_idle() -> None:
+    """From here on, have the processor and the disk when nobody else wants them; this thread and
+    those that it starts. What the kernel refuses is left as it is."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        os.nice(19)
+    number = _IOPRIO_SET.get(os.uname().machine)
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _IDLE_CLASS)
+
+
+def cache_bytes() -> int | None:
+    """What our control group holds of files in memory; None where that cannot be told apart from
+    what the whole machine holds."""
+    for folder, key in _STATS:
+        if os.path.exists(f"{folder}/release_agent") or not _exists_any(folder):
+            continue
+        try:
+            with open(f"{folder}/memory.stat", "rb", buffering=0) as file:
+                for line in file.read(1 << 16).splitlines():
+                    if line.startswith(key):
+                        return int(line.split()[1])
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _exists_any(folder: str) -> bool:
+    return any(
+        os.path.exists(f"{folder}/{name}") for name in ("memory.current", "memory.usage_in_bytes")
+    )
+
+
+class Pace:
+    """Rests as long as it has worked, a little at a time, until `over` answers true."""
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        self._over = over
+        self._since_s = time.monotonic()
+
+    def rest(self) -> None:
+        """Call it often; sleeps now and then."""
+        worked_s = time.monotonic() - self._since_s
+        if worked_s >= SLICE_S:
+            if not self._over():
+                time.sleep(worked_s)
+            self._since_s = time.monotonic()
+
+
+class Paced:
+    """Work in small steps, no more of it than `BESIDE` of the time that has gone by."""
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        self._steps = steps
+        self._worked_s = 0.0
+
+    def go_on(self, gone_by_s: float) -> None:
+        """Do what may be done by now."""
+        begun_s = time.monotonic()
+        budget_s = BESIDE * gone_by_s - self._worked_s
+        while time.monotonic() - begun_s < budget_s and next(self._steps, self) is None:
+            pass
+        self._worked_s += time.monotonic() - begun_s

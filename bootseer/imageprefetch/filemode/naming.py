@@ -1,0 +1,66 @@
+"""How traces of files are named in their place: by image and workload."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from bootseer.errors import UsageError
+
+FOLDER = "files"
+SUFFIX = ".files"
+DEFAULT_NAME = "_default"  # of the workload ""; no other can be called so
+_WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# What an image's layers decide and a start does not change.
+_TELLING = (
+    "/etc/os-release",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/local/bin",
+    "/usr/local/lib",
+    "/opt",
+    "/usr/local/lib/python*/site-packages",
+    "/usr/lib/python3/dist-packages",
+)
+
+
+def check_image(name: str) -> str:
+    """Return an image's name as objects use it (`sha256:…` becomes `sha256-…`), or UsageError."""
+    plain = name.replace(":", "-").replace("/", "_").replace("@", "-")
+    if not _IMAGE.fullmatch(plain):
+        raise UsageError(f"{name[:120]!r} cannot name an image's traces; give its digest")
+    return plain
+
+
+def image_here() -> str:
+    """A name for the image that this process runs in, the same on every node.
+
+    From the sizes and times of directories that its layers made, and its release file. It only
+    keeps traces of different images apart: what is read ahead is checked file by file.
+    """
+    import glob
+    import hashlib
+
+    digest = hashlib.sha256()
+    for pattern in _TELLING:
+        for path in sorted(glob.glob(pattern)):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                digest.update(f"{path} {int(status.st_mtime)}\n".encode())
+    return f"here-{digest.hexdigest()[:32]}"
+
+
+def object_name(image: str, workload: str) -> str:
+    """The object that holds a workload's trace. Raises UsageError for what can be none."""
+    if workload and not _WORKLOAD.fullmatch(workload):
+        raise UsageError(
+            f"{workload[:120]!r} is no workload; use up to 100 letters, digits, '.', '_', '-'"
+        )
+    return f"{FOLDER}/{check_image(image)}/{workload or DEFAULT_NAME}{SUFFIX}"
+
+
+def is_absent(place: str, image: str, workload: str) -> bool:
+    """Whether a trace is certainly not there: told of plain directories alone, without a store."""
+    return "://" not in place and not os.path.exists(f"{place}/{object_name(image, workload)}")
