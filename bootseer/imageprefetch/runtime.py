@@ -37,6 +37,7 @@ class Server:
 
     `block_image` is the digest of the block image's manifest: no other may ever be served here.
     `handle` is what EROFS holds open in the front. One that is not `shared` has one mount alone.
+    What is mounted from `sealed` data needs no server: it stays when its processes are gone.
     """
 
     digest: str
@@ -50,6 +51,7 @@ class Server:
     shared: bool
     state: str
     supervisor: int
+    sealed: bool = False
 
 
 class State:
@@ -143,11 +145,17 @@ def servers(runtime: str) -> list[Server]:
     out = []
     for name in names:
         folder = os.path.join(base, name)
-        if not _is_held(folder):
+        held, found = _is_held(folder), _read(folder)
+        if not held and not (found is not None and _outlives(found)):
             _clear(folder)
-        elif (found := _read(folder)) is not None:
+        elif found is not None:
             out.append(found)
     return out
+
+
+def _outlives(server: Server) -> bool:
+    """Whether a mount is right without any process, and there."""
+    return server.sealed and bool(mounts_of(server))
 
 
 def known(runtime: str) -> list[Server]:
@@ -202,8 +210,10 @@ def _read(folder: str) -> Server | None:
         return None
 
 
-def _clear(folder: str) -> None:
+def _clear(folder: str, *, also_mounts: bool = False) -> None:
     server = _read(folder)
+    if server is not None and not also_mounts and _outlives(server):
+        return
     if server is not None:
         unmount_all(server)
     else:
