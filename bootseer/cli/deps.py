@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bootseer.cli.lazy import LazyGroup
+from bootseer.cli.options import json_option, together
 
 if TYPE_CHECKING:
     from bootseer.depsnap.settings import DepsSettings
@@ -32,78 +33,64 @@ def command() -> None:
     """Snapshot and restore installed dependencies."""
 
 
-def store_option(function: F) -> F:
-    return click.option(
-        "--store",
-        envvar="BOOTSEER_STORE",
-        metavar="URL",
-        help="Where snapshots are kept: a directory that the nodes share, or file:///DIR. "
-        "Default: the user's data directory.",
-    )(function)
+store_option = click.option(
+    "--store",
+    envvar="BOOTSEER_STORE",
+    metavar="URL",
+    help="Where snapshots are kept: a directory that the nodes share, or file:///DIR. "
+    "Default: the user's data directory.",
+)
 
 
-def cache_option(function: F) -> F:
-    return click.option(
-        "--cache",
-        envvar="BOOTSEER_CACHE",
-        metavar="DIR",
-        help="This node's directory, kept between starts; unpacked snapshots are shared there.",
-    )(function)
+cache_option = click.option(
+    "--cache",
+    envvar="BOOTSEER_CACHE",
+    metavar="DIR",
+    help="This node's directory, kept between starts; unpacked snapshots are shared there.",
+)
 
 
-def sign_option(function: F) -> F:
-    return click.option(
-        "--sign-key",
-        envvar="BOOTSEER_SIGN_KEY",
+sign_option = click.option(
+    "--sign-key",
+    envvar="BOOTSEER_SIGN_KEY",
+    metavar="FILE",
+    help="Sign and check records with the secret in FILE (HMAC-SHA256).",
+)
+
+
+key_options = together(
+    click.option(
+        "--key-file",
+        "key_files",
+        multiple=True,
         metavar="FILE",
-        help="Sign and check records with the secret in FILE (HMAC-SHA256).",
-    )(function)
-
-
-def json_option(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
-
-
-def key_options(function: F) -> F:
-    """What goes into the key besides the command."""
-    for option in reversed(
-        (
-            click.option(
-                "--key-file",
-                "key_files",
-                multiple=True,
-                metavar="FILE",
-                help="Its contents decide what is installed; repeatable. Files named by -r or -c "
-                "are found without it.",
-            ),
-            click.option(
-                "--key-env",
-                multiple=True,
-                metavar="NAME",
-                help="A variable that decides what is installed; repeatable. Those of pip, uv "
-                "and compilers are known.",
-            ),
-            click.option(
-                "--also",
-                multiple=True,
-                metavar="DIR",
-                help="Capture this directory too; repeatable. `/` is the whole root.",
-            ),
-            click.option(
-                "--image-digest", default="", metavar="DIGEST", help="Digest of the base image."
-            ),
-            click.option(
-                "--resolve-timeout",
-                type=click.FloatRange(min=0),
-                default=5.0,
-                show_default=True,
-                metavar="SECONDS",
-                help="Bound for resolving unpinned requirements; 0 leaves them to --max-age.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+        help="Its contents decide what is installed; repeatable. Files named by -r or -c "
+        "are found without it.",
+    ),
+    click.option(
+        "--key-env",
+        multiple=True,
+        metavar="NAME",
+        help="A variable that decides what is installed; repeatable. Those of pip, uv "
+        "and compilers are known.",
+    ),
+    click.option(
+        "--also",
+        multiple=True,
+        metavar="DIR",
+        help="Capture this directory too; repeatable. `/` is the whole root.",
+    ),
+    click.option("--image-digest", default="", metavar="DIGEST", help="Digest of the base image."),
+    click.option(
+        "--resolve-timeout",
+        type=click.FloatRange(min=0),
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Bound for resolving unpinned requirements; 0 leaves them to --max-age.",
+    ),
+)
+"""What goes into the key besides the command."""
 
 
 def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettings:

@@ -14,11 +14,11 @@ import click
 
 from bootseer.cli.deps import (
     cache_option,
-    json_option,
     settings_of,
     sign_option,
     store_option,
 )
+from bootseer.cli.options import json_option
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 
 if TYPE_CHECKING:

@@ -89,6 +89,31 @@ def _chart(summary: Summary) -> Markup:
     """What was touched in each stretch of time, and all of it so far."""
     buckets = summary.buckets
     most = max(bucket.touched_bytes for bucket in buckets)
+    so_far = itertools.accumulate(bucket.touched_bytes for bucket in buckets)
+    half_ms = next(
+        bucket.end_ms
+        for bucket, sum_bytes in zip(buckets, so_far, strict=True)
+        if sum_bytes * 2 >= summary.hot_bytes
+    )
+    return tag(
+        "figure",
+        _drawing(summary, most),
+        tag(
+            "div",
+            tag("span", "0 s"),
+            tag("span", f"{summary.duration_ms / 1000:.2f} s"),
+            class_="axis",
+        ),
+        tag(
+            "figcaption",
+            f"Bars: first touches in {buckets[0].end_ms} ms each, {shown(most)} at most. Line: all "
+            f"so far, up to {shown(summary.hot_bytes)}; half of it after {half_ms / 1000:.2f} s.",
+        ),
+    )
+
+
+def _drawing(summary: Summary, most: int) -> Markup:
+    buckets = summary.buckets
     wide = _WIDTH / len(buckets)
     bars = [
         tag(
@@ -105,7 +130,7 @@ def _chart(summary: Summary) -> Markup:
         f"{number * wide:.2f},{_HEIGHT * (1 - so_far / summary.hot_bytes):.2f}"
         for number, so_far in enumerate(sums)
     )
-    drawing = tag(
+    return tag(
         "svg",
         *bars,
         tag("polyline", points=points),
@@ -114,28 +139,6 @@ def _chart(summary: Summary) -> Markup:
         preserveAspectRatio="none",
         role="img",
         aria_label=f"{shown(summary.hot_bytes)} touched over {summary.duration_ms} ms",
-    )
-    half_ms = next(
-        bucket.end_ms
-        for bucket, so_far in zip(
-            buckets, itertools.accumulate(b.touched_bytes for b in buckets), strict=True
-        )
-        if so_far * 2 >= summary.hot_bytes
-    )
-    return tag(
-        "figure",
-        drawing,
-        tag(
-            "div",
-            tag("span", "0 s"),
-            tag("span", f"{summary.duration_ms / 1000:.2f} s"),
-            class_="axis",
-        ),
-        tag(
-            "figcaption",
-            f"Bars: first touches in {buckets[0].end_ms} ms each, {shown(most)} at most. Line: all "
-            f"so far, up to {shown(summary.hot_bytes)}; half of it after {half_ms / 1000:.2f} s.",
-        ),
     )
 
 

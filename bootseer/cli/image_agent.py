@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from bootseer.cli.image_options import runtime_option
+
 
 @click.command(
     "agent",
@@ -15,13 +17,7 @@ import click
     and only from the agent's own mount namespace.
     """,
 )
-@click.option(
-    "--runtime",
-    envvar="BOOTSEER_RUNTIME",
-    default="",
-    metavar="PATH",
-    help="Where this node's servers keep their state.",
-)
+@runtime_option
 def command(runtime: str) -> None:
     from bootseer.cli import agent_server
 

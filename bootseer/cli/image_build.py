@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from bootseer.cli import progress, sizes
+from bootseer.cli.image_options import cache_option, plain_http_option
+from bootseer.cli.options import echo_json, json_option
+
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.building import BuildSettings
 
 
 @click.command(
@@ -32,13 +39,7 @@ from bootseer.cli import progress, sizes
     metavar="OS/ARCH[/VARIANT]",
     help="Which image of several. Default: this machine's.",
 )
-@click.option(
-    "--cache",
-    envvar="BOOTSEER_CACHE",
-    default="",
-    metavar="PATH",
-    help="This node's directory, where the build works and from where a broken one goes on.",
-)
+@cache_option("This node's directory, where the build works and from where a broken one goes on.")
 @click.option(
     "--socket",
     envvar="BOOTSEER_IMAGE_SOCKET",
@@ -91,55 +92,17 @@ from bootseer.cli import progress, sizes
     metavar="SECONDS",
     help="How long another build of the image is waited for.",
 )
-@click.option(
-    "--plain-http",
-    envvar="BOOTSEER_IMAGE_PLAIN_HTTP",
-    is_flag=True,
-    help="The registry speaks http (on loopback it always may).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@plain_http_option
+@json_option
 @click.argument("ref")
-def command(
-    ref: str,
-    to: str,
-    platform: str,
-    cache: str,
-    socket: str,
-    lease: str,
-    rebuild: bool,
-    threads: int | None,
-    max_entries: int,
-    max_size: int,
-    wait_s: float,
-    plain_http: bool,
-    as_json: bool,
-) -> int:
+def command(ref: str, as_json: bool, **given: Any) -> int:
     import dataclasses
-    import os
 
-    from bootseer.cli.stripe import echo_json
-    from bootseer.config import default_cache
-    from bootseer.imageprefetch.building import BuildSettings, build_image
-    from bootseer.imageprefetch.flatten import Limits
-    from bootseer.storage.oci.registry import parse_platform
+    from bootseer.imageprefetch.building import build_image
 
-    settings = BuildSettings(
-        ref=ref,
-        to=to,
-        cache_dir=cache or default_cache(),
-        platform=parse_platform(platform) if platform else None,
-        plain_http=True if plain_http else None,
-        socket=socket,
-        lease=lease,
-        rebuild=rebuild,
-        threads=threads or min(8, len(os.sched_getaffinity(0))),
-        limits=Limits(entries=max_entries, unpacked_bytes=2 * max_size),
-        data_limit_bytes=max_size,
-        wait_s=wait_s,
-    )
     with progress.bar(ref) as shown:
         report = build_image(
-            settings,
+            _settings(ref, **given),
             expect=shown.expect,
             progress=shown.advance,
             note=lambda text: click.echo(f"bootseer: {text}", err=True),
@@ -155,3 +118,33 @@ def command(
         f"{sizes.shown(report.stored_bytes)}, for {report.subject}"
     )
     return 0
+
+
+def _settings(
+    ref: str,
+    *,
+    cache: str,
+    platform: str,
+    plain_http: bool,
+    threads: int | None,
+    max_entries: int,
+    max_size: int,
+    **as_they_are: Any,
+) -> BuildSettings:
+    import os
+
+    from bootseer.config import default_cache
+    from bootseer.imageprefetch.building import BuildSettings
+    from bootseer.imageprefetch.flatten import Limits
+    from bootseer.storage.oci.registry import parse_platform
+
+    return BuildSettings(
+        ref=ref,
+        cache_dir=cache or default_cache(),
+        platform=parse_platform(platform) if platform else None,
+        plain_http=plain_http or None,
+        threads=threads or min(8, len(os.sched_getaffinity(0))),
+        limits=Limits(entries=max_entries, unpacked_bytes=2 * max_size),
+        data_limit_bytes=max_size,
+        **as_they_are,
+    )

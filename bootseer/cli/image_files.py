@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootseer.cli.image_options import workload_option
 from bootseer.cli.lazy import LazyGroup
-from bootseer.cli.stripe import options_of, store_options
+from bootseer.cli.options import options_of, store_options, together
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.filemode.format import FileTrace
     from bootseer.imageprefetch.filemode.keeping import Keeper
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "record": ("image_files_record", "Run a command and record which files its start reads."),
@@ -33,56 +31,44 @@ def command() -> None:
     """
 
 
-def place_options(function: F) -> F:
-    """Which trace is meant; `trace_of` and `keeper_of` take what they give."""
-    for option in reversed(
-        (
-            click.option(
-                "-f",
-                "--file",
-                "file",
-                envvar="BOOTSEER_IMAGE_FILE",
-                default="",
-                metavar="FILE",
-                help="The trace's own file.",
-            ),
-            click.option(
-                "--traces",
-                envvar="BOOTSEER_IMAGE_TRACES",
-                default="",
-                metavar="URL",
-                help="Directory or store that holds traces by image and workload.",
-            ),
-            click.option(
-                "--image",
-                envvar="BOOTSEER_IMAGE_IMAGE",
-                default="",
-                metavar="NAME",
-                help="The image's name there, best its digest; default: told from its directories.",
-            ),
-            click.option(
-                "--workload",
-                envvar="BOOTSEER_IMAGE_WORKLOAD",
-                default="",
-                metavar="NAME",
-                help="What runs, where several kinds of jobs share an image.",
-            ),
-        )
-    ):
-        function = option(function)
-    return store_options(function)
+place_options = together(
+    store_options,
+    click.option(
+        "-f",
+        "--file",
+        "file",
+        envvar="BOOTSEER_IMAGE_FILE",
+        default="",
+        metavar="FILE",
+        help="The trace's own file.",
+    ),
+    click.option(
+        "--traces",
+        envvar="BOOTSEER_IMAGE_TRACES",
+        default="",
+        metavar="URL",
+        help="Directory or store that holds traces by image and workload.",
+    ),
+    click.option(
+        "--image",
+        envvar="BOOTSEER_IMAGE_IMAGE",
+        default="",
+        metavar="NAME",
+        help="The image's name there, best its digest; default: told from its directories.",
+    ),
+    workload_option("What runs, where several kinds of jobs share an image."),
+)
+"""Which trace is meant; `trace_of` and `keeper_of` take what they give."""
 
 
-def paths_option(function: F) -> F:
-    return click.option(
-        "--path",
-        "paths",
-        envvar="BOOTSEER_IMAGE_PATHS",
-        multiple=True,
-        metavar="DIR",
-        help="Directory whose files count, without what is mounted below it; repeatable. "
-        "Default: /.",
-    )(function)
+paths_option = click.option(
+    "--path",
+    "paths",
+    envvar="BOOTSEER_IMAGE_PATHS",
+    multiple=True,
+    metavar="DIR",
+    help="Directory whose files count, without what is mounted below it; repeatable. Default: /.",
+)
 
 
 def check_place(file: str, traces: str) -> None:
@@ -105,7 +91,7 @@ def image_name(image: str) -> str:
     return image or image_here()
 
 
-def trace_of(file: str, traces: str, image: str, workload: str, given: dict[str, Any]) -> FileTrace:
+def trace_of(file: str, traces: str, image: str, workload: str, **given: Any) -> FileTrace:
     """The trace that the options name; NotFoundError when there is none."""
     from bootseer.errors import NotFoundError
 

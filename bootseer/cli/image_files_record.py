@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from bootseer.cli.image_files import (
     place_options,
     write_file,
 )
+
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.filemode.format import FileTrace
 
 
 @click.command(
@@ -100,11 +103,18 @@ def command(
     if file:
         write_file(file, trace)
     else:
-        with keeper_of(traces, store) as keeper:
-            kept = keeper.add(image_name(image), trace)
-            click.echo(f"bootseer: merged with {kept.recordings - 1} recordings", err=True)
+        _add(trace, traces, image, store)
+    click.echo(f"bootseer: {_said(trace, watched.ended_by)}", err=True)
+    return process.leave(result)
+
+
+def _add(trace: FileTrace, traces: str, image: str, store: dict[str, Any]) -> None:
+    with keeper_of(traces, store) as keeper:
+        kept = keeper.add(image_name(image), trace)
+        click.echo(f"bootseer: merged with {kept.recordings - 1} recordings", err=True)
+
+
+def _said(trace: FileTrace, ended_by: str) -> str:
     start = "a cold start" if trace.trace.starts else "not a whole cold start, so it adds only"
     size = sizes.shown(trace.trace.touched_bytes())
-    ended_by = f"ended by the {watched.ended_by}"
-    click.echo(f"bootseer: {len(trace.files)} files, {size}, {ended_by}; {start}", err=True)
-    return process.leave(result)
+    return f"{len(trace.files)} files, {size}, ended by the {ended_by}; {start}"

@@ -8,7 +8,7 @@ import click
 
 from bootseer.cli import sizes
 from bootseer.cli.image_files import paths_option, place_options, trace_of
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.options import echo_json, json_option
 
 
 @click.command("replay")
@@ -42,16 +42,12 @@ from bootseer.cli.stripe import echo_json, json_option
 )
 @json_option
 def command(
-    file: str,
-    traces: str,
-    image: str,
-    workload: str,
     paths: tuple[str, ...],
     share: float,
     threads: int,
     limit_bytes: int | None,
     as_json: bool,
-    **store: Any,
+    **which: Any,
 ) -> int:
     """Have the kernel read ahead what earlier starts read, in their order.
 
@@ -61,7 +57,7 @@ def command(
     from bootseer.imageprefetch.filemode import places
     from bootseer.imageprefetch.filemode.replaying import ReplaySettings, replay
 
-    trace = trace_of(file, traces, image, workload, store)
+    trace = trace_of(**which)
     done = replay(
         trace,
         ReplaySettings(

@@ -9,7 +9,7 @@ import click
 
 from bootseer.cli import sizes
 from bootseer.cli.image_files import place_options, trace_of
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.options import echo_json, json_option
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.filemode.format import FileTrace
@@ -26,17 +26,9 @@ if TYPE_CHECKING:
     help="Directories down to that depth; default: the twenty that hold most.",
 )
 @json_option
-def command(
-    file: str,
-    traces: str,
-    image: str,
-    workload: str,
-    depth: int | None,
-    as_json: bool,
-    **store: Any,
-) -> int:
+def command(depth: int | None, as_json: bool, **which: Any) -> int:
     """Show what starts read: bytes and files by directory, or each range as JSON."""
-    trace = trace_of(file, traces, image, workload, store)
+    trace = trace_of(**which)
     if as_json:
         echo_json(_document(trace))
         return 0

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.image_options import workload_option
 from bootseer.cli.lazy import LazyGroup
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from bootseer.imageprefetch.parts import Image
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("image_hotset_build", "Pack what a workload's starts read."),
@@ -34,37 +32,7 @@ def command() -> None:
     """
 
 
-def workload_option(function: F) -> F:
-    return click.option(
-        "--workload",
-        envvar="BOOTSEER_IMAGE_WORKLOAD",
-        default="",
-        metavar="NAME",
-        help="Which program's starts, where an image serves several.",
-    )(function)
-
-
-def place_options(function: F) -> F:
-    """How the image is reached, and where this node keeps things; `opened` takes them."""
-    for option in reversed(
-        (
-            click.option(
-                "--cache",
-                envvar="BOOTSEER_CACHE",
-                default="",
-                metavar="PATH",
-                help="This node's directory for what is kept of images.",
-            ),
-            click.option(
-                "--plain-http",
-                envvar="BOOTSEER_IMAGE_PLAIN_HTTP",
-                is_flag=True,
-                help="The registry speaks http (on loopback it always may).",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+which_option = workload_option("Which program's starts, where an image serves several.")
 
 
 def opened(

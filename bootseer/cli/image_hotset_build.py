@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootseer.cli import progress, sizes
-from bootseer.cli.image_hotset import of, opened, place, place_options, workload_option
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.image_hotset import of, opened, place, which_option
+from bootseer.cli.image_options import place_options, share_option
+from bootseer.cli.options import echo_json, json_option
 from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("build")
-@workload_option
+@which_option
 @click.option(
     "--from",
     "older",
@@ -28,15 +29,7 @@ if TYPE_CHECKING:
     metavar="REF",
     help="Carry over what starts of this older image read, file by file, by path and content.",
 )
-@click.option(
-    "--share",
-    envvar="BOOTSEER_IMAGE_HOTSET_SHARE",
-    type=click.FloatRange(0, 1),
-    default=0.5,
-    show_default=True,
-    metavar="SHARE",
-    help="Pack what at least this share of the starts touched.",
-)
+@share_option("Pack what at least this share of the starts touched.")
 @click.option(
     "--level",
     envvar="BOOTSEER_IMAGE_HOTSET_LEVEL",

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from bootseer.cli import sizes
-from bootseer.cli.image_hotset import opened, place_options
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.image_hotset import opened
+from bootseer.cli.image_options import place_options
+from bootseer.cli.options import echo_json, json_option
 from bootseer.errors import CorruptDataError
 
 
@@ -21,7 +22,7 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
     from bootseer.imageprefetch import hotsets
 
     with opened(ref, **where) as image:
-        recorded = []
+        recorded: list[dict[str, object]] = []
         for name in image.traces.workloads():
             try:
                 trace = image.traces.load(name)
@@ -31,7 +32,7 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
             if trace is not None:
                 row = {"workload": name, "starts": trace.starts}
                 recorded.append({**row, "touched_bytes": trace.touched_bytes()})
-        published = [
+        published: list[dict[str, object]] = [
             {
                 "digest": descriptor.digest,
                 "workload": hot.workload,
@@ -45,7 +46,12 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
         body = {"image": image.digest, "block_image": image.parts.block_image}
     if as_json:
         echo_json({**body, "recorded": recorded, "published": published})
-        return 0
+    else:
+        _show(recorded, published)
+    return 0
+
+
+def _show(recorded: list[dict[str, object]], published: list[dict[str, object]]) -> None:
     for row in recorded:
         touched = sizes.shown(int(str(row["touched_bytes"])))
         click.echo(
@@ -61,4 +67,3 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
         )
     if not recorded and not published:
         click.echo("nothing is recorded and nothing published", err=True)
-    return 0

@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from bootseer.cli import sizes
-from bootseer.cli.image_hotset import of, opened, place_options, workload_option
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.image_hotset import of, opened, which_option
+from bootseer.cli.image_options import place_options
+from bootseer.cli.options import echo_json, json_option
 from bootseer.errors import NotFoundError, from_os_error
 
 
 @click.command("merge")
-@workload_option
+@which_option
 @click.option(
     "--output",
     "-o",

@@ -6,14 +6,15 @@ from typing import Any
 
 import click
 
-from bootseer.cli.image_hotset import of, opened, place_options, workload_option
+from bootseer.cli.image_hotset import of, opened, which_option
 from bootseer.cli.image_hotset_build import publish
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.image_options import place_options
+from bootseer.cli.options import echo_json, json_option
 from bootseer.errors import NotFoundError, UsageError
 
 
 @click.command("push")
-@workload_option
+@which_option
 @place_options
 @json_option
 @click.argument("ref")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootseer.cli import sizes
-from bootseer.cli.image_hotset import of, opened, place_options, workload_option
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.image_hotset import of, opened, which_option
+from bootseer.cli.image_options import place_options, share_option
+from bootseer.cli.options import echo_json, json_option
 from bootseer.errors import NotFoundError, from_os_error
 
 if TYPE_CHECKING:
@@ -21,16 +22,8 @@ _BAR = 24
 
 
 @click.command("show")
-@workload_option
-@click.option(
-    "--share",
-    envvar="BOOTSEER_IMAGE_HOTSET_SHARE",
-    type=click.FloatRange(0, 1),
-    default=0.5,
-    show_default=True,
-    metavar="SHARE",
-    help="Show what at least this share of the starts touched.",
-)
+@which_option
+@share_option("Show what at least this share of the starts touched.")
 @click.option(
     "--html",
     "html_path",

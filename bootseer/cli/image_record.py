@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import click
 
 from bootseer.cli import sizes
-from bootseer.cli.image_hotset import of, opened, place, place_options, workload_option
+from bootseer.cli.image_hotset import of, opened, place, which_option
+from bootseer.cli.image_options import WINDOW_S, place_options
 from bootseer.errors import UsageError
 
 
 @click.command("record")
-@workload_option
+@which_option
 @click.option(
     "--window",
     "window_s",
     envvar="BOOTSEER_IMAGE_RECORD_WINDOW",
-    type=click.FloatRange(0.1, 86_400),
+    type=WINDOW_S,
     default=120.0,
     show_default=True,
     metavar="SECONDS",
@@ -36,8 +40,9 @@ from bootseer.errors import UsageError
     "-e",
     "variables",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="A variable for the command, over the image's own; repeatable.",
+    metavar="NAME[=VALUE]",
+    help="A variable for the command, over the image's own; without a value, as it is here. "
+    "Repeatable.",
 )
 @click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
 @place_options
@@ -45,15 +50,12 @@ from bootseer.errors import UsageError
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
 def command(
     ref: str,
-    words: tuple[str, ...],
     workload: str,
-    window_s: float,
-    stop: bool,
-    runner: str,
     variables: tuple[str, ...],
     push: bool,
     cache: str,
     plain_http: bool,
+    **given: Any,
 ) -> int:
     """Start COMMAND on the image REF, cold, and record what it reads until its first step.
 
@@ -64,20 +66,14 @@ def command(
     """
     from bootseer.imageprefetch.starting import RecordSettings, record
 
-    pairs = [pair.partition("=") for pair in variables]
-    if not all(name and equals for name, equals, _ in pairs):
-        raise UsageError("--env takes NAME=VALUE")
     done = record(
         RecordSettings(
             ref=ref,
-            words=words,
             workload=workload,
             cache=place(cache),
-            window_s=window_s,
-            runner=runner,
-            stop=stop,
-            environment={name: value for name, _, value in pairs},
+            environment=dict(map(_variable, variables)),
             plain_http=plain_http or None,
+            **given,
         )
     )
     if done.trace is None:
@@ -95,6 +91,18 @@ def command(
         named = f" --workload {workload}" if workload else ""
         click.echo(f"bootseer: next: bootseer image hotset build {ref}{named} --push", err=True)
     return done.exit_code
+
+
+def _variable(given: str) -> tuple[str, str]:
+    """Name and value; one that is ours keeps its value out of the command line."""
+    name, equals, value = given.partition("=")
+    if not name:
+        raise UsageError("--env takes NAME=VALUE, or NAME")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise UsageError(f"the variable {name} is not set here; set it, or give {name}=VALUE")
+    return name, os.environ[name]
 
 
 def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:

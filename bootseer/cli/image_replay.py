@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from bootseer.cli import sizes
-from bootseer.cli.image_hotset import of, place, place_options, workload_option
-from bootseer.cli.stripe import echo_json, json_option
+from bootseer.cli.image_hotset import of, place, which_option
+from bootseer.cli.image_options import place_options
+from bootseer.cli.options import echo_json, json_option
 
 
 @click.command("replay")
-@workload_option
+@which_option
 @click.option(
     "--threads",
     envvar="BOOTSEER_IMAGE_REPLAY_THREADS",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from bootseer.cli.image_options import runtime_option
+
 
 @click.command(
     "umount",
@@ -15,13 +17,7 @@ import click
 )
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--lazy", is_flag=True, help="Unmount even while it is in use.")
-@click.option(
-    "--runtime",
-    envvar="BOOTSEER_RUNTIME",
-    default="",
-    metavar="PATH",
-    help="Where this node's servers keep their state.",
-)
+@runtime_option
 def command(directory: str, lazy: bool, runtime: str) -> None:
     from bootseer.imageprefetch import mounting
 

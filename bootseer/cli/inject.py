@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bootseer.atomic import replace_file
+from bootseer.cli.options import together
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ output_option = click.option(
 )
 
 
-_INJECTION = (
+injection_options = together(
     click.option(
         "--parts",
         default="events,image,deps,checkpoint",
@@ -65,13 +66,7 @@ _INJECTION = (
     click.option("--offline", is_flag=True, help="Never ask a registry for an image's command."),
     click.option("--plain-http", is_flag=True, help="Ask registries over http, without TLS."),
 )
-
-
-def injection_options(function: F) -> F:
-    """The options that say what is put in."""
-    for option in reversed(_INJECTION):
-        function = option(function)
-    return function
+"""The options that say what is put in."""
 
 
 def read(path: str) -> tuple[bytes, str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from bootseer.cli.stripe import jobs_option, options_of, store_options
+from bootseer.cli.options import options_of, store_options
+from bootseer.cli.stripe import jobs_option
 
 CLOSED_PIPE = 128 + 13
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bootseer.cli.stripe import echo_json, json_option, options_of, store_options
+from bootseer.cli.options import echo_json, json_option, options_of, store_options
 from bootseer.errors import UsageError
 
 

@@ -7,14 +7,8 @@ from typing import Any
 import click
 
 from bootseer.cli import progress, sizes
-from bootseer.cli.stripe import (
-    echo_json,
-    jobs_option,
-    json_option,
-    options_of,
-    resume_option,
-    store_options,
-)
+from bootseer.cli.options import echo_json, json_option, options_of, store_options
+from bootseer.cli.stripe import jobs_option, resume_option
 
 
 @click.command("get")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootseer.cli import sizes
-from bootseer.cli.stripe import echo_json, json_option, options_of, store_options
+from bootseer.cli.options import echo_json, json_option, options_of, store_options
 
 if TYPE_CHECKING:
     from bootseer.stripedfs.listings import Listed

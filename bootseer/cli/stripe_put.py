@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bootseer.cli import progress, sizes
-from bootseer.cli.stripe import (
-    echo_json,
-    jobs_option,
-    json_option,
-    options_of,
-    resume_option,
-    store_options,
-)
+from bootseer.cli.options import echo_json, json_option, options_of, store_options
+from bootseer.cli.stripe import jobs_option, resume_option
+
+if TYPE_CHECKING:
+    from bootseer.stripedfs.putting import PutReport
+    from bootseer.stripedfs.settings import WriteSettings
 
 
 @click.command("put")
@@ -74,18 +72,7 @@ from bootseer.cli.stripe import (
 @click.argument("source", type=click.Path())
 @click.argument("url")
 def command(
-    source: str,
-    url: str,
-    width: int | None,
-    chunk: int,
-    replication: int | None,
-    placement: Any,
-    block: int | None,
-    jobs: int | None,
-    resume: bool,
-    follow_links: bool,
-    as_json: bool,
-    **store: Any,
+    source: str, url: str, resume: bool, follow_links: bool, as_json: bool, **given: Any
 ) -> int:
     """Store the file or directory SOURCE as the checkpoint URL.
 
@@ -94,30 +81,39 @@ def command(
     """
     from bootseer.storage.base import open_object
     from bootseer.stripedfs.putting import put_into
-    from bootseer.stripedfs.settings import WriteSettings
 
-    settings = WriteSettings(
-        width=width or 0,
-        chunk_bytes=chunk,
-        replication=replication or 0,
-        block_bytes=block or 0,
-        placement=placement,
-        jobs=jobs or 0,
-    )
-    opened, name = open_object(url, options_of(store))
+    opened, name = open_object(url, options_of(given))
     try:
         with progress.bar(os.path.basename(source.rstrip("/")) or source) as shown:
             report = put_into(
                 opened,
                 name,
                 source,
-                settings=settings,
+                settings=_settings(given),
                 resume=resume,
                 follow_links=follow_links,
                 progress=shown,
             )
     finally:
         opened.close()
+    _show(report, as_json=as_json)
+    return 0
+
+
+def _settings(given: dict[str, Any]) -> WriteSettings:
+    from bootseer.stripedfs.settings import WriteSettings
+
+    return WriteSettings(
+        width=given["width"] or 0,
+        chunk_bytes=given["chunk"],
+        replication=given["replication"] or 0,
+        block_bytes=given["block"] or 0,
+        placement=given["placement"],
+        jobs=given["jobs"] or 0,
+    )
+
+
+def _show(report: PutReport, *, as_json: bool) -> None:
     pointer = report.version.pointer
     if as_json:
         echo_json(
@@ -132,9 +128,8 @@ def command(
                 "chunk_bytes": report.chunk_bytes,
             }
         )
-        return 0
+        return
     files = "" if pointer.kind == "file" else f", {report.files} files"
     kept = f", {sizes.shown(report.kept_bytes)} kept" if report.kept_bytes else ""
     stored = f"{sizes.shown(report.size_bytes)}{files}{kept}"
     click.echo(f"{report.version.folder}: {stored}")
-    return 0

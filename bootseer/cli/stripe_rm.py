@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from bootseer.cli.stripe import options_of, store_options
+from bootseer.cli.options import options_of, store_options
 
 
 @click.command("rm")

@@ -1,0 +1,103 @@
+"""Options that several commands about images have."""
+
+from __future__ import annotations
+
+import click
+
+from bootseer.cli import sizes
+from bootseer.cli.options import Decorator, together
+
+WINDOW_S = click.FloatRange(0.1, 86_400)
+
+
+def workload_option(text: str) -> Decorator:
+    """`--workload`, with what it decides."""
+    return click.option(
+        "--workload", envvar="BOOTSEER_IMAGE_WORKLOAD", default="", metavar="NAME", help=text
+    )
+
+
+def cache_option(text: str) -> Decorator:
+    """`--cache`, with what lies there."""
+    return click.option("--cache", envvar="BOOTSEER_CACHE", default="", metavar="PATH", help=text)
+
+
+def share_option(text: str) -> Decorator:
+    """`--share` of the starts, with what is done with what they touched."""
+    return click.option(
+        "--share",
+        envvar="BOOTSEER_IMAGE_HOTSET_SHARE",
+        type=click.FloatRange(0, 1),
+        default=0.5,
+        show_default=True,
+        metavar="SHARE",
+        help=text,
+    )
+
+
+kept_option = cache_option("This node's directory for what is kept of images.")
+plain_http_option = click.option(
+    "--plain-http",
+    envvar="BOOTSEER_IMAGE_PLAIN_HTTP",
+    is_flag=True,
+    help="The registry speaks http (on loopback it always may).",
+)
+runtime_option = click.option(
+    "--runtime",
+    envvar="BOOTSEER_RUNTIME",
+    default="",
+    metavar="PATH",
+    help="Where this node's servers keep their state.",
+)
+place_options = together(kept_option, plain_http_option)
+"""How an image is reached, and where this node keeps things; `image_hotset.opened` takes them."""
+
+serving_options = together(
+    workload_option("Whose hot set is replayed, and whose starts are recorded."),
+    kept_option,
+    click.option(
+        "--cache-limit",
+        "cache_limit_bytes",
+        envvar="BOOTSEER_IMAGE_CACHE_LIMIT",
+        callback=sizes.parsed,
+        metavar="SIZE",
+        default="64GiB",
+        show_default=True,
+        help="The largest size of the blocks kept there.",
+    ),
+    click.option(
+        "--kept-limit",
+        "kept_limit_bytes",
+        envvar="BOOTSEER_IMAGE_KEPT_LIMIT",
+        callback=sizes.parsed,
+        metavar="SIZE",
+        default="16GiB",
+        show_default=True,
+        help="The largest size of what else is kept of images: metadata, tables, hot sets.",
+    ),
+    click.option(
+        "--fill/--no-fill",
+        envvar="BOOTSEER_IMAGE_FILL",
+        default=True,
+        show_default=True,
+        help="Fetch the rest of an image too, when nothing else wants the link.",
+    ),
+    click.option(
+        "--fill-rate",
+        "fill_rate_bytes_s",
+        envvar="BOOTSEER_IMAGE_FILL_RATE",
+        callback=sizes.parsed,
+        metavar="SIZE",
+        default="0",
+        help="Bytes a second that filling an image may take; 0 = any.",
+    ),
+    click.option(
+        "--record/--no-record",
+        envvar="BOOTSEER_IMAGE_MOUNT_RECORD",
+        default=True,
+        show_default=True,
+        help="Record what starts read.",
+    ),
+    runtime_option,
+)
+"""How images are served; named as the fields of `MountSettings`."""
