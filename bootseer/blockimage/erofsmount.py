@@ -21,7 +21,8 @@ from bootseer.fuse.mounts import find_mount
 
 KIND = "erofs"
 READ_AHEAD_KIB = 16  # also while recording: what is recorded is what will be asked for again
-MS_RDONLY, MS_NOATIME, MS_BIND = 0x1, 0x400, 0x1000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 0x1, 0x2, 0x4, 0x400
+MS_REMOUNT, MS_BIND = 0x20, 0x1000
 _BDI = "/sys/class/bdi"
 _LOOP_CONTROL = "/dev/loop-control"
 _GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
@@ -48,6 +49,15 @@ class Erofs(NamedTuple):
 def bind(source: str, target: str) -> None:
     """Show a mounted tree at another place too. Raises as `mount_erofs`."""
     _mount(source, target, "none", MS_BIND, "")
+
+
+def restrict(target: str, *, nosuid: bool) -> None:
+    """Let setuid programs and devices below `target` work there, or not; raises OSError.
+
+    Other places that show the same tree are as they were.
+    """
+    flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOATIME
+    _mount("none", target, "none", flags | (MS_NOSUID | MS_NODEV if nosuid else 0), "")
 
 
 def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) -> Erofs:

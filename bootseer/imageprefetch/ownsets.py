@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BUILT = "hotsets"  # what `hotset build` made, in the same form
 LEVEL = 3  # it never leaves the node: time counts more than bytes
 GROWN = 1.05  # a pack is made anew when starts touch so much more than it holds
-NICENESS = 15
+NICENESS = 5  # behind the job, but done before its next start
 _MOST_BYTES = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""`image replay`: a hot set read ahead through a tree that is there already."""
+"""A hot set read ahead through a tree that is there already: `image replay`, and further mounts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import ctypes
 import dataclasses
 import hashlib
 import os
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from bootseer.blockimage import hotset
 from bootseer.blockimage.front import WARMING
 from bootseer.blockimage.pack import Frame, Index, parse_boot
 from bootseer.blockimage.packing import owners, warm_of
-from bootseer.blockimage.warm import WINDOW_BYTES, open_regular_below
+from bootseer.blockimage.warm import WINDOW_BYTES, clone_mount, open_regular_below
 from bootseer.config import default_cache
-from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
-from bootseer.imageprefetch import pieces
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from_os_error
+from bootseer.imageprefetch import ownsets, pieces
+from bootseer.imageprefetch.localstore import KeptFrames, LocalStore
 from bootseer.imageprefetch.parts import open_image
+from bootseer.imageprefetch.runtime import Server, mounts_of, until_unmounted
 from bootseer.storage.oci.registry import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
+
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.mounting import MountSettings
 
 THREADS = 8
 _PR_SET_NAME = 15
@@ -57,10 +65,85 @@ def replay(
         index = _index(repository, hot)
     if index.fetch and not index.frames:
         index = _by_files(index, ref, cache, options, plain_http)
-    _warm(directory, index, threads)
+    try:
+        root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise from_os_error(error, f"open the tree {directory}") from error
+    _warm(root, index, threads)
+    return _told(hot.workload, digest, index)
+
+
+def replay_while_mounted(settings: MountSettings, server: Server) -> Replayed | None:
+    """`replay_beside` that ends when the image is unmounted; None when nothing is known yet."""
+    gone, done = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        until_unmounted(server, done.is_set)
+        gone.set()
+
+    threading.Thread(target=watch, name="image-mounts", daemon=True).start()
+    try:
+        return replay_beside(settings, server, gone.is_set)
+    except NotFoundError:
+        return None
+    finally:
+        done.set()
+
+
+def replay_beside(settings: MountSettings, server: Server, stopped: Callable[[], bool]) -> Replayed:
+    """Read the hot set of a further workload ahead, in an image that a server of this node serves.
+
+    What is published for it comes before what this node made for itself, and both before the
+    image's default hot set. Ends early when `stopped`; keeps nobody from unmounting the image.
+    Raises NotFoundError when there is none, or the image is mounted nowhere any more.
+    """
+    mounts = [mounted for mounted in mounts_of(server) if mounted.root == "/"]
+    if not mounts:
+        raise NotFoundError(f"{settings.ref} is unmounted again; mount it anew")
+    index, workload, digest = _index_for(settings, server)
+    if index.fetch and not index.frames:
+        index = _by_files(
+            index, settings.ref, settings.cache, settings.options, settings.plain_http
+        )
+    try:
+        root = clone_mount(mounts[0].target)
+    except OSError as error:
+        raise from_os_error(error, f"open the image at {mounts[0].target}") from error
+    _warm(root, index, THREADS, stopped)
+    return _told(workload, digest, index)
+
+
+def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str]:
+    """The best hot set there is for a mount: its index, its workload and its digest."""
+    local = LocalStore(settings.cache)
+    own = ownsets.find(local, server.digest, settings.workload, server.block_image)
+    chosen = None
+    fault: BootseerError | None = None
+    try:
+        repository, _ = open_repository(
+            settings.ref, settings.options, plain_http=settings.plain_http
+        )
+        with repository:
+            listed = repository.referrers(server.digest)
+            chosen = hotset.choose(repository, listed, server.block_image, settings.workload)
+            if chosen is not None and (own is None or chosen[1].workload == settings.workload):
+                index = _index(repository, chosen[1])
+                return index, chosen[1].workload, chosen[0].digest
+    except BootseerError as error:  # what is here needs no registry
+        fault = error
+    if own is not None:
+        with KeptFrames(own.path, own.pack) as frames:
+            boot = pieces.boot_of(frames.boot(own.pack), own.pack)
+        return boot.index(), settings.workload, own.pack.digest
+    raise fault or NotFoundError(
+        f"{settings.ref} has no hot set of workload {settings.workload!r}; record it first"
+    )
+
+
+def _told(workload: str, digest: str, index: Index) -> Replayed:
     warmed = [one for frame in index.frames for one in frame.warm]
     return Replayed(
-        hot.workload,
+        workload,
         digest,
         len({one.path for one in warmed}),
         sum(one.length for one in warmed),
@@ -101,24 +184,33 @@ def _by_files(
     return Index((Frame(0, 1, b"", (), warm),), tuple(paths))
 
 
-def _warm(directory: str, index: Index, threads: int) -> None:
-    """Read all ranges ahead, in order and from several threads; returns when they are there."""
-    try:
-        root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise from_os_error(error, f"open the tree {directory}") from error
+def _never() -> bool:
+    return False
+
+
+def _warm(root: int, index: Index, threads: int, stopped: Callable[[], bool] = _never) -> None:
+    """Read all ranges ahead, in order and from several threads; returns when they are there.
+
+    Closes `root`.
+    """
     windows = [
         (index.paths[one.path], at, min(WINDOW_BYTES, one.offset + one.length - at))
         for frame in index.frames
         for one in frame.warm
         for at in range(one.offset, one.offset + one.length, WINDOW_BYTES)
     ]
+
+    def unless_stopped(
+        read: Callable[[int, bytes, int, int], None],
+    ) -> Callable[[tuple[bytes, int, int]], None]:
+        return lambda window: None if stopped() else read(root, *window)
+
     try:
         with ThreadPoolExecutor(threads, initializer=_named) as pool:
-            list(pool.map(lambda window: _ahead(root, *window), windows, chunksize=1))
+            list(pool.map(unless_stopped(_ahead), windows))
             # A thread must live until what it asked for has arrived, or a server of ours could
             # not tell any more whose read that was.
-            list(pool.map(lambda window: _arrived(root, *window), windows, chunksize=1))
+            list(pool.map(unless_stopped(_arrived), windows))
     finally:
         os.close(root)
 
