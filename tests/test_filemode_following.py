@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from filemode_tools import AS_NOBODY, PAGE, PYTHON, cold, everybodys, reader, resident
 
-from bootseer.imageprefetch.filemode import following, lowly, mapped
+from bootseer.imageprefetch.filemode import following, lowly, mapped, residency
 from bootseer.imageprefetch.filemode.following import Following
 from bootseer.imageprefetch.filemode.format import FileTrace
 
@@ -96,8 +96,12 @@ def test_files_are_not_looked_at_while_the_start_runs(
 ) -> None:
     big = cold(tmp_path / "big", 40 * PAGE)
     looked: list[str] = []
-    look = following.look
-    monkeypatch.setattr(following, "look", lambda a, p: looked.append(p) or look(a, p))
+
+    def look(asker: residency.Asker, path: str) -> residency.Seen | None:
+        looked.append(path)
+        return residency.look(asker, path)
+
+    monkeypatch.setattr(following, "look", look)
     with reading(big, 3) as pid, Following([str(tmp_path)], "", pid) as followed:
         until = time.monotonic() + 0.5
         while time.monotonic() < until:

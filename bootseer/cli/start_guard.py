@@ -29,7 +29,8 @@ def main(words: list[str]) -> int:
             if bare.is_all(os.environ) and not given.keys() & {"-c", "--config"}:
                 events = given.get("--events", "")
                 return bare.start(job, events, process.original_environment())
-            return _by_hand(options, job, "")
+            early = _early(given, job) if len(given) == len(options) else None
+            return _by_hand(options, job, "") if early is None else early
         from bootseer.cli import root
 
         return root.main(["start", *words])
@@ -63,6 +64,22 @@ def _is_ordinary(options: list[tuple[str, str]]) -> bool:
         return False
     # `--set` can be wrong, and click has the words for that.
     return all(name in _VALUES and name != "--set" and value for name, value in options)
+
+
+def _early(given: dict[str, str], job: list[str]) -> int | None:
+    """Become the job where nothing has to be ready before it; None: the settings say more."""
+    if given.keys() - {"-c", "--config", "--events"} or given.keys() >= {"-c", "--config"}:
+        return None
+    from bootseer.entrypoint import early
+
+    named = given.get("-c") or given.get("--config") or os.environ.get("BOOTSEER_CONFIG")
+    request = early.asked(named or early.DEFAULT_FILE, os.environ)
+    if request is None:
+        return None
+    events, environ = given.get("--events", ""), process.original_environment()
+    if not request:
+        return bare.start(job, events, environ)
+    return early.start(request, job, events, environ)
 
 
 def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:

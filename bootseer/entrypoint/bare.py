@@ -30,10 +30,15 @@ _HARMLESS = frozenset(
 
 def is_all(environ: Mapping[str, str]) -> bool:
     """Whether nothing but this is asked for: no `bootseer.toml` here, no variable that may ask."""
+    return is_harmless(environ) and not os.path.exists("bootseer.toml")
+
+
+def is_harmless(environ: Mapping[str, str], *more: str) -> bool:
+    """Whether no variable, those named in `more` apart, gives a part anything to do."""
     for name, value in environ.items():
-        if name.startswith("BOOTSEER_") and name not in _HARMLESS and value:
+        if name.startswith("BOOTSEER_") and name not in _HARMLESS and name not in more and value:
             return False
-    return not os.path.exists("bootseer.toml")
+    return True
 
 
 def start(job: Sequence[str], events_target: str, environ: MutableMapping[str, str]) -> int:

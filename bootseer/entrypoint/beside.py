@@ -8,9 +8,7 @@ to say goes into events.
 
 from __future__ import annotations
 
-import importlib
 import os
-import signal
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -54,6 +52,8 @@ def _orphan(
 
 
 def _detach() -> None:
+    import signal  # here and below: what a start itself can do without, it does not wait for
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -69,6 +69,8 @@ def _detach() -> None:
 def _run(
     part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str], job: int
 ) -> None:
+    import importlib
+
     with events.open_writer(None, environ) as writer:
         try:
             importlib.import_module(module).run(request, writer, job)
