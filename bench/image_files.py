@@ -1,19 +1,23 @@
-"""A container's start from a cold local disk: its files read ahead from inside it, or not.
+"""A container's start: its files read ahead from inside it, or not.
 
-    python -m bench image_files
+    python -m bench image_files        all cases
+    python -m bench.image_files CASE…  these alone, put into the results in place of older ones
 
-Podman runs a stock image (Debian, Python, numpy, pyarrow, torch) unpacked on plain overlayfs. The
-page cache is emptied before each start, then podman, runc and the wrapper are warmed by a
-container that does nothing. `ours` is the container's command behind `bootseer start` with
-`[image] traces`, from the init container's payload: replay runs beside the job, in the container,
-by no privilege beyond the container's own. `plain` is the command alone; `warm` is the command
-alone with everything in memory, the limit; `start alone` is `bootseer start` with nothing to do.
-Seconds until the program's first line. In `recording` there is no trace yet, so that `ours` is
-recorded beside the job. Needs root.
+The image is a stock one (Debian, Python, numpy, pyarrow, torch). `ours` is the container's command
+behind `bootseer start` with `[image] traces`, from the init container's payload: replay runs beside
+the job, in the container, by no privilege beyond the container's own. `plain` is the command
+alone; `start alone` is `bootseer start` with nothing to do. Seconds until the program's first line.
+
+*cold overlayfs*: podman runs the image unpacked on plain overlayfs. The page cache is emptied
+before each start, then podman, runc and the wrapper are warmed by a container that does nothing.
+`warm` is the command alone with everything in memory, the limit. *recording*: there is no trace
+yet, so that `ours` is recorded beside the job, in turns with the same start that is not; three
+times the rounds, as the difference is small. *stargz*: see `bench.image_files_lazy`. Needs root.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -25,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import harness
+from bench import harness, image_files_lazy
 from bench.image_lab import MARK, WORK
 from tools.images import real
 from tools.initimage import __main__ as initimage
@@ -33,6 +37,8 @@ from tools.initimage import payload
 from tools.podman import Podman
 from tools.registry import Registry
 
+COLD, RECORDING = "cold overlayfs", "recording"
+KINDS = (COLD, RECORDING)
 IMAGE = "bench"
 HOME = "/opt/bootseer"
 WRAPPER = f"{HOME}/bin/bootseer"
@@ -54,13 +60,20 @@ class Place:
 
     def wrapped(self, work: str, settings: str) -> list[str]:
         """A program behind `bootseer start` with settings of that name."""
-        config = f"/shared/{settings}.toml"
-        return self.command(WRAPPER, "start", "-c", config, "--", *_program(work))
+        return self.command(*_wrapped(work, settings))
 
     def record(self, work: str) -> list[str]:
         """A program whose start is recorded."""
-        words = [*_traces(work), "--path", "/", "--", *_program(work)]
-        return self.command(WRAPPER, "image", "files", "record", *words)
+        return self.command(*_recorded(work))
+
+
+def _wrapped(work: str, settings: str) -> list[str]:
+    return [WRAPPER, "start", "-c", f"/shared/{settings}.toml", "--", *_program(work)]
+
+
+def _recorded(work: str) -> list[str]:
+    words = [WRAPPER, "image", "files", "record", *_traces(work), "--path", "/"]
+    return [*words, "--", *_program(work)]
 
 
 def _name(work: str) -> str:
@@ -75,49 +88,96 @@ def _traces(work: str) -> list[str]:
     return ["--traces", "/shared/traces", "--image", IMAGE, "--workload", _name(work)]
 
 
+def names() -> list[str]:
+    """All cases."""
+    return [
+        *(f"{work} {kind}" for work in WORK for kind in KINDS),
+        *image_files_lazy.names(),
+    ]
+
+
 def run(options: harness.Options) -> list[harness.Case]:
-    """Measure each program."""
+    """Measure all cases; quickly: one program on a local disk."""
+    wanted = [f"numpy+pyarrow {kind}" for kind in KINDS] if options.quick else names()
+    return measure(wanted, options.runs, "python" if options.quick else "torch")
+
+
+def measure(wanted: Sequence[str], rounds: int, image: str = "torch") -> list[harness.Case]:
+    """Measure these cases."""
     cases: list[harness.Case] = []
-    with place("python" if options.quick else "torch") as here:
-        for work in ["numpy+pyarrow"] if options.quick else list(WORK):
-            publish(here, work)
-            cases += _measure(here, work, options.runs)
-    return cases
-
-
-@contextmanager
-def place(image: str) -> Iterator[Place]:
-    """The image pulled, the wrapper laid out; all of it is gone afterwards."""
+    lazily = [name for name in wanted if name in image_files_lazy.names()]
+    locally = [name for name in wanted if name not in lazily]
     scratch = Path(tempfile.mkdtemp(prefix="bf-"))
     try:
         with initimage._locked(None) as cache:
             payload.build(scratch / "root", cache, payload.ROOT / "bootseer")
-        (scratch / "shared").mkdir()
-        registry = Registry(scratch / "r")
-        with registry, Podman(scratch / "p", trusted=[registry.host]) as podman:
-            made = podman.pull(registry.push(real.image(image).source, "bench/image", "1"))
-            yield Place(podman, made, scratch / "root/payload", scratch / "shared")
+        home, shared = scratch / "root/payload", scratch / "shared"
+        shared.mkdir()
+        if locally:
+            with _place(scratch, image) as here:
+                cases += _locally(here, locally, rounds)
+        if lazily:
+            cases += _lazily(home, shared, lazily, rounds)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    return cases
 
 
-def publish(here: Place, work: str) -> None:
-    """Record a program's start, and write the settings by which it is replayed."""
-    cold(here)
-    first_line(here, here.record(work))
+@contextmanager
+def _place(scratch: Path, image: str) -> Iterator[Place]:
+    registry = Registry(scratch / "r")
+    with registry, Podman(scratch / "p", trusted=[registry.host]) as podman:
+        made = podman.pull(registry.push(real.image(image).source, "bench/image", "1"))
+        yield Place(podman, made, scratch / "root/payload", scratch / "shared")
+
+
+def _locally(here: Place, wanted: Sequence[str], rounds: int) -> list[harness.Case]:
+    cases: list[harness.Case] = []
+    for work in WORK:
+        kinds = [kind for kind in KINDS if f"{work} {kind}" in wanted]
+        if COLD in kinds:
+            cold(here)
+            first_line(here, here.record(work))
+        if kinds:
+            write_settings(here.shared, work)
+        for kind in kinds:
+            count = 3 * rounds if kind == RECORDING else rounds
+            cases += _measure(here, work, kind, count)
+    return cases
+
+
+def _lazily(home: Path, shared: Path, wanted: Sequence[str], rounds: int) -> list[harness.Case]:
+    works = [work for work in WORK if f"{work} {image_files_lazy.NAME}" in wanted]
+    for work in works:
+        write_settings(shared, work)
+
+    def sides(work: str) -> dict[str, Sequence[str]]:
+        return {
+            harness.OURS: _wrapped(work, _name(work)),
+            "stargz": _program(work),
+            "start alone": _wrapped(work, "nothing"),
+        }
+
+    with image_files_lazy.place(home, shared) as here:
+        return image_files_lazy.measure(here, sides, _recorded, works, rounds)
+
+
+def write_settings(shared: Path, work: str) -> None:
+    """Write the settings by which a program's start is replayed, recorded, or left alone."""
     known = {"traces": "/shared/traces", "image": IMAGE, "workload": _name(work)}
-    _settings(here, _name(work), {**known, "record": "never"})
+    _settings(shared, _name(work), {**known, "record": "never"})
     # Its container ends before a trace would be kept, so each start is a first one.
-    _settings(here, "first", {"traces": "/shared/none", "record": "always"})
-    _settings(here, "nothing", {})
+    _settings(shared, "first", {"traces": "/shared/none", "record": "always"})
+    _settings(shared, "unrecorded", {"traces": "/shared/none", "record": "never"})
+    _settings(shared, "nothing", {})
 
 
-def _settings(here: Place, name: str, values: Mapping[str, str]) -> None:
+def _settings(shared: Path, name: str, values: Mapping[str, str]) -> None:
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-    (here.shared / f"{name}.toml").write_text(f"[image]\n{lines}", encoding="utf-8")
+    (shared / f"{name}.toml").write_text(f"[image]\n{lines}", encoding="utf-8")
 
 
-def _measure(here: Place, work: str, rounds: int) -> list[harness.Case]:
+def _measure(here: Place, work: str, kind: str, rounds: int) -> list[harness.Case]:
     def side(command: Sequence[str], *, warm: bool = False) -> Callable[[], float]:
         def turn() -> float:
             if not warm:
@@ -127,19 +187,20 @@ def _measure(here: Place, work: str, rounds: int) -> list[harness.Case]:
         return turn
 
     plain = here.command(*_program(work))
-    sides = {
-        harness.OURS: side(here.wrapped(work, _name(work))),
-        "plain": side(plain),
-        "start alone": side(here.wrapped(work, "nothing")),
-        "warm": side(plain, warm=True),
-        "recorded": side(here.wrapped(work, "first")),
-    }
+    if kind == RECORDING:
+        sides = {
+            harness.OURS: side(here.wrapped(work, "first")),
+            "not recording": side(here.wrapped(work, "unrecorded")),
+        }
+    else:
+        sides = {
+            harness.OURS: side(here.wrapped(work, _name(work))),
+            "plain": side(plain),
+            "start alone": side(here.wrapped(work, "nothing")),
+            "warm": side(plain, warm=True),
+        }
     values = harness.interleave(sides, rounds=rounds, warmup=0)
-    recorded = {harness.OURS: values.pop("recorded"), "start alone": values["start alone"]}
-    return [
-        *harness.cases_of(f"{work} cold overlayfs", values, unit="s"),
-        *harness.cases_of(f"{work} recording", recorded, unit="s"),
-    ]
+    return harness.cases_of(f"{work} {kind}", values, unit="s")
 
 
 def cold(here: Place) -> None:
@@ -170,3 +231,34 @@ def first_line(here: Place, command: Sequence[str]) -> float:
 
 def _call(here: Place, command: Sequence[str]) -> None:
     subprocess.run(command, env=here.podman.environment, stdin=subprocess.DEVNULL, check=True)
+
+
+def main() -> int:
+    """Measure some cases and put them into the result file."""
+    parser = argparse.ArgumentParser(prog="python -m bench.image_files", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("case", nargs="+", choices=names())
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    cases = measure(arguments.case, arguments.runs)
+    print(harness.table(cases))
+    _keep(cases)
+    return 0
+
+
+def _keep(cases: list[harness.Case]) -> None:
+    path = harness.RESULTS / "image_files.json"
+    held = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else []
+    new = {case.case for case in cases}
+    kept = [harness.Case(**case) for case in held if case["case"] not in new]
+    every = sorted([*kept, *cases], key=lambda case: _place_of(case.case))
+    harness.save("image_files", every, command="python -m bench image_files")
+
+
+def _place_of(name: str) -> int:
+    order = names()
+    return next((order.index(each) for each in order if name.startswith(each)), len(order))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

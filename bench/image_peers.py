@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.image_lab import WORK, Lab, Start, measured
@@ -58,6 +58,11 @@ def containerd_pull(lab: Lab, work: str) -> Start:
 
 def stargz_pull(lab: Lab, work: str, tag: str) -> Start:
     """`ctr-remote images rpull` and a run from what comes lazily; the snapshotter is a new one."""
+    return stargz_run(lab, tag, (), _program(work))
+
+
+def stargz_run(lab: Lab, tag: str, options: Sequence[str], words: Sequence[str]) -> Start:
+    """The same with further options of `ctr run`, for any command."""
     image = lab.peers.reference(REPOSITORY, tag)
     with (
         lab.folder("s") as folder,
@@ -65,8 +70,8 @@ def stargz_pull(lab: Lab, work: str, tag: str) -> Start:
         Containerd(folder / "c", snapshotters={"stargz": socket}) as server,
     ):
         pull = server.command("images", "rpull", "--plain-http", image, program="ctr-remote")
-        words = [*_run(lab), "--snapshotter", "stargz"]
-        return measured(lab, pull, server.command(*words, image, "one", *_program(work)))
+        run = [*_run(lab), "--snapshotter", "stargz", *options, image, "one", *words]
+        return measured(lab, pull, server.command(*run))
 
 
 @contextlib.contextmanager

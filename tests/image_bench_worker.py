@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench import image_hotsets, image_ours, image_peers, image_steady
+from bench import image_files_lazy, image_hotsets, image_ours, image_peers, image_steady
 from bench.image_lab import Link, lab, own_group
 from tools.containerd.server import Containerd
 from tools.images.layout import Image, write_layout
@@ -59,6 +59,9 @@ def main() -> None:
     link = Link("test", 400, 2)
     with own_group() as group, own_network(), lab(link, scratch, storage, group) as place:
         sizes = image_ours.publish(place, source, [WORK], image_hotsets.publish)
+        (scratch / "shown").mkdir()
+        (scratch / "shown/line").write_text("first work\n")
+        shown = image_files_lazy.Lazy(place, scratch / "shown", scratch / "shown")
         with image_ours.agent(scratch / "run"):
             starts = {
                 "ours": image_ours.start(place, WORK),
@@ -69,6 +72,7 @@ def main() -> None:
                 "podman": image_peers.podman_pull(place, WORK),
                 "containerd": image_peers.containerd_pull(place, WORK),
                 "stargz": image_peers.stargz_pull(place, WORK, image_peers.LAZY),
+                "shown": shown.start("/bin/sh", "-c", "cat /shared/line"),
                 "cold": image_peers.cold_disk(place, WORK, disk),
                 "warm": image_peers.warm_disk(place, WORK, disk),
             }

@@ -36,7 +36,7 @@ def test_every_side_reaches_its_first_work() -> None:
     assert max(received["cold"], received["warm"]) < 1000
     assert 0 < received["ours"] < received["podman"]
     assert received["three"] < 2 * received["no hot set"]  # each block once, not thrice
-    assert min(received[side] for side in ("containerd", "stargz", "random")) > 0
+    assert min(received[side] for side in ("containerd", "stargz", "shown", "random")) > 0
     assert all(used > 0 for used in told["cpu"].values())
     assert told["sizes"]["numpy+pyarrow"] > 0
     assert all(rate > 0 for values in told["steady"] for rate in values)

@@ -28,12 +28,12 @@ def test_a_container_reads_ahead_and_is_recorded(
     # Dropping the page cache would slow down every test beside this one.
     monkeypatch.setattr(image_files, "cold", lambda here: None)
     cases = image_files.run(harness.Options(quick=True, runs=1))
-    assert {(case.case, case.side) for case in cases} == {
-        ("numpy+pyarrow cold overlayfs", "ours"),
-        ("numpy+pyarrow cold overlayfs", "plain"),
-        ("numpy+pyarrow cold overlayfs", "start alone"),
-        ("numpy+pyarrow cold overlayfs", "warm"),
-        ("numpy+pyarrow recording", "ours"),
-        ("numpy+pyarrow recording", "start alone"),
+    assert {(case.case, case.side): len(case.values) for case in cases} == {
+        ("numpy+pyarrow cold overlayfs", "ours"): 1,
+        ("numpy+pyarrow cold overlayfs", "plain"): 1,
+        ("numpy+pyarrow cold overlayfs", "start alone"): 1,
+        ("numpy+pyarrow cold overlayfs", "warm"): 1,
+        ("numpy+pyarrow recording", "ours"): 3,
+        ("numpy+pyarrow recording", "not recording"): 3,
     }
-    assert all(len(case.values) == 1 and case.values[0] > 0 for case in cases)
+    assert all(value > 0 for case in cases for value in case.values)
