@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import threading
@@ -24,12 +23,13 @@ SIZE = PAGES * PAGE - 100
 
 
 def of(starts: int, *rows: tuple[int, int, int, int], size: int = SIZE) -> Trace:
-    """A trace of (first page, pages, milliseconds, starts seen)."""
+    """A trace of (first page, pages, milliseconds, starts seen); no full start is one replayed."""
     extents = []
     for page, count, at_ms, seen in rows:
         length = min(count * PAGE, size - page * PAGE)
-        extents.append(Touched(page * PAGE, length, at_ms, seen))
-    return Trace("object", size, "train", starts, tuple(extents))
+        counts = (seen, 0) if starts else (0, seen)
+        extents.append(Touched(page * PAGE, length, at_ms, *counts))
+    return Trace("object", size, "train", starts, tuple(extents), replays=0 if starts else 1)
 
 
 def pages(some: Trace) -> dict[int, tuple[int, int]]:
@@ -80,7 +80,12 @@ def packed(**changed: object) -> bytes:
         {"extents": {}},
         {"extents": [7]},
         {"extents": [[0, 4096, 0]]},
-        {"extents": [[0, 4096, 0, 1, 1]]},
+        {"extents": [[0, 4096, 0, 1, 2]]},
+        {"extents": [[0, 4096, 0, 0, 0]]},
+        {"extents": [[0, 4096, 0, 1, -1]]},
+        {"extents": [[0, 4096, 0, 1, 1, 1]]},
+        {"replays": -1},
+        {"replays": "1"},
         {"extents": [[-4096, 4096, 0, 1]]},
         {"extents": [[0, 0, 0, 1]]},
         {"extents": [[0, 100, 0, 1]]},
@@ -194,6 +199,16 @@ def test_recording_ends_with_its_window_with_end_and_with_its_limit():
     assert not recorder.recording
     assert list(pages(recorder.trace(full=True))) == [0]
 
+    recorder = Recorder("object", SIZE, window_s=120.0, clock=clock)
+    clock.now_s += 130  # nobody came yet
+    recorder.touch(0, 1)
+    clock.now_s += 120
+    assert recorder.left_s() == 0
+    recorder.touch(2 * PAGE, 1)
+    clock.now_s += 1
+    recorder.touch(4 * PAGE, 1)
+    assert list(pages(recorder.trace(full=True))) == [0, 2]
+
     recorder = Recorder("object", SIZE)
     recorder.touch(0, 1)
     recorder.end()
@@ -232,14 +247,24 @@ def test_merging_is_the_union_with_counts(some: list[Trace]):
     merged = trace.merge(some)
     full = sum(t.starts for t in some)
     assert merged.starts == full
-    counts: dict[int, int] = {}
-    for page in itertools.chain(*map(pages, some)):
-        counts[page] = counts.get(page, 0) + 1
-    assert {p: seen for p, (_, seen) in pages(merged).items()} == {
-        p: min(count, max(full, 1)) for p, count in counts.items()
-    }
+    counts: dict[int, list[int]] = {}
+    for one in some:
+        for page in pages(one):
+            counts.setdefault(page, [0, 0])[0 if one.starts else 1] += 1
+    assert merged.replays == len(some) - full
+    assert {page: list(seen) for page, seen in told(merged).items()} == counts
+    assert trace.parse(trace.serialise(merged)) == merged
     times = [e.first_touch_ms for e in merged.extents]
     assert times == sorted(times)
+
+
+def told(some: Trace) -> dict[int, tuple[int, int]]:
+    """Page → (full starts, others)."""
+    found = {}
+    for e in some.extents:
+        for page in range(e.offset // PAGE, -(-(e.offset + e.length) // PAGE)):
+            found[page] = (e.starts_seen, e.replays_seen)
+    return found
 
 
 @given(st.lists(starts(full=True), min_size=1, max_size=4), st.lists(starts(full=False)))
@@ -253,6 +278,47 @@ def test_partial_starts_never_lower_a_share_nor_change_the_order(
         assert found[page][1] >= seen
         assert abs(found[page][0] - at_ms) <= trace.NEAR_MS
     assert set(pages(before.hot(0.5))) <= set(pages(after.hot(0.5)))
+
+
+def test_what_no_full_start_touched_gets_hot_by_half_of_the_others_and_two_at_least():
+    some = trace.merge([of(1, (0, 4, 0, 1)), of(0, (9, 1, 5, 1))])
+    assert set(pages(some.hot(0.5))) == {0, 1, 2, 3}  # one start may touch anything
+    some = trace.merge([some, of(0, (9, 1, 5, 1), (2, 1, 0, 1))])
+    assert set(pages(some.hot(0.5))) == {0, 1, 2, 3, 9}
+    for number in range(20):
+        some = trace.merge([some, of(0, (20 + number, 1, 5, 1))])
+    assert (some.starts, some.replays) == (1, 22)
+    assert set(pages(some.hot(0.5))) == {0, 1, 2, 3}
+    assert set(pages(some.hot(0.0))) == {0, 1, 2, 3, 9, *range(20, 40)}
+    again = trace.parse(trace.serialise(some))
+    assert again == some
+
+
+def test_a_trace_of_no_full_start_is_as_good_as_what_it_has():
+    some = trace.merge([of(0, (1, 2, 0, 1))])
+    assert set(pages(some.hot(0.5))) == {1, 2}
+    assert told(some) == {1: (0, 1), 2: (0, 1)}
+
+
+def test_files_that_count_no_replays_are_read_still():
+    rows = [[0, PAGE, 5, 1]]
+    document = json.loads(zstandard.decompress(packed(starts=0, extents=rows)))
+    del document["replays"]
+    old = trace.parse(zstandard.compress(json.dumps(document).encode()))
+    assert (old.starts, old.replays, told(old)) == (0, 1, {0: (0, 1)})
+
+
+@given(st.lists(starts(), min_size=1, max_size=4), st.lists(starts(), min_size=1, max_size=4))
+def test_what_was_merged_in_can_be_taken_out_again(some: list[Trace], more: list[Trace]):
+    before, since = trace.merge(some), trace.merge(more)
+    both = trace.merge([before, since])
+    assert trace.covers(both, before)
+    assert trace.covers(both, since)
+    left = trace.without(both, before)
+    assert (left.starts, left.replays) == (since.starts, since.replays)
+    assert told(left) == told(since)
+    assert not trace.without(before, both).extents
+    assert not trace.covers(before, both)
 
 
 def test_twenty_warm_starts_leave_the_hot_set_as_it_was():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ PAGE = 4096
 SIZE = 100 * PAGE
 
 
-def recorder() -> Recorder:
-    return Recorder("image", SIZE, "train")
+def recorder(**options: Any) -> Recorder:
+    return Recorder("image", SIZE, "train", **options)
 
 
 def test_a_first_step_written_from_now_on_is_seen(tmp_path):
@@ -75,13 +76,54 @@ def test_recording_ends_at_the_first_step(tmp_path):
 
 
 def test_recording_ends_with_its_window(tmp_path):
-    store, ended, some = TraceStore(tmp_path), threading.Event(), recorder()
+    store, ended, some = TraceStore(tmp_path), threading.Event(), recorder(window_s=0.05)
     some.touch(0, 1)
     with StartRecording(
-        some, store, full=lambda: True, window_s=0.05, ended=lambda trace: ended.set()
+        some, store, full=lambda: True, ended=lambda trace: ended.set()
     ) as recording:
         assert ended.wait(30)
     assert recording.why == "window"
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_window_begins_with_the_first_touch(tmp_path, watched):
+    store, ended, now = TraceStore(tmp_path / "traces"), threading.Event(), [0.0]
+    some = recorder(window_s=120.0, clock=lambda: now[0])
+    recording = StartRecording(
+        some,
+        store,
+        full=lambda: True,
+        events_dir=str(tmp_path) if watched else "",
+        ended=lambda trace: ended.set(),
+    )
+    with recording:
+        for at_s in (119.0, 130.0, 4_000.0):  # mounted long before anybody comes
+            now[0] = at_s
+            assert not ended.wait(0.12)
+        some.touch(0, PAGE)
+        now[0] += 120.0
+        some.touch(2 * PAGE, PAGE)
+        now[0] += 1.0
+        some.touch(4 * PAGE, PAGE)
+    kept = store.load("train")
+    assert kept is not None
+    assert [(e.offset // PAGE, e.first_touch_ms) for e in kept.extents] == [(0, 0), (2, 120_000)]
+
+
+def test_a_first_step_without_any_touch_ends_it_too(tmp_path):
+    (tmp_path / "events").mkdir()
+    ended = threading.Event()
+    recording = StartRecording(
+        recorder(),
+        TraceStore(tmp_path / "traces"),
+        full=lambda: False,
+        events_dir=str(tmp_path / "events"),
+        ended=lambda trace: ended.set(),
+    )
+    with recording, Writer(str(tmp_path / "events"), {}) as writer:
+        writer.point("first_step")
+        assert ended.wait(30)
+    assert recording.why == "first step"
 
 
 def test_an_unmount_keeps_what_was_touched_and_closing_twice_is_safe(tmp_path):

@@ -49,13 +49,22 @@ def test_twenty_starts_from_a_warm_page_cache_leave_the_hot_set_as_it_was(tmp_pa
     cold = store.add(of(1, (0, 4, 0), (100, 50, 30), (8, 2, 50)))
     for turn in range(20):
         # What a warm start still reads: little, at other moments, once something of its own.
-        own = [(500, 1, 5)] if turn == 7 else []
+        own = [(500 + turn, 1, 5)] if turn % 3 else []
         store.add(of(0, (8, 1, 0), *own))
     kept = store.load("w")
     assert kept is not None
     assert kept.starts == 1
-    old = [p for p in pages(kept.hot(0.5)) if p != 500]
-    assert old == pages(cold)
+    assert kept.replays == 20
+    assert pages(kept.hot(0.5)) == pages(cold)
+
+
+def test_one_odd_page_of_each_replayed_start_is_not_hot(tmp_path):
+    store = TraceStore(tmp_path)
+    cold = store.add(of(1, (0, 4, 0)))
+    for turn in range(5):
+        kept = store.add(of(0, (100, 1, 5), (500 + turn, 1, 5)))
+        # What every one of them misses belongs to it, from the second on.
+        assert pages(kept.hot(0.5)) == pages(cold) + ([100] if turn else [])
 
 
 def pages(trace: Trace) -> list[int]:

@@ -14,11 +14,13 @@ _SEGMENT_PAGES = 4096
 
 
 class Recorder:
-    """First touches of one object, page by page, from its making until `end` or the window's end.
+    """First touches of one object, page by page, until `end` or until its window is over.
 
-    `touch` is for what a program asked for itself: whoever reads ahead, replays or fills calls
-    nothing here. Memory is one byte a page around what was touched, and the touches themselves,
-    of which `most_extents` are kept. One that goes on for another began `elapsed_s` ago.
+    The window is of `window_s` from the first touch on: what begins to read may come long after
+    its recorder. `touch` is for what a program asked for itself: whoever reads ahead, replays or
+    fills calls nothing here. Memory is one byte a page around what was touched, and the touches
+    themselves, of which `most_extents` are kept. One that goes on for another, which was made
+    `elapsed_s` ago, counts the same times.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class Recorder:
         self._page_bytes, self._size_bytes = page_bytes, size_bytes
         self._most_extents = most_extents
         self._clock = clock
-        self._begun_s = clock() - elapsed_s
+        self._made_s = clock() - elapsed_s
+        self._first_s: float | None = None
         self._window_s = window_s
         self._recording = True
+        self._stirred = threading.Event()
         self._lock = threading.Lock()
         self._segments: dict[int, bytearray] = {}
         self._touches: list[list[int]] = []  # first page, page count, milliseconds
@@ -49,6 +53,15 @@ class Recorder:
         """Whether `touch` still does something."""
         return self._recording
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the first touch, or for `end`; False when neither came."""
+        return self._stirred.wait(timeout_s)
+
+    def left_s(self) -> float:
+        """How much of the window is left: all of it until something is touched."""
+        first_s = self._first_s
+        return self._window_s - (self._clock() - first_s if first_s is not None else 0.0)
+
     def touch(self, offset: int, length: int) -> None:
         """A program read these bytes; from any thread, often."""
         if not self._recording:
@@ -57,12 +70,19 @@ class Recorder:
         if end <= offset or offset < 0:
             return
         first, last = offset // self._page_bytes, (end - 1) // self._page_bytes
-        elapsed_s = self._clock() - self._begun_s
+        now_s = self._clock()
         with self._lock:
-            if elapsed_s > self._window_s or len(self._touches) >= self._most_extents:
+            if self._first_s is None:
+                self._begin(now_s)
+            over = self._first_s is not None and now_s - self._first_s > self._window_s
+            if over or len(self._touches) >= self._most_extents:
                 self._recording = False
             else:
-                self._mark(first, last + 1, int(elapsed_s * 1000))
+                self._mark(first, last + 1, int((now_s - self._made_s) * 1000))
+
+    def _begin(self, now_s: float) -> None:
+        self._first_s = now_s
+        self._stirred.set()
 
     def _mark(self, page: int, stop: int, at_ms: int) -> None:
         """Note those pages of `[page, stop)` that were not touched before."""
@@ -100,12 +120,15 @@ class Recorder:
         pages = -(-self._size_bytes // self._page_bytes)
         with self._lock:
             for first, count, at_ms in touches:
+                if self._first_s is None:
+                    self._begin(self._made_s + at_ms / 1000)
                 if len(self._touches) < self._most_extents:
                     self._mark(first, min(first + count, pages), at_ms)
 
     def end(self) -> None:
         """The first step was reached, or nobody cares any more; twice is safe."""
         self._recording = False
+        self._stirred.set()
 
     def trace(self, *, full: bool) -> Trace:
         """What was touched so far.
@@ -120,5 +143,8 @@ class Recorder:
         for first, count, at_ms in touches:
             offset = first * page_bytes
             length = min(count * page_bytes, size_bytes - offset)
-            extents.append(Touched(offset, length, at_ms, 1))
-        return Trace(name, size_bytes, workload, int(full), tuple(extents), page_bytes)
+            extents.append(Touched(offset, length, at_ms, int(full), int(not full)))
+        counts = {"starts": int(full), "replays": int(not full)}
+        return Trace(
+            name, size_bytes, workload, extents=tuple(extents), page_bytes=page_bytes, **counts
+        )

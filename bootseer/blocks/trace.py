@@ -2,9 +2,8 @@
 
 A trace is one zstd frame of JSON (docs/blocks.md). `starts` counts the starts that could have
 shown everything: cold ones that nothing was replayed to. A start from a warm page cache, or a
-replayed one, sees only part of what it reads. Its trace has `starts` 0: merging it in may add
-extents and raise `starts_seen`, and cannot lower anybody's share nor change the order of what
-full starts have told.
+replayed one, sees only part of what it reads. Such are counted apart, as `replays`: they may make
+more of the object hot, and cannot lower the share of what full starts touched, nor its order.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from bootseer.errors import CorruptDataError, UsageError
 VERSION = 1
 NEAR_MS = 20  # first touches so close together are one moment: neighbours join
 MAX_NAME_CHARS = 512
+FEWEST_REPLAYS = 2  # must have touched what too few full starts did: one is no habit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,16 @@ LIMITS = Limits()
 
 
 class Touched(NamedTuple):
-    """Pages `[offset, offset + length)`: when they were first touched, and in how many starts."""
+    """Pages `[offset, offset + length)`: when they were first touched, and in how many starts.
+
+    `starts_seen` are full ones, `replays_seen` all others.
+    """
 
     offset: int
     length: int
     first_touch_ms: int
     starts_seen: int
+    replays_seen: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class Trace:
     """What starts of one workload touched of one object.
 
     `extents` do not overlap, have whole pages (the object's end apart), and stand in the order of
-    first touch. `object` names the bytes, as a source's key does.
+    first touch. `object` names the bytes, as a source's key does. `starts` are full ones,
+    `replays` those that could show only what was neither replayed to them nor in the page cache.
     """
 
     object: str
@@ -63,16 +68,32 @@ class Trace:
     starts: int
     extents: tuple[Touched, ...]
     page_bytes: int = PAGE_BYTES
+    replays: int = 0
 
     def touched_bytes(self) -> int:
         """Bytes of all extents together."""
         return sum(extent.length for extent in self.extents)
 
     def hot(self, share: float) -> Trace:
-        """Only what at least that share of the starts touched (0 to 1)."""
-        least = share * self.starts
-        kept = tuple(extent for extent in self.extents if extent.starts_seen >= least)
+        """Only what at least that share (0 to 1) of the full starts touched, or of the others.
+
+        Beside full starts a single other one makes nothing hot.
+        """
+        if share <= 0:
+            return self
+        least = max(1.0, share * self.starts)
+        least_replays = max(FEWEST_REPLAYS if self.starts else 1, share * self.replays)
+        kept = tuple(
+            extent
+            for extent in self.extents
+            if extent.starts_seen >= least or extent.replays_seen >= least_replays
+        )
         return dataclasses.replace(self, extents=kept)
+
+    def mean_bytes(self) -> float:
+        """Bytes that a full start touched, on average; 0 without any."""
+        seen = sum(extent.length * extent.starts_seen for extent in self.extents)
+        return seen / self.starts if self.starts else 0.0
 
 
 def serialise(trace: Trace) -> bytes:
@@ -84,7 +105,8 @@ def serialise(trace: Trace) -> bytes:
         "page": trace.page_bytes,
         "workload": trace.workload,
         "starts": trace.starts,
-        "extents": trace.extents,
+        "replays": trace.replays,
+        "extents": [e if e.replays_seen else e[:4] for e in trace.extents],
     }
     text = json.dumps(document, separators=(",", ":")).encode("ascii")
     return zstandard.ZstdCompressor(level=9, write_checksum=True).compress(text)
@@ -122,19 +144,22 @@ def _checked(document: dict[str, Any], limits: Limits) -> Trace:
     size_bytes = _number(document["size"], 0, (1 << 63) - 1)
     page_bytes = _number(document["page"], 512, 1 << 30)
     starts = _number(document["starts"], 0, limits.starts)
+    replays = _number(document.get("replays", 0), 0, limits.starts)
     rows = document["extents"]
     if not isinstance(rows, list) or len(rows) > limits.extents:
         raise ValueError(f"more than {limits.extents} extents, or none at all")
     extents = []
     for row in rows:
-        offset, length, first_touch_ms, seen = row
+        offset, length, first_touch_ms, seen, *more = row
         _number(offset, 0, size_bytes - 1)
         _number(length, 1, size_bytes - offset)
         _number(first_touch_ms, 0, 1 << 40)
-        _number(seen, 1, max(starts, 1))
+        (replayed,) = more or (0,)
+        _number(replayed, 0, max(replays, 1))
+        _number(seen, 0 if replayed else 1, max(starts, 1))
         if offset % page_bytes or ((offset + length) % page_bytes and offset + length < size_bytes):
             raise ValueError(f"the extent at {offset} does not have whole pages")
-        extents.append(Touched(offset, length, first_touch_ms, seen))
+        extents.append(Touched(offset, length, first_touch_ms, seen, replayed))
     for before, after in itertools.pairwise(sorted(extents)):
         if before.offset + before.length > after.offset:
             raise ValueError(f"two extents overlap at {after.offset}")
@@ -142,7 +167,20 @@ def _checked(document: dict[str, Any], limits: Limits) -> Trace:
     if not all(isinstance(n, str) and len(n) <= MAX_NAME_CHARS for n in names):
         raise ValueError("a name that is none")
     extents.sort(key=lambda e: e.first_touch_ms)  # within a moment the file's order stands
-    return Trace(names[0], size_bytes, names[1], starts, tuple(extents), page_bytes)
+    told = Trace(names[0], size_bytes, names[1], starts, tuple(extents), page_bytes, replays)
+    return _counted_apart(told)
+
+
+def _counted_apart(trace: Trace) -> Trace:
+    """Where no start was a full one, whatever is counted as such was touched by the others."""
+    if trace.starts or not any(extent.starts_seen for extent in trace.extents):
+        return trace
+    extents = tuple(
+        e._replace(starts_seen=0, replays_seen=e.starts_seen + e.replays_seen)
+        for e in trace.extents
+    )
+    replays = max(trace.replays, *(extent.replays_seen for extent in extents))
+    return dataclasses.replace(trace, extents=extents, replays=replays)
 
 
 def _number(value: object, least: int, most: int) -> int:
@@ -158,27 +196,83 @@ def _ordered(extents: Iterable[Touched]) -> tuple[Touched, ...]:
 def merge(traces: Sequence[Trace], share: float = 0.0) -> Trace:
     """One trace of all starts: the union, by the median first touch of those who touched.
 
-    Drops what fewer than `share` of the full starts touched; keep 0 while more starts are to be
-    merged in later. Raises UsageError for traces of different objects, or for none.
+    Drops what is not hot at `share`; keep 0 while more starts are to be merged in later. Raises
+    UsageError for traces of different objects, or for none.
     """
     if not traces:
         raise UsageError("there is no trace to merge")
     first = traces[0]
-    about = (first.object, first.size_bytes, first.page_bytes)
-    if any((t.object, t.size_bytes, t.page_bytes) != about for t in traces):
+    _same_object(traces)
+    traces = [_counted_apart(trace) for trace in traces]
+    starts, replays = sum(t.starts for t in traces), sum(t.replays for t in traces)
+    seen = [_Seen(extent, number) for number, t in enumerate(traces) for extent in t.extents]
+    pieces = [
+        _combined(start, end, [one.extent for one in over], starts, replays)
+        for start, end, over in _sweep(seen)
+    ]
+    extents = _ordered(_join(pieces))
+    return dataclasses.replace(first, starts=starts, replays=replays, extents=extents).hot(share)
+
+
+def _same_object(traces: Iterable[Trace]) -> None:
+    if len({(t.object, t.size_bytes, t.page_bytes) for t in traces}) > 1:
         raise UsageError("the traces are of different objects; carry the older ones over first")
-    starts = sum(trace.starts for trace in traces)
-    seen = [_Seen(extent, trace.starts > 0) for trace in traces for extent in trace.extents]
-    pieces = [_combined(start, end, over, starts) for start, end, over in _sweep(seen)]
-    merged = dataclasses.replace(first, starts=starts, extents=_ordered(_join(pieces)))
-    return merged.hot(share)
+
+
+def without(whole: Trace, part: Trace) -> Trace:
+    """What `whole` tells more than `part`, which was merged into it: the starts since then.
+
+    Raises UsageError for traces of different objects.
+    """
+    _same_object([whole, part])
+    whole, part = _counted_apart(whole), _counted_apart(part)
+    pieces = [
+        Touched(
+            start,
+            end - start,
+            one.first_touch_ms,
+            max(0, one.starts_seen - other.starts_seen),
+            max(0, one.replays_seen - other.replays_seen),
+        )
+        for start, end, one, other in _both(whole, part)
+    ]
+    left = _join(piece for piece in pieces if piece.starts_seen or piece.replays_seen)
+    return dataclasses.replace(
+        whole,
+        starts=max(0, whole.starts - part.starts),
+        replays=max(0, whole.replays - part.replays),
+        extents=_ordered(left),
+    )
+
+
+def covers(whole: Trace, part: Trace) -> bool:
+    """Whether `part` says nothing that `whole` does not, so that it may be in it already."""
+    _same_object([whole, part])
+    whole, part = _counted_apart(whole), _counted_apart(part)
+    return (
+        whole.starts >= part.starts
+        and whole.replays >= part.replays
+        and all(
+            one.starts_seen >= other.starts_seen and one.replays_seen >= other.replays_seen
+            for _, _, one, other in _both(whole, part)
+        )
+    )
+
+
+def _both(one: Trace, other: Trace) -> Iterator[tuple[int, int, Touched, Touched]]:
+    """The object's touched pieces, each with what two traces say of it."""
+    seen = [_Seen(e, number) for number, t in enumerate((one, other)) for e in t.extents]
+    for start, end, over in _sweep(seen):
+        found = {each.number: each.extent for each in over}
+        nobody = Touched(start, end - start, 0, 0)
+        yield start, end, found.get(0, nobody), found.get(1, nobody)
 
 
 class _Seen(NamedTuple):
-    """An extent and whether it comes from full starts, which alone decide the order."""
+    """An extent, and the number of the trace that it is of."""
 
     extent: Touched
-    full: bool
+    number: int
 
 
 def _sweep(seen: Iterable[_Seen]) -> Iterator[tuple[int, int, list[_Seen]]]:
@@ -200,23 +294,25 @@ def _sweep(seen: Iterable[_Seen]) -> Iterator[tuple[int, int, list[_Seen]]]:
             del over[number]
 
 
-def _combined(start: int, end: int, over: list[_Seen], starts: int) -> Touched:
+def _combined(start: int, end: int, over: list[Touched], starts: int, replays: int) -> Touched:
     """One piece: seen by all together, ordered by full starts where there is one."""
-    count = min(sum(one.extent.starts_seen for one in over), max(starts, 1))
-    telling = [one.extent for one in over if one.full] or [one.extent for one in over]
-    return Touched(start, end - start, _median_ms(telling), count)
+    full = sum(one.starts_seen for one in over)
+    others = sum(one.replays_seen for one in over)
+    telling = [(one.first_touch_ms, one.starts_seen) for one in over if one.starts_seen]
+    at_ms = _median_ms(telling or [(one.first_touch_ms, one.replays_seen) for one in over])
+    return Touched(start, end - start, at_ms, min(full, starts), min(others, max(replays, 1)))
 
 
-def _median_ms(extents: list[Touched]) -> int:
-    """The median first touch, each extent counting for as many starts as it stands for."""
-    extents = sorted(extents, key=lambda e: e.first_touch_ms)
-    half = sum(extent.starts_seen for extent in extents) / 2
+def _median_ms(told: list[tuple[int, int]]) -> int:
+    """The median first touch; each is told with the number of starts that it stands for."""
+    told.sort()
+    half = sum(weight for _, weight in told) / 2
     below = 0
-    for extent in extents:
-        below += extent.starts_seen
+    for at_ms, weight in told:
+        below += weight
         if below >= half:
-            return extent.first_touch_ms
-    return extents[-1].first_touch_ms
+            return at_ms
+    return told[-1][0]
 
 
 def _join(pieces: Iterable[Touched]) -> list[Touched]:
@@ -227,9 +323,10 @@ def _join(pieces: Iterable[Touched]) -> list[Touched]:
             last = out[-1]
             near = abs(piece.first_touch_ms - last.first_touch_ms) <= NEAR_MS
             touching = last.offset + last.length == piece.offset
-            if touching and near and piece.starts_seen == last.starts_seen:
+            if touching and near and piece[3:] == last[3:]:
                 early = min(last.first_touch_ms, piece.first_touch_ms)
-                out[-1] = Touched(last.offset, last.length + piece.length, early, last.starts_seen)
+                length = last.length + piece.length
+                out[-1] = last._replace(length=length, first_touch_ms=early)
                 continue
         out.append(piece)
     return out
@@ -293,10 +390,11 @@ def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes
             found += _carried(old[at], move, trace.page_bytes, size_bytes)
             at += 1
     pieces = []
-    for start, end, over in _sweep(_Seen(extent, True) for extent in found):
+    for start, end, over in _sweep(_Seen(extent, 0) for extent in found):
         first_touch_ms = min(one.extent.first_touch_ms for one in over)
         count = max(one.extent.starts_seen for one in over)
-        pieces.append(Touched(start, end - start, first_touch_ms, count))
+        replays = max(one.extent.replays_seen for one in over)
+        pieces.append(Touched(start, end - start, first_touch_ms, count, replays))
     extents = _ordered(_join(pieces))
     return dataclasses.replace(trace, object=object_name, size_bytes=size_bytes, extents=extents)
 
@@ -307,4 +405,4 @@ def _carried(extent: Touched, move: Move, page_bytes: int, size_bytes: int) -> l
     end = min(extent.offset + extent.length, move.old + move.length)
     place = (start - move.old + move.new, end - start)
     pages = aligned([place], size_bytes, page_bytes)
-    return [Touched(p.offset, p.length, extent.first_touch_ms, extent.starts_seen) for p in pages]
+    return [extent._replace(offset=p.offset, length=p.length) for p in pages]

@@ -1,8 +1,8 @@
 """When a start's recording ends, and what becomes of its trace.
 
-A start is recorded from its mount until its first step, which an event file tells, or until the
-window is over, whichever is first. Then, or when the mount ends before, its trace is merged with
-those of earlier starts.
+A start is recorded from its first touch until its first step, which an event file tells, or until
+the window is over, whichever is first. Then, or when the mount ends before, its trace is merged
+with those of earlier starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from bootseer.blocks.recorder import WINDOW_S, Recorder
+from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.journal import SAVE_S, Journal
@@ -24,6 +24,7 @@ from bootseer.profiler import events
 
 FIRST_STEP = "first_step"
 POLL_S = 0.1
+IDLE_S = 1.0  # between looks at a mount that nobody reads yet
 _MARK = b'"first_step"'  # what no other line of an event file is likely to hold
 _MOST_BYTES = 4 << 20  # read of one file at a time
 
@@ -124,7 +125,6 @@ class StartRecording:
         *,
         full: Callable[[], bool],
         events_dir: str = "",
-        window_s: float = WINDOW_S,
         ended: Callable[[Trace | None], None] | None = None,
         journal: Journal | None = None,
         begun_ns: int = 0,
@@ -132,7 +132,6 @@ class StartRecording:
         self._recorder, self._store, self._journal = recorder, store, journal
         self._full, self._ended = full, ended
         self._watch = FirstStepWatch(events_dir, begun_ns) if events_dir else None
-        self._window_s = window_s
         self._closing = threading.Event()
         self._kept = threading.Lock()
         self._done = False
@@ -145,21 +144,27 @@ class StartRecording:
         return self
 
     def _run(self) -> None:
-        wait_s = self._window_s if self._journal is None else SAVE_S
+        wait_s = None if self._journal is None else SAVE_S
         wait_s = wait_s if self._watch is None else POLL_S
-        left_s = self._window_s
+        reached = self._reached_idle()
         unsaved_s = 0.0
-        reached = False
-        while not reached and left_s > 0:
-            if self._closing.wait(min(wait_s, left_s)):
+        while not reached and (left_s := self._recorder.left_s()) > 0:
+            waited_s = min(left_s, left_s if wait_s is None else wait_s)
+            if self._closing.wait(waited_s):
                 return  # `close` keeps the trace
-            left_s -= wait_s
-            unsaved_s += wait_s
+            unsaved_s += waited_s
             if self._journal is not None and unsaved_s >= SAVE_S:
                 unsaved_s = 0.0
                 self._journal.save(self._recorder)
             reached = self._watch is not None and self._watch.reached()
         self._keep("first step" if reached else "window")
+
+    def _reached_idle(self) -> bool:
+        """Wait for the first touch; True when a first step was told without any."""
+        while not self._recorder.wait(IDLE_S):
+            if self._watch is not None and self._watch.reached():
+                return True
+        return False
 
     def _keep(self, why: str) -> None:
         with self._kept:
@@ -199,6 +204,7 @@ class StartRecording:
     def close(self) -> None:
         """End now, if it has not ended, and keep what was touched; twice is safe."""
         self._closing.set()
+        self._recorder.end()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._keep("unmount")

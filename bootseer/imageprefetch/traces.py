@@ -140,13 +140,21 @@ def _set_aside(path: Path, reason: str) -> None:
 
 def within(trace: Trace, most_extents: int = LIMITS.extents) -> Trace:
     """The trace as a file may hold it: the extents that fewest starts saw go first."""
-    starts = min(trace.starts, LIMITS.starts)
-    if len(trace.extents) <= most_extents and starts == trace.starts:
+    starts, replays = min(trace.starts, LIMITS.starts), min(trace.replays, LIMITS.starts)
+    counted = (starts, replays) == (trace.starts, trace.replays)
+    if len(trace.extents) <= most_extents and counted:
         return trace
-    ranked = sorted(range(len(trace.extents)), key=lambda n: -trace.extents[n].starts_seen)
-    kept = sorted(ranked[:most_extents])
+
+    def few(number: int) -> tuple[int, int]:
+        extent = trace.extents[number]
+        return -extent.starts_seen, -extent.replays_seen
+
+    ranked = sorted(range(len(trace.extents)), key=few)
     extents = tuple(
-        trace.extents[n]._replace(starts_seen=min(trace.extents[n].starts_seen, max(starts, 1)))
-        for n in kept
+        trace.extents[n]._replace(
+            starts_seen=min(trace.extents[n].starts_seen, max(starts, 1)),
+            replays_seen=min(trace.extents[n].replays_seen, max(replays, 1)),
+        )
+        for n in sorted(ranked[:most_extents])
     )
-    return dataclasses.replace(trace, starts=starts, extents=extents)
+    return dataclasses.replace(trace, starts=starts, replays=replays, extents=extents)

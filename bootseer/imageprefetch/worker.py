@@ -230,7 +230,6 @@ class Worker:
             TraceStore(settings.traces or LocalStore(settings.cache).trace_folder(digest)),
             full=lambda: cold,
             events_dir=settings.events_dir,
-            window_s=settings.record_window_s,
             ended=self._recorded,
         ).start()
 
