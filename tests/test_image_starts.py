@@ -8,6 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,15 @@ def test_a_start_is_recorded_until_its_first_step_and_replayed(lab: Lab, mounts:
     published = json.loads(lab.run("hotset", "ls", lab.ref, "--json"))["published"]
     (row,) = (row for row in published if row["workload"] == "cats")
     assert (row["starts"], row["of_this_block_image"]) == (1, True)
+
+
+def test_what_is_recorded_is_replayed_here_without_being_pushed(lab: Lab, mounts: Mounts):
+    lab.record("cat /data/f7 > /dev/null", "--workload", "alone")
+    for _ in range(9000):
+        if list(lab.cache.glob("images/*/own/alone/manifest.json")):
+            break
+        threading.Event().wait(0.01)
+    assert mounts.mount(lab.ref, workload="alone", cache=str(lab.cache)).hot_set
 
 
 def test_the_command_runs_as_the_image_says_and_changes_nothing_of_it(lab: Lab):

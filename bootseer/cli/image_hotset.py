@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "push": ("image_hotset_push", "Publish what `build` made, beside the image."),
     "show": ("image_hotset_show", "Draw what a workload's starts really read."),
     "merge": ("image_hotset_merge", "Merge recordings of other nodes into this one's."),
+    "prune": ("image_hotset_prune", "Delete older hot sets from the registry."),
     "ls": ("image_hotset_ls", "List an image's recordings and hot sets."),
 }
 

@@ -88,8 +88,16 @@ def command(
     if push:
         _build(ref, workload, cache, plain_http)
     else:
+        from bootseer.imageprefetch import ownsets
+
+        where = {"plain_http": plain_http or None}
+        ownsets.offer_recorded(ref, done.digest, workload, place(cache), **where)
         named = f" --workload {workload}" if workload else ""
-        click.echo(f"bootseer: next: bootseer image hotset build {ref}{named} --push", err=True)
+        click.echo(
+            "bootseer: mounts on this node replay it in a moment; publish it for others with "
+            f"`bootseer image hotset build {ref}{named} --push`",
+            err=True,
+        )
     return done.exit_code
 
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bootseer.atomic import replace_file
 from bootseer.blockimage import hotset
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blockimage.hotset import HotSet
@@ -141,8 +142,8 @@ class HotSets:
                 made = _described(image, trace, info, str(place / _pack_name(info.digest)))
                 with contextlib.suppress(FileExistsError):
                     os.link(out.name, made.pack_path)
-            _replace(place / TRACE_NAME, made.trace_bytes)
-            _replace(place / MANIFEST_NAME, made.manifest)
+            replace_file(str(place / TRACE_NAME), made.trace_bytes)
+            replace_file(str(place / MANIFEST_NAME), made.manifest)
             for old in place.glob(f"{_PACK_PREFIX}*"):
                 if str(old) != made.pack_path:
                     old.unlink(missing_ok=True)
@@ -176,18 +177,6 @@ def _parsed(raw: bytes, where: str) -> HotSet:
     if not isinstance(manifest, Manifest):
         raise CorruptDataError(f"the hot set in {where} is none; build it again")
     return hotset.parse_manifest(manifest)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def pack(
@@ -246,6 +235,20 @@ def published(
                 if block_image in (None, hot.block_image):
                     out.append((one, hot))
     return sorted(out, key=lambda pair: pair[1].created, reverse=True)
+
+
+def outdated(
+    found: Sequence[tuple[Descriptor, HotSet]], keep: int
+) -> list[tuple[Descriptor, HotSet]]:
+    """What `published` lists beyond the `keep` newest of each workload and block image."""
+    seen: dict[tuple[str, str], int] = {}
+    old = []
+    for descriptor, hot in found:
+        key = (hot.workload, hot.block_image)
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] > keep:
+            old.append((descriptor, hot))
+    return old
 
 
 def trace_of(repository: Repository, hot: HotSet) -> Trace | None:

@@ -124,6 +124,28 @@ def offer(settings: MountSettings, opened: Opened, trace: Trace) -> None:
         begin(making)
 
 
+def offer_recorded(
+    ref: str, digest: str, workload: str, cache: str, *, plain_http: bool | None = None
+) -> None:
+    """`image record` has kept a start of an image: have it packed for the next mount here."""
+    from bootseer.imageprefetch.parts import CACHE_LIMIT_BYTES
+    from bootseer.storage.oci.reference import parse_reference
+
+    kept = LocalStore(cache).image(digest)
+    if kept is not None:
+        begin(
+            Making(
+                ref=f"{parse_reference(ref).place}@{digest}",
+                digest=digest,
+                block_image=kept.block_image,
+                workload=workload,
+                cache=cache,
+                cache_limit_bytes=CACHE_LIMIT_BYTES,
+                plain_http=plain_http,
+            )
+        )
+
+
 def begin(making: Making) -> None:
     """Have it made by another process, which outlives this one; nothing raises."""
     import subprocess

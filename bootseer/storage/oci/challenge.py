@@ -60,6 +60,11 @@ def pull_scope(repository: str, *, push: bool = False) -> str:
     return f"repository:{repository}:pull{',push' if push else ''}"
 
 
+def delete_scope(repository: str) -> str:
+    """The right to delete manifests of a repository."""
+    return f"repository:{repository}:delete"
+
+
 def token_life_s(answer: Mapping[str, object]) -> float:
     """Seconds that a token service's answer is good for, as it says itself."""
     life = answer.get("expires_in")

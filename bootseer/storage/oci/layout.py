@@ -288,6 +288,14 @@ class LayoutRepository(Closing):
             self._write("index.json", [index_bytes(entries)])
         return made
 
+    def delete_referrer(self, subject: str, digest: str) -> None:
+        self._check_writable()
+        with self._locked():
+            left = [one for one in self._entries() if one.digest != digest]
+            self._write("index.json", [index_bytes(left)])
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._directory, blob_name(check_digest(digest))))
+
     def tags(self) -> list[str]:
         return sorted({one.annotations[TAG] for one in self._entries() if TAG in one.annotations})
 

@@ -52,3 +52,9 @@ def with_referrer(known: Sequence[Descriptor], added: Descriptor) -> bytes | Non
     if any(one.digest == added.digest for one in known):
         return None
     return index_bytes([*known, added])
+
+
+def without_referrer(known: Sequence[Descriptor], digest: str) -> bytes | None:
+    """The index without an entry; None when it has no such."""
+    left = [one for one in known if one.digest != digest]
+    return index_bytes(left) if len(left) < len(known) else None

@@ -139,6 +139,13 @@ class Repository(Protocol):
     def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:
         """Store a manifest under its digest, and a tag; a subject will find it as a referrer."""
 
+    def delete_referrer(self, subject: str, digest: str) -> None:
+        """Delete a manifest that refers to `subject`; one that is not there is no error.
+
+        NotSupportedError where the registry deletes nothing; then nothing is changed. Its blobs go
+        when the registry collects garbage.
+        """
+
     def tags(self) -> list[str]:
         """All tags, sorted."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from bootseer.contexts import Closing
@@ -18,6 +19,7 @@ from bootseer.errors import (
 from bootseer.storage.answers import Target, resolve
 from bootseer.storage.base import Store
 from bootseer.storage.oci.blobs import BlobStore
+from bootseer.storage.oci.challenge import delete_scope
 from bootseer.storage.oci.client import Client, links
 from bootseer.storage.oci.endpoints import PULL, RESOLVE, Endpoint
 from bootseer.storage.oci.manifest import (
@@ -36,13 +38,14 @@ from bootseer.storage.oci.manifest import (
 )
 from bootseer.storage.oci.platforms import choose_platform, this_platform
 from bootseer.storage.oci.push import Source, Uploader
-from bootseer.storage.oci.reference import DIGEST, Reference, check_version
+from bootseer.storage.oci.reference import DIGEST, Reference, check_digest, check_version
 from bootseer.storage.oci.referrers import (
     describe,
     fallback_tag,
     subject_of,
     wanted,
     with_referrer,
+    without_referrer,
 )
 from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
@@ -56,6 +59,7 @@ SETTLE_S = 0.05
 PUT_RETRY_S = 10.0
 HALF_WRITTEN = ("MANIFEST_BLOB_UNKNOWN", "DIGEST_INVALID")
 """What registries say of a manifest for the moment in which two push one of its blobs."""
+DELETES_NOTHING = frozenset((400, 405, 501))
 SURE = 2  # an entry that was there so often in a row is not lost any more
 
 
@@ -176,6 +180,32 @@ class RegistryRepository(Closing):
         if subject and not knows_subject:
             self._add_referrer(subject, made)
         return made
+
+    def delete_referrer(self, subject: str, digest: str) -> None:
+        what = f"delete {digest} of {self._reference.place}"
+        endpoint = self._client.own
+        target = endpoint.target(f"manifests/{check_digest(digest)}")
+        also = (delete_scope(endpoint.repository),)
+
+        def ask() -> None:
+            with self._client.send(
+                endpoint, "DELETE", target, {}, self._client.attempt(), what, also=also
+            ) as exchange:
+                if exchange.status in DELETES_NOTHING:
+                    raise NotSupportedError(
+                        f"cannot {what}: the registry deletes nothing; have its owner allow it, or "
+                        "delete it by the registry's own means"
+                    )
+                if exchange.status not in (200, 202, 204, 404):
+                    raise self._client.error(exchange, what)
+
+        retrying(ask, retry_s=self._retry_s)
+        with self._lock:
+            self._known.pop(digest, None)
+        if self._listed_under(fallback_tag(subject), what):
+            self._change_referrers(
+                subject, lambda known: without_referrer(known, digest), f"finish: {what}"
+            )
 
     def tags(self) -> list[str]:
         what = f"list the tags of {self._reference.place}"
@@ -310,16 +340,22 @@ class RegistryRepository(Closing):
             return bool(exchange.headers.get("OCI-Subject"))
 
     def _add_referrer(self, subject: str, made: Descriptor) -> None:
-        """Enter a manifest in its subject's index, which others may be writing at the same time.
+        what = f"enter a referrer of {subject} in {self._reference.place}"
+        self._change_referrers(subject, lambda known: with_referrer(known, made), what)
 
-        Registries replace a tag without asking what it was, so an entry can get lost: it is
-        looked for again after as long as another's read and write may take.
+    def _change_referrers(
+        self, subject: str, change: Callable[[Sequence[Descriptor]], bytes | None], what: str
+    ) -> None:
+        """Change a subject's index, which others may be writing at the same time.
+
+        Registries replace a tag without asking what it was, so a change can get lost: it is
+        looked for again after as long as another's read and write may take. `change` gives the
+        new index, or None when there is nothing to change.
         """
         tag, seen = fallback_tag(subject), 0
-        what = f"enter a referrer of {subject} in {self._reference.place}"
         for tries in range(TRIES):
             began_s = time.monotonic()
-            changed = with_referrer(self._listed_under(tag, what), made)
+            changed = change(self._listed_under(tag, what))
             if changed is None:
                 seen += 1
                 if seen == SURE:

@@ -1,0 +1,121 @@
+"""Older hot sets leave the registry; all else stays, and who deletes nothing changes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_mounts import publish, some_files
+
+from bootseer.blockimage import artifact, hotset
+from bootseer.errors import NotSupportedError
+from bootseer.imageprefetch import hotsets
+from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor
+from bootseer.storage.oci.registry import open_repository
+
+pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
+
+FILES = some_files(3, 9_000)
+
+
+@pytest.fixture(params=["registry", "layout"])
+def ref(request: Any, tmp_path: Path) -> str:
+    """An image where deleting is allowed."""
+    if request.param == "layout":
+        return f"oci-layout:{tmp_path}/layout:1"
+    place = tmp_path.name.lower().strip("_")
+    name: str = request.getfixturevalue("registry").reference(f"prune/{place}", "1")
+    return name
+
+
+def push_hot_sets(ref: str, folder: Path, *workloads: str) -> list[str]:
+    """An image with one hot set a name, in this order; returns their digests."""
+    image = publish(ref, FILES, folder)
+    made = []
+    with open_repository(ref, push=True)[0] as repository:
+        subject, _ = repository.image("1")
+        (block,) = repository.referrers(image.digest, artifact.ARTIFACT)
+        for number, workload in enumerate(workloads):
+            pack = Descriptor(hotset.PACK, image.blobs[artifact.TABLE], 1)
+            created = f"2026-01-01T00:00:{number:02}Z"
+            hot = hotset.HotSet(workload, block.digest, created, 1, pack, 1, pack.digest, None)
+            raw = hotset.manifest_of(hot, subject)
+            repository.push_blob(b"{}", hotsets.digest_of(b"{}"), 2)
+            made.append(repository.push_manifest(raw, OCI_MANIFEST).digest)
+    return made
+
+
+def left(ref: str) -> list[str]:
+    with open_repository(ref)[0] as repository:
+        image = repository.image("1")[0].digest
+        found = [d.digest for d, _ in hotsets.published(repository, image)]
+        assert len(repository.referrers(image, artifact.ARTIFACT)) == 1
+    return found
+
+
+def prune(ref: str, folder: Path, *options: str, code: int = 0) -> Any:
+    words = ["image", "hotset", "prune", "--cache", str(folder / "cache"), "--json", *options, ref]
+    done = subprocess.run(
+        [sys.executable, "-m", "bootseer", *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if not code else done.stderr
+
+
+def test_the_newest_of_each_workload_stay(ref: str, tmp_path: Path) -> None:
+    made = push_hot_sets(ref, tmp_path / "image", "a", "", "a", "a", "b", "")
+    assert prune(ref, tmp_path, "--dry-run")["deleted"] is False
+    assert set(left(ref)) == set(made)
+    rows = prune(ref, tmp_path)["hot_sets"]
+    assert [row["digest"] for row in rows] == [made[0]]
+    assert left(ref) == made[:0:-1]
+    prune(ref, tmp_path, "--keep", "1")
+    assert left(ref) == [made[5], made[4], made[3]]
+    assert prune(ref, tmp_path, "--keep", "1")["hot_sets"] == []
+    with open_repository(ref, push=True)[0] as repository:
+        repository.delete_referrer(repository.image("1")[0].digest, made[0])  # it is gone already
+
+
+def test_a_registry_that_deletes_nothing_is_left_as_it_was(
+    own_registry: Any, tmp_path: Path
+) -> None:
+    storage = {"filesystem": {"rootdirectory": str(tmp_path / "stored")}}
+    registry = own_registry(storage=tmp_path / "stored", settings={"storage": storage})
+    ref = registry.reference("prune/kept", "1")
+    made = push_hot_sets(ref, tmp_path / "image", "a", "a")
+    told = prune(ref, tmp_path, "--keep", "1", code=NotSupportedError.exit_code)
+    assert "deletes nothing" in told
+    assert left(ref) == made[::-1]
+
+
+def test_what_others_push_meanwhile_is_not_lost(ref: str, tmp_path: Path) -> None:
+    made = push_hot_sets(ref, tmp_path / "image", *["a"] * 5)
+    faults: list[BaseException] = []
+
+    def other(number: int) -> None:
+        try:
+            with open_repository(ref, push=True)[0] as repository:
+                subject, _ = repository.image("1")
+                (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
+                pack = Descriptor(hotset.PACK, hotsets.digest_of(b"{}"), 2)
+                created = f"2026-02-01T00:00:{number:02}Z"
+                hot = hotset.HotSet("o", block.digest, created, 1, pack, 1, pack.digest, None)
+                repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=other, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    prune(ref, tmp_path, "--keep", "2")
+    for thread in threads:
+        thread.join()
+    assert not faults
+    found = left(ref)
+    assert set(made) & set(found) == {made[3], made[4]}
+    assert len(found) >= 4  # of three pushed meanwhile the oldest may have been one too many
