@@ -8,6 +8,7 @@ from bootseer.cli.lazy import LazyGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("image_build", "Make the block image of a stock image, once."),
+    "run": ("image_run", "Run a container of an image that is not pulled first."),
     "mount": ("image_mount", "Mount an image at once; its bytes arrive as they are read."),
     "umount": ("image_umount", "Unmount what `mount` mounted."),
     "agent": ("image_agent", "Stand ready, so that mounts begin at once."),

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
     NotSupportedError,
+    UsageError,
     from_os_error,
 )
 
@@ -35,6 +37,13 @@ _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x2, 0x4, 0x8
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _PR_SET_PDEATHSIG = 1
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What would change podman itself, were it in its environment; none of it is a secret.
+_PODMANS_OWN = re.compile(
+    r"PATH|HOME|USER|TMPDIR|TERM|LANG|TZ|(LC|LD|XDG|DBUS|_?CONTAINERS|PODMAN)_.*"
+    r"|CONTAINER_(HOST|CONNECTION|SSHKEY)|DOCKER_(HOST|CONFIG)|STORAGE_(DRIVER|OPTS)"
+    r"|REGISTRY_AUTH_FILE|NOTIFY_SOCKET|LISTEN_(FDS|PID|FDNAMES)|GO(DEBUG|GC|MAXPROCS|MEMLIMIT)"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,10 +100,15 @@ def choose_runner(wanted: str = "auto") -> str:
 
 
 def podman_words(command: Command, name: str) -> list[str]:
-    """What runs the command by podman under a throw-away overlay."""
+    """What runs the command by podman under a throw-away overlay.
+
+    Other users of the machine can read a command line, so of the variables that were asked for
+    it has the names alone: podman takes the values from its own environment, `podman_variables`.
+    """
     words = ["podman", "run", "--rm", "--name", name, "--network", "host", "--log-driver", "none"]
+    hidden = podman_variables(command)
     for variable, value in command.variables().items():
-        words += ["--env", f"{variable}={value}"]
+        words += ["--env", variable if variable in hidden else f"{variable}={value}"]
     if command.config.working_dir:
         words += ["--workdir", command.config.working_dir]
     if command.config.user:
@@ -104,6 +118,44 @@ def podman_words(command: Command, name: str) -> list[str]:
     if sys.stdin is not None and sys.stdin.isatty():
         words += ["--interactive", "--tty"]
     return [*words, "--rootfs", f"{command.tree}:O", *command.words]
+
+
+def podman_variables(command: Command) -> dict[str, str]:
+    """Variables for podman's environment: those that were asked for, unless podman heeds them."""
+    given = command.environment.items()
+    return {name: value for name, value in given if not _PODMANS_OWN.fullmatch(name)}
+
+
+def container_words(
+    tree: str, config: ImageConfig, options: Sequence[str], words: Sequence[str]
+) -> list[str]:
+    """`podman run` of an image's tree, to be run as the image itself would be.
+
+    `options` are podman's own; `words` take the place of the image's own command, if there are
+    any. Raises UsageError where neither names a program.
+    """
+    made = ["podman", "run", "--rm"]
+    for pair in config.env:
+        made += ["--env", pair]
+    if config.working_dir:
+        made += ["--workdir", config.working_dir]
+    if config.user:
+        made += ["--user", config.user]
+    # Podman knows no image here; an entry point of its own takes the place of the image's.
+    own = any(word.partition("=")[0] == "--entrypoint" for word in options)
+    run = list(words) if own else [*config.entrypoint, *(words or config.cmd)]
+    if not run and not own:
+        raise UsageError("the image names no command to run; give one after --")
+    return [*made, *options, "--rootfs", f"{tree}:O", *run]
+
+
+def run_foreground(words: Sequence[str]) -> int:
+    """Run a program to its end, with our terminal and streams; returns as `run` does."""
+    try:
+        process = subprocess.Popen(list(words))
+    except OSError as error:
+        raise from_os_error(error, f"run {words[0]}") from error
+    return _await(process.pid, None, lambda: None)
 
 
 def run(command: Command, runner: str, until: Callable[[], bool] | None = None) -> int:
@@ -128,7 +180,9 @@ def _by_podman(command: Command, until: Callable[[], bool] | None) -> int:
         subprocess.run(["podman", "kill", name], stdout=quiet, stderr=quiet, check=False)
 
     try:
-        process = subprocess.Popen(podman_words(command, name))
+        process = subprocess.Popen(
+            podman_words(command, name), env={**os.environ, **podman_variables(command)}
+        )
     except OSError as error:
         raise from_os_error(error, "run podman") from error
     return _await(process.pid, until, kill)
@@ -138,7 +192,8 @@ def _await(pid: int, until: Callable[[], bool] | None, kill: Callable[[], None])
     asked_s = 0.0
     old = {
         number: signal.signal(number, lambda got, _: os.kill(pid, got))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in _PASSED_ON
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup's wish is for the command too
     }
     try:
         while True:

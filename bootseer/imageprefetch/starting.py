@@ -20,7 +20,7 @@ from bootseer.imageprefetch.running import Command, ImageConfig, choose_runner
 from bootseer.imageprefetch.traces import TraceStore, check_workload
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
-_CONFIG_LIMIT_BYTES = 8 << 20
+CONFIG_LIMIT_BYTES = 8 << 20
 _UNMOUNT_S = 10.0
 
 
@@ -87,7 +87,7 @@ def record(settings: RecordSettings) -> Recorded:
             )
             code = running.run(command, runner, recorded if settings.stop else None)
         finally:
-            _umount(tree)
+            unmount_when_free(tree)
         # A command that broke off tells nothing of what a start reads.
         failed = code != 0 and not recorded()
         start = TraceStore(os.path.join(work, "traces")).load(settings.workload)
@@ -139,17 +139,17 @@ def image_config(settings: RecordSettings) -> ImageConfig:
     with repository:
         _, manifest = repository.image(reference.version)
         return running.parse_config(
-            repository.blob(manifest.config, limit_bytes=_CONFIG_LIMIT_BYTES)
+            repository.blob(manifest.config, limit_bytes=CONFIG_LIMIT_BYTES)
         )
 
 
-def _umount(tree: str) -> None:
+def unmount_when_free(tree: str, runtime_dir: str = "") -> None:
     """Unmount; a container that is still going away keeps the tree busy for a moment."""
     end_s = time.monotonic() + _UNMOUNT_S
     while True:
         try:
-            return mounting.umount(tree)
+            return mounting.umount(tree, runtime_dir=runtime_dir)
         except BusyError:
             if time.monotonic() > end_s:
-                return mounting.umount(tree, lazily=True)
+                return mounting.umount(tree, lazily=True, runtime_dir=runtime_dir)
         time.sleep(0.1)

@@ -1,0 +1,77 @@
+"""`bootseer image run`: a container of an image that is not pulled first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bootseer.cli.image_mount import events_option, tell
+from bootseer.cli.image_options import place_options, runtime_option, workload_option
+
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.lazyrun import Way
+
+_WORDS = "bootseer.words"
+
+
+class _Run(click.Command):
+    """What stands behind -- is the command's; of what stands before, we know our options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_WORDS] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command(
+    "run",
+    cls=_Run,
+    # Podman has an -h of its own.
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    options_metavar="[OPTIONS]",
+    help="""Run a container of the image REF by podman, on a tree that is mounted at once.
+
+    What `bootseer image mount`, `podman run --rm` and `umount` would do: behind REF stand
+    podman's own options, behind -- the command, as for `podman run`; with none, the image's own.
+    The image's environment, entry point, directory and user hold, what the container writes is
+    thrown away, and the exit code is the container's. An image that cannot be mounted, one
+    without a block image above all, is pulled and run by podman; one line says why.
+    """,
+)
+@workload_option("Whose hot set is replayed, and whose starts are recorded.")
+@events_option
+@place_options
+@runtime_option
+@click.argument("ref")
+@click.argument(
+    "options",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[PODMAN OPTION]... [-- COMMAND...]",
+)
+@click.pass_context
+def command(
+    context: click.Context, /, ref: str, options: tuple[str, ...], plain_http: bool, **given: Any
+) -> int:
+    from bootseer.errors import UsageError
+    from bootseer.imageprefetch import lazyrun
+    from bootseer.imageprefetch.mounting import MountSettings
+    from bootseer.storage.options import StoreOptions
+
+    if ref.startswith("-"):
+        raise UsageError(f"name the image before podman's options: what is {ref}?")
+    # Podman's own pull waits for nobody: what fails for longer is pulled plainly.
+    hurried = StoreOptions(retry_s=5.0)
+    mount = MountSettings(
+        ref=ref, directory="", plain_http=plain_http or None, options=hurried, **given
+    )
+    settings = lazyrun.RunSettings(mount=mount, options=options, words=context.meta[_WORDS])
+    return lazyrun.run(settings, _tell)
+
+
+def _tell(way: Way) -> None:
+    if way.mounted is not None:
+        tell(way.mounted)
+    else:
+        click.echo(f"bootseer: podman pulls the image: {way.reason}", err=True)

@@ -1,0 +1,228 @@
+"""`image run`: a container of an image that is mounted for as long as the container runs.
+
+What keeps us from mounting keeps nobody from working: podman pulls the image then, as it would
+without us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from bootseer.config import default_cache, default_runtime
+from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
+from bootseer.fuse.mounts import unmount
+from bootseer.imageprefetch import mounting, running
+from bootseer.imageprefetch.localstore import LocalStore
+from bootseer.imageprefetch.mounting import Mounted, MountSettings
+from bootseer.imageprefetch.running import EVENTS_INSIDE, ImageConfig
+from bootseer.imageprefetch.starting import CONFIG_LIMIT_BYTES, unmount_when_free
+from bootseer.storage.oci.manifest import Manifest, parse_manifest
+from bootseer.storage.oci.reference import parse_reference
+
+_CONFIG = "config"
+_FOLDER, _TREE = "containers", "tree"  # of the directory of running servers
+_DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """A container of the image `mount.ref`; the directory of `mount` is ours to choose.
+
+    `options` are podman's. `words` take the place of the image's own command, if there are any.
+    Events are shown to the container in `mount.events_dir`, if one is named.
+    """
+
+    mount: MountSettings
+    options: Sequence[str] = ()
+    words: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """Which way it went: what was mounted, or why podman pulls the image instead."""
+
+    mounted: Mounted | None = None
+    reason: str = ""
+
+
+def run(settings: RunSettings, tell: Callable[[Way], None]) -> int:
+    """Run the container to its end; returns its exit code. `tell` is called before it begins.
+
+    Raises UsageError for names that are none, and options that cannot be, and NotSupportedError
+    where there is no podman. Call it in a process that has one thread.
+    """
+    parse_reference(settings.mount.ref)
+    if not shutil.which("podman"):
+        raise NotSupportedError(
+            "running a container needs podman: install it, or use `bootseer image mount` and "
+            "whatever runs containers here"
+        )
+    _check_options(settings.options)
+    options = [*_events(settings.mount.events_dir), *settings.options]
+    with contextlib.ExitStack() as stack:
+        try:
+            words = _mounted_words(settings, options, stack, tell)
+        except UsageError:
+            raise
+        except BootseerError as error:  # the border: whatever is wrong with us, podman can pull
+            stack.close()
+            tell(Way(reason=str(error)))
+            words = _plain_words(settings, options)
+        return running.run_foreground(words)
+
+
+def _mounted_words(
+    settings: RunSettings,
+    options: Sequence[str],
+    stack: contextlib.ExitStack,
+    tell: Callable[[Way], None],
+) -> list[str]:
+    """Mount until `stack` is left; the container's command line."""
+    place = os.path.abspath(settings.mount.runtime or default_runtime())
+    tree = stack.enter_context(_directory(place))
+    mounted = mounting.mount(dataclasses.replace(settings.mount, directory=tree))
+    stack.callback(_unmounted, tree, settings.mount.runtime)
+    stack.enter_context(_ending())
+    config = _config(settings.mount, mounted.digest)
+    words = running.container_words(tree, config, options, settings.words)
+    tell(Way(mounted))
+    return words
+
+
+def _plain_words(settings: RunSettings, options: Sequence[str]) -> list[str]:
+    insecure = ["--tls-verify=false"] if settings.mount.plain_http else []
+    words = ["podman", "run", "--rm", *insecure, *options]
+    return [*words, settings.mount.ref, *settings.words]
+
+
+def _check_options(options: Sequence[str]) -> None:
+    if options and not options[0].startswith("-"):
+        raise UsageError(
+            f"{options[0]!r} is no option of podman; put -- before the command to be run"
+        )
+    for word in options:
+        if _DETACHED.fullmatch(word):
+            raise UsageError(
+                "the image is mounted for as long as the container runs in front; leave "
+                f"{word} out, or use `bootseer image mount` and podman's --rootfs"
+            )
+        if word.partition("=")[0] == "--rootfs":
+            raise UsageError("--rootfs is ours to give; leave it out")
+
+
+def _events(folder: str) -> list[str]:
+    """Podman's options that show a directory of events to the container."""
+    if not folder:
+        return []
+    folder = os.path.abspath(folder)
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    if not os.path.isdir(folder):
+        return []
+    return ["--volume", f"{folder}:{EVENTS_INSIDE}", "--env", f"BOOTSEER_EVENTS={EVENTS_INSIDE}"]
+
+
+@contextlib.contextmanager
+def _directory(runtime: str) -> Iterator[str]:
+    """A directory to mount at, below one that root alone may enter: for setuid programs."""
+    folder = os.path.join(runtime, _FOLDER)
+    with contextlib.ExitStack() as stack:
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            with _locked(folder, fcntl.LOCK_EX):
+                _sweep(folder)
+                above = tempfile.mkdtemp(dir=folder)
+                stack.enter_context(_locked(above, fcntl.LOCK_EX))
+            tree = os.path.join(above, _TREE)
+            os.mkdir(tree)
+        except OSError as error:
+            raise from_os_error(error, f"make a directory to mount at in {folder}") from error
+        try:
+            yield tree
+        finally:
+            _remove(above)
+
+
+def _sweep(folder: str) -> None:
+    """Unmount what killed ones left behind; containers that run on it keep what they have."""
+    for name in os.listdir(folder):
+        above = os.path.join(folder, name)
+        with contextlib.suppress(OSError), _locked(above, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with contextlib.suppress(BootseerError):
+                unmount(os.path.join(above, _TREE), lazily=True)
+            _remove(above)
+
+
+def _remove(above: str) -> None:
+    """What is held still is swept another time."""
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.join(above, _TREE))
+        os.rmdir(above)
+
+
+@contextlib.contextmanager
+def _locked(path: str, how: int) -> Iterator[None]:
+    """The directory's lock: of one that was killed, anyone may have it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _unmounted(tree: str, runtime: str) -> None:
+    """The container's end is told, whatever becomes of the mount: it is swept another time."""
+    with contextlib.suppress(BootseerError):
+        unmount_when_free(tree, runtime)
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Signals that would end us unmount first; while the container runs, they are its own."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    old = {n: signal.signal(n, end) for n in ending if signal.getsignal(n) is not signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _config(mount: MountSettings, digest: str) -> ImageConfig:
+    """How the image wants to be run, kept on this node. Raises what the registry raises."""
+    local = LocalStore(os.path.abspath(mount.cache or default_cache()))
+    raw = local.has(digest, _CONFIG, digest)
+    manifest = parse_manifest(raw) if raw is not None else None
+    if isinstance(manifest, Manifest):
+        kept = local.has(digest, _CONFIG, manifest.config.digest)
+        if kept is not None:
+            return running.parse_config(kept)
+    return _fetched_config(mount, digest, local)
+
+
+def _fetched_config(mount: MountSettings, digest: str, local: LocalStore) -> ImageConfig:
+    from bootseer.storage.oci.registry import open_repository
+
+    repository, _ = open_repository(mount.ref, mount.options, plain_http=mount.plain_http)
+    with repository:
+        _, manifest = repository.image(digest)
+        raw = repository.blob(manifest.config, limit_bytes=CONFIG_LIMIT_BYTES)
+    config = running.parse_config(raw)
+    with contextlib.suppress(BootseerError):  # a full disk: it is fetched again next time
+        local.keep(digest, _CONFIG, manifest.config.digest, raw)
+        local.keep(digest, _CONFIG, digest, manifest.raw)
+    return config

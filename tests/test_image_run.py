@@ -1,0 +1,250 @@
+"""`bootseer image run`: containers of images that are mounted while they run, by a real podman."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_mounts import Mounts, mounts_below
+from images_lab import Image, directory, file, symlink, write_layout
+
+from bootseer.errors import UsageError
+from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.running import (
+    Command,
+    ImageConfig,
+    container_words,
+    podman_variables,
+    podman_words,
+)
+
+TOOLS = ("sh", "cat", "echo", "sleep", "id", "env", "pwd")
+CONFIG = {
+    "Env": ["PATH=/bin", "GREETING=hello"],
+    "WorkingDir": "/data",
+    "User": "bob",
+    "Entrypoint": ["echo", "from"],
+    "Cmd": ["cmd"],
+}
+needs_podman = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.debian("podman"),
+    pytest.mark.debian("docker-registry"),
+    pytest.mark.debian("busybox-static"),
+]
+
+
+def layers(name: str) -> list[list[Any]]:
+    tools = [file("bin/busybox", Path("/bin/busybox").read_bytes(), mode=0o755)]
+    tools += [symlink(f"bin/{tool}", "busybox") for tool in TOOLS]
+    users = file("etc/passwd", b"root:x:0:0::/:/bin/sh\nbob:x:1234:55::/:/bin/sh\n")
+    places = [directory("bin"), directory("etc"), directory("tmp", mode=0o1777), directory("data")]
+    return [[*places, *tools, users, file("data/name", name.encode())]]
+
+
+class Lab:
+    """`bootseer image run` with a cache, a podman and servers of a test's own."""
+
+    def __init__(self, folder: Path, podman: Any) -> None:
+        self.folder, self.runtime = folder, folder / "runtime"
+        self.environment = {
+            **podman.environment,
+            "BOOTSEER_CACHE": str(folder / "cache"),
+            "BOOTSEER_RUNTIME": str(self.runtime),
+        }
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bootseer", "image", "run", *words],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, code: int = 0) -> tuple[str, str]:
+        child = self.start(*words)
+        out, error = child.communicate(timeout=120)
+        assert child.returncode == code, out + error
+        return out, error
+
+
+@pytest.fixture(scope="module")
+def ref(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("stock")
+    made = write_layout(folder / "layout", Image(layers("lazy"), config=CONFIG), tag="1")
+    name: str = registry.push(made.source, "run/lazy", "1")
+    build_image(BuildSettings(ref=name, cache_dir=str(folder / "build")))
+    return name
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with mounts_below(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def lab(tmp_path: Path, podman: Any, mounts: Mounts) -> Lab:
+    return Lab(tmp_path, podman)
+
+
+class TestContainers:
+    pytestmark = needs_podman
+
+    def test_it_runs_as_the_image_says_and_leaves_nothing(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        out, error = lab.run(ref)
+        assert out == "from cmd\n"
+        assert "bootseer: mounted sha256:" in error
+        assert lab.run(ref, "--", "words", "--rm")[0] == "from words --rm\n"
+        script = "cat name; echo; id -u; pwd; echo $GREETING $MORE; echo x > /tmp/new; exit 7"
+        out, _ = lab.run(ref, "--entrypoint", "sh", "-e", "MORE=a b", "--", "-c", script, code=7)
+        assert out.split("\n") == ["lazy", "1234", "/data", "hello a b", ""]
+        assert mounts.gone()
+        assert list((lab.runtime / "containers").iterdir()) == []
+
+    def test_the_first_step_ends_its_recording(self, lab: Lab, ref: str, mounts: Mounts) -> None:
+        events = lab.folder / "events"
+        events.mkdir()
+        events.chmod(0o777)
+        lab.environment["BOOTSEER_EVENTS"] = str(events)
+        line = '{"v":1,"event":"point","name":"first_step"}'
+        script = f"cat name; echo '{line}' > $BOOTSEER_EVENTS/rank.jsonl; sleep 2"
+        lab.run(ref, "--workload", "steps", "--entrypoint", "sh", "--", "-c", script)
+        assert mounts.gone()
+        told = "".join(path.read_text() for path in events.iterdir())
+        assert '"bootseer.image.ended_by":"first step"' in told
+        assert '"bootseer.image.workload":"steps"' in told
+
+    def test_an_image_without_a_block_image_is_pulled(
+        self, lab: Lab, registry: Any, mounts: Mounts
+    ) -> None:
+        made = write_layout(lab.folder / "l", Image(layers("plain"), config=CONFIG), tag="1")
+        name = registry.push(made.source, "run/plain", "1")
+        out, error = lab.run(name, "--entrypoint", "cat", "--", "/data/name")
+        assert out == "plain"
+        assert "podman pulls the image" in error
+        assert "has no block image yet" in error
+        assert mounts.gone()
+
+    def test_without_its_registry_it_runs_from_what_is_kept(
+        self, lab: Lab, own_registry: Any, mounts: Mounts
+    ) -> None:
+        registry = own_registry()
+        made = write_layout(lab.folder / "l", Image(layers("kept"), config=CONFIG), tag="1")
+        name = registry.push(made.source, "run/kept", "1")
+        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        assert lab.run(name)[0] == "from cmd\n"
+        assert mounts.gone()
+        registry.stop()
+        out, error = lab.run(name)
+        assert (out, "mounted sha256:" in error) == ("from cmd\n", True)
+
+    def test_a_signal_is_the_containers_and_the_tree_goes_with_it(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        script = "trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done"
+        child = lab.start(ref, "--entrypoint", "sh", "--", "-c", script)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=60)
+        assert child.returncode == 9
+        assert mounts.gone()
+
+    def test_what_a_killed_one_left_is_unmounted_by_the_next(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        child = lab.start(ref, "--entrypoint", "sh", "--", "-c", "echo ready; exec sleep 3")
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.kill()
+        assert len(list((lab.runtime / "containers").iterdir())) == 1
+        child.communicate()  # podman, which has our streams, goes on to the container's end
+        lab.run(ref)
+        assert list((lab.runtime / "containers").iterdir()) == []
+        assert mounts.gone()
+
+    def test_a_recorded_commands_variables_are_in_no_command_line(self, lab: Lab, ref: str) -> None:
+        lab.environment["TOKEN"] = secret = "said-to-nobody-else"
+        script = "echo $TOKEN; echo ready; sleep 2"
+        words = ["record", ref, "--with", "podman", "-e", "TOKEN", "--", "sh", "-c", script]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "bootseer", "image", *words],
+            env=lab.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in range(2)] == [f"{secret}\n", "ready\n"]
+        assert command_lines(b"podman")
+        assert not command_lines(secret.encode())
+        child.communicate(timeout=60)
+        assert child.returncode == 0
+
+
+def command_lines(part: bytes) -> list[bytes]:
+    """All that hold it, of whatever process runs now."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:
+            continue
+    return [line for line in found if part in line]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-it", "a:1"), "before podman's options"),
+        (("a:1", "-itd"), "leave -itd out"),
+        (("a:1", "--detach"), "leave --detach out"),
+        (("a:1", "--rootfs"), "ours to give"),
+        (("a:1", "sh", "-c", "x"), "put -- before"),
+        (("A/B:1",), "A/B:1"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_done(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman = tmp_path / "podman"  # it is looked for, and must not be run
+    podman.write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("BOOTSEER_RUNTIME", str(tmp_path / "runtime"))
+    command = [sys.executable, "-m", "bootseer", "image", "run", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stderr) == (UsageError.exit_code, True), done.stderr
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_an_entry_point_of_podmans_takes_the_place_of_the_images() -> None:
+    config = ImageConfig(entrypoint=("in",), cmd=("cmd",), working_dir="/w", user="bob")
+    own = container_words("/t", config, (), ())
+    assert " ".join(own) == "podman run --rm --workdir /w --user bob --rootfs /t:O in cmd"
+    assert container_words("/t", config, (), ("x",))[-2:] == ["in", "x"]
+    assert container_words("/t", config, ("--entrypoint=e",), ())[-1] == "/t:O"
+    assert container_words("/t", config, ("--entrypoint", "e"), ("x",))[-2:] == ["/t:O", "x"]
+    with pytest.raises(UsageError, match="names no command"):
+        container_words("/t", ImageConfig(), ("-i",), ())
+
+
+def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:
+    given = {"TOKEN": "t", "PATH": "/own", "LD_PRELOAD": "x", "DOCKER_PASSWORD": "d"}
+    config = ImageConfig(env=("A=b", "TOKEN=images"))
+    command = Command(tree="/t", words=("x",), config=config, environment=given)
+    words = podman_words(command, "name")
+    assert podman_variables(command) == {"TOKEN": "t", "DOCKER_PASSWORD": "d"}
+    assert {"A=b", "TOKEN", "DOCKER_PASSWORD", "PATH=/own", "LD_PRELOAD=x"} <= set(words)
