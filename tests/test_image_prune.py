@@ -15,7 +15,7 @@ from image_mounts import publish, some_files
 from bootseer.blockimage import artifact, hotset
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch import hotsets
-from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor
+from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
 from bootseer.storage.oci.registry import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -45,7 +45,7 @@ def push_hot_sets(ref: str, folder: Path, *workloads: str) -> list[str]:
             created = f"2026-01-01T00:00:{number:02}Z"
             hot = hotset.HotSet(workload, block.digest, created, 1, pack, 1, pack.digest, None)
             raw = hotset.manifest_of(hot, subject)
-            repository.push_blob(b"{}", hotsets.digest_of(b"{}"), 2)
+            repository.push_blob(b"{}", digest_of(b"{}"), 2)
             made.append(repository.push_manifest(raw, OCI_MANIFEST).digest)
     return made
 
@@ -102,7 +102,7 @@ def test_what_others_push_meanwhile_is_not_lost(ref: str, tmp_path: Path) -> Non
             with open_repository(ref, push=True)[0] as repository:
                 subject, _ = repository.image("1")
                 (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
-                pack = Descriptor(hotset.PACK, hotsets.digest_of(b"{}"), 2)
+                pack = Descriptor(hotset.PACK, digest_of(b"{}"), 2)
                 created = f"2026-02-01T00:00:{number:02}Z"
                 hot = hotset.HotSet("o", block.digest, created, 1, pack, 1, pack.digest, None)
                 repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST)
