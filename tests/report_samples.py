@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 
+from bootseer.profiler.report import comparison as c
 from bootseer.profiler.report import model as m
 
 PHASES = (
@@ -186,25 +187,25 @@ def phase_stats(own, wait, nodes) -> tuple[m.PhaseStats, ...]:
     return tuple(rows)
 
 
-def comparison(*, claim: bool = True) -> m.Comparison:
+def comparison(*, claim: bool = True) -> c.Comparison:
     """Three starts a side; or a refused claim with one on the candidate's."""
     phases = {
-        "deps.install": m.Spread(3, 64.0, 61.0, 70.0),
-        "imports": m.Spread(3, 9.5, 9.0, 9.9),
+        "deps.install": c.Spread(3, 64.0, 61.0, 70.0),
+        "imports": c.Spread(3, 9.5, 9.0, 9.9),
     }
     faster = {
-        "deps.install": m.Spread(3, 4.0, 3.8, 4.9),
-        "imports": m.Spread(3, 9.4, 9.0, 9.9),
+        "deps.install": c.Spread(3, 4.0, 3.8, 4.9),
+        "imports": c.Spread(3, 9.4, 9.0, 9.9),
     }
-    baseline = m.Side(3, 212.0, 205.0, 230.0, phases)
+    baseline = c.Side(3, 212.0, 205.0, 230.0, phases)
     if not claim:
-        return m.Comparison(
-            baseline, m.Side(1, 150.0, 150.0, 150.0, faster), False, None, None, None, 0.9, None,
-            (m.PhaseSpeedup("deps.install", None),),
+        return c.Comparison(
+            baseline, c.Side(1, 150.0, 150.0, 150.0, faster), False, None, None, None, 0.9, None,
+            (c.PhaseSpeedup("deps.install", None),),
             "No claim: the candidate side has 1 complete start, at least 3 are needed.",
         )  # fmt: skip
-    return m.Comparison(
-        baseline, m.Side(3, 151.0, 149.0, 156.0, faster), True, 1.404, 1.31, 1.54, 0.9, 0.1,
-        (m.PhaseSpeedup("deps.install", 16.0), m.PhaseSpeedup("imports", 1.01)),
+    return c.Comparison(
+        baseline, c.Side(3, 151.0, 149.0, 156.0, faster), True, 1.404, 1.31, 1.54, 0.9, 0.1,
+        (c.PhaseSpeedup("deps.install", 16.0), c.PhaseSpeedup("imports", 1.01)),
         "1.40 times faster (median of 3 against 3 starts).",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the terminal and the HTML report share: words for figures, and the verdict (pure)."""
+"""What the terminal and the HTML report share: words for figures, groups, scales (pure)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bootseer.profiler.report.model import (
-    CriticalStep,
     ImageUse,
     Killed,
     Report,
     StartSummary,
-    WhatIf,
 )
 
 GAP = "not described"
@@ -163,136 +161,6 @@ def scale(start: StartSummary) -> str:
     if start.gpus is not None:
         parts.append(count(start.gpus, "GPU"))
     return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class PathPiece:
-    """Neighbouring critical steps of one phase and one nature, joined.
-
-    `share` is of the whole start; `nodes` are those the path ran through, in order.
-    """
-
-    phase: str
-    wait: bool
-    gap: bool
-    begin_s: float
-    end_s: float
-    share: float
-    nodes: tuple[str, ...]
-
-    @property
-    def duration_s(self) -> float:
-        """Length of this piece in seconds."""
-        return self.end_s - self.begin_s
-
-
-def path_pieces(report: Report) -> tuple[PathPiece, ...]:
-    """The critical path with neighbours of the same phase and nature joined."""
-    whole_s = report.start.duration_s
-    groups: list[list[CriticalStep]] = []
-    for step in report.critical_path:
-        if groups and (groups[-1][-1].phase, groups[-1][-1].wait) == (step.phase, step.wait):
-            groups[-1].append(step)
-        else:
-            groups.append([step])
-    return tuple(
-        PathPiece(
-            phase=steps[0].phase or GAP,
-            wait=steps[0].wait,
-            gap=steps[0].phase is None,
-            begin_s=steps[0].begin_s,
-            end_s=steps[-1].end_s,
-            share=(steps[-1].end_s - steps[0].begin_s) / whole_s if whole_s > 0 else 0.0,
-            nodes=tuple(dict.fromkeys(step.node for step in steps)),
-        )
-        for steps in groups
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The report in three sentences; `advice` is empty when nothing would help noticeably."""
-
-    headline: str
-    path: str
-    advice: tuple[str, ...]
-
-
-def verdict(report: Report) -> Verdict:
-    """How long, along which path, and what to fix first."""
-    return Verdict(_headline(report), _path_sentence(report), tuple(_advice(report)))
-
-
-def _headline(report: Report) -> str:
-    start = report.start
-    if start.complete:
-        return f"The start took {long_seconds(start.duration_s)} on {scale(start)}."
-    return (
-        f"The start did not reach a first step; {long_seconds(start.duration_s)} were observed "
-        f"on {scale(start)}."
-    )
-
-
-def _path_sentence(report: Report) -> str:
-    pieces = [p for p in path_pieces(report) if p.share >= NEGLIGIBLE_SHARE]
-    if not pieces:
-        return ""
-    shown = sorted(sorted(pieces, key=lambda p: -p.duration_s)[:6], key=lambda p: p.begin_s)
-    words = [f"{'waiting in ' if p.wait else ''}{p.phase} {seconds(p.duration_s)}" for p in shown]
-    dropped = len(pieces) - len(shown)
-    rest = f" (and {count(dropped, 'shorter piece')})" if dropped else ""
-    return "Critical path: " + " → ".join(words) + rest
-
-
-def _advice(report: Report) -> list[str]:
-    """The best removal and the best evening-out, the more telling one first.
-
-    Where most of what removing a phase would save is already saved by bringing its slowest to
-    the median, the slow one is the finding and not the phase.
-    """
-    worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
-    removal = _best(report, "removed", "phase")
-    phase, node = _best(report, "median", "phase"), _best(report, "median", "node")
-    even = phase
-    if node and (not phase or node.saved_s >= 0.8 * phase.saved_s):
-        even = node
-    both = [removal, even]
-    if removal and even and even.saved_s >= 0.5 * removal.saved_s:
-        both.reverse()
-    return [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
-
-
-def _best(report: Report, change: str, kind: str) -> WhatIf | None:
-    fitting = [w for w in report.what_if if w.change == change and w.kind == kind]
-    return max(fitting, key=lambda w: w.saved_s, default=None)
-
-
-def _advice_line(item: WhatIf, report: Report) -> str:
-    how = "At its median on every node" if item.kind == "phase" else "At the median's pace"
-    if item.change == "removed":
-        how = "Without it"
-    why = ""
-    slow = [s for s in report.stragglers if item.kind == "node" and s.node == item.name]
-    if slow:
-        worst = max(slow, key=lambda s: s.excess_s)
-        rank = f" on rank {worst.ranks[0]}" if len(worst.ranks) == 1 else ""
-        why = (
-            f" Its {worst.phase} took {long_seconds(worst.own_s)}{rank}, "
-            f"{long_seconds(worst.median_s)} at the median."
-        )
-    return (
-        f"{item.name}.{why} {how} the start would take {long_seconds(item.start_s)}, "
-        f"{long_seconds(item.saved_s)} less."
-    )
-
-
-def what_if_words(item: WhatIf) -> str:
-    """`without deps.install`, `node-17 at the median`."""
-    if item.change == "removed":
-        return f"without {item.name}"
-    if item.kind == "node":
-        return f"{item.name} at the median"
-    return f"{item.name} at its median everywhere"
 
 
 def ticks(whole_s: float, wanted: int = 6) -> tuple[float, ...]:

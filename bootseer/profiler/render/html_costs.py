@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bootseer.profiler.render import common as words
+from bootseer.profiler.render import verdicts
 from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
@@ -121,7 +122,7 @@ def what_if(report: Report) -> Markup:
     whole_s = report.start.duration_s or ordered[0].saved_s
     rows = [
         (
-            words.what_if_words(w),
+            verdicts.what_if_words(w),
             drawing(
                 bar(0, w.start_s / whole_s, "own", y=5, height=12),
                 bar(w.start_s / whole_s, 1, "saved", y=5, height=12),

@@ -15,7 +15,8 @@ from bootseer.profiler.render.html_build import (
     table,
     tag,
 )
-from bootseer.profiler.report.model import Comparison, Report, Side, Spread
+from bootseer.profiler.report.comparison import Comparison, Side, Spread
+from bootseer.profiler.report.model import Report
 
 
 def comparison(report: Report) -> Markup:

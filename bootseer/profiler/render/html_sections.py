@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from bootseer.profiler.render import common as words
+from bootseer.profiler.render import verdicts
 from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
@@ -35,7 +36,7 @@ def header(report: Report) -> Markup:
 def verdict(report: Report) -> Markup:
     """The answer first: how long, along which path, what to fix."""
     start = report.start
-    said = words.verdict(report)
+    said = verdicts.verdict(report)
     title = "to the first step" if start.complete else "observed, no first step reached"
     advice = [
         tag("li", tag("strong", "Fix first: " if number == 0 else "Then: "), _together(line))
@@ -103,7 +104,7 @@ def _facts(report: Report) -> Markup:
 
 def _ribbon(report: Report) -> Markup | None:
     """The critical path as one strip; the timeline's table says the same in figures."""
-    pieces = words.path_pieces(report)
+    pieces = verdicts.path_pieces(report)
     whole_s = pieces[-1].end_s if pieces else 0.0
     if whole_s <= 0:
         return None
@@ -122,7 +123,7 @@ def _ribbon(report: Report) -> Markup | None:
 
 def timeline(report: Report) -> Markup:
     """Phases over time: their extent over all nodes, and where the critical path ran in them."""
-    pieces = words.path_pieces(report)
+    pieces = verdicts.path_pieces(report)
     whole_s = max(
         report.start.duration_s,
         pieces[-1].end_s if pieces else 0.0,
@@ -164,7 +165,7 @@ def timeline(report: Report) -> Markup:
 
 
 def _first(
-    name: str, extents: dict[str, PhaseStats], pieces: tuple[words.PathPiece, ...]
+    name: str, extents: dict[str, PhaseStats], pieces: tuple[verdicts.PathPiece, ...]
 ) -> tuple[float, str]:
     if name == words.GAP:
         return float("inf"), name
@@ -177,7 +178,7 @@ def _first(
 def _timeline_row(
     name: str,
     extent: PhaseStats | None,
-    pieces: tuple[words.PathPiece, ...],
+    pieces: tuple[verdicts.PathPiece, ...],
     whole_s: float,
     lines: list[Markup],
 ) -> tuple[Child, ...]:

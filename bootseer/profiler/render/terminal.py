@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from bootseer.profiler.render import common as words
+from bootseer.profiler.render import verdicts
+from bootseer.profiler.report.comparison import Comparison, Side
 from bootseer.profiler.report.model import (
-    Comparison,
     Incident,
     PhaseStats,
     Report,
-    Side,
     StartSummary,
 )
 
@@ -102,7 +102,7 @@ def _short(name: str, limit: int = MAX_NAME) -> str:
 
 
 def _verdict(report: Report, page: Page) -> None:
-    verdict = words.verdict(report)
+    verdict = verdicts.verdict(report)
     page.line(verdict.headline, "bold")
     if verdict.path:
         page.line(verdict.path)
@@ -146,7 +146,7 @@ def _phase_row(phase: PhaseStats, alone: bool, wide: bool) -> list[str]:
 
 
 def _critical_path(report: Report, page: Page) -> None:
-    pieces = words.path_pieces(report)
+    pieces = verdicts.path_pieces(report)
     if not pieces:
         return
     page.heading("Critical path (█ own work, ░ waiting, · not described)")
@@ -273,7 +273,7 @@ def _what_if(report: Report, page: Page) -> None:
     page.table(
         ("change", "start", "saved"),
         [
-            (words.what_if_words(w), words.seconds(w.start_s), words.seconds(w.saved_s))
+            (verdicts.what_if_words(w), words.seconds(w.start_s), words.seconds(w.saved_s))
             for w in kept
         ],
     )

@@ -21,10 +21,10 @@ from bootseer.profiler.report import (
 from bootseer.profiler.report import lanes as lanes_of
 from bootseer.profiler.report import skew as skews
 from bootseer.profiler.report.compare import StartFigures, compare
+from bootseer.profiler.report.comparison import Comparison
 from bootseer.profiler.report.lanes import Lanes
 from bootseer.profiler.report.model import (
     STANDARD_PHASES,
-    Comparison,
     Report,
     StartKind,
     StartSummary,
