@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_inject import JOB, POD_FLOW, done, pods_of, refusal, taken_out, text
+from injecting import JOB, POD_FLOW, done, pods_of, refusal, taken_out, text
 
 from bootseer.errors import UsageError
 from bootseer.kubernetes import inject
