@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from bootseer.errors import (
-    AccessDeniedError,
     BootseerError,
     CorruptDataError,
     StoreUnavailableError,
@@ -26,6 +25,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.answers import Origin
 from bootseer.storage.attempt import Attempt
+from bootseer.storage.connection_errors import ShortBodyError, broken, unreachable
 
 PIECE_BYTES = 4 << 20  # one system call at most; it ends early after WAIT_S, and by a cancel
 IDLE_S = 30.0  # servers close kept connections after 60 s and more
@@ -37,10 +37,6 @@ WAIT_S = 0.25  # and each is this long at most: what a slow body brought shows a
 Filled = Callable[[int], None]
 Body = bytes | Callable[[], Iterable[bytes]]
 """What a request sends: bytes, or what gives the pieces anew for each try."""
-
-
-class ShortBodyError(StoreUnavailableError):
-    """A body ended before the length that was announced or asked for."""
 
 
 class Pool:
@@ -372,39 +368,6 @@ def shut_down(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
         pass  # not connected any more
-
-
-def broken(
-    error: Exception, origin: Origin, what: str, attempt: Attempt, done: int = 0, total: int = -1
-) -> BootseerError:
-    """Our error for a connection that failed while in use."""
-    if attempt.cancelled:
-        return StoreUnavailableError(f"cannot {what}: it was given up")
-    place = f"after {done} of {total} bytes" if total >= 0 else f"after {done} bytes"
-    where = f"{origin.authority} {place}" if done or total >= 0 else origin.authority
-    if isinstance(error, TimeoutError):
-        return StoreUnavailableError(
-            f"cannot {what}: {where} sent nothing for {attempt.stall_s:g} s"
-        )
-    if isinstance(error, http.client.IncompleteRead):
-        return ShortBodyError(f"cannot {what}: {where} ended the answer early")
-    reason = getattr(error, "strerror", None) or type(error).__name__
-    return StoreUnavailableError(f"cannot {what}: the connection to {where} broke ({reason})")
-
-
-def unreachable(error: OSError, origin: Origin, what: str) -> BootseerError:
-    """Our error for a connection that could not be made."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return AccessDeniedError(
-            f"cannot {what}: the certificate of {origin.authority} is not trusted"
-            f" ({error.verify_message}); name its authority's file as ca_file"
-        )
-    if isinstance(error, ssl.SSLError):
-        return StoreUnavailableError(
-            f"cannot {what}: {origin.authority} speaks no TLS that we do ({error.reason})"
-        )
-    reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
-    return StoreUnavailableError(f"cannot {what}: {origin.authority} is not reachable ({reason})")
 
 
 def _is_readable(sock: socket.socket | None) -> bool:

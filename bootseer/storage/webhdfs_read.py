@@ -21,7 +21,8 @@ from bootseer.storage.answers import (
     resolve,
 )
 from bootseer.storage.attempt import Attempt
-from bootseer.storage.connection import Exchange, ShortBodyError
+from bootseer.storage.connection import Exchange
+from bootseer.storage.connection_errors import ShortBodyError
 from bootseer.storage.retry import retrying
 from bootseer.storage.webhdfs_folder import Folder
 from bootseer.storage.webhdfs_namenode import Parameters

@@ -18,7 +18,8 @@ from bootseer.errors import BootseerError, BusyError, StoreUnavailableError
 from bootseer.storage.answers import Target
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Stat, WriteHints
-from bootseer.storage.connection import broken, shut_down
+from bootseer.storage.connection import shut_down
+from bootseer.storage.connection_errors import broken
 from bootseer.storage.webhdfs_folder import TEMPORARY, Folder
 from bootseer.storage.webhdfs_read import refusal
 from bootseer.storage.webhdfs_wire import at_datanode

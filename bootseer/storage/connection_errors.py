@@ -1,0 +1,47 @@
+"""Our errors for connections that cannot be made, or that fail while in use."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+
+from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
+from bootseer.storage.answers import Origin
+from bootseer.storage.attempt import Attempt
+
+
+class ShortBodyError(StoreUnavailableError):
+    """A body ended before the length that was announced or asked for."""
+
+
+def broken(
+    error: Exception, origin: Origin, what: str, attempt: Attempt, done: int = 0, total: int = -1
+) -> BootseerError:
+    """Our error for a connection that failed while in use."""
+    if attempt.cancelled:
+        return StoreUnavailableError(f"cannot {what}: it was given up")
+    place = f"after {done} of {total} bytes" if total >= 0 else f"after {done} bytes"
+    where = f"{origin.authority} {place}" if done or total >= 0 else origin.authority
+    if isinstance(error, TimeoutError):
+        return StoreUnavailableError(
+            f"cannot {what}: {where} sent nothing for {attempt.stall_s:g} s"
+        )
+    if isinstance(error, http.client.IncompleteRead):
+        return ShortBodyError(f"cannot {what}: {where} ended the answer early")
+    reason = getattr(error, "strerror", None) or type(error).__name__
+    return StoreUnavailableError(f"cannot {what}: the connection to {where} broke ({reason})")
+
+
+def unreachable(error: OSError, origin: Origin, what: str) -> BootseerError:
+    """Our error for a connection that could not be made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AccessDeniedError(
+            f"cannot {what}: the certificate of {origin.authority} is not trusted"
+            f" ({error.verify_message}); name its authority's file as ca_file"
+        )
+    if isinstance(error, ssl.SSLError):
+        return StoreUnavailableError(
+            f"cannot {what}: {origin.authority} speaks no TLS that we do ({error.reason})"
+        )
+    reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
+    return StoreUnavailableError(f"cannot {what}: {origin.authority} is not reachable ({reason})")
