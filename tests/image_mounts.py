@@ -81,6 +81,7 @@ class Published:
     folder: Path
     blobs: Mapping[str, str]
     packs: Mapping[str, str]
+    hot_sets: Mapping[str, str]
 
     def data_offset(self, path: str) -> int:
         """Where a file begins in the raw data."""
@@ -102,17 +103,19 @@ def publish(
     with repository:
         subject = _stock(repository, files, reference.version)
         if not block_image:
-            return Published(ref, subject.digest, files, folder, {}, {})
+            return Published(ref, subject.digest, files, folder, {}, {}, {})
         built = build(entries_of(files), str(folder))
         made = artifact.pack(built, {"made": "by a test"})
         block = artifact.push(made, repository, subject)
         source = TableSource(built.table, repository.store, made.blobs[artifact.DATA].digest)
-        packs = {}
+        packs, hot_sets = {}, {}
         for workload, paths in (hot or {}).items():
             trace = trace_of(built.files, paths, source, workload)
-            packs[workload] = push_hot_set(repository, subject, block, built, source, trace, folder)
+            packs[workload], hot_sets[workload] = push_hot_set(
+                repository, subject, block, built, source, trace, folder
+            )
     blobs = {kind: blob.digest for kind, blob in made.blobs.items()}
-    return Published(ref, subject.digest, files, folder, blobs, packs)
+    return Published(ref, subject.digest, files, folder, blobs, packs, hot_sets)
 
 
 def _stock(repository: Repository, files: Mapping[str, bytes], tag: str) -> Descriptor:
@@ -152,8 +155,8 @@ def push_hot_set(
     folder: Path,
     *,
     files: filemap.FileMap | None = None,
-) -> str:
-    """Pack and push; returns the pack's digest."""
+) -> tuple[str, str]:
+    """Pack and push; returns the digests of the pack and of the hot set's manifest."""
 
     def read_raw(offset: int, buffer: memoryview) -> None:
         from bootseer.blocks.fetch import Fetcher
@@ -186,8 +189,8 @@ def push_hot_set(
         info.boot_digest,
         None,
     )
-    repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST)
-    return info.digest
+    pushed = repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST)
+    return info.digest, pushed.digest
 
 
 class Mounts:
