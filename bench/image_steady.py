@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -14,7 +15,6 @@ from bench.image_lab import Lab
 from bench.image_peers import erofs, forget
 
 COMPLETE_TIMEOUT_S = 120.0
-STILL_S = 4  # the fill rests 2 s after a read
 READERS = 4
 SMALLEST = 64 << 10  # below it opening files is measured, not reading
 
@@ -45,16 +45,23 @@ def steady(place: Lab, name: str, disk: Path, rounds: int) -> list[harness.Case]
 
 @contextlib.contextmanager
 def complete(place: Lab, folder: Path) -> Iterator[Path]:
-    """Our mount once all of the image is on this node."""
+    """Our mount once all of the image is on this node, and known to be: the second one."""
     runtime = place.scratch / "run"
-    with image_ours.unmounted(folder / "m", runtime) as tree:
-        options = ("--no-record", "--runtime", str(runtime))
-        mount = image_ours.mount_command(place, folder, "", *options)
+    mount = image_ours.mount_command(
+        place, folder, "", "--no-record", "--json", "--runtime", str(runtime)
+    )
+    with image_ours.unmounted(folder / "m", runtime):
         subprocess.run(mount, check=True, capture_output=True)
-        before, still, until = -1, 0, time.monotonic() + COMPLETE_TIMEOUT_S
-        while still < STILL_S and time.monotonic() < until:
-            still = still + 1 if before == (before := place.received_bytes()) else 0
-            time.sleep(1)
+        until = time.monotonic() + COMPLETE_TIMEOUT_S
+        while not list((folder / "cache/blocks").glob("*/sealed")):
+            if time.monotonic() > until:
+                raise RuntimeError("the image was not sealed")
+            time.sleep(0.1)
+    (folder / "m").rmdir()
+    with image_ours.unmounted(folder / "m", runtime) as tree:
+        done = subprocess.run(mount, check=True, capture_output=True)
+        if not json.loads(done.stdout)["complete"]:
+            raise RuntimeError("the second mount is served")
         yield tree
 
 

@@ -67,7 +67,7 @@ class Fill:
                     continue
                 first = missing[0]
                 run = _run_of(missing, room)
-                if not self._quiet():
+                if not self.quiet():
                     return
                 if self._step(run):
                     first, faults, before = run[-1] + 1, 0, run
@@ -81,7 +81,7 @@ class Fill:
             if not self._closing.wait(POLL_S) and not _missing(cached, count):
                 self.done.set()
 
-    def _quiet(self) -> bool:
+    def quiet(self) -> bool:
         """Wait until programs have read nothing for a while; False when closed."""
         while (seen := self._busy()) != self._seen:
             self._seen = seen

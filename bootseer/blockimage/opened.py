@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from bootseer.blockimage.pack import Index
+from bootseer.blocks.presence import Identity
 from bootseer.blocks.source import BlockSource
 
 
@@ -39,7 +40,8 @@ class BlockImage:
 
     `source` opens the data's blocks and `index` reads the hot set's index: both are asked once,
     after the image is mounted, because it can be mounted without them. `frames` is the pack's
-    stream, standing at its first frame; None where there is no hot set.
+    stream, standing at its first frame; None where there is no hot set. `identity` tells under what
+    the node cache keeps the data: quicker than `source` would.
     """
 
     meta_path: str
@@ -47,3 +49,4 @@ class BlockImage:
     source: Callable[[], BlockSource]
     index: Callable[[], Index] | None = None
     frames: FrameStream | None = None
+    identity: Callable[[], Identity] | None = None

@@ -42,6 +42,7 @@ LATER_READ_AHEAD_KIB, COMPLETE_READ_AHEAD_KIB = 128, 1024
 WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
 DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
+FILLS = 2  # sealing drops wrong blocks, which are fetched once more
 STANDS_STILL_S = 2.0  # without a byte of the stream, readers ask for blocks themselves
 
 Say = Callable[[str, str], None]
@@ -324,16 +325,31 @@ class ImageServer:
         cache = self._cache
         if cache is None:
             return
-        self._fill = Fill(
-            fetcher, source, cache, self.settings.fill, busy=lambda: self.front.reads.reads
-        )
-        self._fill.run(lambda text: self._say("fill", text))
-        self._read_ahead()
-        if self._fill.done.is_set() and self._supply is not None:
-            from bootseer.blockimage.present import Present
+        for _ in range(FILLS):
+            self._fill = Fill(
+                fetcher, source, cache, self.settings.fill, busy=lambda: self.front.reads.reads
+            )
+            self._fill.run(lambda text: self._say("fill", text))
+            self._read_ahead()
+            if not self._fill.done.is_set() or self._supply is None:
+                return
+            if self._supply.present is None:
+                from bootseer.blockimage.present import Present
 
-            self._cached = cache.open(source)
-            self._supply.present = Present(self._cached, source)
+                self._cached = cache.open(source)
+                self._supply.present = Present(self._cached, source)
+            if self._seal(source, self._fill.quiet):
+                return
+
+    def _seal(self, source: BlockSource, quiet: Callable[[], bool]) -> bool:
+        """Make sure that the next mount may read the cache's file itself."""
+        from bootseer.blocks import sealing
+
+        try:
+            return sealing.seal(self.settings.cache_dir, source, go_on=quiet)
+        except BootseerError as error:
+            self._say("seal", f"it will be served next time, too: {error}")
+            return True
 
     # --- the end ---------------------------------------------------------------------------
 

@@ -24,6 +24,10 @@ without the cache, so a stopped process stops nobody else.
 **Full**: objects are evicted by their last start, oldest first, down to nine tenths of the limit.
 Where that does not help, or the medium is full or broken, storing ends and `told` hears why,
 once; reads go on.
+
+**Sealed** (see `sealing`): an object all of whose blocks are here may be frozen, so that its
+`data` can be read by the kernel, past all checks. Nobody opens it for writing from then on; it is
+evicted whole, by unlinking, which leaves the bytes to who has it open.
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ class NodeCache:
         self._usage_fd = -1
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            _check_private(self.directory)
+            check_private(self.directory)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._usage_fd = os.open(f"{self.directory}/usage", flags, 0o600)
         except OSError as error:
@@ -110,9 +114,12 @@ class NodeCache:
             if error.errno not in (errno.EMFILE, errno.ENFILE):  # those pass
                 self.failed(error)
             found = None
-        return CachedObject(identity, self, *found) if found else CachedObject(None, self)
+        if found is None:
+            return CachedObject(None, self)
+        present_fd, data_fd, frozen = found
+        return CachedObject(identity, self, present_fd, data_fd, frozen=frozen)
 
-    def _open_files(self, identity: Identity) -> tuple[int, int] | None:
+    def _open_files(self, identity: Identity) -> tuple[int, int, bool] | None:
         folder = f"{self.directory}/{identity.folder}"
         for _ in range(LOCK_TRIES):
             try:
@@ -259,7 +266,7 @@ class NodeCache:
         self.close()
 
 
-def _check_private(directory: str) -> None:
+def check_private(directory: str) -> None:
     """Entries prove that blocks are what was stored, not who stored them."""
     found = os.stat(directory)
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
@@ -269,10 +276,10 @@ def _check_private(directory: str) -> None:
         )
 
 
-def _open_pinned(folder: str, identity: Identity) -> tuple[int, int] | None:
-    """Descriptors of `present` and `data`, pinned; None when the object cannot be used as it is.
+def _open_pinned(folder: str, identity: Identity) -> tuple[int, int, bool] | None:
+    """Descriptors of `present` and `data`, pinned, and whether it is frozen.
 
-    Raises FileNotFoundError where there is no such object.
+    None when the object cannot be used as it is. Raises FileNotFoundError where there is none.
     """
     present_fd = os.open(f"{folder}/present", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     data_fd = -1
@@ -280,10 +287,16 @@ def _open_pinned(folder: str, identity: Identity) -> tuple[int, int] | None:
         fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         # Evicted between open and flock: the name leads elsewhere, or nowhere.
         still_there = os.path.samestat(os.stat(f"{folder}/present"), os.fstat(present_fd))
-        if still_there and presence.read_identity(present_fd) == identity:
-            data_fd = os.open(f"{folder}/data", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if (
+            still_there
+            and presence.read_identity(present_fd) == identity
+            and not eviction.discard_spoiled(folder, present_fd, identity)
+        ):
+            frozen = presence.is_frozen(present_fd)
+            mode = os.O_RDONLY if frozen else os.O_RDWR
+            data_fd = os.open(f"{folder}/data", mode | os.O_CLOEXEC | os.O_NOFOLLOW)
             os.utime(folder)
-            files, present_fd, data_fd = (present_fd, data_fd), -1, -1
+            files, present_fd, data_fd = (present_fd, data_fd, frozen), -1, -1
             return files
     except (BlockingIOError, FileNotFoundError):
         pass

@@ -32,15 +32,22 @@ class Room(Protocol):
 class CachedObject:
     """Blocks of one object; pinned (never evicted) until closed. Every method is thread-safe.
 
-    No method raises for a fault of the cache: a block that cannot be read or stored is simply
-    not there. `close` while other threads read is safe; they finish, or find nothing.
+    Into a `frozen` one nothing is written; wrong blocks are dropped all the same. No method raises
+    for a fault of the cache: a block that cannot be read or stored is simply not there. `close`
+    while other threads read is safe; they finish, or find nothing.
     """
 
     def __init__(
-        self, identity: Identity | None, room: Room, present_fd: int = -1, data_fd: int = -1
+        self,
+        identity: Identity | None,
+        room: Room,
+        present_fd: int = -1,
+        data_fd: int = -1,
+        *,
+        frozen: bool = False,
     ) -> None:
         self._identity = identity
-        self._room = room
+        self._room, self._frozen = room, frozen
         self._present_fd, self._data_fd = present_fd, data_fd
         self._lock = threading.Lock()
         self._users = 0
@@ -54,7 +61,7 @@ class CachedObject:
     @property
     def storing(self) -> bool:
         """Whether `store` may still keep something."""
-        return self._open and not self._room.stopped
+        return self._open and not self._frozen and not self._room.stopped
 
     def present(self, index: int) -> bool:
         """Whether the block is there, so that `read` will most likely give it."""

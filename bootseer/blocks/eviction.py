@@ -71,6 +71,22 @@ def shrink(directory: str, limit_bytes: int, goal_bytes: int) -> int:
     return used
 
 
+def discard_spoiled(path: str, present_fd: int, identity: Identity) -> bool:
+    """Remove a frozen object that lacks blocks, which can never be put there again.
+
+    `present_fd` holds the object's shared lock, and may have lost it when the answer is True:
+    then the object must be opened anew. It stays while others have it open.
+    """
+    if not presence.is_frozen(present_fd) or presence.is_whole(present_fd, identity):
+        return False
+    try:
+        fcntl.flock(present_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    return _remove(path)
+
+
 def discard(path: str, unless: Identity | None = None) -> bool:
     """Remove an object, unless it is open or is a sound one of the given identity."""
     present_fd = _lock_alone(path)
@@ -108,7 +124,7 @@ def _evict(usage: Usage, wanted_bytes: int) -> int:
 def _cut(path: str, present_fd: int, wanted_bytes: int) -> int:
     """Punch blocks out, from the last one down, until enough is free; returns the bytes freed."""
     identity = presence.read_identity(present_fd)
-    if identity is None:
+    if identity is None or presence.is_frozen(present_fd):  # a kernel may read it: unlink only
         return 0
     data_fd = os.open(f"{path}/data", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

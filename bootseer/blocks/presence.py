@@ -4,10 +4,14 @@ A header names the object; one entry a block follows: 16 zero bytes while it is 
 xxh3-128 of its raw bytes, seeded with its number. The entry is what a bit would be and a check
 as well: a block counts only while the bytes in `data` match it. docs/blocks.md has the format and
 why no fsync is needed.
+
+The header also tells whether `data` is frozen: then nobody ever writes to it again (see
+`sealing`).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -19,6 +23,7 @@ import xxhash
 from bootseer.blocks.source import BlockSource, block_count
 
 MAGIC = b"BSCACHE\x01"
+FROZEN = b"BSCACHE\x02"
 HEADER = struct.Struct("<8s32sQQ8x")
 ENTRY_BYTES = 16
 ABSENT = bytes(ENTRY_BYTES)
@@ -61,9 +66,14 @@ def identity_of(source: BlockSource) -> Identity | None:
     """The identity under which a source may be cached; None when it must not be."""
     if not source.key or not 0 < block_count(source) <= MAX_BLOCKS:
         return None
-    text = f"{source.size_bytes} {source.block_bytes} {source.key}"
+    return identity_for(source.key, source.size_bytes, source.block_bytes)
+
+
+def identity_for(key: str, size_bytes: int, block_bytes: int) -> Identity:
+    """The identity of an object that has this key."""
+    text = f"{size_bytes} {block_bytes} {key}"
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-    return Identity(digest, source.size_bytes, source.block_bytes)
+    return Identity(digest, size_bytes, block_bytes)
 
 
 def parse_header(data: bytes) -> Identity | None:
@@ -72,13 +82,32 @@ def parse_header(data: bytes) -> Identity | None:
         return None
     magic, digest, size_bytes, block_bytes = HEADER.unpack_from(data)
     identity = Identity(digest, size_bytes, block_bytes)
-    usable = magic == MAGIC and size_bytes > 0 and block_bytes > 0
+    usable = magic in (MAGIC, FROZEN) and size_bytes > 0 and block_bytes > 0
     return identity if usable and identity.blocks <= MAX_BLOCKS else None
 
 
 def read_identity(fd: int) -> Identity | None:
     """The identity that a `present` tells."""
     return parse_header(os.pread(fd, HEADER.size, 0))
+
+
+def is_frozen(fd: int) -> bool:
+    """Whether the object's `data` must never be written to, punched or cut again."""
+    return os.pread(fd, len(FROZEN), 0) == FROZEN
+
+
+def freeze(fd: int) -> None:
+    """Say so; for who alone has the object open. Raises OSError."""
+    if os.pwrite(fd, FROZEN, 0) != len(FROZEN):
+        raise OSError(errno.ENOSPC, "short write")
+
+
+def is_whole(fd: int, identity: Identity) -> bool:
+    """Whether all blocks are there."""
+    entries = read_entries(fd, 0, identity.blocks)
+    if ABSENT not in entries:  # anywhere: the quick way, which nearly always tells
+        return True
+    return not any(entries.startswith(ABSENT, at) for at in range(0, len(entries), ENTRY_BYTES))
 
 
 def check_of(index: int, raw: memoryview | bytes) -> bytes:
@@ -102,7 +131,7 @@ def write_entry(fd: int, index: int, entry: bytes) -> None:
     """Set a block's entry; OSError when the medium fails."""
     # Entries never cross a page, so nobody sees half of one.
     if os.pwrite(fd, entry, position(index)) != ENTRY_BYTES:
-        raise OSError(28, "short write")
+        raise OSError(errno.ENOSPC, "short write")
 
 
 def read_entries(fd: int, first: int, count: int) -> bytes:

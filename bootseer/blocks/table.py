@@ -23,6 +23,7 @@ import xxhash
 import zstandard
 
 from bootseer.blocks.extent import BLOCK_BYTES
+from bootseer.blocks.presence import Identity, identity_for
 from bootseer.blocks.source import Location
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.storage.base import Placed, Store
@@ -79,6 +80,22 @@ def digest_of(kind: DigestKind, raw: memoryview | bytes) -> bytes:
     if kind is DigestKind.SHA256:
         return hashlib.sha256(raw).digest()
     return xxhash.xxh3_128_digest(raw)
+
+
+def key_of(table_digest: str) -> str:
+    """The key of an object that a table describes; `table_digest`: the table's sha256 (hex)."""
+    return f"table {table_digest}"
+
+
+def identity_of_table(table_digest: str, data: bytes) -> Identity:
+    """Under what the node cache keeps the object of a table, without reading the table whole.
+
+    Raises CorruptDataError for what is no table.
+    """
+    if len(data) < _HEADER.size:
+        raise CorruptDataError("a block table is cut short")
+    _, _, _, block_bytes, size_bytes, _, _ = _HEADER.unpack_from(data)
+    return identity_for(key_of(table_digest), size_bytes, block_bytes)
 
 
 class Table:
@@ -287,7 +304,7 @@ class TableSource:
         self._starts = [stretch.offset for stretch in stretches]
         self._unpacker = Unpacker()
         self._in_place = table.in_place
-        self._key = f"table {hashlib.sha256(table.serialise()).hexdigest()}"
+        self._key = key_of(hashlib.sha256(table.serialise()).hexdigest())
 
     @property
     def key(self) -> str:
@@ -336,6 +353,11 @@ class TableSource:
             raw[:] = stored
         if digest_of(self.table.kind, raw) != block.digest:
             raise CorruptDataError(f"{what} does not match its digest; the stored copy is damaged")
+
+    def check_raw(self, index: int, raw: memoryview) -> None:
+        """Raise CorruptDataError unless these are the raw bytes of block `index`."""
+        if digest_of(self.table.kind, raw) != self.table[index].digest:
+            raise CorruptDataError(f"block {index} of a copy of {self._part} is damaged")
 
     def _store_name(self) -> str:
         return str(getattr(self._store, "url", "its store"))

@@ -81,8 +81,8 @@ class MountSettings:
 class Mounted:
     """A tree that is there. `shared`: another mount of this node already served the image.
 
-    `hot_set` is the digest of the pack being replayed, "" for none; `notes` tell what was not
-    as usual.
+    `hot_set` is the digest of the pack being replayed, "" for none; `complete`: all of the image
+    is on this node's disk, and the kernel reads it there. `notes` tell what was not as usual.
     """
 
     directory: str
@@ -93,6 +93,7 @@ class Mounted:
     hot_set: str
     hot_bytes: int
     offline: bool
+    complete: bool = False
     notes: tuple[str, ...] = ()
 
 

@@ -14,6 +14,7 @@ from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.localstore import KeptPack, Stream
 
 if TYPE_CHECKING:
+    from bootseer.blocks.presence import Identity
     from bootseer.storage.oci.manifest import Descriptor, Manifest
     from bootseer.storage.oci.registry import Repository
 
@@ -113,6 +114,13 @@ def unpacked(packed: bytes) -> bytes:
         return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptDataError(f"the image's metadata is no intact zstd frame: {error}") from error
+
+
+def cached_as(digest: str, table: bytes) -> Identity:
+    """Under what the node cache keeps the data of a table with this digest."""
+    from bootseer.blocks.table import identity_of_table
+
+    return identity_of_table(digest.partition(":")[2], table)
 
 
 def table_size(table: bytes) -> int:

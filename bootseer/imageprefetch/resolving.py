@@ -41,6 +41,7 @@ from bootseer.imageprefetch.pieces import (
     Parts,
     block_image_of,
     boot_of,
+    cached_as,
     digest_of,
     fill,
     manifest_of,
@@ -309,6 +310,7 @@ class Resolver:
             source=source,
             index=boot.index if boot is not None else None,
             frames=frames,
+            identity=lambda: cached_as(kept.table, table),
         )
         return Opened(
             digest,

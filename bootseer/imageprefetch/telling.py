@@ -61,11 +61,12 @@ class Story:
         if span is not None:
             self._writer.end(span, name, status, {**self._about, **told})
 
-    def mounted(self, opened: Opened, *, hot: bool, loop: bool) -> None:
+    def mounted(self, opened: Opened, *, hot: bool, loop: bool, complete: bool = False) -> None:
         """The tree is there."""
+        lazy = "cache" if opened.offline else "lazy"
         told = {
             "bootseer.bytes": opened.fetched_bytes,
-            "bootseer.image.mode": "cache" if opened.offline else "lazy",
+            "bootseer.image.mode": "complete" if complete else lazy,
             "bootseer.image.hot_set": "used" if hot else "none",
             "bootseer.image.loop": loop,
         }

@@ -19,6 +19,8 @@ from bootseer.imageprefetch.resolving import Opened, Resolver
 from bootseer.imageprefetch.telling import MOUNT, Story
 
 if TYPE_CHECKING:
+    from bootseer.blockimage.complete import CompleteImage
+    from bootseer.blockimage.erofsmount import Erofs
     from bootseer.blockimage.opened import BlockImage
     from bootseer.blockimage.serving import ImageServer, ServeSettings
     from bootseer.blocks.recorder import Recorder
@@ -42,12 +44,13 @@ class Worker:
         self._settings, self._state, self._tell, self._say = settings, state, tell, say
         self._story = Story(settings.ref, settings.workload, say)
         self._server: ImageServer | None = None
+        self._complete: CompleteImage | None = None  # instead of a server
         self._recording: StartRecording | None = None
         self._opened: Opened | None = None
         self._ended = threading.Event()
         self.front = Front(self, released=_end, failed=self._story.read_failed)
         before = state.server
-        if before is not None:  # readers wait for our answers already
+        if before is not None and not before.sealed:  # readers wait for our answers already
             self.front.size(before.data_bytes)
             self.front.adopt(before.handle)
         body = self._bring_up if before is None else lambda: self._take_over(before)
@@ -97,8 +100,8 @@ class Worker:
             opened = self._opened = resolver.open(digest)
             os.symlink(opened.image.meta_path, state.meta)
             image = dataclasses.replace(opened.image, meta_path=state.meta)
-            server = self._make_server(dataclasses.replace(opened, image=image))
-            mounted = server.mount(state.front, settings.directory)
+            mounted = self._mount(digest, dataclasses.replace(opened, image=image))
+            complete = self._complete is not None
             told = runtime.Server(
                 digest=digest,
                 block_image=opened.block_image,
@@ -111,13 +114,31 @@ class Worker:
                 shared=settings.share,
                 state=state.folder,
                 supervisor=os.getppid(),
+                sealed=complete,
             )
             state.tell(told)
-            recorder = self._recorder(opened)  # before anybody can read
+            recorder = None if complete else self._recorder(opened)  # before anybody can read
         self._answer({"mounted": self._about(digest, told, opened), "server": _plain(told)})
         hot = bool(opened.hot_set) and settings.hot
-        self._story.mounted(opened, hot=hot, loop=told.loop)
+        self._story.mounted(opened, hot=hot, loop=told.loop, complete=complete)
         self._go_on(settings.directory, digest, opened, recorder)
+
+    def _mount(self, digest: str, opened: Opened) -> Erofs:
+        """Mount over what is here, where it is all of the image, else over our own front."""
+        from bootseer.imageprefetch import completing
+
+        directory = self._settings.directory
+        made = completing.complete_of(self._settings, digest, opened, self._story.fault)
+        if made is not None:
+            try:
+                mounted = made.mount(directory)
+            except BootseerError as error:  # the usual way says what is really wrong, if anything
+                made.give_up()
+                self._story.fault("complete", f"it is served, though all of it is here: {error}")
+            else:
+                self._complete = made
+                return mounted
+        return self._make_server(opened).mount(self._state.front, directory)
 
     def _other(self, digest: str) -> runtime.Server | None:
         """A server of this image that is mounted somewhere we can see."""
@@ -130,6 +151,9 @@ class Worker:
 
     def _take_over(self, before: runtime.Server) -> None:
         """Readers wait meanwhile; EROFS is mounted already."""
+        if before.sealed:  # nobody waits for anything
+            self._watch_mounts()
+            return
         opened = self._reopened(before)
         self._opened = opened
         server = self._make_server(opened)
@@ -193,7 +217,10 @@ class Worker:
         if recorder is not None:
             self._record(digest, opened, recorder)
         threading.Thread(target=self._watch_mounts, name="image-mounts", daemon=True).start()
-        server.begin(target, recorded=recorder is not None)
+        if self._complete is not None:
+            self._complete.begin(target)
+        elif self._server is not None:
+            self._server.begin(target, recorded=recorder is not None)
         try:
             opened.keep()
         except BootseerError as error:
@@ -241,6 +268,8 @@ class Worker:
         if self._recording is not None:
             self._recording.close()
         self._state.leave()
+        if told.sealed:  # whoever else has the image needs nobody
+            _end()
 
     # --- telling -------------------------------------------------------------------------
 
@@ -255,6 +284,7 @@ class Worker:
             "hot_set": opened.hot_set if opened and self._settings.hot else "",
             "hot_bytes": opened.hot_bytes if opened and self._settings.hot else 0,
             "offline": bool(opened and opened.offline),
+            "complete": server.sealed,
             "notes": self._story.notes,
         }
 
@@ -277,7 +307,8 @@ class Worker:
             return
         self._ended.set()
         told = self._state.server
-        if told is not None:
+        # Nobody asked for this end where the supervisor died: then what needs us not stays.
+        if told is not None and not (told.sealed and told.supervisor != os.getppid()):
             runtime.unmount_all(told)
         if self._recording is not None:
             self._recording.close()
@@ -285,6 +316,8 @@ class Worker:
             if self._opened is not None:
                 self._story.reads(self._server, self._opened.fetched_bytes)
             self._server.close()
+        if self._complete is not None:
+            self._complete.close()
 
     def ended(self) -> None:
         """The front is gone. Where the supervisor is gone too, nobody else cleans up."""

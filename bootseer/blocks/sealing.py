@@ -1,0 +1,286 @@
+"""Complete objects of the node cache that may be read past it: by a kernel that mounts `data`.
+
+Such a reader compares nothing with any entry, and reads on when this process and its locks are
+gone. So two things must be certain: that the bytes are right, and that they stay so.
+
+**Right**: `seal` reads the whole object from the medium once, block by block against the source's
+digests, syncs it, and leaves a mark: the file `sealed`, which names inode, size and both times of
+the very file it looked at. Whatever is written to that file afterwards changes its times.
+
+**Stay so**: `open_sealed` freezes the object, once, while nobody else has it open; a mark that
+does not fit any more is no mark. From then on every process opens the file for reading alone, and
+eviction takes the name away and nothing else. An older version, which knows no frozen objects,
+takes it for a damaged one and does the same. A file without a name keeps its bytes for as long
+as somebody has it open, be it the kernel alone.
+
+In any doubt an object is not sealed: it is read block by block, as every other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+from bootseer.blocks import presence
+from bootseer.blocks.cache import check_private
+from bootseer.blocks.presence import Identity, identity_of
+from bootseer.blocks.source import BlockSource, block_length
+from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+
+MARK = "sealed"
+PAGE_BYTES = 4096
+STEP_BLOCKS = 16
+SETTLED_NS = 2_000_000_000  # how old a file's times must be to tell each later write
+_LEAST_PRIORITY = 19
+_MARK = struct.Struct("<8s32sQQqq")  # magic, identity, inode, size, mtime and ctime in ns
+_MAGIC = b"BSSEAL\x00\x01"
+
+
+@runtime_checkable
+class VerifiableSource(BlockSource, Protocol):
+    """A source that knows what its blocks' raw bytes must be."""
+
+    def check_raw(self, index: int, raw: memoryview) -> None:
+        """Raise CorruptDataError unless these are the bytes of block `index`."""
+
+
+def is_sealed(directory: str, source: BlockSource) -> bool:
+    """Whether `seal` has nothing to do for this object in the cache `directory`."""
+    identity = identity_of(source)
+    if identity is None:
+        return False
+    folder = f"{directory}/{identity.folder}"
+    with contextlib.suppress(OSError):
+        return _read(f"{folder}/{MARK}") == _mark_of(identity, os.stat(f"{folder}/data"))
+    return False
+
+
+def seal(directory: str, source: BlockSource, *, go_on: Callable[[], bool]) -> bool:
+    """Verify a complete object of the cache `directory` and mark it; whether it is marked now.
+
+    `go_on` is asked every few megabytes; it may take its time, and ends all by False. This thread
+    has the least priority from now on. A block that is wrong is dropped. Raises what the medium
+    makes of it.
+    """
+    identity = identity_of(source)
+    if identity is None or identity.size_bytes % PAGE_BYTES:
+        return False
+    if not isinstance(source, VerifiableSource):
+        return False
+    if is_sealed(directory, source):
+        return True
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+    folder = f"{directory}/{identity.folder}"
+    try:
+        with _Files(folder, alone=False) as files:
+            if not files.has(identity):
+                return False
+            mark = _verified(files, source, identity, go_on)
+            if mark is None:
+                return False
+            os.fsync(files.present_fd)
+            _publish(folder, mark)
+    except BlockingIOError:
+        return False  # it is being evicted
+    except OSError as error:
+        raise from_os_error(error, f"seal {folder}") from error
+    return True
+
+
+def open_sealed(directory: str, identity: Identity) -> Sealed | None:
+    """A sealed object, frozen from now on; None where there is any doubt. Quick."""
+    folder = f"{directory}/{identity.folder}"
+    try:
+        mark = _read(f"{folder}/{MARK}")
+        if not mark:
+            return None
+        check_private(directory)
+        with contextlib.ExitStack() as stack:
+            files = stack.enter_context(_Files(folder, alone=True))
+            if not files.has(identity) or mark != _mark_of(identity, os.fstat(files.data_fd)):
+                return None
+            if not files.frozen:
+                presence.freeze(files.present_fd)
+                # Somebody may evict it between the two locks: that takes its name alone.
+                fcntl.flock(files.present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+            stack.pop_all()
+            return Sealed(files)
+    except (OSError, BootseerError):
+        return None
+
+
+class Sealed:
+    """A frozen object; pinned, so that it is not evicted, until closed. Twice is safe."""
+
+    def __init__(self, files: _Files) -> None:
+        self._files = files
+
+    @property
+    def path(self) -> str:
+        """A path of the very file that was looked at, for this process."""
+        return f"/proc/self/fd/{self._files.data_fd}"
+
+    def close(self) -> None:
+        self._files.close()
+
+    def __enter__(self) -> Sealed:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Files:
+    """`present` of an object, locked, and its `data`, for reading.
+
+    With `alone` the lock is exclusive as long as the object is not frozen. Raises OSError,
+    BlockingIOError where the lock is not to be had.
+    """
+
+    def __init__(self, folder: str, *, alone: bool) -> None:
+        self.present_fd = self.data_fd = -1
+        try:
+            flags = os.O_CLOEXEC | os.O_NOFOLLOW
+            self.present_fd = os.open(f"{folder}/present", os.O_RDWR | flags)
+            self.frozen = presence.is_frozen(self.present_fd)
+            kind = fcntl.LOCK_EX if alone and not self.frozen else fcntl.LOCK_SH
+            fcntl.flock(self.present_fd, kind | fcntl.LOCK_NB)
+            if not os.path.samestat(os.stat(f"{folder}/present"), os.fstat(self.present_fd)):
+                raise FileNotFoundError(folder)  # evicted between open and flock
+            self.data_fd = os.open(f"{folder}/data", os.O_RDONLY | flags)
+        except BaseException:
+            self.close()
+            raise
+
+    def has(self, identity: Identity) -> bool:
+        """Whether they are this object's, and whole."""
+        return (
+            presence.read_identity(self.present_fd) == identity
+            and presence.is_whole(self.present_fd, identity)
+            and os.fstat(self.data_fd).st_size == identity.size_bytes
+        )
+
+    def close(self) -> None:
+        fds = (self.data_fd, self.present_fd)  # the lock goes last
+        self.data_fd = self.present_fd = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# --- verifying --------------------------------------------------------------------------------
+
+
+def _verified(
+    files: _Files, source: VerifiableSource, identity: Identity, go_on: Callable[[], bool]
+) -> bytes | None:
+    """The mark of a file all of whose blocks are right on the medium; None if it cannot be."""
+    if not _settled(files.data_fd, go_on):
+        return None
+    before = _mark_of(identity, os.fstat(files.data_fd))
+    os.fsync(files.data_fd)
+    room = memoryview(bytearray(STEP_BLOCKS * identity.block_bytes))
+    for first in range(0, identity.blocks, STEP_BLOCKS):
+        if not go_on() or not _step(files, source, identity, first, room):
+            return None
+    return before if before == _mark_of(identity, os.fstat(files.data_fd)) else None
+
+
+def _settled(fd: int, go_on: Callable[[], bool]) -> bool:
+    """Wait until a write would certainly change the file's times, which are coarse."""
+    for _ in range(2):
+        about = os.fstat(fd)
+        age_ns = time.time_ns() - max(about.st_mtime_ns, about.st_ctime_ns)
+        if age_ns > SETTLED_NS:
+            return True
+        if not go_on():
+            return False
+        time.sleep(SETTLED_NS / 1e9)
+    return False  # it is still written to, or the clock was set back
+
+
+def _step(
+    files: _Files, source: VerifiableSource, identity: Identity, first: int, room: memoryview
+) -> bool:
+    """Verify some blocks as the medium has them; the wrong ones are dropped."""
+    end = min(identity.blocks, first + STEP_BLOCKS)
+    offset = first * identity.block_bytes
+    length = min(identity.size_bytes, end * identity.block_bytes) - offset
+    os.posix_fadvise(files.data_fd, offset, length, os.POSIX_FADV_DONTNEED)
+    done = 0
+    while done < length:
+        count = os.preadv(files.data_fd, [room[done:length]], offset + done)
+        if not count:
+            return False
+        done += count
+    right = True
+    for index in range(first, end):
+        at = index * identity.block_bytes - offset
+        try:
+            source.check_raw(index, room[at : at + block_length(source, index)])
+        except CorruptDataError:
+            presence.write_entry(files.present_fd, index, presence.ABSENT)
+            right = False
+    return right
+
+
+# --- the mark ---------------------------------------------------------------------------------
+
+
+def _mark_of(identity: Identity, about: os.stat_result) -> bytes:
+    times = (about.st_mtime_ns, about.st_ctime_ns)
+    body = _MARK.pack(_MAGIC, identity.digest, about.st_ino, about.st_size, *times)
+    return body + hashlib.sha256(body).digest()
+
+
+def _read(path: str) -> bytes:
+    """A mark's bytes; empty where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.read(fd, PAGE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _publish(folder: str, mark: bytes) -> None:
+    temporary = f"{folder}/{MARK}.{os.urandom(8).hex()}"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600), "wb", buffering=0) as file:
+            file.write(mark)
+            os.fsync(file.fileno())
+        os.rename(temporary, f"{folder}/{MARK}")
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
