@@ -85,11 +85,14 @@ def test_an_image_with_a_block_image_is_there_without_a_fetch(
 def test_an_image_without_one_is_handed_to_the_plain_way_with_its_reason(
     client: Client, mounter: DirectoryMounter, running: Running, tmp_path: Path
 ) -> None:
-    image = Image("sha256:none", "reg/none:1", ("none-0",))
-    (mount,) = client.prepare("extract", "", remote_labels("chain-none", image, 0))
-    assert mount.type == "bind"
-    client.commit("chain-none", "extract")
-    assert any("reg/none:1: handed to the plain way: no block image" in s for s in running.said)
+    image, parent = Image("sha256:none", "reg/none:1", ("none-0", "none-1", "none-2")), ""
+    for depth, layer in enumerate(image.layers):
+        (mount,) = client.prepare("extract", parent, remote_labels(f"chain-{layer}", image, depth))
+        parent = f"chain-{layer}"
+        client.commit(parent, "extract")
+    assert mount.type == "overlay"
+    said = [s for s in running.said if "reg/none:1: handed to the plain way: no block image" in s]
+    assert len(said) == 1  # an image, not a layer
     text = (tmp_path / "events.jsonl").read_text()
     (line,) = [line for line in text.splitlines() if '"image.snapshotter"' in line]
     assert '"status":"fallback"' in line

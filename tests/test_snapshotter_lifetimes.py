@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,46 @@ def test_without_lazy_images_what_was_mounted_is_unmounted(tmp_path: Path) -> No
         assert not os.path.ismount(place)
     finally:
         subprocess.run(["umount", "-q", "-l", str(place)], check=False)
+
+
+def test_a_pull_that_began_the_plain_way_ends_on_it(
+    lab: Running, mounter: DirectoryMounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block image is published while the first layer is fetched, which takes its time."""
+    monkeypatch.setattr(images, "REMEMBER_S", 0.0)
+    image = Image("sha256:late", "reg/late:1", ("late-0", "late-1"))
+    lab.client.prepare("extract 0", "", remote_labels("late-low", image, 0))
+    lab.client.commit("late-low", "extract 0")
+    assert mounter.add("late", TWO) == image
+    assert lab.client.prepare("extract 1", "late-low", remote_labels("late-top", image, 1))
+    assert mounter.calls == ["find reg/late:1"]
+    with pytest.raises(RefusedError, match="exists, without a fetch"):  # another pull
+        lab.client.prepare("again", "", remote_labels("other-low", image, 0))
+
+
+def test_a_registry_that_failed_is_not_asked_again_by_each_pull(
+    lab: Running, mounter: DirectoryMounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "REMEMBER_S", 0.0)
+    image = mounter.add("lazy", TWO)
+    mounter.gone = True
+    for turn in range(3):
+        assert lab.client.prepare(f"extract {turn}", "", remote_labels("chain", image, 0))
+    assert mounter.calls == ["find reg/lazy:1"]
+    assert len([line for line in lab.said if "the registry is away" in line]) == 1
+    monkeypatch.setattr(images.time, "monotonic", later := Later(images.FAILED_S + 1))
+    mounter.gone = False
+    with pytest.raises(RefusedError, match="exists, without a fetch"):
+        lab.client.prepare("later", "", remote_labels("chain", image, 0))
+    assert later.asked
+
+
+class Later:
+    """A clock that is ahead."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s, self._clock, self.asked = ahead_s, time.monotonic, False
+
+    def __call__(self) -> float:
+        self.asked = True
+        return self._clock() + self._ahead_s

@@ -62,7 +62,7 @@ def command(
     if ref.startswith("-"):
         raise UsageError(f"name the image before podman's options: what is {ref}?")
     # Podman's own pull waits for nobody: what fails for longer is pulled plainly.
-    hurried = StoreOptions(retry_s=5.0)
+    hurried = StoreOptions(retry_s=5.0, stall_s=5.0)
     mount = MountSettings(
         ref=ref, directory="", plain_http=plain_http or None, options=hurried, **given
     )

@@ -58,12 +58,26 @@ from bootseer.cli.image_options import serving_options
     help="Write events there: what became of each image, and why.",
 )
 @click.option(
+    "--events-days",
+    metavar="DAYS",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Remove this node's event files there that are older, at the start and once a day; "
+    "0 = never.",
+)
+@click.option(
     "--log-file", default="", metavar="FILE", help="Where images' servers say what goes wrong."
 )
 def command(
-    address: str, root: str, plain: bool, plain_http: tuple[str, ...], events_dir: str, **lazy: Any
+    address: str,
+    root: str,
+    plain: bool,
+    plain_http: tuple[str, ...],
+    events_dir: str,
+    events_days: float,
+    **lazy: Any,
 ) -> None:
-    from bootseer.imageprefetch.snapshotter import lazily, running, server
+    from bootseer.imageprefetch.snapshotter import lazily, oldevents, running, server
     from bootseer.imageprefetch.snapshotter.plain import PlainMounter
     from bootseer.profiler.events import open_writer
     from bootseer.storage.options import StoreOptions
@@ -76,6 +90,7 @@ def command(
         open_writer(events_dir or None) as writer,
         PlainMounter(lazy["runtime"]) if plain else lazily.BlockImageMounter(how) as mounter,
         running.serving(settings, mounter, _say, writer),
+        oldevents.removing(events_dir, events_days * oldevents.DAY_S),
     ):
         server.wait_for_signal()
 

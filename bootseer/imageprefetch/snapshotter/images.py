@@ -19,17 +19,27 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.errors import (
+    BootseerError,
+    DeadlineError,
+    NotFoundError,
+    StoreUnavailableError,
+    from_os_error,
+)
 from bootseer.imageprefetch.snapshotter.labels import Wanted
 from bootseer.imageprefetch.snapshotter.records import Image, Snapshot
 from bootseer.imageprefetch.snapshotter.state import State
 
 RESTORED_AT_ONCE = 8
 REMEMBER_S = 30.0
-"""For how long the answer about one image serves all its layers' questions."""
+"""For how long the answer about one image serves whoever pulls it."""
+FAILED_S = 300.0
+"""The same for a registry that failed us: each new try may take as long as that one did."""
+PULLED_S = 3600.0
+"""For how long a pull that goes the plain way stays on it, from layer to layer."""
 
 
 class ImageMounter(Protocol):
@@ -70,8 +80,7 @@ class Images:
         self._state, self._mounter, self._report = state, mounter, report
         self._lock = threading.Lock()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        # (reference, digest) -> (until when on the monotonic clock, what `find` found)
-        self._found: dict[tuple[str, str], tuple[float, Image | BootseerError]] = {}
+        self._found: dict[tuple[str, str], _Decision] = {}  # by reference and digest
         self._offered: dict[str, float] = {}  # digest -> until when more layers may be asked for
         for path in (self._mounts, self._trees):
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -89,7 +98,7 @@ class Images:
         """
         if not wanted.reference:
             raise NotFoundError("the client did not say which image it pulls")
-        found = self._remembered(wanted)
+        found = self._decided(wanted, depth)
         if isinstance(found, BootseerError):
             raise type(found)(str(found)) from found
         if depth >= len(found.layers) or found.layers[depth] != wanted.layer:
@@ -99,29 +108,36 @@ class Images:
             )
         return found
 
-    def _remembered(self, wanted: Wanted) -> Image | BootseerError:
+    def _decided(self, wanted: Wanted, depth: int) -> Image | BootseerError:
+        """What is known of the image. A pull that began the plain way ends on it."""
         key = _key(wanted)
         with self._single("find " + " ".join(key)):
-            until, found = self._found.get(key, (0.0, NotFoundError()))
-            if time.monotonic() > until:
-                try:
-                    self._mounter.check(wanted.reference)  # known images may come by any name
-                    known = self._state.find_image(wanted.digest)
-                    if known is not None:  # under the name that was given last
-                        found = replace(known, reference=wanted.reference)
-                    else:
-                        found = self._mounter.find(wanted.reference, wanted.digest)
-                except BootseerError as error:
-                    found = error
-                self._remember(key, found)
-        return found
+            known = self._found.get(key)
+            now = time.monotonic()
+            if known is None or not (now <= known.until_s or (depth and known.is_plain)):
+                known = self._remember(key, self._ask(wanted))
+            known.asked_s = now
+        return known.found
 
-    def _remember(self, key: tuple[str, str], found: Image | BootseerError) -> None:
+    def _ask(self, wanted: Wanted) -> Image | BootseerError:
+        try:
+            self._mounter.check(wanted.reference)  # known images may come by any name
+            known = self._state.find_image(wanted.digest)
+            if known is not None:  # under the name that was given last
+                return replace(known, reference=wanted.reference)
+            return self._mounter.find(wanted.reference, wanted.digest)
+        except BootseerError as error:
+            return error
+
+    def _remember(self, key: tuple[str, str], found: Image | BootseerError) -> _Decision:
         now = time.monotonic()
+        failed = isinstance(found, (StoreUnavailableError, DeadlineError))
+        made = _Decision(found, now + (FAILED_S if failed else REMEMBER_S), now)
         with self._lock:
-            self._found[key] = (now + REMEMBER_S, found)
-            for old in [old for old, (until, _) in self._found.items() if until < now]:
+            self._found[key] = made
+            for old in [old for old, one in self._found.items() if one.asked_s + PULLED_S < now]:
                 del self._found[old]
+        return made
 
     def offering(self, image: Image) -> threading.Lock:
         """Held while a layer is offered: who fails takes back what it said of the image."""
@@ -261,6 +277,19 @@ class Images:
         finally:
             if free:
                 lock.release()
+
+
+@dataclass(slots=True)
+class _Decision:
+    """What `find` found, until when it holds, and when it was asked for last, by our clock."""
+
+    found: Image | BootseerError
+    until_s: float
+    asked_s: float
+
+    @property
+    def is_plain(self) -> bool:
+        return isinstance(self.found, BootseerError)
 
 
 def _key(wanted: Wanted) -> tuple[str, str]:

@@ -20,6 +20,8 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 if TYPE_CHECKING:
     from bootseer.storage.oci.registry import Repository
 
+PULL_STALL_S = 5.0
+"""While containerd waits for an answer, a registry that says nothing for so long is given up."""
 _LAYERS_OF_MOUNTS = 16  # a mount over a dead one, over a dead one, …
 
 
@@ -50,6 +52,8 @@ class BlockImageMounter:
 
     def __init__(self, settings: LazySettings) -> None:
         self._settings = settings
+        stall_s = min(settings.options.stall_s, PULL_STALL_S)
+        self._hurried = dataclasses.replace(settings.options, stall_s=stall_s)
         self._runtime = settings.runtime or default_runtime()
         self._helper = Helper(settings.events_dir)
 
@@ -66,7 +70,7 @@ class BlockImageMounter:
 
     def find(self, reference: str, digest: str) -> Image:
         """One request, for the manifest. Raises what the registry raises."""
-        with self._repository(reference) as repository:
+        with self._repository(reference, self._hurried) as repository:
             descriptor, manifest = repository.image(digest or _version(reference))
         layers = tuple(layer.digest for layer in manifest.layers)
         return Image(descriptor.digest, reference, layers)
@@ -84,10 +88,12 @@ class BlockImageMounter:
         shared = {
             field.name: getattr(self._settings, field.name)
             for field in dataclasses.fields(self._settings)
-            if field.name != "only"
+            if field.name not in ("only", "options")
         }
         name = _by_digest(image)
-        self._helper.mount(MountSettings(ref=name, directory=directory, **shared))
+        self._helper.mount(
+            MountSettings(ref=name, directory=directory, options=self._hurried, **shared)
+        )
 
     def umount(self, directory: str) -> None:
         umount(directory, self._runtime)
@@ -98,7 +104,7 @@ class BlockImageMounter:
     def unpack(self, image: Image, layers: int, directory: str) -> None:
         from bootseer.imageprefetch.sources import CONFIG_BYTES, diff_ids_of
 
-        with self._repository(image.reference) as repository:
+        with self._repository(image.reference, self._settings.options) as repository:
             config = repository.image(image.digest)[1].config
             diff_ids = diff_ids_of(repository.blob(config, limit_bytes=CONFIG_BYTES))
             if len(diff_ids) != len(image.layers):
@@ -109,10 +115,10 @@ class BlockImageMounter:
             ][:layers]
             unpacking.unpack(opened, directory)
 
-    def _repository(self, reference: str) -> Repository:
+    def _repository(self, reference: str, options: StoreOptions) -> Repository:
         from bootseer.storage.oci.registry import open_repository
 
-        return open_repository(reference, self._settings.options)[0]
+        return open_repository(reference, options)[0]
 
 
 def umount(directory: str, runtime_dir: str) -> None:

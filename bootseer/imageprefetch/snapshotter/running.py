@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ DEFAULT_ROOT = "/var/lib/containerd/io.containerd.snapshotter.v1.bootseer"
 DEFAULT_ADDRESS = "/run/bootseer/snapshotter.sock"
 STATE_FILE = "state.db"
 EVENT = "image.snapshotter"
+TOLD_S = 300.0
+"""Asked for again within this time, an image that is pulled plainly is the same pull."""
 _SAID = {
     "lazy": "mounted; nothing needs to be pulled",
     "plain": "handed to the plain way",
@@ -40,9 +43,21 @@ class Settings:
 
 
 def reporter(say: Say, writer: NullWriter) -> Report:
-    """Tell what became of an image: one line of log and one event each time."""
+    """Tell what became of an image: one line of log and one event, however many layers it has."""
+    lock, told = threading.Lock(), dict[tuple[str, str, str], float]()
+
+    def is_news(what: Wanted, reason: str) -> bool:
+        now, about = time.monotonic(), (what.reference, what.digest, reason)
+        with lock:
+            for old in [old for old, asked_s in told.items() if asked_s + TOLD_S < now]:
+                del told[old]
+            news = about not in told
+            told[about] = now
+        return news
 
     def report(status: str, mode: str, what: Image | Wanted, reason: str) -> None:
+        if isinstance(what, Wanted) and not is_news(what, reason):
+            return  # a further layer of an image that is pulled plainly
         name = what.reference or "an image that the client did not name"
         why = f": {reason}" if reason else ""
         say(f"{name}: {_SAID[mode]}{why}")
@@ -53,7 +68,7 @@ def reporter(say: Say, writer: NullWriter) -> Report:
             "bootseer.reason": reason,
         }
         if isinstance(what, Wanted):
-            attributes["bootseer.image.layer"] = what.layer
+            attributes["bootseer.image.layer"] = what.layer  # the first one that was asked for
         writer.point(EVENT, status, {key: value for key, value in attributes.items() if value})
 
     return report
