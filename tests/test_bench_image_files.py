@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import harness, image_files
+from bench.image_lab import MARK
 from tools.images import real
 from tools.images.layout import Image, Layer, write_layout
 from tools.images.members import directory, file
@@ -23,7 +24,7 @@ def test_a_container_reads_ahead_and_is_recorded(
     ]
     made = write_layout(tmp_path / "layout", Image([Layer(members)]), tag="tiny")
     monkeypatch.setattr(real, "image", lambda name: made)
-    words = ["/bin/busybox", "echo", image_files.MARK.decode()]
+    words = ["/bin/busybox", "echo", MARK.decode()]
     monkeypatch.setattr(image_files, "_program", lambda work: words)
     # Dropping the page cache would slow down every test beside this one.
     monkeypatch.setattr(image_files, "cold", lambda here: None)

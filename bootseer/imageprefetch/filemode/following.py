@@ -11,16 +11,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bootseer.blocks.extent import Extent, covered_bytes
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode import lowly, places, touches
-from bootseer.imageprefetch.filemode.format import FileTrace, Touch, TracedFile
+from bootseer.imageprefetch.filemode import lowly
 from bootseer.imageprefetch.filemode.mapped import Mapped, mapping_order, read_bytes, tree
 from bootseer.imageprefetch.filemode.opens import Opens
 from bootseer.imageprefetch.filemode.residency import Asker, Seen, look
 from bootseer.imageprefetch.filemode.tracefs import Tracer, may_trace
+
+if TYPE_CHECKING:  # loaded at the end, when nobody waits for the disk any more
+    from bootseer.imageprefetch.filemode.format import FileTrace, Touch
 
 FIRST_LOOK_S, LONGEST_BETWEEN_S = 0.25, 4.0
 MAX_FOLDERS = 1 << 17
@@ -47,7 +49,7 @@ class Following:
     ) -> None:
         """`helpers`: other processes that read on its behalf alone. `cache_before`:
         `lowly.cache_bytes()` of the start's beginning; default: now."""
-        self._roots, self._workload, self._pid = places.resolved(roots), workload, pid
+        self._roots, self._workload, self._pid = roots, workload, pid
         self._helpers, self._over = helpers, over
         self._asker, self._mapped = Asker(), Mapped()
         self._cache_before = lowly.cache_bytes() if cache_before is None else cache_before
@@ -75,11 +77,13 @@ class Following:
 
     def _hear(self) -> Iterator[None]:
         """Listen to directories, those first from which the job has mapped something."""
+        from bootseer.imageprefetch.filemode import places
+
         assert self._opens is not None
         near = {os.path.dirname(path) for path in self._mapped.pages()}
         for folder in sorted(near):
             self._opens.add(folder)
-        for count, (folder, _) in enumerate(places.folders(self._roots)):
+        for count, (folder, _) in enumerate(places.folders(places.resolved(self._roots))):
             self._opens.add(folder)
             if count >= MAX_FOLDERS:
                 return
@@ -113,17 +117,25 @@ class Following:
         `full`: the start came to its end, its first step say, so that what it did not touch says
         something too; it is believed of a cold one alone. What was `replayed` is left out.
         """
+        from bootseer.imageprefetch.filemode import format as filetraces
+        from bootseer.imageprefetch.filemode import touches
+
         self._look_at_processes()
         ranks = mapping_order(tree(self._pid))
         came = self._came_bytes()
         self.close()
-        files = {seen.path: seen for seen in self._files() if self._is_old(seen)}
+        files = {
+            seen.path: seen
+            for seen in self._files()
+            # What the start itself made is nothing that the next one could read ahead.
+            if seen.mtime_ns < self._begun_wall_ns and filetraces.is_plain_path(seen.path)
+        }
         traced = list(self._traced(files.values()))
         resident = self._resident(files.values(), came, ranks)
         found = [*traced, *touches.without(resident, touches.by_path(traced))]
         seen = list(touches.without(found, replayed))
         listed = {
-            path: TracedFile(path, files[path].size_bytes, files[path].mtime_ns)
+            path: filetraces.TracedFile(path, files[path].size_bytes, files[path].mtime_ns)
             for path in {touch.path for touch in seen}
         }
         full = full and self.cold and not replayed
@@ -144,8 +156,10 @@ class Following:
         return came
 
     def _files(self) -> Iterator[Seen]:
+        from bootseer.imageprefetch.filemode import places
+
         pace, count = lowly.Pace(self._over), 0
-        for _, entries in places.folders(self._roots):
+        for _, entries in places.folders(places.resolved(self._roots)):
             for entry in entries:
                 seen = look(self._asker, entry.path)
                 if seen is not None:
@@ -155,11 +169,9 @@ class Following:
             if count >= MAX_LOOKED_AT:
                 return
 
-    def _is_old(self, seen: Seen) -> bool:
-        """Files made by the start itself are none that the next one could read ahead."""
-        return seen.mtime_ns < self._begun_wall_ns and filetraces.is_plain_path(seen.path)
-
     def _traced(self, files: Iterable[Seen]) -> Iterator[Touch]:
+        from bootseer.imageprefetch.filemode import touches
+
         if self._tracer is None:
             return iter(())
         return touches.traced(files, self._tracer.heard(), self._begun_s)
@@ -167,6 +179,9 @@ class Following:
     def _resident(
         self, files: Iterable[Seen], came: Callable[[int], int], ranks: Mapping[str, int]
     ) -> Iterator[Touch]:
+        from bootseer.imageprefetch.filemode import touches
+        from bootseer.imageprefetch.filemode.format import Touch
+
         files = list(files)
         heard = self._opens.first_s if self._opens is not None else {}
         mapped = self._mapped.pages()

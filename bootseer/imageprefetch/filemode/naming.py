@@ -61,6 +61,6 @@ def object_name(image: str, workload: str) -> str:
     return f"{FOLDER}/{check_image(image)}/{workload or DEFAULT_NAME}{SUFFIX}"
 
 
-def is_absent(place: str, image: str, workload: str) -> bool:
-    """Whether a trace is certainly not there: told of plain directories alone, without a store."""
-    return "://" not in place and not os.path.exists(f"{place}/{object_name(image, workload)}")
+def local_path(place: str, image: str, workload: str) -> str | None:
+    """The file that holds a workload's trace in a directory; None in any other store."""
+    return None if ":" in place else f"{place}/{object_name(image, workload)}"

@@ -72,16 +72,17 @@ def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
         if not alone:
             writer.point("image.replay", attributes={"bootseer.why": "another start does it"})
             return
-        if naming.is_absent(settings.place, image, settings.workload):
+        path = naming.local_path(settings.place, image, settings.workload)
+        if path and not os.path.exists(path):
             lowly.go_idle()
-        with _Job(pid) as job, _keeper(settings) as keeper:
+        with _Job(pid) as job:
             job.watch()
-            trace = _known(keeper, image, settings, writer)
+            trace = _known(image, settings, writer)
             job.left_s = LEFT_S
             replayed = _replay(settings, writer, job, trace)
             if _worth_it(settings, trace, replayed):
                 lowly.go_idle()
-                _record(_Start(settings, writer, job, cache_before), keeper, image, trace, replayed)
+                _record(_Start(settings, writer, job, cache_before), image, trace, replayed)
 
 
 def _keeper(settings: StartSettings) -> Keeper:
@@ -115,9 +116,7 @@ class _Start(NamedTuple):
     cache_before: int | None
 
 
-def _record(
-    start: _Start, keeper: Keeper, image: str, trace: FileTrace | None, replayed: Replayed | None
-) -> None:
+def _record(start: _Start, image: str, trace: FileTrace | None, replayed: Replayed | None) -> None:
     from bootseer.imageprefetch.filemode.following import Following
 
     about, job = start.settings, start.job
@@ -132,7 +131,10 @@ def _record(
         why = _wait(about, following, job, _watch(start.writer, about.began_ns))
         ranges = replayed.ranges if replayed is not None else {}
         got = following.finish(full=why in ("first step", "window"), replayed=ranges)
-    kept = keeper.add(image, got) if got.files or trace is None else trace
+    kept = trace
+    if got.files or kept is None:
+        with _keeper(about) as keeper:
+            kept = keeper.add(image, got)
     start.writer.point("image.record", attributes=_recorded(following, got, kept, why))
 
 
@@ -170,16 +172,34 @@ def _wait(
     return "window"
 
 
-def _known(
-    keeper: Keeper, image: str, settings: StartSettings, writer: NullWriter
-) -> FileTrace | None:
+def _known(image: str, settings: StartSettings, writer: NullWriter) -> FileTrace | None:
+    path = naming.local_path(settings.place, image, settings.workload)
+    if path and not os.path.exists(path):
+        return None
     from bootseer.errors import CorruptDataError
 
     try:
-        return keeper.load(image, settings.workload)
+        if path:
+            return _in_file(path)
+        with _keeper(settings) as keeper:
+            return keeper.load(image, settings.workload)
     except CorruptDataError as error:
         writer.point("image.replay", "fallback", {"bootseer.reason": str(error)})
         return None
+
+
+def _in_file(path: str) -> FileTrace:
+    """A directory's trace, without what opens every kind of store: the job reads already."""
+    from bootseer.errors import from_os_error
+    from bootseer.imageprefetch.filemode import format as filetraces
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            data = file.read(filetraces.MAX_BYTES + 1)
+    except OSError as error:
+        raise from_os_error(error, f"read the trace {path}") from error
+    return filetraces.parse(data, name=f"the trace {path}")
 
 
 def _told(done: Replayed, trace: FileTrace) -> dict[str, object]:

@@ -103,8 +103,10 @@ class Tracer:
         folder = os.open("instances", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root)
         try:
             for name in os.listdir(folder):
-                if name.startswith(NAME.partition("{")[0]):
-                    # The kernel refuses to remove one that is in use.
+                prefix, _, rest = name.partition("-")
+                # The kernel refuses to remove one that is in use, but one that is just being made
+                # is not yet.
+                if prefix == NAME.partition("-")[0] and not _lives(rest.partition("-")[0]):
                     with contextlib.suppress(OSError):
                         os.rmdir(name, dir_fd=folder)
         finally:
@@ -170,6 +172,10 @@ class Tracer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lives(pid: str) -> bool:
+    return os.path.exists(f"/proc/{pid}")
 
 
 def may_trace() -> bool:
