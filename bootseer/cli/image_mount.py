@@ -47,6 +47,12 @@ events_option = click.option(
 )
 @serving_options
 @click.option(
+    "--nosuid",
+    envvar="BOOTSEER_IMAGE_NOSUID",
+    is_flag=True,
+    help="Setuid programs and devices of the image do not work at DIR.",
+)
+@click.option(
     "--hot/--no-hot",
     envvar="BOOTSEER_IMAGE_HOT",
     default=True,

@@ -52,6 +52,7 @@ class MountSettings:
     `record_window_s` is merged into the workload's trace, in the folder `traces` ("": the
     image's own in the cache). A read that gets no bytes for `deadline_s` fails. `loop` mounts
     over loop devices (None: where the kernel needs them); `hot` replays the hot set.
+    With `nosuid` neither setuid programs nor devices of the image work at `directory`.
     """
 
     ref: str
@@ -73,6 +74,7 @@ class MountSettings:
     memory_bytes: int = 128 << 20
     loop: bool | None = None
     hot: bool = True
+    nosuid: bool = False
     share: bool = True
     log_file: str = ""
 
@@ -133,7 +135,7 @@ def mount(settings: MountSettings) -> Mounted:
 
 def _mounted(settings: MountSettings, answer: dict[str, Any]) -> Mounted | None:
     """What came of a server's answer; None when its mount is gone again."""
-    from bootseer.blockimage.erofsmount import bind
+    from bootseer.blockimage.erofsmount import bind, restrict
 
     about = dict(answer["mounted"])
     if about["shared"]:
@@ -146,6 +148,11 @@ def _mounted(settings: MountSettings, answer: dict[str, Any]) -> Mounted | None:
         except FileNotFoundError:
             return None
         except OSError as error:
+            raise from_os_error(error, f"mount at {settings.directory}") from error
+        try:
+            restrict(settings.directory, nosuid=settings.nosuid)
+        except OSError as error:
+            unmount(settings.directory, lazily=True)
             raise from_os_error(error, f"mount at {settings.directory}") from error
     about["notes"] = tuple(about["notes"])
     return Mounted(directory=settings.directory, **about)

@@ -183,6 +183,8 @@ def make(making: Making) -> bool:
             if image.parts.block_image != making.block_image:
                 return False  # there is a newer one, which the next mount takes
             sets = hotsets.HotSets(_folder(local, making.digest))
+            for left in sets.folder.glob("*/.*"):  # of one that was killed
+                left.unlink(missing_ok=True)
             with fetching(making.cache, making.cache_limit_bytes) as fetcher:
                 hotsets.pack(sets, image.parts, trace, fetcher, level=LEVEL)
     return True

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from bootseer.blockimage.opened import BlockImage, FrameStream
 from bootseer.blockimage.pack import Boot
 from bootseer.errors import (
     AccessDeniedError,
+    BootseerError,
     CorruptDataError,
     DeadlineError,
     NoSpaceError,
@@ -27,6 +28,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
+from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import (
     KeepingFrames,
     KeptFrames,
@@ -53,6 +55,7 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
     from bootseer.blocks.source import BlockSource
+    from bootseer.storage.oci.manifest import Descriptor
     from bootseer.storage.oci.registry import Repository
 
 HURRIED_S = 3.0  # how long a registry is waited for when all is here already
@@ -67,7 +70,8 @@ class Opened:
 
     `key` names its data as a trace does; asking for it parses the block table. `hot_set` is the
     digest of the pack that is replayed, "" for none; `fetched_bytes` are what the registry sent
-    for the mount alone; `offline` says that it was not there.
+    for the mount alone; `offline` says that it was not there. `published`: this very workload has
+    a hot set in the registry, as far as it could be asked.
     """
 
     digest: str
@@ -78,6 +82,7 @@ class Opened:
     hot_bytes: int
     fetched_bytes: int
     offline: bool
+    published: bool
     keep: Callable[[], None]
 
 
@@ -108,7 +113,9 @@ class Resolver:
         self._fetched_bytes = 0
         self._repository: Repository | None = None
         self._offline = False
-        self._pinned = self.reference.digest or local.pinned(self.reference.name)
+        self._published = True  # until the registry says otherwise
+        # a digest may be an index's, of which only this machine's image is kept
+        self._pinned = local.pinned(self.reference.name) or self.reference.digest
         if self._pinned and local.image(self._pinned) is not None:
             self._options = dataclasses.replace(
                 options,
@@ -147,6 +154,7 @@ class Resolver:
 
         `block_image`: no other than this one, though there be a newer.
         """
+        self._local.used(digest)  # before anything of it is read: who expires must see it
         if not self._offline:
             try:
                 return self._from_registry(digest, block_image)
@@ -177,16 +185,42 @@ class Resolver:
             )
         asked = Asked(lambda: manifest_of(self.repository, block))
         try:
-            chosen = hotset.choose(self.repository, listed, block, self._workload)
+            chosen = self._chosen(listed, digest, block)
         finally:
             manifest = asked.result()
         parts = Parts.of(manifest, block)
-        if chosen is not None:
+        self._published = chosen is not None and chosen[1].workload == self._workload
+        if chosen is not None and not self._has_better(digest, block, chosen[1]):
             try:
                 return self._with_pack(digest, parts, chosen[1])
-            except (CorruptDataError, NotFoundError) as error:
-                self._note(f"the hot set is not used: {error}")
+            except BootseerError as error:
+                self._do_without(error, digest, block)
         return self._without_pack(digest, parts)
+
+    def _chosen(
+        self, listed: Sequence[Descriptor], digest: str, block_image: str
+    ) -> tuple[Descriptor, hotset.HotSet] | None:
+        try:
+            return hotset.choose(self.repository, listed, block_image, self._workload)
+        except BootseerError as error:
+            self._do_without(error, digest, block_image)
+            return None
+
+    def _do_without(self, error: BootseerError, digest: str, block_image: str) -> None:
+        """A hot set that cannot be had costs itself alone, unless this node has kept one."""
+        if isinstance(error, _GONE) and self._kept(digest, block_image) is not None:
+            raise error
+        self._note(f"the hot set is not used: {error}")
+
+    def _has_better(self, digest: str, block_image: str, hot: hotset.HotSet) -> bool:
+        """Whether this node has made a hot set that fits better than the published one."""
+        kept = self._local.image(digest)
+        if kept is None or kept.block_image != block_image:
+            return False
+        own = ownsets.find(self._local, digest, self._workload, block_image)
+        if own is None or own.pack.digest == hot.pack.digest:
+            return False
+        return hot.workload != self._workload or (own.by_hand and own.created > hot.created)
 
     def _with_pack(self, digest: str, parts: Parts, hot: hotset.HotSet) -> Opened:
         pack = KeptPack(hot.pack.digest, hot.pack.size_bytes, hot.boot_length, hot.boot_digest)
@@ -195,7 +229,7 @@ class Resolver:
             kept = KeptFrames(path, pack)
             try:
                 boot = boot_of(kept.boot(pack), pack)
-                return self._booted(digest, parts, boot, pack, kept)
+                return self._booted(digest, parts, boot, pack, kept, hot.workload)
             except CorruptDataError:
                 kept.close()
                 os.unlink(path)
@@ -207,13 +241,19 @@ class Resolver:
             self._fetched_bytes += len(stored)
             boot = boot_of(stored, pack)
             frames = KeepingFrames(stream, path, bytes(stored), pack)
-            return self._booted(digest, parts, boot, pack, frames)
+            return self._booted(digest, parts, boot, pack, frames, hot.workload)
         except BaseException:  # who asked never had it to close
             stream.close()
             raise
 
     def _booted(
-        self, digest: str, parts: Parts, boot: Boot, pack: KeptPack, frames: FrameStream
+        self,
+        digest: str,
+        parts: Parts,
+        boot: Boot,
+        pack: KeptPack,
+        frames: FrameStream,
+        workload: str,
     ) -> Opened:
         table = bytes(boot.table)
         if digest_of(table) != parts.table.digest:
@@ -221,7 +261,10 @@ class Resolver:
         meta = digest_of(boot.meta)
         kept = KeptImage(parts.block_image, parts.data, boot.data_bytes, meta, parts.table.digest)
         path = self._meta_file(digest, meta, boot.meta)
-        return self._opened(digest, kept, path, table, boot=boot, pack=pack, frames=frames)
+        packs = {workload: pack}
+        return self._opened(
+            digest, kept, path, table, boot=boot, pack=pack, frames=frames, packs=packs
+        )
 
     def _without_pack(self, digest: str, parts: Parts) -> Opened:
         kept = self._local.image(digest)
@@ -249,13 +292,22 @@ class Resolver:
         if meta is None or table is None:
             raise CorruptDataError(f"what this node keeps of {self._ref} is damaged; fetch it")
         path = self._local.path(digest, "meta", kept.meta)
-        pack = kept.packs.get(self._workload) or kept.packs.get("")
-        if pack is not None:
+        for place, pack in self._packs_here(digest, kept):
             with contextlib.suppress(OSError, CorruptDataError):
-                frames = KeptFrames(self._local.path(digest, "pack", pack.digest), pack)
+                frames = KeptFrames(place, pack)
                 boot = boot_of(frames.boot(pack), pack)
                 return self._opened(digest, kept, path, table, boot=boot, pack=pack, frames=frames)
         return self._opened(digest, kept, path, table)
+
+    def _packs_here(self, digest: str, kept: KeptImage) -> Iterator[tuple[str, KeptPack]]:
+        """What this node can replay, the best first: published and fetched, or made here."""
+        for workload in dict.fromkeys((self._workload, "")):
+            pack = kept.packs.get(workload)
+            own = ownsets.find(self._local, digest, workload, kept.block_image)
+            if pack is not None:
+                yield self._local.path(digest, "pack", pack.digest), pack
+            if own is not None:
+                yield own.path, own.pack
 
     # --- common ----------------------------------------------------------------------------
 
@@ -294,6 +346,7 @@ class Resolver:
         boot: Boot | None = None,
         pack: KeptPack | None = None,
         frames: FrameStream | None = None,
+        packs: dict[str, KeptPack] | None = None,
     ) -> Opened:
         made: list[BlockSource] = []
         lock = threading.Lock()
@@ -321,7 +374,8 @@ class Resolver:
             pack.size_bytes - pack.boot_length if pack is not None else 0,
             self._fetched_bytes,
             self._offline,
-            lambda: self._keep(digest, kept, table, pack),
+            self._published,
+            lambda: self._keep(digest, kept, table, packs or {}),
         )
 
     def _source(self, data: str, table: bytes) -> BlockSource:
@@ -333,14 +387,14 @@ class Resolver:
             repository = open_repository(self._ref, self._patient, plain_http=self._plain_http)[0]
         return TableSource(parse(table), repository.store, data, source_class="image")
 
-    def _keep(self, digest: str, kept: KeptImage, table: bytes, pack: KeptPack | None) -> None:
+    def _keep(
+        self, digest: str, kept: KeptImage, table: bytes, fetched: dict[str, KeptPack]
+    ) -> None:
         """Write down what was fetched, for a mount without the registry."""
         local = self._local
         before = local.image(digest)
         packs = dict(before.packs) if before and before.block_image == kept.block_image else {}
-        if pack is not None:
-            packs[self._workload] = pack
-        kept = dataclasses.replace(kept, packs=packs)
+        kept = dataclasses.replace(kept, packs={**packs, **fetched})
         if not self._offline:
             if local.has(digest, "table", kept.table) is None:
                 local.keep(digest, "table", kept.table, table)

@@ -11,6 +11,7 @@ from bootseer.profiler import events
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serving import ImageServer
+    from bootseer.imageprefetch.replaying import Replayed
     from bootseer.imageprefetch.resolving import Opened
 
 MOUNT, REPLAY, READS, FAULT = "image.mount", "image.replay", "image.reads", "image.fault"
@@ -91,6 +92,14 @@ class Story:
             "bootseer.duration_ms": passed_ms,
         }
         # No span: it runs beside the start's own phases and is none of their time.
+        self._writer.point(REPLAY, "ok", {**self._about, **told})
+
+    def warmed(self, replayed: Replayed) -> None:
+        """A further workload's hot set was read ahead through another mount's server."""
+        told = {
+            "bootseer.image.files": replayed.files,
+            "bootseer.image.warmed_bytes": replayed.bytes,
+        }
         self._writer.point(REPLAY, "ok", {**self._about, **told})
 
     def reads(self, server: ImageServer, boot_bytes: int) -> None:

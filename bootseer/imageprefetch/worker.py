@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
 from bootseer.errors import BootseerError, StoreUnavailableError
 from bootseer.fuse.background import Tell, packed
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.localstore import LocalStore
+from bootseer.imageprefetch.noting import Noting
 from bootseer.imageprefetch.resolving import Opened, Resolver
 from bootseer.imageprefetch.telling import MOUNT, Story
 
@@ -23,10 +25,8 @@ if TYPE_CHECKING:
     from bootseer.blockimage.erofsmount import Erofs
     from bootseer.blockimage.opened import BlockImage
     from bootseer.blockimage.serving import ImageServer, ServeSettings
-    from bootseer.blocks.recorder import Recorder
     from bootseer.blocks.trace import Trace
     from bootseer.imageprefetch.mounting import MountSettings
-    from bootseer.imageprefetch.recording import StartRecording
 
 TAKE_OVER_TRIES = 3
 
@@ -45,14 +45,17 @@ class Worker:
         self._story = Story(settings.ref, settings.workload, say)
         self._server: ImageServer | None = None
         self._complete: CompleteImage | None = None  # instead of a server
-        self._recording: StartRecording | None = None
         self._opened: Opened | None = None
         self._ended = threading.Event()
         self.front = Front(self, released=_end, failed=self._story.read_failed)
         before = state.server
+        self._noting = Noting(
+            settings, os.path.join(state.folder, runtime.TOUCHES), self.front, self._data_key
+        )
         if before is not None and not before.sealed:  # readers wait for our answers already
             self.front.size(before.data_bytes)
             self.front.adopt(before.handle)
+            self._noting.resume(before.data_bytes)
         body = self._bring_up if before is None else lambda: self._take_over(before)
         threading.Thread(target=self._guarded, args=(body,), name="image-up", daemon=True).start()
 
@@ -62,6 +65,7 @@ class Worker:
         try:
             body()
         except BaseException as error:  # a border: the caller hears why, and this server ends
+            self._noting.drop()
             self._story.not_mounted(error)
             self._answer(packed(error))
             self._story.fault("mount", str(error))
@@ -93,14 +97,14 @@ class Worker:
         with runtime.bringing_up(settings.runtime, digest):
             other = self._other(digest) if settings.share else None
             if other is not None:
-                self._story.shared()
-                self._answer({"mounted": self._about(digest, other), "server": _plain(other)})
-                _end()
+                self._share(digest, other)
                 return
             opened = self._opened = resolver.open(digest)
             os.symlink(opened.image.meta_path, state.meta)
             image = dataclasses.replace(opened.image, meta_path=state.meta)
             mounted = self._mount(digest, dataclasses.replace(opened, image=image))
+            if settings.nosuid:
+                erofsmount.restrict(settings.directory, nosuid=True)
             complete = self._complete is not None
             told = runtime.Server(
                 digest=digest,
@@ -117,11 +121,12 @@ class Worker:
                 sealed=complete,
             )
             state.tell(told)
-            recorder = None if complete else self._recorder(opened)  # before anybody can read
+            if not complete:
+                self._noting.begin(opened.image.data_bytes)  # before anybody can read
         self._answer({"mounted": self._about(digest, told, opened), "server": _plain(told)})
         hot = bool(opened.hot_set) and settings.hot
         self._story.mounted(opened, hot=hot, loop=told.loop, complete=complete)
-        self._go_on(settings.directory, digest, opened, recorder)
+        self._go_on(settings.directory, digest, opened)
 
     def _mount(self, digest: str, opened: Opened) -> Erofs:
         """Mount over what is here, where it is all of the image, else over our own front."""
@@ -148,6 +153,31 @@ class Worker:
             if any(m.root == "/" for m in runtime.mounts_of(server)):
                 return server
         return None
+
+    def _share(self, digest: str, other: runtime.Server) -> None:
+        """Another server has it, which has replayed its own workload alone."""
+        self._story.shared()
+        self._answer({"mounted": self._about(digest, other), "server": _plain(other)})
+        if not self._settings.hot or self._settings.workload == other.workload:
+            _end()
+            return
+        # In a thread of its own, as whoever calls us holds the image's lock.
+        replay = threading.Thread(target=lambda: self._replay(other), name="image-beside")
+        replay.daemon = True
+        replay.start()
+
+    def _replay(self, other: runtime.Server) -> None:
+        """Read this mount's hot set ahead through the other server, as long as it is mounted."""
+        from bootseer.imageprefetch.replaying import replay_while_mounted
+
+        try:
+            replayed = replay_while_mounted(self._settings, other)
+            if replayed is not None:
+                self._story.warmed(replayed)
+        except Exception as error:  # a border: the tree is there, and is read without it
+            self._story.fault("replay", f"the hot set was not replayed: {error}")
+        finally:
+            _end()
 
     def _take_over(self, before: runtime.Server) -> None:
         """Readers wait meanwhile; EROFS is mounted already."""
@@ -208,65 +238,33 @@ class Worker:
             fill=FillSettings(rate_bytes_s=settings.fill_rate_bytes_s) if settings.fill else None,
         )
 
-    def _go_on(
-        self, target: str, digest: str, opened: Opened, recorder: Recorder | None = None
-    ) -> None:
+    def _go_on(self, target: str, digest: str, opened: Opened) -> None:
         """All that the mount did not need: bytes, then recording, then what is kept."""
-        server = self._server
-        assert server is not None
-        if recorder is not None:
-            self._record(digest, opened, recorder)
+        folder = self._settings.traces or LocalStore(self._settings.cache).trace_folder(digest)
+        cold = not opened.hot_set or not self._settings.hot
+        self._noting.run(folder, cold=cold, ended=self._recorded)
         threading.Thread(target=self._watch_mounts, name="image-mounts", daemon=True).start()
         if self._complete is not None:
             self._complete.begin(target)
         elif self._server is not None:
-            self._server.begin(target, recorded=recorder is not None)
+            self._server.begin(target, recorded=self._noting.active)
         try:
             opened.keep()
         except BootseerError as error:
             self._story.fault("keep", f"the image cannot be mounted again offline: {error}")
-        mounted = [server.digest for server in runtime.known(self._settings.runtime)]
-        LocalStore(self._settings.cache).expire([digest, *mounted])
-
-    def _recorder(self, opened: Opened) -> Recorder | None:
-        from bootseer.blocks.recorder import Recorder
-
-        class Late(Recorder):
-            """Knows the name of what it records at its end: that needs the whole block table."""
-
-            def trace(self, *, full: bool) -> Trace:
-                return dataclasses.replace(super().trace(full=full), object=opened.key())
-
         settings = self._settings
-        if not settings.record:
-            return None
-        recorder = Late(
-            "", opened.image.data_bytes, settings.workload, window_s=settings.record_window_s
+        LocalStore(settings.cache).expire(
+            [digest, *(server.digest for server in runtime.known(settings.runtime))],
+            limit_bytes=settings.kept_limit_bytes,
+            unused=lambda other: runtime.unused(settings.runtime, other),
         )
-        self.front.touches = recorder
-        return recorder
-
-    def _record(self, digest: str, opened: Opened, recorder: Recorder) -> None:
-        from bootseer.imageprefetch.recording import StartRecording
-        from bootseer.imageprefetch.traces import TraceStore
-
-        settings = self._settings
-        cold = not opened.hot_set or not settings.hot
-        self._recording = StartRecording(
-            recorder,
-            TraceStore(settings.traces or LocalStore(settings.cache).trace_folder(digest)),
-            full=lambda: cold,
-            events_dir=settings.events_dir,
-            ended=self._recorded,
-        ).start()
 
     def _watch_mounts(self) -> None:
         """End the recording with the last mount here; what else has the image is served on."""
         told = self._state.server
         if told is None or not runtime.until_unmounted(told, self._ended.is_set):
             return
-        if self._recording is not None:
-            self._recording.close()
+        self._noting.close()
         self._state.leave()
         if told.sealed:  # whoever else has the image needs nobody
             _end()
@@ -288,16 +286,24 @@ class Worker:
             "notes": self._story.notes,
         }
 
+    def _data_key(self) -> str:
+        assert self._opened is not None
+        return self._opened.key()
+
     def _hot_done(self) -> None:
         if self._server is not None:
             self._story.replayed(self._server)
 
-    def _recorded(self, _: Trace | None) -> None:
+    def _recorded(self, merged: Trace | None) -> None:
         """The start is over: what comes now may be read ahead as usual."""
         server, opened = self._server, self._opened
         if server is not None and opened is not None:
             self._story.reads(server, opened.fetched_bytes)
             server.start_is_over()
+            if merged is not None and self._settings.hot and not opened.published:
+                from bootseer.imageprefetch import ownsets
+
+                ownsets.offer(self._settings, opened, merged)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -310,8 +316,7 @@ class Worker:
         # Nobody asked for this end where the supervisor died: then what needs us not stays.
         if told is not None and not (told.sealed and told.supervisor != os.getppid()):
             runtime.unmount_all(told)
-        if self._recording is not None:
-            self._recording.close()
+        self._noting.close()
         if self._server is not None:
             if self._opened is not None:
                 self._story.reads(self._server, self._opened.fetched_bytes)
