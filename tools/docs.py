@@ -25,7 +25,7 @@ def sections(
         terminal_width=90,
         max_content_width=90,
         auto_envvar_prefix=None if parent else "BOOTSEER",
-        help_option_names=["-h", "--help"],
+        help_option_names=command.context_settings.get("help_option_names", ["-h", "--help"]),
     )
     heading = f"{'#' * min(len(path) + 1, 6)} {' '.join(path)}"
     yield f"{heading}\n\n```text\n{command.get_help(context)}\n```\n"
