@@ -137,6 +137,34 @@ def test_an_unmount_keeps_what_was_touched_and_closing_twice_is_safe(tmp_path):
     assert (kept.starts, recording.why) == (0, "unmount")
 
 
+def started(store: TraceStore, *pages: int, why: str = "unmount") -> None:
+    """A cold start that reads these pages and ends so."""
+    ended, some = threading.Event(), recorder(window_s=120.0 if why == "unmount" else 0.05)
+    recording = StartRecording(some, store, full=lambda: True, ended=lambda trace: ended.set())
+    for page in pages:
+        some.touch(page * PAGE, PAGE)
+    with recording:
+        assert why == "unmount" or ended.wait(30)
+    assert recording.why == why
+
+
+def test_a_look_at_a_file_is_no_start(tmp_path):
+    store = TraceStore(tmp_path)
+    started(store, *range(20))
+    for page in (70, 71, 70):
+        started(store, page)
+    kept = store.load("train")
+    assert kept is not None
+    assert (kept.starts, kept.replays) == (1, 0)
+    assert sum(e.length for e in kept.hot(0.5).extents) == 20 * PAGE
+    for _ in range(2):  # as little, but up to the window's end; and enough
+        started(store, 80, why="window")
+        started(store, 90, 91)
+    kept = store.load("train")
+    assert kept is not None
+    assert kept.starts == 5
+
+
 def test_nothing_touched_is_nothing_kept(tmp_path):
     with StartRecording(recorder(), TraceStore(tmp_path), full=lambda: True):
         pass

@@ -68,18 +68,19 @@ class Noting:
     def run(self, folder: str, *, cold: bool, ended: Callable[[Trace | None], None]) -> None:
         """Wait for the end in the background, and merge the trace into those in `folder`.
 
-        `cold`: nothing was replayed. A recording with a gap is no full start.
+        `cold`: nothing was replayed. A recording with a gap is no full start, nor is one to which
+        somebody else replayed.
         """
         if self._recorder is None:
             return
         from bootseer.imageprefetch.recording import StartRecording
         from bootseer.imageprefetch.traces import TraceStore
 
-        settings, resumed = self._settings, self._resumed
+        settings, resumed, front = self._settings, self._resumed, self._front
         self._recording = StartRecording(
             self._recorder,
             TraceStore(folder),
-            full=lambda: cold and not resumed,
+            full=lambda: cold and not resumed and not front.reads.warm_reads,
             events_dir=settings.events_dir,
             ended=ended,
             journal=self._journal,

@@ -25,6 +25,7 @@ from bootseer.profiler import events
 FIRST_STEP = "first_step"
 POLL_S = 0.1
 IDLE_S = 1.0  # between looks at a mount that nobody reads yet
+LOOK_SHARE = 0.1  # of what starts touch: who reads less and unmounts has looked, not started
 _MARK = b'"first_step"'  # what no other line of an event file is likely to hold
 _MOST_BYTES = 4 << 20  # read of one file at a time
 
@@ -112,6 +113,7 @@ class StartRecording:
     """Ends a recorder at the first step, and merges its trace into a store; a context manager.
 
     `full` is asked once, at the end: whether this was a cold start to which nothing was replayed.
+    One that ends by unmount, having touched next to nothing of what starts do, is none in any case.
     `journal` gets the touches in small steps meanwhile; one that is resumed for a server that died
     tells since when (`begun_ns`) the first step is looked for. `ended` is called with the merged
     trace, or with None where nothing was touched or kept. What goes wrong here never reaches the
@@ -184,7 +186,7 @@ class StartRecording:
         trace = self._recorder.trace(full=self._full())
         if not trace.extents:
             return None
-        trace = from_first_touch(trace)
+        trace = self._unless_look(from_first_touch(trace))
         attributes = {
             "bootseer.bytes": trace.touched_bytes(),
             "bootseer.image.workload": trace.workload,
@@ -200,6 +202,19 @@ class StartRecording:
             attributes["bootseer.image.starts"] = merged.starts
             writer.point("image.record", "ok", attributes)
         return merged
+
+    def _unless_look(self, trace: Trace) -> Trace:
+        """The trace; of what was no start but somebody's look, one that counts for no start."""
+        if not trace.starts or self.why != "unmount":
+            return trace
+        try:
+            known = self._store.load(trace.workload)
+        except BootseerError:  # it is set aside when this one is added
+            return trace
+        if known is None or trace.touched_bytes() >= LOOK_SHARE * known.mean_bytes():
+            return trace
+        extents = tuple(e._replace(starts_seen=0, replays_seen=1) for e in trace.extents)
+        return dataclasses.replace(trace, starts=0, replays=0, extents=extents)
 
     def close(self) -> None:
         """End now, if it has not ended, and keep what was touched; twice is safe."""
