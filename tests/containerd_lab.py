@@ -142,7 +142,7 @@ class Lab:
 
     def run(self, ref: str, *words: str, namespace: str = NAMESPACE) -> str:
         self._number += 1
-        container = f"t{self._number}"
+        container = f"{self.folder.name}-{self._number}"  # runc knows those of all labs
         ctr = [*self.prefix, "ctr", "-a", str(self.containerd.address), "-n", namespace]
         command = ["run", "--rm", "--snapshotter", NAME, "--env", "PATH=/bin:/usr/bin", ref]
         done = subprocess.run(
