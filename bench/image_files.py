@@ -113,9 +113,9 @@ def measure(wanted: Sequence[str], rounds: int, image: str = "torch") -> list[ha
             payload.build(scratch / "root", cache, payload.ROOT / "bootseer")
         home, shared = scratch / "root/payload", scratch / "shared"
         shared.mkdir()
-        if locally:
-            with _place(scratch, image) as here:
-                cases += _locally(here, locally, rounds)
+        with _place(scratch, image) as here:
+            _record(here, [work for work in WORK if any(n.startswith(work) for n in wanted)])
+            cases += _locally(here, locally, rounds)
         if lazily:
             cases += _lazily(home, shared, lazily, rounds)
     finally:
@@ -131,15 +131,18 @@ def _place(scratch: Path, image: str) -> Iterator[Place]:
         yield Place(podman, made, scratch / "root/payload", scratch / "shared")
 
 
+def _record(here: Place, works: Sequence[str]) -> None:
+    """Record programs on the local disk; lazily loaded, the same image has the same files."""
+    for work in works:
+        cold(here)
+        first_line(here, here.record(work))
+        write_settings(here.shared, work)
+
+
 def _locally(here: Place, wanted: Sequence[str], rounds: int) -> list[harness.Case]:
     cases: list[harness.Case] = []
     for work in WORK:
         kinds = [kind for kind in KINDS if f"{work} {kind}" in wanted]
-        if COLD in kinds:
-            cold(here)
-            first_line(here, here.record(work))
-        if kinds:
-            write_settings(here.shared, work)
         for kind in kinds:
             count = 3 * rounds if kind == RECORDING else rounds
             cases += _measure(here, work, kind, count)
@@ -148,18 +151,15 @@ def _locally(here: Place, wanted: Sequence[str], rounds: int) -> list[harness.Ca
 
 def _lazily(home: Path, shared: Path, wanted: Sequence[str], rounds: int) -> list[harness.Case]:
     works = [work for work in WORK if f"{work} {image_files_lazy.NAME}" in wanted]
-    for work in works:
-        write_settings(shared, work)
 
     def sides(work: str) -> dict[str, Sequence[str]]:
         return {
             harness.OURS: _wrapped(work, _name(work)),
-            "stargz": _program(work),
-            "start alone": _wrapped(work, "nothing"),
+            image_files_lazy.NAME: _program(work),
         }
 
     with image_files_lazy.place(home, shared) as here:
-        return image_files_lazy.measure(here, sides, _recorded, works, rounds)
+        return image_files_lazy.measure(here, sides, works, rounds)
 
 
 def write_settings(shared: Path, work: str) -> None:

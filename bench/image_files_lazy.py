@@ -2,15 +2,16 @@
 
 The image lies in a registry behind a link of 1 Gbit/s with a round trip of 1 ms; each start is
 with a new snapshotter and containerd, so that nothing of it is there. `ours` is the container's
-command behind `bootseer start` with the trace of an earlier such start; the wrapper is shown to
-the container by a bind mount. `stargz` is the command alone, `start alone` the wrapper with
-nothing to do. Seconds from the pull's beginning to the program's first line.
+command behind `bootseer start` with the trace of a start on a local disk; the wrapper is shown to
+the container by a bind mount. `stargz` is the command alone. Seconds from the pull's beginning to
+the program's first line.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,14 +60,12 @@ def place(home: Path, shared: Path) -> Iterator[Lazy]:
 def measure(
     here: Lazy,
     sides: Callable[[str], dict[str, Sequence[str]]],
-    record: Callable[[str], Sequence[str]],
     works: Sequence[str],
     rounds: int,
 ) -> list[harness.Case]:
-    """`sides` gives the words of each side for a program, `record` those that record it."""
+    """`sides` gives the words of each side for a program."""
     cases: list[harness.Case] = []
     for work in works:
-        here.start(*record(work))
         received: dict[str, list[float]] = {}
 
         def side(
@@ -75,6 +74,8 @@ def measure(
             def turn() -> float:
                 made = here.start(*words)
                 far.setdefault(name, []).append(made.received_bytes / 1e6)
+                about = f"{made.seconds:.2f} s, {made.received_bytes / 1e6:.1f} MB"
+                print(f"{NAME}, {name}: {about}", file=sys.stderr, flush=True)
                 return made.seconds
 
             return turn
