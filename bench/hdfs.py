@@ -27,17 +27,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import harness
+from bench.hdfs_links import link_sum, senders
 from tools.hdfs.cluster import Cluster
 from tools.netlab import OURS, Host, Network, own_network
 
@@ -45,21 +44,6 @@ ROOT = Path(__file__).parents[1]
 FILE_BYTES, WRITTEN_BYTES, QUICK_FILE_BYTES = 768 << 20, 1 << 30, 192 << 20
 LINK_MBIT = 830.0  # 94.6 MiB/s of payload
 MIB, GIB = 1 << 20, 1 << 30
-TCP_PORT = 5001
-TCP_SECONDS = 1.5
-SENDER = """
-import socket
-server = socket.create_server(("", %d))
-print("up", flush=True)
-block = bytes(1 << 20)
-while True:
-    with server.accept()[0] as connection:
-        try:
-            while True:
-                connection.sendall(block)
-        except OSError:
-            pass
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +192,7 @@ def striped_read(lab: Lab) -> dict[str, Side]:
         "over hdfs-native": lambda: _read(lab, "ours", lab.hdfs("/bench/steered")),
         "random placement": lambda: _read(lab, "ours", lab.hdfs("/bench/random")),
         "one reader": lambda: curl(lab, "/bench/plain1"),
-        "link sum": lambda: link_sum(lab),
+        "link sum": lambda: Run(link_sum(lab.hosts)),
     }
 
 
@@ -217,7 +201,7 @@ def plain_read(lab: Lab) -> dict[str, Side]:
         harness.OURS: lambda: _read(lab, "ours", lab.webhdfs("/bench/plain3")),
         "over hdfs-native": lambda: _read(lab, "ours", lab.hdfs("/bench/plain3")),
         "one reader": lambda: curl(lab, "/bench/plain3"),
-        "link sum": lambda: link_sum(lab),
+        "link sum": lambda: Run(link_sum(lab.hosts)),
     }
 
 
@@ -228,7 +212,7 @@ def mount_read(lab: Lab) -> dict[str, Side]:
         "fsspec webhdfs": lambda: _read(lab, "fsspec", lab.web, "/bench/plain1"),
         "hdfs-native": lambda: _read(lab, "native", lab.rpc, "/bench/plain1"),
         "one reader": lambda: curl(lab, "/bench/plain1"),
-        "link sum": lambda: link_sum(lab),
+        "link sum": lambda: Run(link_sum(lab.hosts)),
     }
     if shutil.which("rclone"):
         sides["rclone mount"] = lambda: rclone_mount(lab, "plain1")
@@ -390,43 +374,3 @@ def mounted(lab: Lab, command: Sequence[str]) -> Iterator[tuple[subprocess.Popen
         process.kill()
         process.wait()
         log.close()
-
-
-# The links themselves.
-
-
-@contextlib.contextmanager
-def senders(hosts: Sequence[Host]) -> Iterator[None]:
-    """On each host a program that sends as fast as its link allows."""
-    processes = []
-    try:
-        for host in hosts:
-            words = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", SENDER % TCP_PORT]
-            process = subprocess.Popen([*host.prefix, *words], stdout=subprocess.PIPE)
-            processes.append(process)
-            assert process.stdout is not None
-            process.stdout.readline()
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def link_sum(lab: Lab) -> Run:
-    """What all links carry at once by one TCP connection each."""
-    counts = [0] * len(lab.hosts)
-
-    def receive(number: int) -> None:
-        buffer = bytearray(MIB)
-        with socket.create_connection((lab.hosts[number].address, TCP_PORT)) as connection:
-            end = time.perf_counter() + TCP_SECONDS
-            while time.perf_counter() < end:
-                counts[number] += connection.recv_into(buffer)
-
-    threads = [threading.Thread(target=receive, args=(n,)) for n in range(len(counts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return Run(sum(counts) / MIB / TCP_SECONDS)
