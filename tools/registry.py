@@ -20,8 +20,9 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
+
+from tools.servers import Running
 
 READY_TIMEOUT_S = 30.0
 _LINE = re.compile(r'"([A-Z]+) (\S+) HTTP/[\d.]+" (\d+) (\d+)')
@@ -36,7 +37,7 @@ class Request(NamedTuple):
     sent_bytes: int
 
 
-class Registry:
+class Registry(Running):
     """A registry that runs from `start` to `stop`; a context manager that does both.
 
     `users` (name -> password) asks for basic authentication, `tls` for HTTPS under a certificate
@@ -78,17 +79,6 @@ class Registry:
         if self._process is None:
             raise RuntimeError("the registry is not running")
         return self._process.pid
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> Self:
         """Start it and wait until it answers; RuntimeError with its log when it does not."""

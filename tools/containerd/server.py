@@ -12,10 +12,10 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tools.podman import mounts_below
+from tools.servers import Running
 
 READY_TIMEOUT_S = 30.0
 NAMESPACE = "lab"
@@ -40,7 +40,7 @@ _PROXY = """\
 """
 
 
-class Containerd:
+class Containerd(Running):
     """A containerd that runs from `start` to `stop`; a context manager that does both.
 
     `snapshotters` are proxy plugins, name -> path of the socket; `prefix` is put before every
@@ -65,17 +65,6 @@ class Containerd:
         for name, socket in (snapshotters or {}).items():
             text += _PROXY.format(name=name, address=socket)
         (folder / "config.toml").write_text(text + extra_config, encoding="utf-8")
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> Self:
         """Start it and wait until it answers; RuntimeError with its log when it does not."""

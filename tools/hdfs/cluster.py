@@ -9,13 +9,13 @@ import subprocess
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tools.hdfs import settings, tls
 from tools.hdfs.jars import classpath
 from tools.hdfs.kerberos import SUPERUSER, Realm
 from tools.hdfs.process import COMMON, FULL_SPEED, HEAP, QUICK_START, Server, wait_until
+from tools.servers import Running
 
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
@@ -25,7 +25,7 @@ HA_ADMIN = "org.apache.hadoop.hdfs.tools.DFSHAAdmin"
 READY_S = 90.0
 
 
-class Cluster:
+class Cluster(Running):
     """A running HDFS below `directory`, which must not be in use; a context manager.
 
     `hosts` names for each DataNode the address it listens on and the command prefix that enters
@@ -145,17 +145,6 @@ class Cluster:
             server.kill()
         if self.realm is not None:
             self.realm.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     # Faults.
 

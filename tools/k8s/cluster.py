@@ -16,17 +16,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tools.initimage import ociimage
 from tools.k8s import binaries, settings
+from tools.servers import Running
 
 ROOT = Path(__file__).parents[2]
 READY_S = 90.0
 
 
-class Cluster:
+class Cluster(Running):
     """Started by `start` or `with`; `kubectl` talks to it.
 
     `images` maps a repository name below the node's registry (`lab/x:1`) to an image's tar file
@@ -50,17 +50,6 @@ class Cluster:
         self._cgroup = f"bootseer-{os.getpid()}-{secrets.token_hex(3)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._init = 0
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     # --- life -------------------------------------------------------------------------------
 
