@@ -126,11 +126,16 @@ class WritableOperations(Operations, Protocol):
 
     def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]: ...
 
-    def write(self, inode: Inode, handle: Handle, offset: int, data: memoryview) -> int:
-        """Take bytes at the end of what was written; any other offset is refused (ESPIPE)."""
+    def write(
+        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, thread: int = 0
+    ) -> int:
+        """Take bytes at the end of what was written; any other offset is refused (ESPIPE).
 
-    def flush(self, inode: Inode, handle: Handle) -> None:
-        """A descriptor was closed: errors of writing must be told now."""
+        `thread` is who asks, as our PID namespace knows it; 0 where it does not.
+        """
+
+    def flush(self, inode: Inode, handle: Handle, *, thread: int = 0) -> None:
+        """A descriptor was closed: errors of writing must be told now. `thread` as in `write`."""
 
     def fsync(self, inode: Inode, handle: Handle) -> None: ...
 

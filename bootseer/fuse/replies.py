@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bootseer.fuse.operations import ROOT, Attr, Entry, Handle, Inode
 from bootseer.fuse.wire import MAJOR, MINOR, OUT_HEADER, Layout
@@ -177,6 +177,17 @@ def listing_plus(
 ) -> bytes:
     """Answer to READDIRPLUS: each entry counts as a lookup of its inode, but for the dots."""
     return _pack_listing(entries, inode, offset, size, timeout_s)
+
+
+def listed(answer: bytes) -> Iterator[Inode]:
+    """The inodes that an answer to READDIRPLUS gives references to."""
+    at, head = 0, ENTRY_OUT.struct.size
+    while at < len(answer):
+        (inode,) = struct.unpack_from("<Q", answer, at)
+        if inode:
+            yield Inode(inode)
+        (length,) = struct.unpack_from("<I", answer, at + head + 16)
+        at += head + (DIRENT.struct.size + length + 7) // 8 * 8
 
 
 def _pack_listing(

@@ -291,7 +291,11 @@ class Session:
     def _readdirplus(self, request: Request) -> bytes:
         _, offset, size = request.body
         entries = self._entries(request)
-        return replies.listing_plus(entries, request.inode, offset, size, self._timeout_s)
+        answer = replies.listing_plus(entries, request.inode, offset, size, self._timeout_s)
+        referred = getattr(self.operations, "referred", None)
+        if referred is not None:
+            referred(replies.listed(answer))
+        return answer
 
     def _releasedir(self, request: Request) -> bytes:
         self._listings.pop(request.body.handle, None)
@@ -331,10 +335,11 @@ class Session:
 
     def _write(self, request: Request) -> bytes:
         handle, offset, data = request.body
-        return replies.written(self._writable.write(request.inode, handle, offset, data))
+        taken = self._writable.write(request.inode, handle, offset, data, thread=request.pid)
+        return replies.written(taken)
 
     def _flush(self, request: Request) -> bytes:
-        self._writable.flush(request.inode, request.body.handle)
+        self._writable.flush(request.inode, request.body.handle, thread=request.pid)
         return b""
 
     def _fsync(self, request: Request) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from bootseer.errors import DeadlineError, StoreUnavailableError
@@ -13,6 +16,17 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 
 T = TypeVar("T")
+_end_s: contextvars.ContextVar[float] = contextvars.ContextVar("end_s", default=math.inf)
+
+
+@contextlib.contextmanager
+def limited(limit_s: float) -> Iterator[None]:
+    """Bound all calls of the block together: after `limit_s` none is tried (again)."""
+    token = _end_s.set(min(_end_s.get(), time.monotonic() + limit_s))
+    try:
+        yield
+    finally:
+        _end_s.reset(token)
 
 
 def retrying(call: Callable[[], T], *, retry_s: float) -> T:
@@ -20,8 +34,12 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
 
     Waits grow from a tenth of a second, with full jitter, and are never shorter than the server
     asked for. No try starts later than `retry_s` after the first one; then the last error rises.
+    Within `limited`, no try starts after that limit either, and a first one gives DeadlineError.
     """
-    end_s = time.monotonic() + retry_s
+    now_s = time.monotonic()
+    if now_s > _end_s.get():
+        raise DeadlineError("the store did not answer in time what was asked before this")
+    end_s = min(now_s + retry_s, _end_s.get())
     wait_s = FIRST_WAIT_S
     while True:
         try:

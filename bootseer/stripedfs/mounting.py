@@ -118,9 +118,18 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
             fetcher,
             writing=settings.writing,
             direct_bytes=settings.direct_bytes,
+            deadline_s=settings.deadline_s,
             say=log.say,
         )
-    return StripedTree(store, name, fetcher, direct_bytes=settings.direct_bytes, say=log.say)
+    return StripedTree(
+        store,
+        name,
+        fetcher,
+        direct_bytes=settings.direct_bytes,
+        deadline_s=settings.deadline_s,
+        say=log.say,
+        inode_a_path=settings.backend == "fusepy",
+    )
 
 
 def umount(mountpoint: str, *, lazily: bool = False) -> None:

@@ -28,7 +28,7 @@ class Found(NamedTuple):
     """One file or folder; `name` is the user's, without any suffix of ours.
 
     `version` is there for a striped file and for the root of a directory checkpoint; `tree` and
-    `entry` for what lies within one.
+    `entry` for what lies within one; `stamp` is the store's word for the bytes of a plain one.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Found(NamedTuple):
     version: Version | None = None
     tree: Tree | None = None
     entry: TreeEntry | None = None
+    stamp: str = ""
 
     @property
     def striped(self) -> bool:
@@ -125,8 +126,15 @@ def source_of(store: Store, found: Found) -> FileSource:
     return open_source(store, found.name)  # replaced, and collected, while we looked
 
 
+def is_of(found: Found, source: FileSource) -> bool:
+    """Whether a source gives the bytes that were found, and not those of a later version."""
+    if found.version is not None and found.tree is None:
+        return source.key.endswith(f"/{found.version.folder}")
+    return source.size_bytes == found.size_bytes
+
+
 def _plain(stat: Stat) -> Found:
-    return Found(stat.name, stat.size_bytes, stat.mtime_s, stat.is_folder)
+    return Found(stat.name, stat.size_bytes, stat.mtime_s, stat.is_folder, stamp=stat.version)
 
 
 def _versioned(name: str, version: Version) -> Found:

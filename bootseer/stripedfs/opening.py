@@ -7,6 +7,7 @@ first byte is read: one request a stripe, all at the same time, tells its length
 
 from __future__ import annotations
 
+import contextvars
 import posixpath
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -165,4 +166,6 @@ def in_parallel(call: Callable[[A], B], items: Sequence[A] | Iterable[A]) -> lis
     if len(listed) < 2:
         return [call(item) for item in listed]
     with ThreadPoolExecutor(min(METADATA_STREAMS, len(listed)), "bootseer-metadata") as pool:
-        return [future.result() for future in [pool.submit(call, item) for item in listed]]
+        # Each in a copy of our context, so that a limit of time holds for it, too.
+        waiting = [pool.submit(contextvars.copy_context().run, call, item) for item in listed]
+        return [future.result() for future in waiting]

@@ -3,11 +3,12 @@
 A file becomes visible to others when its descriptor is closed, whole: that is when `close` tells
 of errors, too. Until then it is in this mount alone. Writing elsewhere than at the end of what
 was written gives ESPIPE. What comes after a close, by another descriptor of the same opening (a
-shell's `(a; b) > file`), makes the file anew with the bytes before. A file whose server died
-while it was written is not published, and its `close` fails with EIO.
+shell's `(a; b) > file`), makes the file anew with the bytes before. Only the process that wrote
+publishes by a close: one that it forked closes what it inherited at any time. A file whose server
+died while it was written is not published, and its `close` fails with EIO.
 
-Created files get inode numbers by chance: those that follow from paths would be met twice after
-a rename.
+Created files get inode numbers by chance, for nobody knows their bytes yet. A file that is
+written anew keeps its inode, and so its pages: who read what was before has ESTALE from then on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -23,11 +25,12 @@ from bootseer.errors import NotFoundError
 from bootseer.fuse.operations import Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
-from bootseer.stripedfs.mountsettings import DIRECT_BYTES
+from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
+from bootseer.stripedfs.nodes import Node
 from bootseer.stripedfs.saving import Saving
 from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.tree import INODE_MASK, Node, StripedTree
+from bootseer.stripedfs.tree import StripedTree
 from bootseer.stripedfs.versions import SUFFIX
 
 if TYPE_CHECKING:
@@ -54,11 +57,15 @@ class WritableTree(StripedTree):
         *,
         writing: WriteSettings = WRITING,
         direct_bytes: int = DIRECT_BYTES,
+        deadline_s: float = DEADLINE_S,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(store, name, fetcher, direct_bytes=direct_bytes, say=say)
+        super().__init__(
+            store, name, fetcher, direct_bytes=direct_bytes, deadline_s=deadline_s, say=say
+        )
         self._writing = writing
         self._fetcher = fetcher
+        self._lock = threading.Lock()
         self._saving: dict[Handle, Saving] = {}
 
     # --- one file -----------------------------------------------------------------------------
@@ -74,6 +81,7 @@ class WritableTree(StripedTree):
             else:
                 node = self._new(folder, name, is_folder=False)
             opened = self._write_handle(node, flags | os.O_TRUNC)
+            self.nodes.refer(node.inode)
             return self._attr(node), opened
 
     def open(self, inode: Inode, flags: int) -> Opened:
@@ -96,20 +104,25 @@ class WritableTree(StripedTree):
             raise FileSystemError(errno.EBADF)
         return super().read(inode, handle, offset, size, later)
 
-    def write(self, inode: Inode, handle: Handle, offset: int, data: memoryview) -> int:
+    def write(
+        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, thread: int = 0
+    ) -> int:
         saving = self._saving_of(handle)
         with self._answered("write"), saving.lock:
-            return saving.write(offset, data)
+            return saving.write(offset, data, thread)
 
-    def flush(self, inode: Inode, handle: Handle) -> None:
+    def flush(self, inode: Inode, handle: Handle, *, thread: int = 0) -> None:
         if handle & WRITE_MASK != WRITE_HANDLE:
             return
         saving = self._saving_of(handle)
         with self._answered("close"), saving.lock:
+            if not saving.written_by(thread):
+                saving.check()  # a child closes what it inherited; the writer goes on
+                return
             saving.flushed = True
             if saving.size_bytes:
                 # An empty file waits for its last descriptor: a shell closes one before it writes.
-                saving.publish()
+                self._publish(saving)
 
     def fsync(self, inode: Inode, handle: Handle) -> None:
         """Only a closed file is durable; this tells of errors met so far."""
@@ -125,10 +138,10 @@ class WritableTree(StripedTree):
             return
         try:
             with self._answered("close"), saving.lock:
-                saving.publish()
-        except FileSystemError:
+                self._publish(saving)
+        except BaseException:  # whatever it is: nothing of it becomes visible any more
             saving.abort()
-            parent = self._nodes.get(saving.node.parent)
+            parent = self.nodes.get(saving.node.parent)
             if parent is not None:
                 parent.listed_s = 0.0  # what was before may still be there
             raise
@@ -151,7 +164,7 @@ class WritableTree(StripedTree):
             if not writers:
                 saving = Saving(self.store, node, self._writing, self._fetcher)
                 saving.begin()
-                saving.publish()
+                self._publish(saving)
             return self._attr(node)
 
     # --- names --------------------------------------------------------------------------------
@@ -162,7 +175,9 @@ class WritableTree(StripedTree):
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
             self.store.mkdir(self._name(folder, name))
-            return self._attr(self._new(folder, name, is_folder=True))
+            node = self._new(folder, name, is_folder=True)
+            self.nodes.refer(node.inode)
+            return self._attr(node)
 
     def unlink(self, parent: Inode, name: bytes) -> None:
         with self._answered("unlink"):
@@ -174,7 +189,7 @@ class WritableTree(StripedTree):
                 changing.remove(self.store, names.look(self.store, node.found.name))
             except NotFoundError:
                 pass  # somebody else was quicker
-            self._forget(node)
+            self.nodes.remove(node)
 
     def rmdir(self, parent: Inode, name: bytes) -> None:
         with self._answered("rmdir"):
@@ -186,7 +201,7 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.ENOTEMPTY)
             self._changeable(node)
             changing.remove(self.store, node.found)
-            self._forget(node)
+            self.nodes.remove(node)
 
     def rename(
         self, parent: Inode, name: bytes, new_parent: Inode, new_name: bytes, flags: int
@@ -205,8 +220,8 @@ class WritableTree(StripedTree):
             target = self._name(folder, new_name)
             changing.move(self.store, names.look(self.store, node.found.name), target)
             if over is not None:
-                self._forget(self.node(over))
-            self._moved(node, folder, new_name, names.look(self.store, target))
+                self.nodes.remove(self.node(over))
+            self.nodes.move(node, folder, new_name, names.look(self.store, target))
 
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
         if flags & RENAME_NOREPLACE:
@@ -233,15 +248,15 @@ class WritableTree(StripedTree):
                 saving.abort()
         super().destroy()
 
-    def _listed(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
-        """Files that are being written are on no store yet, but in their folder all the same."""
-        known = {s.node.name: s.node for s in self._saving.values() if s.node.parent == node.inode}
-        children = super()._listed(node, found)
-        for name, child in known.items():
-            if name not in children:
-                children[name] = child.inode
-                self._nodes[child.inode] = child
-        return children
+    def _filled(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
+        """Files that are being written may be on no store yet, but are in their folder."""
+        there = {os.fsencode(each.name.rpartition("/")[2]) for each in found}
+        kept = {
+            saving.node.name: saving.node
+            for saving in list(self._saving.values())
+            if saving.node.parent == node.inode and (saving.touched or saving.node.name in there)
+        }
+        return self.nodes.fill(node, found, kept)
 
     def _attr(self, node: Node) -> Attr:
         attr = super()._attr(node)
@@ -266,7 +281,12 @@ class WritableTree(StripedTree):
                 with saving.lock:
                     if not saving.flushed:
                         raise FileSystemError(errno.EBUSY)
-                    saving.publish()
+                    self._publish(saving)
+
+    def _publish(self, saving: Saving) -> None:
+        if saving.publish():
+            saving.node.key = ""
+            self.files.outdate(saving.node.inode)
 
     def _changeable(self, node: Node) -> Node:
         """Refuse what lies in a directory checkpoint."""
@@ -294,49 +314,11 @@ class WritableTree(StripedTree):
         else:
             saving.size_bytes = node.found.size_bytes
             if flags & os.O_ACCMODE == os.O_RDWR:
-                self.files.adopt(handle, self.source(node), self._where(node))
+                self.files.adopt(handle, self.source(node), self._where(node), handle)
         with self._lock:
             self._saving[handle] = saving
         return Opened(handle, direct=True, keep_cache=False)
 
     def _new(self, folder: Node, name: bytes, *, is_folder: bool) -> Node:
         found = Found(self._name(folder, name), 0, time.time(), is_folder)
-        base = os.fsdecode(name)
-        path = f"{folder.path}/{base}" if folder.path else base
-        with self._lock:
-            inode = self._fresh_inode()
-            node = self._nodes[inode] = Node(inode, path, folder.inode, found)
-            if folder.children is None:
-                folder.children = {}
-            folder.children[name] = inode
-        return node
-
-    def _fresh_inode(self) -> Inode:
-        while True:
-            inode = Inode(secrets.randbits(63) & INODE_MASK)
-            if inode > 1 and inode not in self._nodes:
-                return inode
-
-    def _forget(self, node: Node) -> None:
-        with self._lock:
-            parent = self._nodes.get(node.parent)
-            siblings = (parent.children if parent is not None else None) or {}
-            if siblings.get(node.name) == node.inode:
-                del siblings[node.name]
-            self._nodes.pop(node.inode, None)
-
-    def _moved(self, node: Node, folder: Node, name: bytes, found: Found) -> None:
-        """A node keeps its inode under its new name; what the kernel knows below it, too."""
-        base = os.fsdecode(name)
-        path = f"{folder.path}/{base}" if folder.path else base
-        with self._lock:
-            self._forget(node)
-            below = [n for n in self._nodes.values() if n.path.startswith(f"{node.path}/")]
-            for each in below:
-                rest = each.path[len(node.path) :]
-                each.path = path + rest
-                each.found = each.found._replace(name=found.name + rest)
-            node.path, node.name, node.parent, node.found = path, name, folder.inode, found
-            self._nodes[node.inode] = node
-            if folder.children is not None:
-                folder.children[name] = node.inode
+        return self.nodes.add(folder, name, found)

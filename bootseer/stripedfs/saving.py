@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from bootseer.contexts import Committing
-from bootseer.errors import BootseerError, UsageError
+from bootseer.errors import UsageError
 from bootseer.fuse.operations import FileSystemError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
@@ -18,8 +18,8 @@ from bootseer.stripedfs.settings import WriteSettings
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
+    from bootseer.stripedfs.nodes import Node
     from bootseer.stripedfs.stream import StripedWriter
-    from bootseer.stripedfs.tree import Node
 
 COPY_BYTES = 8 << 20
 
@@ -101,7 +101,8 @@ class Saving:
         self.flushed = False
         """A descriptor was closed, and nothing was written since."""
         self._saved: SavedFile | None = None
-        self._failed: BootseerError | None = None
+        self._failed: BaseException | None = None
+        self._thread = self._writer = 0
 
     def begin(self) -> None:
         """From here on the file is empty, and will be published, whether or not bytes follow."""
@@ -109,7 +110,11 @@ class Saving:
         self.size_bytes = 0
         self.touched, self.flushed = True, False
 
-    def write(self, offset: int, data: memoryview) -> int:
+    def written_by(self, thread: int) -> bool:
+        """Whether a thread's process wrote last what is not published; True when nobody did."""
+        return not (self.touched and self._writer) or process_of(thread) == self._writer
+
+    def write(self, offset: int, data: memoryview, thread: int = 0) -> int:
         """Take bytes at the end; FileSystemError(ESPIPE) anywhere else."""
         self.check()
         if offset != self.size_bytes:
@@ -118,30 +123,34 @@ class Saving:
             if self._saved is None:
                 self._saved = self._started()
             self._saved.write(data)
-        except BootseerError as error:
+        except BaseException as error:  # whatever it is, `close` must tell of it as well
             self._failed = error
             raise
+        if thread != self._thread:
+            self._thread, self._writer = thread, process_of(thread)
         self.touched, self.flushed = True, False
         self.size_bytes += len(data)
         return len(data)
 
-    def publish(self) -> None:
-        """Make what was written visible; nothing to do when nothing was since the last time."""
+    def publish(self) -> bool:
+        """Make what was written visible; False when nothing was since the last time."""
         self.check()
         if not self.touched:
-            return
+            return False
         saved, self._saved = self._saved, None
         try:
             if saved is None:
                 saved = SavedFile(self._store, self.node.found.name, self._settings)
             saved.close()
             found = names.look(self._store, self.node.found.name)
-        except BootseerError as error:
-            saved.abort() if saved is not None else None
+        except BaseException as error:  # whatever it is, the next `close` must tell of it as well
+            if saved is not None:
+                saved.abort()
             self._failed = error
             raise
         self.touched = False
         self.node.found = found
+        return True
 
     def abort(self) -> None:
         """Give up what was not published."""
@@ -152,18 +161,35 @@ class Saving:
     def _started(self) -> SavedFile:
         """A new file; with the bytes that were published before, when there are any."""
         saved = SavedFile(self._store, self.node.found.name, self._settings)
-        if self.size_bytes:
+        if not self.size_bytes:
+            return saved
+        try:
             source = names.source_of(self._store, self.node.found)
-            if source.size_bytes != self.size_bytes:
+            if source.size_bytes != self.size_bytes or not names.is_of(self.node.found, source):
                 raise FileSystemError(errno.ESTALE)  # somebody else saved it meanwhile
             buffer = memoryview(bytearray(min(COPY_BYTES, self.size_bytes)))
             for offset in range(0, self.size_bytes, len(buffer)):
                 count = self._fetcher.read_into(source, offset, buffer)
                 saved.write(buffer[:count])
             source.confirm()
+        except BaseException:  # what was copied so far is of no use
+            saved.abort()
+            raise
         return saved
 
     def check(self) -> None:
         """Raise the error that writing has met, if any."""
         if self._failed is not None:
             raise self._failed
+
+
+def process_of(thread: int) -> int:
+    """The process of a thread; 0 when it cannot be known, as for those of other namespaces."""
+    try:
+        with open(f"/proc/{thread}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Tgid:"):
+                    return int(line[5:])
+    except OSError:
+        return 0
+    return 0

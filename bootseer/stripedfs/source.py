@@ -27,6 +27,10 @@ RECHECK_S = 5.0
 class FileSource(BlockSource, Protocol):
     """A block source that can tell whether bytes in hand are still those of its object."""
 
+    @property
+    def identity(self) -> str:
+        """Names the bytes as well as the store can, for as long as this process lives."""
+
     def doubtful(self, offset: int, length: int) -> bool:
         """Whether `confirm` must succeed before these bytes, already fetched, may be used."""
 
@@ -71,6 +75,12 @@ class DigestedSource:
     source_class = "checkpoint"
     digest: str
     """Names the bytes wherever they lie."""
+    key: str
+
+    @property
+    def identity(self) -> str:
+        """The key: it has the digest in it."""
+        return self.key
 
     def doubtful(self, offset: int, length: int) -> bool:
         return False
@@ -176,6 +186,11 @@ class PlainSource:
         self._checked_at_s = time.monotonic()
         self._fault: BootseerError | None = None
         self._outage: tuple[int, BootseerError] | None = None
+
+    @property
+    def identity(self) -> str:
+        """Names the bytes as well as the store can, for as long as this process lives."""
+        return repr(_identity(self._stat))
 
     def locate(self, index: int) -> Location:
         offset = index * self.block_bytes

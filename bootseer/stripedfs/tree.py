@@ -1,8 +1,8 @@
 """A folder of a store, a directory checkpoint or a single file as a mounted, read-only tree.
 
-Inode numbers follow from the paths, so a process started later on the same tree serves the same
-mount. Folders are read when they are looked into; those of a store (a directory checkpoint never
-changes) again after `REFRESH_S`, so that new checkpoints appear.
+Inode numbers follow from paths and versions (see `nodes`), so a process started later on the same
+tree serves the same mount. Folders are read when they are looked into; those of a store (a
+directory checkpoint never changes) again after `REFRESH_S`, so that new checkpoints appear.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-import xxhash
-
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, StoreUnavailableError
 from bootseer.fuse.operations import (
     ROOT,
     Attr,
@@ -30,10 +30,12 @@ from bootseer.fuse.operations import (
     Reply,
 )
 from bootseer.storage.base import Store
+from bootseer.storage.retry import limited
 from bootseer.stripedfs import names
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
-from bootseer.stripedfs.mountsettings import DIRECT_BYTES
+from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
+from bootseer.stripedfs.nodes import Node, Nodes
 from bootseer.stripedfs.source import DigestedSource, FileSource, StripedSource
 from bootseer.stripedfs.treefiles import Complaints, OpenFiles
 
@@ -41,29 +43,11 @@ if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
 
 REFRESH_S = 30.0
-INODE_MASK = (1 << 63) - 1
+AGAIN_S = 5.0
+"""A folder that could not be read again is tried again so much later."""
+MOST_SURVEYED = 10_000
+"""Folders that are looked into for an inode of a process before us."""
 XATTR = b"user.bootseer."
-
-
-class Node:
-    """One file or folder; its inode follows from `path`, which is relative to the tree's root."""
-
-    __slots__ = ("children", "found", "inode", "listed_s", "name", "opened_key", "parent", "path")
-
-    def __init__(self, inode: Inode, path: str, parent: Inode, found: Found) -> None:
-        self.inode = inode
-        self.path = path
-        self.name = os.fsencode(path.rpartition("/")[2])
-        self.parent = parent
-        self.found = found
-        self.children: dict[bytes, Inode] | None = None
-        self.listed_s = 0.0
-        self.opened_key = ""
-
-    @property
-    def fixed(self) -> bool:
-        """Within a directory checkpoint: nothing of it changes."""
-        return self.found.tree is not None
 
 
 class StripedTree:
@@ -71,7 +55,9 @@ class StripedTree:
 
     Files of `direct_bytes` and more bypass the page cache. Raises NotFoundError and its relatives
     when there is nothing of that name. Faults that readers get as EIO are told to `say` in words.
-    Who made the fetcher closes it after the mount is gone.
+    Who made the fetcher closes it after the mount is gone. What is asked of the store for one
+    request is tried for `deadline_s`. `inode_a_path`: the server numbers files by their paths,
+    so that a file and what replaces it share their pages.
     """
 
     slow = ("lookup", "getattr", "readdir", "open", "getxattr", "listxattr")
@@ -83,29 +69,39 @@ class StripedTree:
         fetcher: Fetcher,
         *,
         direct_bytes: int = DIRECT_BYTES,
+        deadline_s: float = DEADLINE_S,
         say: Callable[[str], None] | None = None,
+        inode_a_path: bool = False,
     ) -> None:
         self.store = store
+        self._name_of_root = name
         self._direct_bytes = direct_bytes
+        self._deadline_s = deadline_s
+        self._inode_a_path = inode_a_path
         self.complaints = Complaints(say)
         self.files = OpenFiles(fetcher, self.complaints)
-        self._lock = threading.RLock()
-        self._nodes: dict[Inode, Node] = {}
         self._owner = (os.geteuid(), os.getegid())
         self._began_ns = time.time_ns()
+        self._surveying = threading.Lock()
+        self._absent: dict[Inode, float] = {}
         found = names.look(store, name)
         self._single = not found.is_folder
-        root = Node(ROOT, "", ROOT, found)
-        self._nodes[ROOT] = root
+        self.nodes = Nodes(found)
         if self._single:
-            base = found.name.rpartition("/")[2]
-            root.children = {os.fsencode(base): self._add(root, base, found).inode}
+            self.nodes.fill(self.nodes.root, [found], {})
 
     # --- names and attributes -----------------------------------------------------------------
 
     def lookup(self, parent: Inode, name: bytes) -> Attr:
         with self._answered("lookup"):
-            return self._attr(self.child(self.node(parent), name))
+            node = self.child(self.node(parent), name)
+            self.nodes.refer(node.inode)
+            return self._attr(node)
+
+    def referred(self, inodes: Iterable[Inode]) -> None:
+        """The kernel was given references by a listing."""
+        for inode in inodes:
+            self.nodes.refer(inode)
 
     def getattr(self, inode: Inode) -> Attr:
         with self._answered("getattr"):
@@ -121,13 +117,11 @@ class StripedTree:
     def readdir(self, inode: Inode) -> Sequence[Entry]:
         with self._answered("readdir"):
             node = self.node(inode)
-            listed = self.listing(node)
-            nodes = [self._nodes[listed[name]] for name in sorted(listed)]
+            nodes = self.nodes.children(node, self.listing(node))
             return [Entry(child.name, self._attr(child)) for child in nodes]
 
     def statfs(self) -> tuple[int, int, int, int]:
-        with self._lock:
-            nodes = list(self._nodes.values())
+        nodes = self.nodes.all()
         return sum(n.found.size_bytes for n in nodes[1:]), 0, len(nodes), 0
 
     def getxattr(self, inode: Inode, name: bytes) -> bytes:
@@ -143,7 +137,7 @@ class StripedTree:
             return list(self._xattrs(self.node(inode)))
 
     def forget(self, inode: Inode, count: int) -> None:
-        """Nothing to do: nodes are bounded by the tree."""
+        self.nodes.forget(inode, count)
 
     def destroy(self) -> None:
         self.files.close()
@@ -159,9 +153,13 @@ class StripedTree:
                 raise FileSystemError(errno.EISDIR)
             source = self.source(node)
         direct = source.size_bytes >= self._direct_bytes
-        handle = self.files.add(source, self._where(node))
+        place: object = self._where(node) if self._inode_a_path else inode
+        if self._inode_a_path:
+            self.files.outdate(place, but=source.identity)
+        handle = self.files.add(source, self._where(node), place)
         # The kernel's pages are still good when they are of the same bytes.
-        same, node.opened_key = bool(source.key) and node.opened_key == source.key, source.key
+        same = bool(source.key) and node.key == source.identity
+        node.key = source.identity
         return Opened(handle, direct=direct, keep_cache=same)
 
     def read(
@@ -175,7 +173,7 @@ class StripedTree:
         def revive() -> None:
             try:
                 node = self.node(inode)
-                opened = self.files.revive(handle, self.source(node), self._where(node))
+                opened = self.files.revive(handle, self.source(node), self._where(node), inode)
                 data = opened.read(offset, size, lambda: reply)
             except Exception as error:  # whatever it is, the reader must not wait for ever
                 reply.error(self.complaints.number(error, f"inode {inode}"))
@@ -190,91 +188,134 @@ class StripedTree:
         self.files.drop(handle)
 
     def source(self, node: Node) -> FileSource:
-        """Open a file. May wait for the store."""
+        """Open a file. May wait for the store. FileSystemError(ESTALE): it was replaced.
+
+        The kernel then looks at the name once more, and opens what it means by then.
+        """
         found = node.found
-        stamp = (found.version, found.entry, found.size_bytes, found.mtime_s)
-        return self.files.source(node.inode, stamp, lambda: names.source_of(self.store, found))
+        stamp = (found.version, found.entry, found.size_bytes, found.mtime_s, found.stamp)
+        with limited(self._deadline_s):
+            source = self.files.source(
+                node.inode, stamp, lambda: names.source_of(self.store, found)
+            )
+        if names.is_of(found, source) and node.key in ("", source.identity):
+            return source
+        parent = self.nodes.get(node.parent)
+        if parent is not None:
+            parent.listed_s = 0.0
+        raise FileSystemError(errno.ESTALE)
 
     # --- nodes --------------------------------------------------------------------------------
 
     def node(self, inode: Inode) -> Node:
-        """The node of an inode; one that only a process before us knew is searched for."""
-        found = self._nodes.get(inode)
-        if found is None:
-            self._survey(inode)
-            found = self._nodes.get(inode)
+        """The node of an inode; one that only a process before us knew is searched for.
+
+        Raises FileSystemError(ESTALE) when there is none, StoreUnavailableError when some folder
+        that may hold it could not be read.
+        """
+        found = self.nodes.get(inode)
+        if found is None and not self.nodes.gone(inode):
+            found = self._survey(inode)
         if found is None:
             raise FileSystemError(errno.ESTALE)
         return found
 
     def child(self, parent: Node, name: bytes) -> Node:
         """A folder's entry. Raises FileSystemError(ENOENT)."""
-        inode = self.listing(parent).get(name)
-        if inode is None:
+        found = self.nodes.get(self.listing(parent).get(name))
+        if found is None:
             raise FileSystemError(errno.ENOENT)
-        return self._nodes[inode]
+        return found
 
-    def listing(self, node: Node) -> dict[bytes, Inode]:
-        """A folder's entries; read again from the store when they are old."""
-        if not node.found.is_folder and not (node.inode == ROOT and self._single):
+    def listing(self, node: Node) -> Mapping[bytes, Inode]:
+        """A folder's entries; read again from the store when they are old, by one at a time.
+
+        Whoever comes meanwhile has the old ones at once, or waits with that one for the first.
+        """
+        single = node.inode == ROOT and self._single
+        if not node.found.is_folder and not single:
             raise FileSystemError(errno.ENOTDIR)
-        with self._lock:
-            known = node.children
-            old = time.monotonic() - node.listed_s > REFRESH_S
-            if known is not None and (node.fixed or self._single or not old):
+        with self.nodes.lock:
+            known, age_s = node.children, time.monotonic() - node.listed_s
+            if known is not None and node.listed_s and (node.fixed or age_s <= REFRESH_S):
                 return known
+            asked = node.asked
+            if asked is None:
+                mine = node.asked = Future[dict[bytes, Inode]]()
+        if asked is not None:
+            return known if known is not None else asked.result()
         try:
-            if node.found.version is not None and node.found.is_folder:
-                node.found = names.rooted(self.store, node.found)
-            found = names.children(self.store, node.found)
+            listed = self._asked(node, known)
+            mine.set_result(listed)
+            return listed
+        except BaseException as error:  # those who wait for this answer have it, too
+            mine.set_exception(error)
+            raise
+        finally:
+            node.asked = None
+
+    def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
+        began_s = node.listed_s
+        try:
+            with limited(self._deadline_s):
+                if node.inode == ROOT and self._single:
+                    found = [names.look(self.store, self._name_of_root)]
+                else:
+                    if node.found.version is not None:
+                        node.found = names.rooted(self.store, node.found)
+                    found = names.children(self.store, node.found)
         except BootseerError:
             if known is None:
                 raise
+            if node.listed_s == began_s:
+                node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
             return known  # what was there a while ago is better than nothing
-        with self._lock:
-            return self._listed(node, found)
+        return self._filled(node, found)
 
-    def _listed(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
-        children: dict[bytes, Inode] = {}
-        for each in found:
-            base = each.name.rpartition("/")[2]
-            child = self._add(node, base, each)
-            children[child.name] = child.inode
-        for gone in (node.children or {}).values():
-            if gone not in children.values():
-                self._nodes.pop(gone, None)
-        node.children, node.listed_s = children, time.monotonic()
-        return children
+    def _filled(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
+        return self.nodes.fill(node, found, {})
 
-    def _add(self, parent: Node, base: str, found: Found) -> Node:
-        path = f"{parent.path}/{base}" if parent.path else base
-        inode = inode_of(path)
-        known = self._nodes.get(inode)
-        if known is not None and known.path == path:
-            if known.found.version != found.version or known.found.is_folder != found.is_folder:
-                known.children = None
-            known.found = self._kept(known, found)
-            return known
-        if known is not None:
-            raise FileSystemError(errno.EOVERFLOW)  # two paths of one 63-bit hash
-        node = self._nodes[inode] = Node(inode, path, parent.inode, found)
-        return node
+    def _survey(self, wanted: Inode) -> Node | None:
+        """Look into folder after folder until an inode is found, by one at a time."""
+        end_s = time.monotonic() + self._deadline_s
+        if not self._surveying.acquire(timeout=self._deadline_s):
+            return None
+        try:
+            found = self.nodes.get(wanted)
+            if found is not None or time.monotonic() < self._absent.get(wanted, 0.0):
+                return found
+            with limited(end_s - time.monotonic()):
+                found = self._search(wanted, end_s)
+            if found is not None:
+                self.nodes.refer(wanted)  # who asks for it has it from the kernel
+                return found
+            if len(self._absent) >= MOST_SURVEYED:
+                self._absent.clear()
+            self._absent[wanted] = time.monotonic() + REFRESH_S
+            return None
+        finally:
+            self._surveying.release()
 
-    @staticmethod
-    def _kept(known: Node, found: Found) -> Found:
-        """The record to go on with: a tree that was read already, while it is the same."""
-        same = known.found.version is not None and known.found.version == found.version
-        return known.found if same else found
-
-    def _survey(self, wanted: Inode) -> None:
-        """Look into every folder until an inode is found."""
-        waiting = [self._nodes[ROOT]]
-        while waiting and wanted not in self._nodes:
-            node = waiting.pop()
-            for inode in list(self.listing(node).values()):
-                child = self._nodes[inode]
-                if child.found.is_folder:
-                    waiting.append(child)
+    def _search(self, wanted: Inode, end_s: float) -> Node | None:
+        waiting, fault = deque([self.nodes.root]), None
+        for _ in range(MOST_SURVEYED):
+            if not waiting or time.monotonic() > end_s:
+                break
+            node = waiting.popleft()
+            try:
+                listed = self.listing(node)
+            except BootseerError as error:  # it may be in another one
+                fault = error
+                continue
+            found = self.nodes.get(wanted)
+            if found is not None:
+                return found
+            waiting += [n for n in self.nodes.children(node, listed) if n.found.is_folder]
+        if fault is not None:
+            raise StoreUnavailableError(
+                f"an inode of before is in no folder that could be read: {fault}"
+            ) from fault
+        return None
 
     def _attr(self, node: Node) -> Attr:
         found, entry = node.found, node.found.entry
@@ -332,9 +373,3 @@ class Answered:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, BootseerError):
             raise FileSystemError(self._complaints.number(error, self._what)) from error
-
-
-def inode_of(path: str) -> Inode:
-    """The inode of a path within any tree: 63 bits of its hash, never the root's."""
-    number = xxhash.xxh3_64_intdigest(os.fsencode(path)) & INODE_MASK
-    return Inode(number if number > ROOT else number + 2)

@@ -67,14 +67,26 @@ class Complaints:
 class OpenFile:
     """One opening of a file: its source, and what was read of it so far."""
 
-    __slots__ = ("_ahead", "_files", "_source", "_where")
+    __slots__ = ("_ahead", "_files", "_source", "_where", "place")
 
-    def __init__(self, files: OpenFiles, source: FileSource, where: str) -> None:
+    def __init__(
+        self, files: OpenFiles, source: FileSource, where: str, place: object = None
+    ) -> None:
         self._files = files
+        self.place = place
         self._source = source
         self._where = where
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
+
+    @property
+    def identity(self) -> str:
+        """Names its bytes."""
+        return self._source.identity
+
+    def outdated(self) -> OpenFile:
+        """What takes its place when its pages are of other bytes."""
+        return _Outdated(self._files, self._source, self._where, self.place)
 
     def close(self) -> None:
         """It is read no more."""
@@ -94,6 +106,15 @@ class OpenFile:
             return Data(held.views, held.release)
         waiting.park(later(), held)
         return None
+
+
+class _Outdated(OpenFile):
+    """One whose pages in the page cache are by now of other bytes."""
+
+    __slots__ = ()
+
+    def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
+        raise FileSystemError(errno.ESTALE)
 
 
 class _Waiting:
@@ -192,28 +213,38 @@ class OpenFiles:
                 del self._sources[next(iter(self._sources))]
         return source
 
-    def add(self, source: FileSource, where: str) -> Handle:
-        """A fresh handle for a file."""
+    def add(self, source: FileSource, where: str, place: object) -> Handle:
+        """A fresh handle for a file; `place` tells which others share its pages."""
         number = next(self._counter) & (1 << COUNTER_BITS) - 1
         handle = Handle(_tag(source) << COUNTER_BITS | number)
         with self._lock:
-            self._open[handle] = OpenFile(self, source, where)
+            self._open[handle] = OpenFile(self, source, where, place)
         return handle
 
     def get(self, handle: Handle) -> OpenFile | None:
         """The open file, unless another process opened it."""
         return self._open.get(handle)
 
-    def revive(self, handle: Handle, source: FileSource, where: str) -> OpenFile:
+    def outdate(self, place: object, *, but: str = "") -> None:
+        """Other bytes get the pages of `place`: who reads earlier ones has ESTALE from now on."""
+        with self._lock:
+            for handle, found in list(self._open.items()):
+                if found.place == place and not (but and found.identity == but):
+                    found.close()
+                    self._open[handle] = found.outdated()
+
+    def revive(self, handle: Handle, source: FileSource, where: str, place: object) -> OpenFile:
         """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
         if handle >> COUNTER_BITS != _tag(source):
             raise FileSystemError(errno.ESTALE)
-        return self.adopt(handle, source, where)
+        return self.adopt(handle, source, where, place)
 
-    def adopt(self, handle: Handle, source: FileSource, where: str) -> OpenFile:
+    def adopt(
+        self, handle: Handle, source: FileSource, where: str, place: object = None
+    ) -> OpenFile:
         """Read a source by a handle that was made elsewhere."""
         with self._lock:
-            return self._open.setdefault(handle, OpenFile(self, source, where))
+            return self._open.setdefault(handle, OpenFile(self, source, where, place))
 
     def drop(self, handle: Handle) -> None:
         """The kernel closed it."""
