@@ -207,3 +207,16 @@ print(flush=True); sys.stdin.read()
         process.communicate()
     found = sorted((rank, path) for path, rank in ranks.items() if path.startswith(str(tmp_path)))
     assert [path for _, path in found] == [str(path) for path in names]
+
+
+def test_reading_ahead_goes_on_only_where_a_disk_answers(tmp_path: Path) -> None:
+    big = cold(tmp_path / "big", 1 << 20)
+    watch = lowly.DiskWatch(grace_s=0.0)
+    big.read_bytes()
+    assert not watch.none_read()
+    assert not watch.none
+    watch = lowly.DiskWatch(grace_s=0.0)
+    big.read_bytes()  # from memory, as from a file system that is no disk
+    assert watch.none_read()
+    assert watch.none
+    assert not lowly.DiskWatch(grace_s=600.0).none_read()

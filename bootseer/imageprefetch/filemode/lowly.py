@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
 _WHO_PROCESS, _IDLE_CLASS = 1, 3 << 13
 SLICE_S = 0.01
+DISK_GRACE_S, DISK_LEAST_BYTES = 0.1, 256 << 10
 BESIDE = 0.04
 """Of the time that a start has taken, what may be worked beside it before it is over."""
 # The container's own; the machine's root group has no such file, or `release_agent` beside it.
@@ -48,6 +49,36 @@ def _exists_any(folder: str) -> bool:
     return any(
         os.path.exists(f"{folder}/{name}") for name in ("memory.current", "memory.usage_in_bytes")
     )
+
+
+class DiskWatch:
+    """Tells whether what this process has had read ahead comes from a disk of this machine.
+
+    A lazily loading file system unpacks what is asked for on the processors that the job starts
+    on: there, reading ahead what is not needed at once makes the start slower.
+    """
+
+    def __init__(self, *, grace_s: float = DISK_GRACE_S) -> None:
+        self._until_s = time.monotonic() + grace_s
+        self._before, self._seen = _own_read_bytes(), False
+        self.none = False
+
+    def none_read(self) -> bool:
+        """Whether next to nothing was read from disks in the time that was given."""
+        if self._seen or time.monotonic() < self._until_s or self._before is None:
+            return False
+        now = _own_read_bytes()
+        self._seen = now is None or now - self._before >= DISK_LEAST_BYTES
+        self.none = not self._seen
+        return self.none
+
+
+def _own_read_bytes() -> int | None:
+    try:
+        with open("/proc/self/io", "rb", buffering=0) as file:
+            return int(file.read(4096).partition(b"\nread_bytes: ")[2].split(b"\n")[0])
+    except (OSError, ValueError):
+        return None
 
 
 class Pace:

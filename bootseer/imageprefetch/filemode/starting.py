@@ -102,8 +102,12 @@ def _replay(
     about = ReplaySettings(
         roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
     )
-    done = replay(trace, about, stop=lambda: job.ended)
-    writer.point("image.replay", attributes=_told(done, trace))
+    disk = lowly.DiskWatch()
+    done = replay(trace, about, stop=lambda: job.ended or disk.none_read())
+    told = _told(done, trace)
+    if disk.none:
+        told["bootseer.why"] = "the files are in memory, or on no disk: the rest is left to the job"
+    writer.point("image.replay", attributes=told)
     return done
 
 
