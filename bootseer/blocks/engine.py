@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from bootseer.blocks import claims
 from bootseer.blocks.board import Board
 from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.plan import Piece, plan, request_bytes
-from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, looks_warm, populate
+from bootseer.blocks.landing import copy_from, raw_views
+from bootseer.blocks.planning import Planner
+from bootseer.blocks.pool import copy
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.source import is_volatile
-from bootseer.blocks.state import Block, CachedBlocks, Copy, Flight, Group, Job, Object, Status
-from bootseer.blocks.stats import Stats, source_class
+from bootseer.blocks.state import Block, CachedBlocks, Copy, Flight, Group, Object, Status
+from bootseer.blocks.stats import Stats
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
 
 TICK_S = 0.1
 JOIN_S = 5.0
-POPULATE_BYTES = 256 << 10
 
 Effects = tuple[list[Group], list[Attempt], list[Block], list[CachedBlocks]]
 
@@ -36,7 +36,7 @@ class Engine:
         self.lock = threading.Lock()
         self.stats = stats or Stats()
         self.closed = False
-        self._cache = cache
+        self._planner = Planner(settings, self.board, self.lock, cache)
         self._work = threading.Condition(self.lock)
         self._clock = threading.Condition(self.lock)
         self._idle = 0
@@ -85,7 +85,7 @@ class Engine:
         """Copy from pinned blocks into readers' memory and unpin them."""
         try:
             for block, copies in ready:
-                _copy_from(block, copies)
+                copy_from(block, copies)
         finally:
             with self.lock:
                 for block, _ in ready:
@@ -100,7 +100,7 @@ class Engine:
             together.setdefault((block.object, block.priority), []).append(block)
         for (found, priority), blocks in together.items():
             try:
-                jobs = self._jobs(found, blocks, priority)
+                jobs = self._planner.jobs(found, blocks, priority)
             except Exception as error:  # a source's own code: its readers get it
                 with self.lock:
                     for block in blocks:
@@ -113,69 +113,6 @@ class Engine:
                 starts = self._ready_threads(self.board.enqueue(jobs))
             for thread in starts:
                 thread.start()
-
-    def _jobs(self, found: Object, blocks: list[Block], priority: Priority) -> list[Job]:
-        by_index = {block.index: block for block in blocks}
-        self._open_cached(found)
-        cached = self._cached(found, blocks)
-        jobs = [
-            Job(found.cache_line, [(block, Piece(block.index, "", 0, block.length))], priority)
-            for block in cached
-            if found.cache_line is not None
-        ]
-        for block in cached:
-            del by_index[block.index]
-        if not by_index:
-            return jobs
-        source = found.source
-        pieces = [Piece(index, *source.locate(index)) for index in by_index]
-        requests = plan(
-            pieces,
-            range_bytes=self._range_bytes(found, blocks, pieces, priority),
-            streams=found.line.streams,
-            ends_stretch=source.ends_stretch,
-        )
-        for request in requests:
-            items = [(by_index[piece.block], piece) for piece in request.pieces]
-            jobs.append(Job(found.line, items, priority))
-        return jobs
-
-    def _range_bytes(
-        self, found: Object, blocks: list[Block], pieces: list[Piece], priority: Priority
-    ) -> int:
-        streams, most = found.line.streams, found.range_bytes
-        if any(block.landing is None for block in blocks):
-            most = min(most, max(1, self.settings.memory_bytes // (2 * streams)))
-        least = min(most, self.settings.least_range_bytes)
-        if priority is not Priority.DEMAND:
-            least = max(least, most // 4)  # nobody waits: rather fewer requests
-        return request_bytes(
-            sum(piece.length for piece in pieces),
-            streams=streams,
-            range_bytes=most,
-            piece_bytes=max(piece.length for piece in pieces),
-            least_bytes=least,
-        )
-
-    def _open_cached(self, found: Object) -> None:
-        if found.stats:
-            return
-        # Several threads may come here at once: each goes on only once the cache is open.
-        if self._cache is not None and found.source.key and found.cached is None:
-            opened = self._cache.open(found.source)
-            with self.lock:
-                used = self.board.cache(found, opened)
-            if not used:
-                opened.close()
-        found.stats = source_class(found.source)
-
-    def _cached(self, found: Object, blocks: list[Block]) -> list[Block]:
-        """Those of the blocks that the node cache holds."""
-        if found.cached is None or not found.cached.usable:
-            return []
-        ask = [block for block in blocks if not block.uncached]
-        absent = claims.absent(found.cached, (block.index for block in ask))
-        return [block for block in ask if block.index not in absent]
 
     # --- threads -----------------------------------------------------------------------------
 
@@ -322,7 +259,7 @@ class Engine:
         replicas = source.replicas(first.part, first.offset)
         with self.lock:
             self.board.steer(flight, replicas)
-        raws = _raw_views(flight)
+        raws = raw_views(flight)
         stored = raws
         if flight.scratch is not None:
             stored, start = [], 0
@@ -348,7 +285,7 @@ class Engine:
         return filled
 
     def _read_cached(self, found: Object, flight: Flight) -> None:
-        raws = _raw_views(flight)
+        raws = raw_views(flight)
         cached = found.cached
         for number, (block, _) in enumerate(flight.items):
             if cached is None:
@@ -383,7 +320,7 @@ class Engine:
             copy(settled.fill.view[: block.length], raw)
         if settled.copies:
             for _, copies in settled.copies:
-                _copy_from(block, copies)
+                copy_from(block, copies)
             with self.lock:
                 self.board.copied(block, settled.copies)
                 more = self.effects()
@@ -450,30 +387,3 @@ class Engine:
         with self.lock:
             board.pool.clear()
         self.stats.emit()
-
-
-def _raw_views(flight: Flight) -> list[memoryview]:
-    """Where each block's raw bytes go; the pages are there afterwards."""
-    out = []
-    for (block, _), slot, target in zip(flight.items, flight.slots, flight.targets, strict=True):
-        if target is not None:
-            if len(target) >= POPULATE_BYTES and not looks_warm(target):
-                populate(target)
-            out.append(target)
-        elif slot is not None:
-            out.append(slot.view[: block.length])
-        else:
-            raise AssertionError("a block without memory was sent")
-    return out
-
-
-def _copy_from(block: Block, copies: Sequence[Copy]) -> None:
-    if block.slot is None:
-        raise AssertionError("a pinned block lost its memory")
-    memory = block.slot.view
-    for item in copies:
-        size = len(item.target)
-        if size <= SMALL_COPY_BYTES:
-            item.target[:] = memory[item.start : item.start + size]
-        else:
-            copy(item.target, memory[item.start : item.start + size])

@@ -1,6 +1,6 @@
 """The fetcher: brings blocks of immutable objects into memory, each once, soonest wanted first.
 
-**A block** goes through these states (`state.Status`; all transitions are in `board.Board`):
+**A block** goes through these states (`state.Status`; all transitions are in `Board`'s layers):
 
     absent ──want──► WANTED ──take──► FLYING ──verified──► READY ──evicted──► absent
                        ▲                 │  └──verified, whole in its reader's memory──► absent

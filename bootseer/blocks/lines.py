@@ -1,7 +1,7 @@
 """Which job is next: lines of jobs, one a store, and the connections they may use. No threads.
 
-`Lines`, `Shelf`, `Waiters` and `Board` are the fetcher's decisions in four layers, each knowing
-those below it only; every method is called with the fetcher's lock held.
+`Lines`, `Shelf`, `Waiters`, `Endings` and `Board` are the fetcher's decisions in five layers, each
+knowing those below it only; every method is called with the fetcher's lock held.
 """
 
 from __future__ import annotations
