@@ -42,12 +42,9 @@ def check(document: dict[str, Any], digest: Digest, end: int | None, limits: Lim
     kind = document["kind"]
     if not isinstance(kind, str) or set(kind) - {FILE, DIRECTORY, SYMLINK, HARDLINK}:
         raise BadIndexError("an entry is neither file, directory nor link")
-    columns = {name: _numbers(document[name], count) for name in ("mode", "uid", "gid", "size")}
-    mtime_ns = _numbers(document["mtime_ns"], count, least=-(1 << 63))
-    if len(kind) != count or max(columns["mode"], default=0) > 0o7777:
-        raise BadIndexError("columns of different length, or an impossible mode")
-    if max(columns["uid"] + columns["gid"], default=0) >= (1 << 32) - 1:
-        raise BadIndexError("an impossible owner")
+    if len(kind) != count:
+        raise BadIndexError("columns of different length")
+    columns = _columns(document, count)
     roots = _roots(document["roots"], count, path, kind)
     if limits.roots is not None and {r.root for r in roots} != set(limits.roots):
         raise BadIndexError("its roots are not those that its record names")
@@ -63,7 +60,7 @@ def check(document: dict[str, Any], digest: Digest, end: int | None, limits: Lim
         mode=columns["mode"],
         uid=columns["uid"],
         gid=columns["gid"],
-        mtime_ns=mtime_ns,
+        mtime_ns=columns["mtime_ns"],
         size=columns["size"],
         link=link,
         xattrs=_xattrs(document["xattrs"], kind, limits),
@@ -80,6 +77,16 @@ def check(document: dict[str, Any], digest: Digest, end: int | None, limits: Lim
     if any(kind[i] != DIRECTORY for i in index.implied):
         raise BadIndexError("something else than a directory is marked as a mere parent")
     return _with_data(index, limits)
+
+
+def _columns(document: dict[str, Any], count: int) -> dict[str, list[int]]:
+    columns = {name: _numbers(document[name], count) for name in ("mode", "uid", "gid", "size")}
+    columns["mtime_ns"] = _numbers(document["mtime_ns"], count, least=-(1 << 63))
+    if max(columns["mode"], default=0) > 0o7777:
+        raise BadIndexError("an impossible mode")
+    if max(columns["uid"] + columns["gid"], default=0) >= (1 << 32) - 1:
+        raise BadIndexError("an impossible owner")
+    return columns
 
 
 def _with_data(index: Index, limits: Limits) -> Index:

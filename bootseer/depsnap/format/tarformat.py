@@ -7,7 +7,7 @@ PAX format version 1.0) and the `SCHILY.xattr.` convention for extended attribut
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bootseer.depsnap.format.layout import Segment
 from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, XAttrs
@@ -60,16 +60,8 @@ def member(
             (b"GNU.sparse.realsize", b"%d" % size),
         ]
         name = b"GNUSparseFile.0/" + name.rpartition(b"/")[2]
-    if len(name) > 100:
-        records.append((b"path", name))
-    if len(target) > 100:
-        records.append((b"linkpath", target))
-    for key, value, most in ((b"uid", uid, _OCTAL_MAX_7), (b"gid", gid, _OCTAL_MAX_7)):
-        if value > most:
-            records.append((key, b"%d" % value))
-    if stored > _OCTAL_MAX_11:
-        records.append((b"size", b"%d" % stored))
     seconds, rest = divmod(mtime_ns, 1_000_000_000)
+    records += _too_large(name, target, uid, gid, stored)
     if rest or not 0 <= seconds <= _OCTAL_MAX_11:
         records.append((b"mtime", _decimal(mtime_ns)))
     records += [(b"SCHILY.xattr." + _xattr_key(key), value) for key, value in xattrs]
@@ -77,6 +69,22 @@ def member(
     if not records:
         return flat + body
     return _extended(name, records) + flat + body
+
+
+def _too_large(
+    name: bytes, target: bytes, uid: int, gid: int, stored: int
+) -> Iterator[tuple[bytes, bytes]]:
+    """Records for what the plain header's fields cannot hold."""
+    if len(name) > 100:
+        yield b"path", name
+    if len(target) > 100:
+        yield b"linkpath", target
+    if uid > _OCTAL_MAX_7:
+        yield b"uid", b"%d" % uid
+    if gid > _OCTAL_MAX_7:
+        yield b"gid", b"%d" % gid
+    if stored > _OCTAL_MAX_11:
+        yield b"size", b"%d" % stored
 
 
 def _extended(name: bytes, records: Sequence[tuple[bytes, bytes]]) -> bytes:

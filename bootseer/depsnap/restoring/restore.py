@@ -67,7 +67,6 @@ def restore(
             raise from_os_error(error, f"restore into {places[0]}") from error
         finally:
             tidy(stages)
-    kept = [os.path.join(s.target, p) for s in planned for p in s.kept]
     return RestoreResult(
         targets=tuple(places),
         entries=index.entries,
@@ -75,7 +74,7 @@ def restore(
         deleted=sum(len(root.deleted) for root in index.roots),
         dropped_privileges=counts.dropped_privileges,
         lost_xattrs=counts.lost_xattrs,
-        kept=tuple(kept),
+        kept=tuple(os.path.join(s.target, p) for s in planned for p in s.kept),
         jobs=policy.jobs,
     )
 
