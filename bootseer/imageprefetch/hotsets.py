@@ -39,7 +39,7 @@ from bootseer.storage.oci.registry import Progress, Repository
 
 LEVEL = 19  # packed once, sent at every start: a tenth fewer bytes than level 9
 SHARE = 0.5  # of the starts must have touched what is packed
-MANIFEST_NAME, TRACE_NAME = "manifest.json", "trace"
+MANIFEST_NAME, TRACE_NAME, OWN_NAME = "manifest.json", "trace", "own"
 _PACK_PREFIX = "pack-"
 
 
@@ -60,12 +60,13 @@ class ImageParts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
-    """A hot set on this node's disk."""
+    """A hot set on this node's disk. `own_bytes`: what this node's trace was by then, if it had one."""
 
     hot: HotSet
     manifest: bytes
     pack_path: str
     trace_bytes: bytes
+    own_bytes: bytes = b""
 
     @property
     def digest(self) -> str:
@@ -97,7 +98,8 @@ class HotSets:
             pack = place / _pack_name(hot.pack.digest)
             if pack.stat().st_size != hot.pack.size_bytes:
                 raise CorruptDataError(f"the pack {pack} has another size; build it again")
-            return Made(hot, raw, str(pack), (place / TRACE_NAME).read_bytes())
+            own = (place / OWN_NAME).read_bytes() if (place / OWN_NAME).exists() else b""
+            return Made(hot, raw, str(pack), (place / TRACE_NAME).read_bytes(), own)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -112,10 +114,12 @@ class HotSets:
         share: float = SHARE,
         whole_share: float = WHOLE_SHARE,
         level: int = LEVEL,
+        own: Trace | None = None,
     ) -> tuple[Made, PackInfo]:
         """Pack a trace, and keep the result in place of what there was for its workload.
 
-        Only what at least `share` of its starts touched is packed; the trace is kept whole.
+        Only what at least `share` of its starts touched is packed; the trace is kept whole. `own`
+        is the part of it that was this node's.
         """
         place = self._place(trace.workload)
         packed = trace.hot(share)
@@ -140,9 +144,11 @@ class HotSets:
                 os.fsync(out.fileno())
                 os.fchmod(out.fileno(), 0o644)
                 made = _described(image, trace, info, str(place / _pack_name(info.digest)))
+                made = dataclasses.replace(made, own_bytes=traces.serialise(own) if own else b"")
                 with contextlib.suppress(FileExistsError):
                     os.link(out.name, made.pack_path)
             replace_file(str(place / TRACE_NAME), made.trace_bytes)
+            replace_file(str(place / OWN_NAME), made.own_bytes)
             replace_file(str(place / MANIFEST_NAME), made.manifest)
             for old in place.glob(f"{_PACK_PREFIX}*"):
                 if str(old) != made.pack_path:
@@ -187,6 +193,7 @@ def pack(
     *,
     share: float = SHARE,
     level: int = LEVEL,
+    own: Trace | None = None,
 ) -> tuple[Made, PackInfo]:
     """`HotSets.make` with the bytes read through a fetcher, many blocks at a time.
 
@@ -205,20 +212,44 @@ def pack(
     # The blocks are on their way together while they are packed one after the other.
     most = fetcher.settings.memory_bytes // 2
     with Replay(trace.hot(share), fetcher, image.source, most_bytes=most):
-        return sets.make(image, trace, read_raw, share=share, level=level)
+        return sets.make(image, trace, read_raw, share=share, level=level, own=own)
 
 
-def push(repository: Repository, made: Made, *, progress: Progress | None = None) -> Descriptor:
-    """Publish a hot set beside its image; returns its manifest's descriptor.
+def push(repository: Repository, made: Made, *, progress: Progress | None = None) -> Made:
+    """Publish a hot set beside its image, as the newest; returns it as it was published.
 
     Raises what the repository raises. Nothing refers to it until all of it is there.
     """
+    made = _dated(repository, made)
     hot = made.hot
     repository.push_blob(EMPTY_BYTES, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
     repository.push_blob(made.pack_path, hot.pack.digest, hot.pack.size_bytes, progress=progress)
     if hot.trace is not None:
         repository.push_blob(made.trace_bytes, hot.trace.digest, hot.trace.size_bytes)
-    return repository.push_manifest(made.manifest, OCI_MANIFEST)
+    repository.push_manifest(made.manifest, OCI_MANIFEST)
+    return made
+
+
+def _dated(repository: Repository, made: Made) -> Made:
+    """The hot set as one that is newer than all there are, whatever their makers' clocks were."""
+    hot = made.hot
+    manifest = parse_manifest(made.manifest, OCI_MANIFEST, "the hot set")
+    subject = manifest.subject
+    if subject is None:
+        return made
+    there = [
+        other
+        for _, other in published(repository, subject.digest, hot.block_image)
+        if other.workload == hot.workload
+    ]
+    if there and (there[0].pack.digest, there[0].trace) == (hot.pack.digest, hot.trace):
+        created = there[0].created  # it is what was published last
+    elif all(hotset.age(hot.created) > hotset.age(other.created) for other in there):
+        return made
+    else:
+        created = hotset.moment_after(other.created for other in there)
+    hot = dataclasses.replace(hot, created=created)
+    return dataclasses.replace(made, hot=hot, manifest=hotset.manifest_of(hot, subject))
 
 
 def published(
@@ -234,7 +265,7 @@ def published(
                 hot = hotset.parse_manifest(manifest)
                 if block_image in (None, hot.block_image):
                     out.append((one, hot))
-    return sorted(out, key=lambda pair: pair[1].created, reverse=True)
+    return sorted(out, key=lambda pair: hotset.age(pair[1].created), reverse=True)
 
 
 def outdated(

@@ -15,13 +15,13 @@ import io
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bootseer.atomic import Draft, replace_file
 from bootseer.errors import NoSpaceError, from_os_error
 
 VERSION = 1
@@ -260,29 +260,24 @@ class KeepingFrames:
 
     def __init__(self, stream: Stream, path: str, boot: bytes, pack: KeptPack) -> None:
         self._stream, self._path, self._size_bytes = stream, path, pack.size_bytes
-        self._fd, self._temporary, self._done_bytes = -1, "", 0
+        self._draft: Draft | None = None
+        self._done_bytes = len(boot)
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            self._fd, self._temporary = tempfile.mkstemp(prefix=".pack-", dir=os.path.dirname(path))
-            self._put(boot)
+            self._draft = Draft(path, mode=0o600, prefix=".pack-")
+            self._draft.write(boot)
         except OSError:
             self._abandon()
 
-    def _put(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        while len(view):
-            view = view[os.write(self._fd, view) :]
-        self._done_bytes += len(data)
-
     def readinto(self, view: memoryview, /) -> int:
         count = self._stream.readinto(view)
-        if self._fd >= 0:
+        if self._draft is not None:
             try:
-                self._put(view[:count])
+                self._draft.write(view[:count])
+                self._done_bytes += count
                 if self._done_bytes == self._size_bytes:
-                    os.rename(self._temporary, self._path)
-                    self._temporary = ""
-                    self._abandon()
+                    self._draft.publish(sync=False)  # whoever reads it checks its digests
+                    self._draft = None
             except OSError:
                 self._abandon()
         return count
@@ -293,13 +288,9 @@ class KeepingFrames:
             os.unlink(self._path)
 
     def _abandon(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-        if self._temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
-            self._temporary = ""
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            draft.discard()
 
     def close(self) -> None:
         self._abandon()
@@ -323,20 +314,10 @@ def _read_json(path: str) -> dict[str, Any]:
 
 def _write(path: str, data: bytes | memoryview) -> None:
     """Publish a file. Not synced: whoever reads it checks its digest."""
-    folder = os.path.dirname(path)
-    temporary = ""
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
-        with open(fd, "wb", buffering=0) as file:
-            view = memoryview(data)
-            while len(view):
-                view = view[file.write(view) :]
-        os.rename(temporary, path)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        replace_file(path, data, mode=0o600, prefix=".new-", sync=False)
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         raise from_os_error(error, f"keep {path}") from error
 
 

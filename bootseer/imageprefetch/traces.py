@@ -12,10 +12,10 @@ import dataclasses
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer.atomic import replace_file
 from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
@@ -23,6 +23,7 @@ from bootseer.imageprefetch.localstore import DEFAULT_NAME
 from bootseer.profiler import events
 
 SUFFIX = ".trace"
+PUSHED = ".pushed"  # a workload's trace, as far as a published one holds it
 _WORKLOAD = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
 
@@ -61,15 +62,20 @@ class TraceStore:
 
         Raises CorruptDataError for a damaged one, whose file is left where it is.
         """
-        path = self.path(workload)
+        return _read(self.path(workload))
+
+    def pushed(self, workload: str = "") -> Trace | None:
+        """What of a workload's trace was published; None when nothing was, or it is damaged."""
         try:
-            with open(path, "rb") as file:
-                data = file.read(LIMITS.packed_bytes + 1)
-        except FileNotFoundError:
+            return _read(self.path(workload).with_suffix(PUSHED))
+        except CorruptDataError:
             return None
-        except OSError as error:
-            raise from_os_error(error, f"read the trace {path}") from error
-        return traces.parse(data, name=f"the trace {path}")
+
+    def keep_pushed(self, trace: Trace) -> None:
+        """A published trace holds this one, which is or was kept here, from now on."""
+        path = self.path(trace.workload).with_suffix(PUSHED)
+        with self._locked():
+            self._publish(path, traces.serialise(within(trace)))
 
     def add(self, trace: Trace) -> Trace:
         """Merge a start's trace in; returns what is kept now.
@@ -109,26 +115,20 @@ class TraceStore:
 
     def _publish(self, path: Path, data: bytes) -> None:
         try:
-            with tempfile.NamedTemporaryFile(
-                dir=self.folder, prefix=".", suffix=".tmp", delete=False
-            ) as file:
-                try:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                    os.fchmod(file.fileno(), 0o644)
-                    os.replace(file.name, path)
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        os.unlink(file.name)
-                    raise
-            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            replace_file(str(path), data, mode=0o644, exact_mode=True)
         except OSError as error:
             raise from_os_error(error, f"write the trace {path}") from error
+
+
+def _read(path: Path) -> Trace | None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LIMITS.packed_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, f"read the trace {path}") from error
+    return traces.parse(data, name=f"the trace {path}")
 
 
 def _set_aside(path: Path, reason: str) -> None:
