@@ -60,7 +60,7 @@ class ImageParts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
-    """A hot set on this node's disk. `own_bytes`: what this node's trace was by then, if it had one."""
+    """A hot set on this node's disk. `own_bytes`: this node's own trace by then, if it had one."""
 
     hot: HotSet
     manifest: bytes
