@@ -23,7 +23,7 @@ from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs import chained, changing, names
 from bootseer.stripedfs.file import StripedFile, bytes_filled
-from bootseer.stripedfs.fswrite import WriteFile, python_errors
+from bootseer.stripedfs.fswrite import WriteFile, python_errors, shown
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.source import FileSource
 
@@ -137,9 +137,11 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         if mode == "rb":
             return self._file(path)
         if mode not in ("wb", "xb"):
-            raise NotSupportedError(f"{path} cannot be opened as {mode!r}; files are written once")
+            raise NotSupportedError(
+                f"{shown(path)} cannot be opened as {mode!r}; files are written once"
+            )
         if mode == "xb" and self.exists(path):
-            raise FileExistsError(errno.EEXIST, "it exists already", path)
+            raise FileExistsError(errno.EEXIST, "it exists already", shown(path))
         return WriteFile(self._saved(path), path, autocommit=autocommit)
 
     def cat_file(
@@ -230,15 +232,15 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip_protocol(path)
         if self.exists(path):
-            raise FileExistsError(errno.EEXIST, "it exists already", path)
+            raise FileExistsError(errno.EEXIST, "it exists already", shown(path))
         if not create_parents and not self.isdir(self._parent(path)):
-            raise FileNotFoundError(errno.ENOENT, "its folder does not exist", path)
+            raise FileNotFoundError(errno.ENOENT, "its folder does not exist", shown(path))
         self.makedirs(path, exist_ok=True)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         path = self._strip_protocol(path)
         if not exist_ok and self.exists(path):
-            raise FileExistsError(errno.EEXIST, "it exists already", path)
+            raise FileExistsError(errno.EEXIST, "it exists already", shown(path))
         with python_errors(path):
             store, name = self._at(path)
             if name:
@@ -248,9 +250,9 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def rmdir(self, path: str) -> None:
         path = self._strip_protocol(path)
         if not self.isdir(path):
-            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+            raise FileNotFoundError(errno.ENOENT, "no such folder", shown(path))
         if self.ls(path, detail=False):
-            raise OSError(errno.ENOTEMPTY, "the folder is not empty", path)
+            raise OSError(errno.ENOTEMPTY, "the folder is not empty", shown(path))
         self.rm_file(path)
 
     def rm_file(self, path: str) -> None:
@@ -263,7 +265,12 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         for each in path if isinstance(path, list) else [path]:
-            for found in self.expand_path(each, maxdepth=maxdepth):
+            try:
+                every = self.expand_path(each, maxdepth=maxdepth)
+            except FileNotFoundError:  # fsspec's own, which quotes the path as it was given
+                name = shown(self._strip_protocol(each))
+                raise FileNotFoundError(errno.ENOENT, "no such file", name) from None
+            for found in every:
                 with python_errors(found):
                     store, name = self._at(found)
                     changing.remove(store, names.look(store, name), recursive=recursive)
@@ -283,12 +290,12 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             store, name = self._at(old)
             found = names.look(store, name)
             if found.is_folder and not recursive and found.version is None:
-                raise IsADirectoryError(errno.EISDIR, "a folder moves only recursively", old)
+                raise IsADirectoryError(errno.EISDIR, "a folder moves only recursively", shown(old))
             if new.endswith("/") or self.isdir(new):
                 new = f"{new.rstrip('/')}/{old.rpartition('/')[2]}"
             target, new_name = self._at(new)
             if target is not store:
-                raise NotSupportedError(f"{old} cannot be moved to another store; copy it")
+                raise NotSupportedError(f"{shown(old)} cannot be moved to another store; copy it")
             changing.move(store, found, new_name)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
@@ -300,6 +307,12 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             buffer = memoryview(bytearray(max(1, min(COPY_BYTES, source.size))))
             while count := source.readinto(buffer):
                 target.write(buffer[:count])
+
+    def close(self) -> None:
+        """Close the connections that are kept; what is used again opens new ones."""
+        stores, self._stores = self._stores, {}
+        for store in stores.values():
+            store.close()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -317,7 +330,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             store, name = self._at(path)
             found = names.look(store, name)
             if found.is_folder:
-                raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+                raise IsADirectoryError(errno.EISDIR, "it is a folder", shown(path))
             return names.source_of(store, found)
 
     def _source_or_error(self, path: str) -> FileSource | Exception:
@@ -328,7 +341,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
 
     def _file(self, path: str) -> StripedFile:
         reopen: Callable[[], FileSource] = _Reopen(self, path)
-        return StripedFile(reopen(), fetcher=self._fetcher, reopen=reopen, name=path)
+        return StripedFile(reopen(), fetcher=self._fetcher, reopen=reopen, name=shown(path))
 
     def _saved(self, path: str) -> SavedFile:
         from bootseer.stripedfs.saving import SavedFile
@@ -342,7 +355,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             else:
                 changing.check_whole(store, found)
                 if found.is_folder:
-                    raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+                    raise IsADirectoryError(errno.EISDIR, "it is a folder", shown(path))
             return SavedFile(store, name, self._writing)
 
     def _described(self, path: str, found: names.Found) -> dict[str, Any]:

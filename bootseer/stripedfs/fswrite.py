@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.utils import stringify_path
 
 from bootseer.errors import AccessDeniedError, NotFoundError
+from bootseer.storage.urls import safe_url
 
 if TYPE_CHECKING:
     from bootseer.stripedfs.saving import SavedFile
@@ -23,7 +24,7 @@ class WriteFile(io.RawIOBase):
 
     def __init__(self, saved: SavedFile, path: str, *, autocommit: bool) -> None:
         super().__init__()
-        self.path = path
+        self.path = shown(path)
         self._saved = saved
         self._autocommit = autocommit
 
@@ -62,12 +63,18 @@ class WriteFile(io.RawIOBase):
         super().__exit__(kind, error, traceback)
 
 
+def shown(path: Any) -> str:
+    """A path as users may see it: a URL without its user, password and signature."""
+    text: str = stringify_path(path)
+    return safe_url(text) if "://" in text else text
+
+
 @contextlib.contextmanager
 def python_errors(path: Any) -> Iterator[None]:
     """What Python has an exception for becomes that, with ours as its cause."""
     try:
         yield
     except NotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, str(error), stringify_path(path)) from error
+        raise FileNotFoundError(errno.ENOENT, str(error), shown(path)) from error
     except AccessDeniedError as error:
-        raise PermissionError(errno.EACCES, str(error), stringify_path(path)) from error
+        raise PermissionError(errno.EACCES, str(error), shown(path)) from error

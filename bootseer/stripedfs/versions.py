@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
-from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.errors import AccessDeniedError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.layout import stripe_name
@@ -64,12 +64,31 @@ def current(store: Store, name: str) -> Version | None:
     """The current version of a checkpoint; None when none was ever published under this name."""
     folder = folder_of(name)
     pointer_name = f"{folder}/{CURRENT}"
+    data = b""
     try:
         data = store.read(pointer_name, limit_bytes=POINTER_LIMIT_BYTES)
+        pointer = Pointer.parse(data, f"{pointer_name} in {store.url}")
     except NotFoundError:
         return None
-    pointer = Pointer.parse(data, f"{pointer_name} in {store.url}")
+    except (AccessDeniedError, CorruptDataError):
+        if not data.lstrip().startswith(b"{") and _is_plain_on_the_web(store, name):
+            return None
+        raise
     return Version(f"{folder}/{pointer.version}", pointer)
+
+
+def _is_plain_on_the_web(store: Store, name: str) -> bool:
+    """Whether a web server has `name` itself.
+
+    Many refuse what is not there (an object store without the right to list, an address signed
+    for one object alone), or answer a page for whatever is asked.
+    """
+    if not store.url.startswith(("http://", "https://")):
+        return False
+    try:
+        return not store.stat(name).is_folder
+    except (NotFoundError, AccessDeniedError, CorruptDataError):
+        return False
 
 
 def load(store: Store, name: str) -> tuple[Version, Manifest | TreeManifest] | None:
