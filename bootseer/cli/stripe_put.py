@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     help="The store's block size, a multiple of the chunk. Default: the store's own.",
 )
 @jobs_option(
-    "Stripes and small files written at once, one chunk of memory each. Default: the width, or "
-    "what the store is read fastest with where that is more."
+    "Stripes and small files written at once, one chunk of memory each and 256 MiB together. "
+    "Default: the width, or what the store is read fastest with where that is more."
 )
 @resume_option("Continue an interrupted put of the same source.")
 @click.option(

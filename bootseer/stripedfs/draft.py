@@ -18,6 +18,7 @@ from typing import Any
 from bootseer.errors import (
     BootseerError,
     BusyError,
+    CorruptDataError,
     NotFoundError,
     StoreUnavailableError,
     UsageError,
@@ -27,7 +28,14 @@ from bootseer.storage.base import Store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.manifest import Kind, Pointer
 from bootseer.stripedfs.stripes import replace_surely, surely
-from bootseer.stripedfs.versions import CURRENT, MANIFEST, Version, current, folder_of
+from bootseer.stripedfs.versions import (
+    CURRENT,
+    MANIFEST,
+    Version,
+    current,
+    folder_of,
+    manifest_of,
+)
 
 WRITING = "writing"
 LEASE = "lease"
@@ -177,12 +185,32 @@ class Draft:
             self.store.stat(f"{final}/{MANIFEST}")
 
     def _point(self, version: Version) -> None:
-        pointer_name = f"{folder_of(self.name)}/{CURRENT}"
+        """Name it as the current one; a collector that removes it meanwhile leaves the last one."""
+        before = self._before()
+        self._check_there(version)
         try:
-            replace_surely(self.store, pointer_name, version.pointer.encode())
+            replace_surely(self.store, self._pointer, version.pointer.encode())
         except BootseerError:
             self._remove_unless_current(version)
             raise
+        try:
+            self._check_there(version)
+        except BusyError:
+            self._point_back(version, before)
+            raise
+
+    @property
+    def _pointer(self) -> str:
+        return f"{folder_of(self.name)}/{CURRENT}"
+
+    def _before(self) -> Version | None:
+        try:
+            return current(self.store, self.name)
+        except CorruptDataError:
+            return None  # it is replaced now
+
+    def _check_there(self, version: Version) -> None:
+        """Raise BusyError when the version was removed, as by a collector without grace."""
         try:
             self.store.stat(f"{version.folder}/{MANIFEST}")
         except NotFoundError as error:
@@ -190,6 +218,28 @@ class Draft:
                 f"{version.folder} in {self.store.url} was collected while it was published; "
                 "put it again, and give gc a grace period"
             ) from error
+
+    def _point_back(self, version: Version, before: Version | None) -> None:
+        """The pointer must not name what is gone, unless it is another's by now."""
+        try:
+            found = current(self.store, self.name)
+            if found is None or found.folder != version.folder:
+                return
+            if before is None or not self._whole(before):
+                self.store.delete(self._pointer)
+                return
+            self.store.replace(self._pointer, before.pointer.encode())
+            if not self._whole(before):  # collected just then, for nothing pointed to it
+                self.store.delete(self._pointer)
+        except BootseerError:
+            return  # what was removed is the error to tell
+
+    def _whole(self, version: Version) -> bool:
+        try:
+            manifest_of(self.store, version)
+        except (NotFoundError, CorruptDataError):
+            return False
+        return True
 
     def _remove_unless_current(self, version: Version) -> None:
         try:

@@ -18,13 +18,16 @@ STRIPES_A_PLACE = 2
 MAX_AUTO_WIDTH = 24
 MAX_JOBS = 256
 COMMON_BLOCK_BYTES = 128 << 20
+BUFFER_BUDGET_BYTES = 256 << 20
+"""For all that is written at once, in chunks that wait for their stripes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:
     """Wishes for a checkpoint; 0 lets us choose.
 
-    `jobs` stripes are written at once, each through one buffer of `chunk_bytes`. `placement`
+    `jobs` stripes are written at once, each through one buffer of `chunk_bytes`; fewer where
+    these would take more than 256 MiB. `placement`
     steers each stripe to a server of its own; "auto" does so where it pays, which is at
     replication 1. A stripe that fails is written anew up to `tries` times. Of an interrupted put
     stripes of at least `keep_bytes` and whole files are kept.
@@ -111,7 +114,11 @@ def plan_write(
         replication=settings.replication,
         block_bytes=settings.block_bytes or _block_bytes(settings.chunk_bytes),
         # Of a directory more than one file is under way: small ones would else wait in line.
-        jobs=min(settings.jobs or max(width, store.preferred.streams), MAX_JOBS),
+        jobs=min(
+            settings.jobs or max(width, store.preferred.streams),
+            max(1, BUFFER_BUDGET_BYTES // settings.chunk_bytes),
+            MAX_JOBS,
+        ),
         tries=settings.tries,
         keep_bytes=settings.keep_bytes,
         places=tuple(places) if steer else (),

@@ -6,6 +6,7 @@ import mmap
 import queue
 import threading
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from bootseer.contexts import Committing
 from bootseer.errors import BootseerError, UsageError
@@ -14,25 +15,72 @@ from bootseer.stripedfs.draft import Draft
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, check_chunks, stripe_name, used_width
 from bootseer.stripedfs.manifest import Manifest
-from bootseer.stripedfs.settings import WritePlan, WriteSettings, plan_write
+from bootseer.stripedfs.settings import BUFFER_BUDGET_BYTES, WritePlan, WriteSettings, plan_write
 from bootseer.stripedfs.stripes import check_length
 from bootseer.stripedfs.versions import Version
 
-BUFFER_BUDGET_BYTES = 256 << 20
 Buffer = bytes | bytearray | memoryview
+
+
+class Budget:
+    """Memory that all streams of a process share.
+
+    A stream has two buffers in any case (one is filled while the other is sent), and while it is
+    the only one, as many as it says are the least; the rest stays within the limit.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        # Weak: a stream that is dropped without an end gives back, too.
+        self._taken: WeakKeyDictionary[StripeStream, int] = WeakKeyDictionary()
+
+    @property
+    def taken_bytes(self) -> int:
+        """What all streams have."""
+        with self._lock:
+            return sum(self._taken.values())
+
+    def take(self, stream: StripeStream, size_bytes: int, *, least_bytes: int) -> bool:
+        """Whether a stream may have a buffer more."""
+        with self._lock:
+            own = self._taken.get(stream, 0)
+            least_bytes = least_bytes if len(self._taken) == 1 else 2 * size_bytes
+            within = sum(self._taken.values()) + size_bytes <= self._limit_bytes
+            if own >= least_bytes and not within:
+                return False
+            self._taken[stream] = own + size_bytes
+            return True
+
+    def give_back(self, stream: StripeStream) -> None:
+        """All that a stream has; twice is safe."""
+        with self._lock:
+            self._taken.pop(stream, None)
+
+
+BUDGET = Budget(BUFFER_BUDGET_BYTES)
 
 
 class StripeStream:
     """Takes bytes in order and writes them as stripes below `folder`, one thread a stripe.
 
-    Memory is bounded by two chunks a stripe (and 256 MiB, or a chunk a stripe where that is
-    more): `write` waits for the slowest stripe. Not for several threads at once.
+    Memory is bounded by two chunks a stripe, and with all other streams of the process by
+    `budget` (for a stream alone, or by a chunk a stripe where that is more): `write` waits for
+    the slowest stripe. Not for several threads at once.
     """
 
-    def __init__(self, store: Store, plan: WritePlan, folder: str, *, first: int = 0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        plan: WritePlan,
+        folder: str,
+        *,
+        first: int = 0,
+        budget: Budget = BUDGET,
+    ) -> None:
         self._store, self._plan, self._folder, self._first = store, plan, folder, first
-        budget = max(plan.width + 1, BUFFER_BUDGET_BYTES // plan.chunk_bytes)
-        self._unmade = min(2 * plan.width, budget)
+        self._budget = budget
+        self._unmade = 2 * plan.width
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._current: memoryview | None = None
         self._filled = 0
@@ -70,6 +118,7 @@ class StripeStream:
             lane.end()
         for lane in self._lanes:
             lane.wait()
+        self._budget.give_back(self)
         self._raise()
         width = used_width(self.size_bytes, self._plan.chunk_bytes, self._plan.width)
         layout = Layout(self.size_bytes, self._plan.chunk_bytes, width)
@@ -87,17 +136,24 @@ class StripeStream:
             lane.abort()
         for lane in self._lanes:
             lane.wait()
+        self._budget.give_back(self)
 
     def _buffer(self) -> memoryview:
         if self._current is None:
             self._raise()
-            if self._unmade and self._free.empty():
-                self._unmade -= 1
-                self._current = memoryview(mmap.mmap(-1, self._plan.chunk_bytes))
-            else:
-                self._current = self._free.get()
+            self._current = self._made() or self._free.get()
             self._filled = 0
         return self._current
+
+    def _made(self) -> memoryview | None:
+        """A buffer more, where there is none free and there may be one."""
+        size, least = self._plan.chunk_bytes, (self._plan.width + 1) * self._plan.chunk_bytes
+        if not self._unmade or not self._free.empty():
+            return None
+        if not self._budget.take(self, size, least_bytes=least):
+            return None
+        self._unmade -= 1
+        return memoryview(mmap.mmap(-1, size))
 
     def _send(self) -> None:
         assert self._current is not None

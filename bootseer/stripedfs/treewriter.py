@@ -245,7 +245,9 @@ class TreeFileWriter(Committing):
         with store.writer(self._folder, self._tree._plan.hints(0)) as writer:
             writer.write(tail)
         check_length(store, self._folder, size)
-        return TreeFile(self._path, self._mode, now, size, False, name, digest_of(tail))
+        digest = digest_of(tail)
+        self._stream.abort()  # it wrote nothing itself
+        return TreeFile(self._path, self._mode, now, size, False, name, digest)
 
     def abort(self) -> None:
         """Forget what was written; twice is safe."""
