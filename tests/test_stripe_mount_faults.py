@@ -173,15 +173,15 @@ def test_a_reader_of_a_store_that_hangs_can_be_killed(web: Switched, tmp_path: P
             assert in_time(reader.wait, 30) == -signal.SIGKILL
 
 
-def test_a_store_that_died_gives_an_error_and_names_stay_killable(
-    web: Switched, tmp_path: Path
-) -> None:
+def test_a_store_that_died_gives_an_error_in_time(web: Switched, tmp_path: Path) -> None:
     with served(web.url, tmp_path / "mnt", deadline_s=1.5) as mount:
         path = mount.directory / "file"
         assert in_time(lambda: pread(path, 0, 100)) == web.data[:100]
         with path.open("rb", buffering=0) as file:
             web.server.__exit__(None, None, None)
             assert refusal(lambda: os.pread(file.fileno(), 100, 3 << 20)) == errno.EIO
+            assert refusal(lambda: pread(path, 2 << 20, 100)) == errno.EIO  # opened anew
+            assert in_time(path.stat).st_size == len(web.data)  # known from before
             assert mount.said
 
 

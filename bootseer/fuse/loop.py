@@ -4,7 +4,8 @@ READ is answered by the thread that received it, or parked by the operations and
 any other thread; a read within what the operations offer as `maps` (inode -> a file's bytes) is
 answered from there, and `read` is not called. What the operations call quick is answered at once
 too. Requests that may wait for a network (all of writing, and what `Operations.slow` names) go to
-a few more threads, so that no wait ever keeps a reader from being heard.
+a few more threads, so that no wait ever keeps a reader from being heard. Who waits for one that changes nothing may be
+killed, as a reader may; what comes of it then is taken back.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Data, Reply
 from bootseer.fuse.parked import GONE, Parked, ParkedReads, send_data, send_error
 from bootseer.fuse.replies import SUCCESS
-from bootseer.fuse.session import UNANSWERED, Session
+from bootseer.fuse.session import KILLABLE, UNANSWERED, Session
 from bootseer.fuse.wire import HOT, IN_HEADER, INTERRUPT_IN, OUT_HEADER, Opcode
 
 _GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
@@ -42,6 +43,10 @@ def _words_and_head(buffer: bytearray) -> tuple[memoryview, memoryview]:
     """A READ's words as they lie in a buffer, and the bytes that become its answer's head."""
     request = memoryview(buffer)
     return request[:_READ_BYTES].cast("Q"), request[:16]
+
+
+_Work = tuple[bytearray | bytes, int, Parked | None]
+"""A request, its length, and who waits for it where they may be killed."""
 
 
 class Later:
@@ -91,7 +96,7 @@ class Loop:
         self._most_workers = slow_threads
         self._on_death = on_death
         self.parked = ParkedReads(device, faults)
-        self._work: queue.SimpleQueue[tuple[bytearray | bytes, int] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
         self._busy = 0
         self._buffers: list[bytearray] = []
@@ -270,12 +275,16 @@ class Loop:
         else:
             send_error(self._device, unique, number)
 
-    def _answer(self, data: memoryview) -> None:
-        """Answer one request that is not READ."""
+    def _answer(self, data: memoryview, waiting: Parked | None = None) -> None:
+        """Answer one request that is not READ; `waiting` tells whether its asker still does."""
         if HOT.unpack_from(data.obj)[0] in UNANSWERED:
             self._session.forget(data)
             return
         unique, number, answer = self._session.answer(data)
+        if waiting is not None and not self.parked.take(waiting):
+            if not number:
+                self._session.unwanted(data, answer)
+            return
         header = OUT_HEADER.struct.pack(16 + len(answer), -number, unique)
         try:
             os.writev(self._device, (header, answer))
@@ -284,6 +293,10 @@ class Loop:
 
     def _hand_over(self, buffer: bytearray, count: int) -> bytearray:
         """Let another thread answer; returns the buffer to receive into from now on."""
+        opcode, unique = HOT.unpack_from(buffer)[:2]
+        waiting = None
+        if opcode in KILLABLE:
+            waiting = self.parked.park(unique, IN_HEADER.struct.unpack_from(buffer)[6])
         with self._lock:
             self._busy += 1
             if self._busy > len(self._workers) < self._most_workers:
@@ -291,9 +304,11 @@ class Loop:
                 self._workers.append(worker)
                 worker.start()
         if count <= _COPY_BYTES:
-            self._work.put((bytes(memoryview(buffer)[:count]).ljust(HOT.size, b"\0"), count))
+            self._work.put(
+                (bytes(memoryview(buffer)[:count]).ljust(HOT.size, b"\0"), count, waiting)
+            )
             return buffer
-        self._work.put((buffer, count))
+        self._work.put((buffer, count, waiting))
         with self._lock:
             return self._buffers.pop() if self._buffers else bytearray(self._buffer_bytes)
 
@@ -302,9 +317,9 @@ class Loop:
             work = self._work.get()
             if work is None:
                 return
-            buffer, count = work
+            buffer, count, waiting = work
             try:
-                self._answer(memoryview(buffer)[:count])
+                self._answer(memoryview(buffer)[:count], waiting)
             except BaseException as error:  # a lost thread would hang its readers
                 self._faults.failed("a slow thread", error)
                 self._on_death()

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import stat
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -59,6 +60,11 @@ _BY_NAME = {
     "getxattr": (Opcode.GETXATTR,),
     "listxattr": (Opcode.LISTXATTR,),
 }
+KILLABLE = frozenset(
+    opcode for name, opcodes in _BY_NAME.items() if name != "release" for opcode in opcodes
+)
+"""Who waits for these may be killed: they change nothing that `unwanted` does not take back."""
+_FIRST = struct.Struct("<Q")
 _SLOW_WHEN_WRITABLE = WRITING | {Opcode.FLUSH, Opcode.FSYNC, Opcode.FSYNCDIR, Opcode.RELEASE}
 
 
@@ -122,7 +128,7 @@ class Session:
     """Answers requests by asking the operations; safe to call from several threads.
 
     Listings with attributes (READDIRPLUS) count as lookups in the kernel, so it may forget more
-    references than `lookup` gave.
+    references than `lookup` gave; operations that have `referred` are told of these inodes.
     """
 
     def __init__(
@@ -193,6 +199,29 @@ class Session:
             return unique, errno.EIO, b""
         except BaseException as error:  # whatever fails must cost one request, never the mount
             return unique, self.errno_of(error, _name_of(data)), b""
+
+    def unwanted(self, data: memoryview, answer: Buffer) -> None:
+        """Take back what an answer gave that nobody got: its asker was killed meanwhile."""
+        try:
+            self._take_back(wire.parse(data), answer)
+        except FileSystemError:
+            return
+        except BaseException as error:  # nobody waits for it, and the mount goes on
+            self._faults.failed("taking an answer back", error)
+
+    def _take_back(self, request: Request, answer: Buffer) -> None:
+        if request.opcode == Opcode.LOOKUP:
+            (inode,) = _FIRST.unpack_from(answer)
+            if inode:  # not that there is no such name
+                self.operations.forget(Inode(inode), 1)
+        elif request.opcode == Opcode.OPEN:
+            self.operations.release(request.inode, Handle(_FIRST.unpack_from(answer)[0]))
+            self._backings.released(request.inode)
+        elif request.opcode == Opcode.OPENDIR:
+            self._listings.pop(Handle(_FIRST.unpack_from(answer)[0]), None)
+        elif request.opcode == Opcode.READDIRPLUS and hasattr(self.operations, "referred"):
+            for inode in replies.listed(bytes(answer)):
+                self.operations.forget(inode, 1)
 
     def errno_of(self, error: BaseException, what: str) -> int:
         """The answer to an exception: refusals are ordinary, all else is EIO and said once."""

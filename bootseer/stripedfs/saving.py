@@ -109,6 +109,7 @@ class Saving:
         self.abort()
         self.size_bytes = 0
         self.touched, self.flushed = True, False
+        self._thread = self._writer = 0
 
     def written_by(self, thread: int) -> bool:
         """Whether a thread's process wrote last what is not published; True when nobody did."""

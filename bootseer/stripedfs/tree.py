@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError, StoreUnavailableError
+from bootseer.errors import BootseerError, NotFoundError, StoreUnavailableError
 from bootseer.fuse.operations import (
     ROOT,
     Attr,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 30.0
 AGAIN_S = 5.0
-"""A folder that could not be read again is tried again so much later."""
+"""After a store could not be asked, names that are known are not asked for again for so long."""
 MOST_SURVEYED = 10_000
 """Folders that are looked into for an inode of a process before us."""
 XATTR = b"user.bootseer."
@@ -84,6 +84,7 @@ class StripedTree:
         self._began_ns = time.time_ns()
         self._surveying = threading.Lock()
         self._absent: dict[Inode, float] = {}
+        self._away_until_s = 0.0
         found = names.look(store, name)
         self._single = not found.is_folder
         self.nodes = Nodes(found)
@@ -236,8 +237,8 @@ class StripedTree:
         if not node.found.is_folder and not single:
             raise FileSystemError(errno.ENOTDIR)
         with self.nodes.lock:
-            known, age_s = node.children, time.monotonic() - node.listed_s
-            if known is not None and node.listed_s and (node.fixed or age_s <= REFRESH_S):
+            known = node.children
+            if known is not None and self._good(node):
                 return known
             asked = node.asked
             if asked is None:
@@ -254,6 +255,12 @@ class StripedTree:
         finally:
             node.asked = None
 
+    def _good(self, node: Node) -> bool:
+        """Whether what was listed will do."""
+        now_s = time.monotonic()
+        recent = now_s - node.listed_s <= REFRESH_S or now_s < self._away_until_s
+        return bool(node.listed_s) and (node.fixed or recent)
+
     def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
         began_s = node.listed_s
         try:
@@ -264,7 +271,9 @@ class StripedTree:
                     if node.found.version is not None:
                         node.found = names.rooted(self.store, node.found)
                     found = names.children(self.store, node.found)
-        except BootseerError:
+        except BootseerError as error:
+            if error.retryable:  # with it, others would wait as long for their old names
+                self._away_until_s = time.monotonic() + AGAIN_S
             if known is None:
                 raise
             if node.listed_s == began_s:
@@ -304,6 +313,8 @@ class StripedTree:
             node = waiting.popleft()
             try:
                 listed = self.listing(node)
+            except NotFoundError:
+                continue
             except BootseerError as error:  # it may be in another one
                 fault = error
                 continue
