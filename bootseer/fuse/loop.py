@@ -4,8 +4,8 @@ READ is answered by the thread that received it, or parked by the operations and
 any other thread; a read within what the operations offer as `maps` (inode -> a file's bytes) is
 answered from there, and `read` is not called. What the operations call quick is answered at once
 too. Requests that may wait for a network (all of writing, and what `Operations.slow` names) go to
-a few more threads, so that no wait ever keeps a reader from being heard. Who waits for one that changes nothing may be
-killed, as a reader may; what comes of it then is taken back.
+a few more threads, so that no wait ever keeps a reader from being heard. Who waits for one that
+changes nothing may be killed, as a reader may; what comes of it then is taken back.
 """
 
 from __future__ import annotations
