@@ -1,4 +1,4 @@
-"""Reads that wait for their bytes: answered later, from any thread, or given up when killed."""
+"""Reads and looks at names that wait: answered later, from any thread, or given up when killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def send_error(device: int, unique: int, number: int) -> None:
 
 
 class Parked:
-    """One waiting read: the `Reply` that operations take."""
+    """One waiting request; of a read, the `Reply` that operations take."""
 
     __slots__ = ("_interrupted", "_reads", "pid", "unique")
 
