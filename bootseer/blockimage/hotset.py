@@ -2,7 +2,8 @@
 
 Its manifest's layers are the pack and the merged trace (docs/images.md). It names the block image
 that it was made for by digest, so that no other image's hot set is ever replayed, and the moment
-it was made: of several for one workload the newest counts.
+it was made: of several for one workload the newest counts. A moment of a day ahead and more is a
+clock's that was wrong, and counts as the oldest.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ WORKLOAD = "dev.bootseer.workload"  # annotations of the manifest
 BLOCK_IMAGE = "dev.bootseer.blockimage"
 STARTS = "dev.bootseer.starts"
 CREATED = "org.opencontainers.image.created"
+_AHEAD = datetime.timedelta(days=1)  # clocks may differ by less
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_TRIED = 8  # damaged ones of a workload; a mount waits for each
 _MOST_MANIFESTS = 50  # that are looked into where a registry's list tells no annotations
@@ -98,8 +100,30 @@ def parse_manifest(manifest: Manifest) -> HotSet:
 
 def now() -> str:
     """The moment, as manifests spell it, to the microsecond so that the newest can be told."""
-    moment = datetime.datetime.now(datetime.UTC)
+    return _spelt(datetime.datetime.now(datetime.UTC))
+
+
+def _spelt(moment: datetime.datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def moment_after(others: Iterable[str]) -> str:
+    """The moment, or one right behind all others: what is published now is the newest.
+
+    Moments that are no times, or too far ahead to be believed, are left out.
+    """
+    moments = [datetime.datetime.now(datetime.UTC)]
+    for one in others:
+        with contextlib.suppress(ValueError):
+            moment = datetime.datetime.fromisoformat(one)
+            if age(one)[0] and moment.tzinfo is not None:
+                moments.append(moment.astimezone(datetime.UTC) + datetime.timedelta(microseconds=1))
+    return _spelt(max(moments))
+
+
+def age(created: str) -> tuple[bool, str]:
+    """What sorts hot sets by when they were made, the newest last."""
+    return created <= _spelt(datetime.datetime.now(datetime.UTC) + _AHEAD), created
 
 
 def newest(
@@ -116,7 +140,7 @@ def newest(
         and one.annotations.get(BLOCK_IMAGE) == block_image
         and workload in (None, one.annotations.get(WORKLOAD))
     ]
-    return sorted(fitting, key=lambda one: one.annotations.get(CREATED, ""), reverse=True)
+    return sorted(fitting, key=lambda one: age(one.annotations.get(CREATED, "")), reverse=True)
 
 
 def choose(

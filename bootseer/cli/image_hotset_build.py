@@ -61,13 +61,14 @@ def command(
     from bootseer.imageprefetch.parts import fetching
 
     with opened(ref, push=push, **where) as image:
+        own = image.own_trace(workload)
         trace, carried = _trace(image, older, workload, where)
         with fetching(place(where["cache"])) as fetcher:
             made, info = hotsets.pack(
-                image.hot_sets, image.parts, trace, fetcher, share=share, level=level
+                image.hot_sets, image.parts, trace, fetcher, share=share, level=level, own=own
             )
         if push:
-            publish(image, made)
+            made = publish(image, made)
     if as_json:
         echo_json({**hotsets.as_dict(made), "hot_bytes": info.hot_bytes, "pushed": push})
         return 0
@@ -88,8 +89,7 @@ def _trace(
     image: Image, older: str, workload: str, where: dict[str, Any]
 ) -> tuple[Trace, float | None]:
     """What is to be packed, and the share that was carried over from an older image."""
-    from bootseer.imageprefetch.hotsets import merged
-    from bootseer.imageprefetch.parts import carried_from
+    from bootseer.imageprefetch.parts import carried_from, with_carried
 
     own = image.trace(workload)
     if not older:
@@ -101,16 +101,14 @@ def _trace(
         return own, None
     with opened(older, **where) as before:
         carried = carried_from(image, before, workload)
-    found = carried.trace if own is None else merged([own, carried.trace])
-    return found, carried.share
+    return with_carried(own, carried.trace), carried.share
 
 
-def publish(image: Image, made: Made) -> None:
-    """Push a hot set, with a progress bar."""
-    from bootseer.imageprefetch import hotsets
-
+def publish(image: Image, made: Made) -> Made:
+    """Push a hot set, with a progress bar; returns it as it was published."""
     with progress.bar("hot set") as shown:
         shown.expect(made.hot.pack.size_bytes)
-        hotsets.push(image.repository, made, progress=shown.advance)
+        made = image.publish(made, progress=shown.advance)
     if sys.stderr is not None:
         click.echo(f"published {made.digest} beside {image.ref}", err=True)
+    return made

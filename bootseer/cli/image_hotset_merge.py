@@ -51,7 +51,7 @@ def command(
         if output:
             _write(output, traces.serialise(together))
         else:
-            image.traces.replace(together)
+            image.keep_trace(together)
     touched = together.touched_bytes()
     if as_json:
         body = {"workload": workload, "starts": together.starts, "touched_bytes": touched}

@@ -33,7 +33,7 @@ def command(ref: str, workload: str, as_json: bool, **where: Any) -> int:
             raise UsageError(
                 f"{ref} has another block image since the hot set was made; build it again"
             )
-        publish(image, made)
+        made = publish(image, made)
     if as_json:
         echo_json(hotsets.as_dict(made))
         return 0

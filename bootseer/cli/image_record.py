@@ -119,8 +119,8 @@ def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
     from bootseer.imageprefetch.parts import fetching
 
     with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
-        trace = image.trace(workload)
+        own, trace = image.own_trace(workload), image.trace(workload)
         assert trace is not None  # it was recorded just now
         with fetching(place(cache)) as fetcher:
-            made, _ = hotsets.pack(image.hot_sets, image.parts, trace, fetcher)
+            made, _ = hotsets.pack(image.hot_sets, image.parts, trace, fetcher, own=own)
         publish(image, made)

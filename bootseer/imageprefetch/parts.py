@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 from bootseer.blockimage import artifact, filemap
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blocks import table as tables
+from bootseer.blocks import trace as traces
 from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 from bootseer.imageprefetch import hotsets, pieces
 from bootseer.imageprefetch.carrying import Carried, carry
-from bootseer.imageprefetch.hotsets import HotSets, ImageParts
+from bootseer.imageprefetch.hotsets import HotSets, ImageParts, Made
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.traces import TraceStore
 from bootseer.storage.oci.manifest import Descriptor, Manifest
-from bootseer.storage.oci.registry import Repository, open_repository
+from bootseer.storage.oci.registry import Progress, Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
@@ -63,18 +64,43 @@ class Image:
 
         Traces of other bytes, and damaged ones, are left out.
         """
-        own: list[Trace] = []
+        own, published = self.own_trace(workload), self._published_trace(workload)
+        return together(own, published, self._usable(self.traces.pushed(workload)))
+
+    def own_trace(self, workload: str = "") -> Trace | None:
+        """This node's trace alone."""
         with contextlib.suppress(CorruptDataError):
-            kept = self.traces.load(workload)
-            own += [kept] if kept is not None else []
+            return self._usable(self.traces.load(workload))
+        return None
+
+    def _published_trace(self, workload: str) -> Trace | None:
         published = hotsets.published(self.repository, self.digest, self.parts.block_image)
         for _, hot in published:
             if hot.workload == workload:
                 with contextlib.suppress(CorruptDataError, NotFoundError):
-                    found = hotsets.trace_of(self.repository, hot)
-                    own += [found] if found is not None else []
+                    return self._usable(hotsets.trace_of(self.repository, hot))
                 break
-        return together([one for one in own if one.object == self.parts.source.key])
+        return None
+
+    def _usable(self, trace: Trace | None) -> Trace | None:
+        return trace if trace is not None and trace.object == self.parts.source.key else None
+
+    def publish(self, made: Made, *, progress: Progress | None = None) -> Made:
+        """Push a hot set, and note what of this node's trace is in it; returns it as published.
+
+        Raises what the registry and the disk raise.
+        """
+        done = hotsets.push(self.repository, made, progress=progress)
+        if made.own_bytes:
+            self.traces.keep_pushed(traces.parse(made.own_bytes, name="the trace of a hot set"))
+        return done
+
+    def keep_trace(self, trace: Trace) -> None:
+        """Have a trace that `trace()` is in as this node's."""
+        published = self._published_trace(trace.workload)
+        self.traces.replace(trace)
+        if published is not None and traces.covers(trace, published):
+            self.traces.keep_pushed(published)
 
     def workloads(self) -> list[str]:
         """Every workload with a trace here or a published hot set, sorted."""
@@ -83,23 +109,30 @@ class Image:
         return sorted(names | {hot.workload for _, hot in found})
 
 
-def together(parts: list[Trace]) -> Trace | None:
+def together(
+    own: Trace | None, published: Trace | None, pushed: Trace | None = None
+) -> Trace | None:
     """This node's trace and the published one as one.
 
-    What was published from this node's own starts holds them already: they are not counted twice
-    where one of the two says nothing that the other does not.
+    What was published of this node's own starts is not counted twice: `pushed` is what its trace
+    was then, and where the published one does not hold that (any more), or nothing is known, one
+    that says nothing more than the other is left out.
     """
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    own, other = parts
-    if own.extents == other.extents and own.starts == other.starts:
+    if own is None or published is None:
+        return own or published
+    if traces.covers(own, published):
         return own
-    covered = {(e.offset, e.length): e.starts_seen for e in own.extents}
-    if own.starts >= other.starts and all(
-        covered.get((e.offset, e.length), 0) >= e.starts_seen for e in other.extents
-    ):
-        return own
-    return hotsets.merged(parts)
+    if pushed and traces.covers(own, pushed) and traces.covers(published, pushed):
+        own = traces.without(own, pushed)
+        return hotsets.merged([published, own]) if own.extents or own.starts else published
+    return published if traces.covers(published, own) else hotsets.merged([own, published])
+
+
+def with_carried(own: Trace | None, carried: Trace) -> Trace:
+    """What is known of an image, with an older one's trace, if that is not in it already."""
+    if own is None:
+        return carried
+    return own if traces.covers(own, carried) else hotsets.merged([own, carried])
 
 
 def rename(trace: Trace, workload: str) -> Trace:

@@ -1,0 +1,192 @@
+"""Hot sets published by several nodes: every start counts once, and the newest is the newest."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_mounts import Published, publish, some_files
+
+from bootseer.blockimage import hotset
+from bootseer.blocks.trace import Touched, Trace
+from bootseer.imageprefetch import hotsets
+from bootseer.imageprefetch.hotsets import Made
+from bootseer.imageprefetch.parts import Image, fetching, open_image, with_carried
+from bootseer.storage.oci.manifest import Descriptor
+
+pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
+
+FILES = some_files(6, 40_000)
+PAGE = 4096
+P, Q, R = 0, 8, 16
+
+
+@pytest.fixture
+def image(own_registry: Any, tmp_path: Path) -> Published:
+    return publish(own_registry().reference("pushed/image", "1"), FILES, tmp_path / "image")
+
+
+class Node:
+    """One node's cache; starts are added as mounts do."""
+
+    def __init__(self, cache: Path, ref: str) -> None:
+        self.cache, self.ref = str(cache), ref
+
+    def start(self, *pages: int) -> None:
+        with open_image(self.ref, self.cache) as image:
+            image.traces.add(self._trace(image, pages))
+
+    def _trace(self, image: Image, pages: tuple[int, ...]) -> Trace:
+        touched = tuple(Touched(page * PAGE, PAGE, 100 * n, 1) for n, page in enumerate(pages))
+        source = image.parts.source
+        return Trace(source.key, source.size_bytes, "", 1, touched)
+
+    def build(self, *, push: bool = True) -> dict[int, int]:
+        """Build and push; returns how many of the starts touched each page."""
+        with open_image(self.ref, self.cache, push=True) as image:
+            own, trace = image.own_trace(), image.trace()
+            assert trace is not None
+            with fetching(self.cache) as fetcher:
+                made, _ = hotsets.pack(
+                    image.hot_sets, image.parts, trace, fetcher, level=1, own=own
+                )
+            if push:
+                image.publish(made)
+        self.starts = trace.starts
+        return {
+            page // PAGE: e.starts_seen
+            for e in trace.extents
+            for page in range(e.offset, e.offset + e.length, PAGE)
+        }
+
+    def push(self) -> Made:
+        with open_image(self.ref, self.cache, push=True) as image:
+            made = image.hot_sets.load()
+            assert made is not None
+            return image.publish(made)
+
+    def published(self) -> list[tuple[Descriptor, hotset.HotSet]]:
+        with open_image(self.ref, self.cache) as image:
+            return hotsets.published(image.repository, image.digest)
+
+
+def test_a_start_counts_once_however_often_its_node_pushes(
+    image: Published, tmp_path: Path
+) -> None:
+    one, other = Node(tmp_path / "a", image.ref), Node(tmp_path / "b", image.ref)
+    one.start(P)
+    other.start(Q)
+    other.build()
+    for _ in range(3):
+        assert one.build() == {P: 1, Q: 1}
+        assert one.starts == 2
+    one.start(P, R)  # what is new counts, once too
+    for _ in range(2):
+        assert one.build() == {P: 2, Q: 1, R: 1}
+        assert other.build() == {P: 2, Q: 1, R: 1}
+        assert (one.starts, other.starts) == (3, 3)
+    other.start(P)
+    assert other.build() == {P: 3, Q: 1, R: 1}
+    assert one.build(push=False) == {P: 3, Q: 1, R: 1}
+
+
+def test_what_another_node_published_over_ours_is_merged_in_again(
+    image: Published, tmp_path: Path
+) -> None:
+    one, other = Node(tmp_path / "a", image.ref), Node(tmp_path / "b", image.ref)
+    one.start(P)
+    other.start(Q)
+    other.build(push=False)  # it does not know yet what comes before its push
+    one.build()
+    other.push()
+    assert one.build() == {P: 1, Q: 1}
+    assert one.starts == 2
+
+
+def test_a_trace_that_was_begun_anew_counts_whole(image: Published, tmp_path: Path) -> None:
+    one, other = Node(tmp_path / "a", image.ref), Node(tmp_path / "b", image.ref)
+    one.start(P)
+    one.start(P)
+    one.build()
+    other.start(Q)
+    other.build()
+    with open_image(image.ref, one.cache) as opened:
+        opened.traces.path().write_bytes(b"damaged")
+    assert one.build(push=False) == {P: 2, Q: 1}
+    one.start(R)
+    assert one.build() == {P: 2, Q: 1, R: 1}
+    assert one.starts == 4
+    with open_image(image.ref, one.cache) as opened:
+        opened.traces.path().with_suffix(".pushed").write_bytes(b"damaged")
+    assert one.build() == {P: 2, Q: 1, R: 1}
+
+
+def test_what_was_merged_here_by_hand_is_not_counted_again(
+    image: Published, tmp_path: Path
+) -> None:
+    one, other = Node(tmp_path / "a", image.ref), Node(tmp_path / "b", image.ref)
+    one.start(P)
+    other.start(Q)
+    other.build()
+    with open_image(image.ref, one.cache) as opened:
+        found = opened.trace()
+        assert found is not None
+        opened.keep_trace(found)
+    other.start(Q)
+    other.build()
+    assert one.build() == {P: 1, Q: 2}
+    assert one.starts == 3
+
+
+def test_what_was_carried_over_counts_once(image: Published, tmp_path: Path) -> None:
+    node = Node(tmp_path / "a", image.ref)
+    node.start(P, Q)
+    with open_image(image.ref, node.cache) as opened:
+        carried = opened.own_trace()
+        assert carried is not None
+    known = with_carried(None, carried)
+    assert with_carried(known, carried).starts == 1
+    assert with_carried(dataclasses.replace(known, extents=()), carried).starts == 2
+
+
+def shifted(days: float) -> str:
+    moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize("days", [0.5, 900])
+def test_what_is_pushed_is_the_newest_though_a_clock_was_ahead(
+    image: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float
+) -> None:
+    """The clock of the first node is a fake that is ahead; the machine's is everybody's."""
+    one, other = Node(tmp_path / "a", image.ref), Node(tmp_path / "b", image.ref)
+    one.start(P)
+    with monkeypatch.context() as patched:
+        patched.setattr(hotset, "now", lambda: shifted(days))
+        one.build()
+    assert len(one.published()) == 1
+    assert one.published()[0][1].created > shifted(0.4)
+    for pages in ((Q,), (Q, R)):
+        other.start(*pages)
+        other.build()
+        made = other.push()  # again, which changes nothing
+        newest, hot = other.published()[0]
+        assert (newest.digest, hot.created) == (made.digest, made.hot.created)
+        assert hot.created < shifted(1)
+        with open_image(image.ref, other.cache) as opened:
+            listed = opened.repository.referrers(opened.digest)
+            found = hotset.choose(opened.repository, listed, opened.parts.block_image)
+        assert found is not None
+        assert found[0].digest == made.digest
+    assert len(other.published()) == 3
+
+
+def test_moments_that_are_none_are_the_oldest() -> None:
+    moments = ["9999", shifted(2), "", "2020-01-01T00:00:00Z", hotset.now(), shifted(0.5)]
+    assert hotset.age(shifted(0.9)) > max(map(hotset.age, moments))
+    after = hotset.moment_after(moments)
+    assert max(map(hotset.age, moments)) < hotset.age(after) < hotset.age(shifted(0.6))
+    assert hotset.now() <= hotset.moment_after([]) < shifted(0.1)
