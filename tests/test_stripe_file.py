@@ -19,7 +19,14 @@ from stripe_faces import CHUNK, content, put_bytes, store_of
 from bootseer import stripedfs
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import FetchSettings
-from bootseer.errors import CorruptDataError, NotFoundError, StoreUnavailableError, UsageError
+from bootseer.errors import (
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    StoreUnavailableError,
+    UsageError,
+)
+from bootseer.storage.base import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.stripedfs.file import NewBytes, StripedFile
 from bootseer.stripedfs.opening import plain_source
@@ -122,6 +129,16 @@ def test_a_folder_and_a_file_are_not_mistaken(url: str, tmp_path: Path) -> None:
         stripedfs.open(str(tmp_path / "store"))
     with pytest.raises(UsageError, match="not a directory checkpoint"):
         stripedfs.open_tree(url)
+
+
+def test_a_link_in_a_directory_is_no_object(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "real").write_bytes(content(SIZE))
+    (store / "link").symlink_to("real")
+    with pytest.raises(NotSupportedError, match="link to real.* name its target"):
+        stripedfs.open(f"{store}/link")
+    assert [found.name for found in open_store(str(store)).list("")] == ["real"]
 
 
 def test_a_tree_is_opened_by_its_files(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from bootseer.storage.base import Store
 
@@ -54,24 +54,6 @@ class BlockSource(Protocol):
         With `in_place`, `raw` is `stored` itself and is only verified. Raises CorruptDataError;
         then nobody sees the bytes, and the fetcher tries another replica.
         """
-
-
-class Check(Protocol):
-    """Checks one block's bytes as they arrive, in order."""
-
-    def update(self, data: memoryview, /) -> None:
-        """Take in the next bytes."""
-
-    def finish(self) -> None:
-        """Raise CorruptDataError unless all of them are right."""
-
-
-@runtime_checkable
-class CheckedSource(BlockSource, Protocol):
-    """A source with `in_place` may offer this too: hashing what just arrived is cheaper."""
-
-    def check_of(self, index: int) -> Check:
-        """A fresh check of block `index`; what it accepts, `open_block` would accept."""
 
 
 def is_volatile(source: BlockSource) -> bool:

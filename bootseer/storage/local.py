@@ -1,6 +1,7 @@
 """A store in a directory: local, NFS or any file system with atomic link and rename.
 
-Temporary names start with a dot; a killed writer leaves one behind and `list` hides it.
+Temporary names start with a dot; a killed writer leaves one behind and `list` hides it. Symbolic
+links are not followed, since they may lead out of the directory: `list` leaves them out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bootseer.atomic import Draft, sync_folder
 from bootseer.contexts import Committing
-from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, from_os_error
+from bootseer.errors import (
+    BusyError,
+    CorruptDataError,
+    NotSupportedError,
+    StoreUnavailableError,
+    from_os_error,
+)
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 
@@ -58,8 +65,15 @@ class LocalStore:
         return self._path(name)
 
     def stat(self, name: str) -> Stat:
+        path = self._path(name)
         try:
-            return _stat(name, os.lstat(self._path(name)))
+            found = os.lstat(path)
+            if stat_module.S_ISLNK(found.st_mode):
+                raise NotSupportedError(
+                    f"{name} in {self.url} is a symbolic link to {os.readlink(path)}, and stores "
+                    "follow none; name its target"
+                )
+            return _stat(name, found)
         except OSError as error:
             raise from_os_error(error, f"look at {name} in {self.url}") from error
 
@@ -151,7 +165,8 @@ class LocalStore:
                         found = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # deleted while we looked
-                    yield _stat(prefix + entry.name, found)
+                    if not entry.is_symlink():
+                        yield _stat(prefix + entry.name, found)
         except OSError as error:
             raise from_os_error(error, f"list {folder or 'the root'} of {self.url}") from error
 
