@@ -52,7 +52,7 @@ def share_in_memory(path: Path) -> float:
 
 
 def until_in_memory(directory: str, paths: list[str]) -> None:
-    for _ in range(1500):
+    for _ in range(6000):
         if all(share_in_memory(Path(directory) / path) == 1 for path in paths):
             return
         threading.Event().wait(0.01)
@@ -61,7 +61,7 @@ def until_in_memory(directory: str, paths: list[str]) -> None:
 
 def alone(mounts: Mounts) -> None:
     """Wait until the process that read ahead has ended: one server is left."""
-    for _ in range(1500):
+    for _ in range(6000):
         if len([name for name in mounts.left() if len(name) == 32]) == 1:
             return
         threading.Event().wait(0.01)
