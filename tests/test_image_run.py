@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from image_mounts import Mounts, mounts_below
 from images_lab import Image, directory, file, symlink, write_layout
@@ -248,3 +249,24 @@ def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:
     words = podman_words(command, "name")
     assert podman_variables(command) == {"TOKEN": "t", "DOCKER_PASSWORD": "d"}
     assert {"A=b", "TOKEN", "DOCKER_PASSWORD", "PATH=/own", "LD_PRELOAD=x"} <= set(words)
+
+
+def test_first_steps_are_looked_for_where_events_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bootseer.cli.image_mount import command
+
+    def events(*words: str) -> str:
+        found: str = command.make_context("mount", [*words, "a:1", "/tree"]).params["events_dir"]
+        return found
+
+    monkeypatch.delenv("BOOTSEER_EVENTS", raising=False)
+    assert events() == ""
+    monkeypatch.setenv("BOOTSEER_EVENTS", "/shared/events")
+    assert events() == "/shared/events"
+    assert events("--events", "/own") == "/own"
+    monkeypatch.setenv("BOOTSEER_IMAGE_EVENTS", "/images")
+    assert events() == "/images"
+    monkeypatch.delenv("BOOTSEER_IMAGE_EVENTS")
+    monkeypatch.setenv("BOOTSEER_EVENTS", "/one/file.jsonl")
+    assert events() == ""
+    with pytest.raises(click.BadParameter, match="directory"):
+        events("--events", "/one/file.jsonl")

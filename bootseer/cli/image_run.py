@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootseer.cli.image_mount import events_option, tell
-from bootseer.cli.image_options import place_options, runtime_option, workload_option
+from bootseer.cli.image_options import plain_http_option, serving_options
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.lazyrun import Way
@@ -39,10 +39,9 @@ class _Run(click.Command):
     without a block image above all, is pulled and run by podman; one line says why.
     """,
 )
-@workload_option("Whose hot set is replayed, and whose starts are recorded.")
+@serving_options
 @events_option
-@place_options
-@runtime_option
+@plain_http_option
 @click.argument("ref")
 @click.argument(
     "options",

@@ -73,9 +73,9 @@ def run(settings: RunSettings, tell: Callable[[Way], None]) -> int:
             words = _mounted_words(settings, options, stack, tell)
         except UsageError:
             raise
-        except BootseerError as error:  # the border: whatever is wrong with us, podman can pull
+        except Exception as error:  # the border: whatever is wrong with us, podman can pull
             stack.close()
-            tell(Way(reason=str(error)))
+            tell(Way(reason=str(error) or type(error).__name__))
             words = _plain_words(settings, options)
         return running.run_foreground(words)
 

@@ -33,7 +33,7 @@ from bootseer.imageprefetch.snapshotter.records import (
 )
 from bootseer.imageprefetch.snapshotter.service import Snapshotter
 
-WORKERS = 64  # a call that waits for an image's registry must not keep others waiting
+WORKERS = 256  # a call that waits for an image's registry must not keep others waiting
 BATCH = 100  # snapshots in one message of a list
 GRACE_S = 5.0
 PROBE_S = 2.0
