@@ -37,7 +37,7 @@ def test_who_takes_over_serves_the_block_image_that_is_mounted(
     ref = registry.reference("deaths/rebuilt", "1")
     image = publish(ref, FILES, tmp_path / "first")
 
-    def last(listed: Any) -> Any:
+    def last(_: Any, listed: Any) -> Any:
         return [one for one in listed if one.artifact_type == artifact.ARTIFACT][-1]
 
     monkeypatch.setattr(resolving, "block_image_of", last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,17 @@ from image_mounts import Published, publish, some_files
 
 from bootseer.blockimage import hotset
 from bootseer.blocks.trace import Touched, Trace
-from bootseer.imageprefetch import hotsets
+from bootseer.imageprefetch import hotsets, pieces
 from bootseer.imageprefetch.hotsets import Made
 from bootseer.imageprefetch.parts import Image, fetching, open_image, with_carried
-from bootseer.storage.oci.manifest import Descriptor
+from bootseer.storage.oci.manifest import (
+    OCI_MANIFEST,
+    Descriptor,
+    Manifest,
+    digest_of,
+    manifest_bytes,
+)
+from bootseer.storage.oci.registry import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -190,3 +198,53 @@ def test_moments_that_are_none_are_the_oldest() -> None:
     after = hotset.moment_after(moments)
     assert max(map(hotset.age, moments)) < hotset.age(after) < hotset.age(shifted(0.6))
     assert hotset.now() <= hotset.moment_after([]) < shifted(0.1)
+
+
+def of_kind(kind: str, name: bytes, **annotations: str) -> Descriptor:
+    return Descriptor("application/json", digest_of(name), 1, annotations, kind)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
+    """The repository is a fake that only tells what the list leaves out."""
+    blocks = sorted(
+        (of_kind(pieces.ARTIFACT, bytes([n])) for n in range(3)), key=lambda b: b.digest
+    )
+    told = {hotset.BLOCK_IMAGE: blocks[2].digest, hotset.WORKLOAD: "train"}
+    hot = dataclasses.replace(of_kind(hotset.ARTIFACT, b"hot"), annotations=told)
+
+    class Telling:
+        def manifest(self, descriptor: Descriptor) -> Descriptor:
+            return hot if descriptor.digest == hot.digest else descriptor
+
+    listed = dataclasses.replace(hot, annotations={}, artifact_type="") if bare else hot
+    for some in itertools.permutations([*blocks, listed]):
+        found = pieces.block_image_of(Telling(), some)  # type: ignore[arg-type]
+        assert found == blocks[2]
+    for some in itertools.permutations(blocks):
+        assert pieces.block_image_of(Telling(), some) == blocks[0]  # type: ignore[arg-type]
+    assert pieces.block_image_of(Telling(), [listed]) is None  # type: ignore[arg-type]
+
+
+def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_path: Path) -> None:
+    node = Node(tmp_path / "a", image.ref)
+    node.start(P)
+    node.build()
+    for number in range(3):  # of which some have lower digests
+        with open_repository(image.ref, push=True)[0] as repository:
+            listed = repository.referrers(image.digest, pieces.ARTIFACT)
+            first = repository.manifest(listed[0])
+            assert isinstance(first, Manifest)
+            assert first.subject is not None
+            again = manifest_bytes(
+                config=first.config,
+                layers=first.layers,
+                subject=first.subject,
+                artifact_type=pieces.ARTIFACT,
+                annotations={"made": f"by another zstd, {number}"},
+            )
+            repository.push_manifest(again, OCI_MANIFEST)
+        assert node.build(push=False) == {P: 1}
+    assert len(node.published()) == 1
+    with open_image(image.ref, str(tmp_path / "b")) as opened:
+        assert opened.parts.block_image == node.published()[0][1].block_image

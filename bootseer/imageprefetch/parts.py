@@ -156,8 +156,7 @@ def open_image(
     repository, reference = open_repository(ref, options, plain_http=plain_http, push=push)
     with repository:
         subject, _ = repository.image(reference.version)
-        listed = repository.referrers(subject.digest, artifact.ARTIFACT)
-        block = pieces.block_image_of(listed)
+        block = pieces.block_image_of(repository, repository.referrers(subject.digest))
         if block is None:
             raise NotFoundError(
                 f"{ref} has no block image yet; run `bootseer image build {ref}` first"

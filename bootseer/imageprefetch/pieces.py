@@ -71,10 +71,18 @@ class Asked(Generic[T]):
         return self._found[0]
 
 
-def block_image_of(listed: Sequence[Descriptor]) -> Descriptor | None:
-    """The newest block image among an image's referrers."""
+def block_image_of(repository: Repository, listed: Sequence[Descriptor]) -> Descriptor | None:
+    """The block image among all of an image's referrers.
+
+    Of several (made by different versions of zstd, say) one that hot sets were made for, and of
+    such the same one everywhere, in whatever order the registry lists them.
+    """
     found = [one for one in listed if one.artifact_type == ARTIFACT]
-    return max(found, key=lambda one: one.annotations.get(hotset.CREATED, ""), default=None)
+    if len(found) > 1:
+        told = hotset.with_annotations(repository, listed)
+        hot = {one.annotations.get(hotset.BLOCK_IMAGE) for one in told}
+        return min(found, key=lambda one: (one.digest not in hot, one.digest))
+    return found[0] if found else None
 
 
 def manifest_of(repository: Repository, digest: str) -> Manifest:

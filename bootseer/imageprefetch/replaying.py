@@ -154,7 +154,7 @@ def _chosen(
     repository: Repository, image: str, ref: str, workload: str
 ) -> tuple[str, hotset.HotSet]:
     listed = repository.referrers(image)
-    block = pieces.block_image_of(listed)
+    block = pieces.block_image_of(repository, listed)
     chosen = hotset.choose(repository, listed, block.digest, workload) if block else None
     if chosen is None:
         raise NotFoundError(

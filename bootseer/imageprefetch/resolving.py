@@ -176,8 +176,8 @@ class Resolver:
 
     def _from_registry(self, digest: str, wanted: str) -> Opened:
         listed = self.repository.referrers(digest)
-        newest = block_image_of(listed)
-        block = wanted or (newest.digest if newest is not None else "")
+        found = None if wanted else block_image_of(self.repository, listed)
+        block = wanted or (found.digest if found is not None else "")
         if not block:
             raise NotFoundError(
                 f"{self._ref} has no block image yet; run `bootseer image build {self._ref}` "
