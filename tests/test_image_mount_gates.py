@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,8 @@ from oci_proxy import Gate, Rule, Tokens, isolate, opened
 from web_fakes import head, reset
 
 from bootseer.blockimage.artifact import DATA
+from bootseer.errors import CorruptDataError
+from bootseer.imageprefetch import localstore
 from bootseer.storage.oci.manifest import OCI_INDEX, Platform, index_bytes
 from bootseer.storage.options import StoreOptions
 
@@ -228,3 +232,38 @@ def test_an_index_by_its_digest_is_mounted_with_its_registry_gone(
     again = mounts.mount(ref, options=QUICK)
     assert again.offline
     assert tree_of(again.directory) == FILES
+
+
+def test_a_block_image_with_wrong_bytes_is_not_mounted_again_for_a_while(
+    mounts: Mounts, gate: Gate, registry: Any, image: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = through(gate, registry, image)
+    mounted = mounts.mount(ref, hot=False, deadline_s=3.0)
+    gate.rules = [Within(image.blobs[DATA], 10**6, flipped(gate))]
+    with pytest.raises(OSError, match="Input/output error"):
+        tree_of(mounted.directory)
+    mounts.umount(mounted)
+    assert mounts.gone()
+    gate.rules = []
+    with pytest.raises(CorruptDataError, match="pull the image the plain way"):
+        mounts.mount(ref, hot=False)
+    monkeypatch.setattr(localstore, "CONDEMNED_S", 0.0)
+    assert tree_of(mounts.mount(ref, hot=False).directory) == FILES
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_kernel_reads_ahead_once_a_start_is_over(
+    mounts: Mounts, image: Published, killed: bool
+) -> None:
+    """Also where nothing was recorded, and where the server is another by then."""
+    mounts.mount(image.ref, hot=False, loop=killed, record_window_s=2.0 if killed else 0.2)
+    server = mounts.server()
+    assert server.bdis
+    if killed:
+        os.kill(mounts.worker(server), signal.SIGKILL)
+    files = [Path(f"/sys/class/bdi/{bdi}/read_ahead_kb") for bdi in server.bdis]
+    for _ in range(2000):
+        if all(file.read_text() == "128\n" for file in files):
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError([file.read_text() for file in files])

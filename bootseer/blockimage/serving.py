@@ -103,10 +103,14 @@ class ImageServer:
         found = erofsmount.mount_erofs(
             self.image.meta_path, f"{front_dir}/{NAME}", target, loop=self.settings.loop
         )
-        self._bdis = found.bdis
         self.front.keep(self.front.last_handle)
-        self.front.replayed_hot_is_warm = found.loop
+        self.adopt(found.loop, found.bdis)
         return found
+
+    def adopt(self, loop: bool, bdis: tuple[str, ...]) -> None:
+        """Go on with what is mounted, by this server or one before it: see `Erofs`."""
+        self._bdis = bdis
+        self.front.replayed_hot_is_warm = loop
 
     def begin(self, target: str, *, recorded: bool = False) -> None:
         """Let bytes come: reads the index, replays the hot set through `target`, then fills.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bootseer.atomic import Draft, replace_file
-from bootseer.errors import NoSpaceError, from_os_error
+from bootseer.errors import BootseerError, NoSpaceError, from_os_error
 
 VERSION = 1
 _MOST_BYTES = 1 << 20  # of a JSON file
@@ -57,6 +57,10 @@ class KeptImage:
     packs: dict[str, KeptPack] = dataclasses.field(default_factory=dict)
 
 
+CONDEMNED_S = 3600.0
+"""How long a block image that gave wrong bytes is not mounted; the registry may be mended."""
+
+
 def _certainly(_: str) -> AbstractContextManager[bool]:
     return contextlib.nullcontext(True)
 
@@ -89,6 +93,25 @@ class LocalStore:
         """Remember what a name stands for; raises NoSpaceError and the like."""
         if self.pinned(name) != digest:
             _write(self._pin(name), json.dumps({"name": name, "digest": digest}).encode())
+
+    # --- damage --------------------------------------------------------------------------
+
+    def condemn(self, digest: str, block_image: str) -> None:
+        """Remember that a block image's bytes are wrong wherever they come from."""
+        with contextlib.suppress(BootseerError):  # then the next mount finds out by itself
+            _write(self._damaged(digest), json.dumps({"block_image": block_image}).encode())
+
+    def condemned(self, digest: str) -> str:
+        """The block image that was found wrong within `CONDEMNED_S`; "" for none."""
+        path = self._damaged(digest)
+        try:
+            old = not 0 <= time.time() - os.stat(path).st_mtime < CONDEMNED_S
+        except OSError:
+            return ""
+        return "" if old else str(_read_json(path).get("block_image", ""))
+
+    def _damaged(self, digest: str) -> str:
+        return os.path.join(self.folder_of(digest), "damaged")
 
     # --- images --------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class Server:
     `block_image` is the digest of the block image's manifest: no other may ever be served here.
     `handle` is what EROFS holds open in the front. One that is not `shared` has one mount alone.
     What is mounted from `sealed` data needs no server: it stays when its processes are gone.
+    `bdis` is whose read-ahead can be set.
     """
 
     digest: str
@@ -52,6 +53,7 @@ class Server:
     state: str
     supervisor: int
     sealed: bool = False
+    bdis: tuple[str, ...] = ()
 
 
 class State:
@@ -205,8 +207,9 @@ def _is_new(folder: str) -> bool:
 def _read(folder: str) -> Server | None:
     try:
         with open(os.path.join(folder, SERVER), encoding="utf-8") as file:
-            return Server(**json.load(file))
-    except (OSError, ValueError, TypeError):
+            found = json.load(file)
+            return Server(**{**found, "bdis": tuple(found.get("bdis", ()))})
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
-from bootseer.errors import BootseerError, StoreUnavailableError
+from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.fuse.background import Tell, packed
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.localstore import LocalStore
@@ -47,7 +47,7 @@ class Worker:
         self._complete: CompleteImage | None = None  # instead of a server
         self._opened: Opened | None = None
         self._ended = threading.Event()
-        self.front = Front(self, released=_end, failed=self._story.read_failed)
+        self.front = Front(self, released=_end, failed=self._read_failed)
         before = state.server
         self._noting = Noting(
             settings, os.path.join(state.folder, runtime.TOUCHES), self.front, self._data_key
@@ -119,6 +119,7 @@ class Worker:
                 state=state.folder,
                 supervisor=os.getppid(),
                 sealed=complete,
+                bdis=mounted.bdis,
             )
             state.tell(told)
             if not complete:
@@ -187,7 +188,7 @@ class Worker:
         opened = self._reopened(before)
         self._opened = opened
         server = self._make_server(opened)
-        server.front.replayed_hot_is_warm = before.loop
+        server.adopt(before.loop, before.bdis)
         mounts = [m.target for m in runtime.mounts_of(before) if m.root == "/"]
         if not mounts:
             server.settings = dataclasses.replace(server.settings, warm=False)
@@ -248,6 +249,8 @@ class Worker:
             self._complete.begin(target)
         elif self._server is not None:
             self._server.begin(target, recorded=self._noting.active)
+            if not self._noting.active:
+                self._end_start_later(self._server)
         try:
             opened.keep()
         except BootseerError as error:
@@ -259,6 +262,12 @@ class Worker:
             unused=lambda other: runtime.unused(settings.runtime, other),
         )
 
+    def _end_start_later(self, server: ImageServer) -> None:
+        """Where nothing is recorded, nothing else says when the start is over."""
+        timer = threading.Timer(self._settings.record_window_s, server.start_is_over)
+        timer.daemon = True
+        timer.start()
+
     def _watch_mounts(self) -> None:
         """End the recording with the last mount here; what else has the image is served on."""
         told = self._state.server
@@ -268,6 +277,13 @@ class Worker:
         self._state.leave()
         if told.sealed:  # whoever else has the image needs nobody
             _end()
+
+    def _read_failed(self, offset: int, error: BaseException) -> None:
+        """A reader got EIO; where the bytes are wrong at their source, no further start shall."""
+        self._story.read_failed(offset, error)
+        opened = self._opened
+        if isinstance(error, CorruptDataError) and opened is not None:
+            LocalStore(self._settings.cache).condemn(opened.digest, opened.block_image)
 
     # --- telling -------------------------------------------------------------------------
 
