@@ -183,6 +183,12 @@ class Resolver:
                 f"{self._ref} has no block image yet; run `bootseer image build {self._ref}` "
                 "first, or pull it the plain way"
             )
+        if block != wanted and block == self._local.condemned(digest):
+            raise CorruptDataError(
+                f"the block image of {self._ref} gave wrong bytes within the last hour, so it is "
+                f"not mounted; pull the image the plain way, and have {block} deleted from the "
+                "registry, whose storage is damaged, before it is built again"
+            )
         asked = Asked(lambda: manifest_of(self.repository, block))
         try:
             chosen = self._chosen(listed, digest, block)
