@@ -187,12 +187,18 @@ def recording(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.C
 
 def at_once(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
     """Several containers of one image against one, without the background fill."""
-    work = "numpy+pyarrow"
+    work, distinct = "numpy+pyarrow", list[float]()
     sides: dict[str, Side] = {
-        harness.OURS: lambda: image_ours.together(place, work, TOGETHER),
+        harness.OURS: lambda: image_ours.together(
+            place, work, TOGETHER, lambda size: distinct.append(size / 1e6)
+        ),
         "one container": lambda: image_ours.start(place, work, "--no-fill"),
     }
-    return _plain_cases(name, _interleaved(name, sides, rounds))
+    runs = _interleaved(name, sides, rounds)
+    # What came over the link, against each different block, and the hot set, once.
+    received = [start.received_bytes / 1e6 for start in runs[harness.OURS]]
+    once = {harness.OURS: received, "each block once": distinct[-len(received) :]}
+    return _plain_cases(name, runs) + harness.cases_of(f"{name} fetched", once, unit="MB")
 
 
 def _plain_cases(name: str, runs: dict[str, list[Start]]) -> list[harness.Case]:

@@ -21,6 +21,8 @@ from pathlib import Path
 import bootseer
 from bench.image_lab import WORK, Lab, Start, cpu_s, measured
 from bench.image_peers import REPOSITORY, rootfs_command
+from bootseer.blocks import presence
+from bootseer.blocks.table import parse
 
 TAG = "stock"
 READY_TIMEOUT_S = 30.0
@@ -119,8 +121,13 @@ def unmounted(tree: Path, runtime: Path) -> Iterator[Path]:
             subprocess.run(["umount", "-l", tree], check=False)
 
 
-def together(lab: Lab, work: str, count: int) -> Start:
-    """Containers of one image at once, each with a mount of its own; until the last one's work."""
+def together(
+    lab: Lab, work: str, count: int, distinct: Callable[[int], None] | None = None
+) -> Start:
+    """Containers of one image at once, each with a mount of its own; until the last one's work.
+
+    `distinct` is told the stored bytes of the different blocks, and of the pack, that they took.
+    """
     with lab.folder("o") as folder, contextlib.ExitStack() as stack:
         commands, runtime = [], lab.scratch / "run"
         for number in range(count):
@@ -131,7 +138,22 @@ def together(lab: Lab, work: str, count: int) -> Start:
         received, used, began = lab.received_bytes(), cpu_s(lab.group), time.perf_counter()
         _all_of(commands, lab.podman.environment)
         seconds = time.perf_counter() - began
+        if distinct is not None:
+            distinct(distinct_bytes(folder / "cache"))
         return Start(seconds, lab.received_bytes() - received, cpu_s(lab.group) - used)
+
+
+def distinct_bytes(cache: Path) -> int:
+    """Stored bytes of one image's blocks and packs that a cache folder has."""
+    (path,) = cache.glob("images/*/table-*")
+    (present,) = cache.glob("blocks/*/present")
+    table, size = parse(path.read_bytes()), presence.ENTRY_BYTES
+    with present.open("rb") as file:
+        there = presence.read_entries(file.fileno(), 0, table.blocks)
+    rows = (table[n] for n in range(table.blocks) if any(there[n * size : (n + 1) * size]))
+    blocks = {row.offset: row.length for row in rows}  # equal ones are stored once
+    packs = (path.stat().st_size for path in cache.glob("images/*/pack-*"))
+    return sum(blocks.values()) + sum(packs)
 
 
 def _all_of(
