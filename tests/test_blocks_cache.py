@@ -317,6 +317,25 @@ def test_a_full_disk_gives_up_old_objects_first(tmp_path: Path, small_disk: Path
 
 
 @pytest.mark.root
+def test_a_part_of_the_disk_is_left_to_others(tmp_path: Path, small_disk: Path):
+    source = make_source(tmp_path, 512 * BLOCK)
+    with NodeCache(str(small_disk / "cache"), MANY, keep_free=0.5) as cache:
+        with cache.open(source) as kept:
+            fill(kept, source, range(512))
+            held = 512 - len(kept.missing(0, 512))
+            assert 40 < held < 128
+        disk = os.statvfs(small_disk)
+        assert disk.f_bavail >= disk.f_blocks // 2 - 4  # folders are not counted
+        assert not cache.stopped
+        (small_disk / "others").write_bytes(bytes(disk.f_bavail * disk.f_frsize // 2))
+        other = make_source(tmp_path, 4 * BLOCK, seed=1)
+        with cache.open(other) as kept:
+            fill(kept, other, range(4))
+        disk = os.statvfs(small_disk)
+        assert disk.f_bavail >= disk.f_blocks // 2 - 4  # the cache has made room for the others
+
+
+@pytest.mark.root
 def test_a_disk_full_from_the_start_is_no_error(tmp_path: Path, small_disk: Path):
     told: list[str] = []
     source = make_source(tmp_path, 2 * BLOCK)

@@ -42,6 +42,7 @@ LATER_READ_AHEAD_KIB, COMPLETE_READ_AHEAD_KIB = 128, 1024
 WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
 DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
+KEEP_FREE = 0.15  # of the disk: below, a kubelet takes pods from a node, and cannot free this
 FILLS = 2  # sealing drops wrong blocks, which are fetched once more
 STANDS_STILL_S = 2.0  # without a byte of the stream, readers ask for blocks themselves
 
@@ -152,6 +153,7 @@ class ImageServer:
             return NodeCache(
                 settings.cache_dir,
                 settings.cache_limit_bytes,
+                keep_free=KEEP_FREE,
                 told=lambda why: self._say("cache", why),
             )
         except BootseerError as error:  # nothing is kept then, and reads go on

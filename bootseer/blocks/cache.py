@@ -66,18 +66,25 @@ class NodeCache:
     """Opens cached objects below `directory` and keeps them within `limit_bytes` together.
 
     `told` is called once, from any thread, when storing ends: with the reason, for a person.
-    The limit counts allocated bytes; blocks being written at the moment may stand above it.
+    The limit counts allocated bytes; blocks being written at the moment may stand above it. Of the
+    file system's size the part `keep_free` is left to others, whatever the limit.
     Raises UsageError for a limit that is none, AccessDeniedError for a directory in which others
     could plant blocks, and whatever else keeps it from being used; a full medium is no error.
     """
 
     def __init__(
-        self, directory: str, limit_bytes: int, *, told: Callable[[str], None] = _nobody
+        self,
+        directory: str,
+        limit_bytes: int,
+        *,
+        keep_free: float = 0.0,
+        told: Callable[[str], None] = _nobody,
     ) -> None:
         if limit_bytes <= 0:
             raise UsageError(f"a cache of {limit_bytes} bytes holds nothing; give a larger limit")
         self.directory = os.path.abspath(directory)
         self.limit_bytes = limit_bytes
+        self._keep_free = keep_free
         self.corrupt_blocks = 0
         self._told = told
         self._lock = threading.Lock()  # of the counter; held over its quick file operations
@@ -174,8 +181,8 @@ class NodeCache:
             self.failed(failure)
         if granted is None:
             self._tell(
-                f"the cache in {self.directory} is at its limit of {self.limit_bytes} bytes and "
-                "all of it is in use; give it a higher limit"
+                f"the cache in {self.directory} is at its limit ({self.limit_bytes} bytes, or "
+                "a disk that is nearly full) and all of it is in use; give it more room"
             )
         return bool(granted)
 
@@ -188,16 +195,26 @@ class NodeCache:
             # Without a usable counter (a new or a spoiled cache) the folders tell.
             known = len(stored) == _COUNTER.size
             counted = _COUNTER.unpack(stored)[0] if known else self.limit_bytes
-            if counted + wanted_bytes > self.limit_bytes:
-                goal = int(self.limit_bytes * LOW_WATER) - wanted_bytes
-                counted = eviction.shrink(self.directory, self.limit_bytes - wanted_bytes, goal)
-            if counted + wanted_bytes > self.limit_bytes:
+            limit_bytes = self._limit_now(counted)
+            if counted + wanted_bytes > limit_bytes:
+                goal = max(0, int(limit_bytes * LOW_WATER) - wanted_bytes)
+                most = max(0, limit_bytes - wanted_bytes)
+                counted = eviction.shrink(self.directory, most, goal)
+            if counted + wanted_bytes > limit_bytes:
                 self._full_until = time.monotonic() + FULL_PAUSE_S
                 return None
             os.pwrite(self._usage_fd, _COUNTER.pack(counted + wanted_bytes), 0)
             return True
         finally:
             fcntl.flock(self._usage_fd, fcntl.LOCK_UN)
+
+    def _limit_now(self, counted_bytes: int) -> int:
+        """The limit, or less where others need the disk."""
+        if not self._keep_free:
+            return self.limit_bytes
+        disk = os.fstatvfs(self._usage_fd)
+        spare_bytes = int((disk.f_bavail - disk.f_blocks * self._keep_free) * disk.f_frsize)
+        return max(0, min(self.limit_bytes, counted_bytes + spare_bytes))
 
     def _lock_usage(self) -> bool:
         for _ in range(LOCK_TRIES):
