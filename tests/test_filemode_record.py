@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,11 +156,18 @@ read({str(late)!r}, 0)
 def test_the_window_ends_a_recording(tmp_path: Path) -> None:
     cold(tmp_path / "f", PAGE)
     settings = RecordSettings(roots=(str(tmp_path),), method="residency")
+    now_s = [0.0]
+    code = f"read({str(tmp_path / 'f')!r}, 0); print(flush=True); sys.stdin.read()"
     with Recording(settings) as recording:
         recording.survey()
-        with CommandRecording(recording, window_s=0.05) as watched:
-            subprocess.run(reader(f"read({str(tmp_path / 'f')!r}, 0); time.sleep(.4)"), check=True)
-        assert watched.ended_by == "window"
+        with CommandRecording(recording, window_s=10.0, clock=lambda: now_s[0]) as watched:
+            process = subprocess.Popen(reader(code), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            process.stdout.readline()
+            now_s[0] = 10.0
+            while watched.ended_by != "window":
+                time.sleep(0.01)
+            process.communicate()
         assert watched.trace(succeeded=False).trace.starts == 1
 
 
