@@ -327,8 +327,9 @@ def test_a_part_of_the_disk_is_left_to_others(tmp_path: Path, small_disk: Path):
         disk = os.statvfs(small_disk)
         assert disk.f_bavail >= disk.f_blocks // 2 - 4  # folders are not counted
         assert not cache.stopped
-        (small_disk / "others").write_bytes(bytes(disk.f_bavail * disk.f_frsize // 2))
-        other = make_source(tmp_path, 4 * BLOCK, seed=1)
+    (small_disk / "others").write_bytes(bytes(disk.f_bavail * disk.f_frsize // 2))
+    other = make_source(tmp_path, 4 * BLOCK, seed=1)
+    with NodeCache(str(small_disk / "cache"), MANY, keep_free=0.5) as cache:
         with cache.open(other) as kept:
             fill(kept, other, range(4))
         disk = os.statvfs(small_disk)
