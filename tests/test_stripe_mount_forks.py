@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +68,16 @@ child.communicate(b"go\\n")
 assert child.returncode == 0
 """
 
+KILLED = """
+import signal, threading
+path, size, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+file = open(path, "wb", buffering=0)
+file.write(b"B" * size)
+if way == "among threads":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.kill(os.getpid(), signal.SIGTERM if way == "asked to end" else signal.SIGKILL)
+"""
+
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Served]:
@@ -89,6 +102,28 @@ def test_what_is_handed_to_another_program_is_published_by_who_wrote_last(
     for name in ("x", "x2"):
         with stripedfs.open(f"{tmp_path}/store/{name}") as file:
             assert file.read() == b"A" * SIZE + bytes(SIZE)
+
+
+@pytest.mark.parametrize("way", ["alone", "among threads", "asked to end"])
+@pytest.mark.parametrize("size", [55, SIZE])
+def test_what_a_killed_writer_left_is_not_published(
+    mount: Served, tmp_path: Path, way: str, size: int
+) -> None:
+    """Nobody said that it was whole: readers keep what was there before."""
+    path = mount.directory / "x"
+    path.write_bytes(b"A" * SIZE)
+    words = [sys.executable, "-c", f"import os, sys\n{KILLED}", str(path), str(size), way]
+    assert subprocess.run(words, check=False).returncode < 0
+    for _ in range(1000):  # the last descriptor's end is told by and by
+        if "its writer was killed" in mount.said:
+            break
+        time.sleep(0.01)
+    assert "its writer was killed" in mount.said
+    with stripedfs.open(f"{tmp_path}/store/x") as file:
+        assert file.read() == b"A" * SIZE
+    path.write_bytes(b"C" * size)
+    with stripedfs.open(f"{tmp_path}/store/x") as file:
+        assert file.read() == b"C" * size
 
 
 # --- without a mount ------------------------------------------------------------------------------

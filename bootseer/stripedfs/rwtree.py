@@ -28,7 +28,7 @@ from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node
-from bootseer.stripedfs.saving import Saving
+from bootseer.stripedfs.saving import Saving, is_killed
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.tree import StripedTree
 from bootseer.stripedfs.versions import SUFFIX
@@ -65,6 +65,7 @@ class WritableTree(StripedTree):
         )
         self._writing = writing
         self._fetcher = fetcher
+        self._say = say
         self._lock = threading.Lock()
         self._saving: dict[Handle, Saving] = {}
 
@@ -119,6 +120,11 @@ class WritableTree(StripedTree):
             if not saving.written_by(thread):
                 saving.check()  # a child closes what it inherited; the writer goes on
                 return
+            if saving.touched and is_killed(thread):
+                saving.orphaned = True
+                if self._say is not None:
+                    self._say(f"{saving.node.found.name} is not published: its writer was killed")
+                return
             saving.flushed = True
             if saving.size_bytes:
                 # An empty file waits for its last descriptor: a shell closes one before it writes.
@@ -138,12 +144,12 @@ class WritableTree(StripedTree):
             return
         try:
             with self._answered("close"), saving.lock:
-                self._publish(saving)
+                if saving.orphaned:
+                    self._give_up(saving)
+                else:
+                    self._publish(saving)
         except BaseException:  # whatever it is: nothing of it becomes visible any more
-            saving.abort()
-            parent = self.nodes.get(saving.node.parent)
-            if parent is not None:
-                parent.listed_s = 0.0  # what was before may still be there
+            self._give_up(saving)
             raise
         finally:
             # Last, so that who opens it meanwhile waits for this one's end.
@@ -279,9 +285,19 @@ class WritableTree(StripedTree):
         for saving in self._unpublished():
             if saving.node.inode == node.inode:
                 with saving.lock:
+                    if saving.orphaned:
+                        self._give_up(saving)
+                        continue
                     if not saving.flushed:
                         raise FileSystemError(errno.EBUSY)
                     self._publish(saving)
+
+    def _give_up(self, saving: Saving) -> None:
+        """Nothing of it becomes visible; what was before may still be there."""
+        saving.give_up()
+        parent = self.nodes.get(saving.node.parent)
+        if parent is not None:
+            parent.listed_s = 0.0
 
     def _publish(self, saving: Saving) -> None:
         if saving.publish():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bootseer.stripedfs.stream import StripedWriter
 
 COPY_BYTES = 8 << 20
+_KILLED = 0x400
 
 
 class SavedFile(Committing):
@@ -100,6 +101,8 @@ class Saving:
         """Something was written, or the file is new: there is something to publish."""
         self.flushed = False
         """A descriptor was closed, and nothing was written since."""
+        self.orphaned = False
+        """Its writer was killed, and nobody wrote since: nobody said that it is whole."""
         self._saved: SavedFile | None = None
         self._failed: BaseException | None = None
         self._thread = self._writer = 0
@@ -108,7 +111,7 @@ class Saving:
         """From here on the file is empty, and will be published, whether or not bytes follow."""
         self.abort()
         self.size_bytes = 0
-        self.touched, self.flushed = True, False
+        self.touched, self.flushed, self.orphaned = True, False, False
         self._thread = self._writer = 0
 
     def written_by(self, thread: int) -> bool:
@@ -129,7 +132,7 @@ class Saving:
             raise
         if thread != self._thread:
             self._thread, self._writer = thread, process_of(thread)
-        self.touched, self.flushed = True, False
+        self.touched, self.flushed, self.orphaned = True, False, False
         self.size_bytes += len(data)
         return len(data)
 
@@ -158,6 +161,13 @@ class Saving:
         saved, self._saved = self._saved, None
         if saved is not None:
             saved.abort()
+
+    def give_up(self) -> None:
+        """Publish nothing, now or later; who still writes hears of it."""
+        self.abort()
+        self.touched = False
+        if self._failed is None:
+            self._failed = FileSystemError(errno.EIO)
 
     def _started(self) -> SavedFile:
         """A new file; with the bytes that were published before, when there are any."""
@@ -194,3 +204,16 @@ def process_of(thread: int) -> int:
     except OSError:
         return 0
     return 0
+
+
+def is_killed(thread: int) -> bool:
+    """Whether a signal is ending a thread: then the kernel closes its files, and not the program.
+
+    The flag is PF_SIGNALED of `linux/sched.h`; its place in the line is told by proc(5).
+    """
+    try:
+        with open(f"/proc/{thread}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return bool(int(fields[6]) & _KILLED)
+    except (OSError, IndexError, ValueError):
+        return False
