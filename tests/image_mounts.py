@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fuse_mounts import own_mounts
+
 from bootseer.blockimage import artifact, filemap, hotset, packing
 from bootseer.blockimage.build import build
 from bootseer.blockimage.entries import Entry, Kind
@@ -309,24 +311,6 @@ def mounts_below(folder: Path) -> Iterator[Mounts]:
             yield made
         finally:
             made.clear()
-
-
-@contextlib.contextmanager
-def own_mounts() -> Iterator[None]:
-    """This thread, and what it starts, in a mount namespace of its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    new_namespace, private_recursive = 0x20000, 1 << 18 | 0x4000
-    before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    here = os.getcwd()
-    try:
-        if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private_recursive, None):
-            raise OSError(ctypes.get_errno(), "a mount namespace of our own")
-        yield
-    finally:
-        if libc.setns(before, new_namespace):
-            raise OSError(ctypes.get_errno(), "back into the mount namespace of before")
-        os.close(before)
-        os.chdir(here)
 
 
 def tree_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:

@@ -141,7 +141,7 @@ signal.pause()
     try:
         with pytest.raises(OSError, match="not connected"):
             os.statvfs(where)
-        with mounted(tree(), where):
+        with Mount(tree(), str(where)):
             assert (where / "f").read_bytes() == CONTENT
         assert find_mount(str(where)) is None
     finally:
