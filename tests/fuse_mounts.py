@@ -47,7 +47,7 @@ def mounted(
 def own_mounts() -> Iterator[None]:
     """This thread, and what it starts, in a mount namespace of its own."""
     libc = ctypes.CDLL(None, use_errno=True)
-    new_namespace, private_recursive = 0x20000, 1 << 18 | 0x4000
+    new_namespace, own_folder, private_recursive = 0x20000, 0x200, 1 << 18 | 0x4000
     before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     here = os.getcwd()
     try:
@@ -55,6 +55,7 @@ def own_mounts() -> Iterator[None]:
             raise OSError(ctypes.get_errno(), "a mount namespace of our own")
         yield
     finally:
+        libc.unshare(own_folder)  # which threads from inside may share still, and setns would mind
         if libc.setns(before, new_namespace):
             raise OSError(ctypes.get_errno(), "back into the mount namespace of before")
         os.close(before)
