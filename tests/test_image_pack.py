@@ -135,16 +135,6 @@ def test_another_objects_trace_is_refused():
         packed(trace_of((0, 1), key="table of another image"))
 
 
-def test_another_images_pack_is_refused():
-    _, data = packed(trace_of())
-    boot = pack.parse_boot(data)
-    meta, table = (f"sha256:{hashlib.sha256(what).hexdigest()}" for what in (META, TABLE))
-    boot.belongs_to(meta, table)
-    for pair in ((meta, meta), (table, table), ("", "")):
-        with pytest.raises(CorruptDataError, match="another image"):
-            boot.belongs_to(*pair)
-
-
 # --- damaged -----------------------------------------------------------------------------------
 
 

@@ -117,20 +117,6 @@ class Boot:
     index_data: memoryview
     page_bytes: int = PAGE_BYTES
 
-    def belongs_to(self, meta_digest: str, table_digest: str) -> None:
-        """Raise CorruptDataError unless the boot is of that block image.
-
-        The digests are `sha256:…` of the raw metadata and of the table, as the image has them.
-        """
-        for what, data, digest in (
-            ("metadata", self.meta, meta_digest),
-            ("block table", self.table, table_digest),
-        ):
-            if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
-                raise CorruptDataError(
-                    f"the pack holds the {what} of another image; build the hot set again"
-                )
-
     def index(self, *, limits: Limits = LIMITS) -> Index:
         """Read the index. Raises CorruptDataError for anything that is no whole, plausible one."""
         try:
