@@ -20,7 +20,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -169,11 +169,6 @@ class LocalTree:
         """Nothing to do: who made the tree closes it."""
 
     # --- files --------------------------------------------------------------------------------
-
-    @property
-    def maps(self) -> Mapping[int, memoryview] | None:
-        """The maps of open files, for a server to answer from; None where `read` must be asked."""
-        return self._views if self._mapped and type(self).read is LocalTree.read else None
 
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE != os.O_RDONLY:

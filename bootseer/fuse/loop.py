@@ -1,11 +1,10 @@
 """The threads that receive requests from `/dev/fuse` and answer them.
 
 READ is answered by the thread that received it, or parked by the operations and answered from
-any other thread; a read within what the operations offer as `maps` (inode -> a file's bytes) is
-answered from there, and `read` is not called. What the operations call quick is answered at once
-too. Requests that may wait for a network (all of writing, and what `Operations.slow` names) go to
-a few more threads, so that no wait ever keeps a reader from being heard. Who waits for one that
-changes nothing may be killed, as a reader may; what comes of it then is taken back.
+any other thread. What the operations call quick is answered at once too. Requests that may wait
+for a network (all of writing, and what `Operations.slow` names) go to a few more threads, so
+that no wait ever keeps a reader from being heard. Who waits for one that changes nothing may be
+killed, as a reader may; what comes of it then is taken back.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import io
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
@@ -30,21 +29,9 @@ _GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
 # The second one for a request that was being handed over while the mount ended.
 _ENDED = frozenset({errno.ENODEV, errno.ECONNABORTED})
 _HEADER_BYTES = 40
-_READ_BYTES = 80
-_READ_HEAD = int(Opcode.READ) << 32 | _READ_BYTES
-_SIZE = 0xFFFF_FFFF  # the rest of its word are flags
-_NO_BYTES = memoryview(b"")
 _SPARE_BYTES = 4096
 _COPY_BYTES = 16 << 10
 _MOST_IDLE_BUFFERS = 4
-
-
-def _words_and_head(buffer: bytearray) -> tuple[memoryview, memoryview]:
-    """A READ's words as they lie in a buffer, and the bytes that become its answer's head."""
-    request = memoryview(buffer)
-    return request[:_READ_BYTES].cast("Q"), request[:16]
-
-
 _Work = tuple[bytearray | bytes, int, Parked | None]
 """A request, its length, and who waits for it where they may be killed."""
 
@@ -105,12 +92,8 @@ class Loop:
     def serve(self) -> None:
         """Receive and answer until the mount is gone; the body of each receiving thread."""
         later = Later(self.parked, bytearray(self._buffer_bytes))
-        maps = getattr(self._session.operations, "maps", None)
         try:
-            if maps is None:
-                self._receive(later)
-            else:
-                self._receive_mapped(later, maps)
+            self._receive(later)
         except BaseException as error:
             # A reader whose server is deaf hangs for ever; better that it fails now.
             self._faults.failed("a receiving thread", error)
@@ -168,65 +151,6 @@ class Loop:
             del data  # its owner may want to reuse that memory
             if release is not None:
                 self._release(release)
-
-    def _receive_mapped(self, later: Later, maps: Mapping[int, memoryview]) -> None:
-        """As `_receive`, for a tree that has `maps`: most reads call nothing but the kernel.
-
-        Measured beside `_receive`: a tenth less processor time a small read. The head of the
-        answer is made where the head of the request was, whose `unique` stays in its place.
-        """
-        device, write_device = self._device, os.writev
-        read_device = io.FileIO(device, "rb", closefd=False).readinto
-        buffer = later.buffer
-        words, head = _words_and_head(buffer)
-        while True:
-            try:
-                count = read_device(buffer)
-            except OSError as error:
-                if error.errno in _GO_ON:
-                    continue
-                if error.errno in _ENDED:
-                    return
-                raise
-            if not count:
-                continue
-            if words[0] == _READ_HEAD:
-                offset, size = words[6], words[7] & _SIZE
-                try:
-                    data = maps[words[2]][offset : offset + size]
-                except (KeyError, ValueError):  # not mapped, or just closed
-                    data = _NO_BYTES
-                if len(data) == size:
-                    words[0] = 16 + size
-                    try:
-                        write_device(device, (head, data))
-                    except OSError as error:
-                        self._unsent(words[1], error)
-                    del data  # its owner may want to close that memory
-                    continue
-                del data
-            self._answer_any(later, count)
-            if later.buffer is not buffer:
-                buffer = later.buffer
-                words, head = _words_and_head(buffer)
-
-    def _answer_any(self, later: Later, count: int) -> None:
-        """Answer or hand over any request, READ too."""
-        opcode, unique, inode, handle, offset, size = HOT.unpack_from(later.buffer)
-        if opcode != Opcode.READ:
-            later.buffer = self._take_other(opcode, later.buffer, count)
-            return
-        try:
-            data = self._session.operations.read(inode, handle, offset, size, later)
-        except BaseException as error:  # one failing read must cost one answer only
-            self._refuse(unique, later, error)
-            return
-        if isinstance(data, memoryview):
-            data = Data((data,))
-        release = self._answer_read(unique, later, data)
-        del data  # its owner may want to reuse that memory
-        if release is not None:
-            self._release(release)
 
     def _release(self, release: Callable[[], None]) -> None:
         try:

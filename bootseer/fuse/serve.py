@@ -54,10 +54,9 @@ class Mount:
     `with Mount(operations, "/mnt/x") as mount:` serves inside the block; `run()` serves until
     somebody unmounts. A process must not look into its own mount from a thread that serves it.
     Operations that have a method `attached(notifier)` are given the notifier before the first
-    request, and those with `ending()` are told before this side takes the mount away. From those
-    with `maps` (inode -> the whole file in memory, or None) a read within a map is answered
-    without `read`. A descriptor that was passed in (`/dev/fd/N`, `unix:PATH`) is served until its
-    mount ends or this process does; whoever mounted it unmounts it.
+    request, and those with `ending()` are told before this side takes the mount away. A
+    descriptor that was passed in (`/dev/fd/N`, `unix:PATH`) is served until its mount ends or
+    this process does; whoever mounted it unmounts it.
     """
 
     def __init__(
