@@ -30,7 +30,7 @@ class FetchSettings:
     """
 
     connections: int = 32
-    memory_bytes: int = 512 << 20
+    memory_bytes: int = 432 << 20  # the process around it needs some 70 MiB: 512 MiB in all
     demand_deadline_s: float = 60.0
     stall_s: float = 15.0
     tries: int = 12

@@ -44,9 +44,9 @@ from bootseer.cli.options import options_of, store_options
     "--memory",
     callback=sizes.parsed,
     metavar="SIZE",
-    default="512MiB",
+    default="432MiB",
     show_default=True,
-    help="Memory for blocks, whatever the files' sizes.",
+    help="Memory for blocks, whatever the files' sizes; the process needs 70 MiB more.",
 )
 @click.option(
     "--connections",

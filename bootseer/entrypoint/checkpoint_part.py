@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bootseer.storage.options import StoreOptions
 
 MIB = 1 << 20
+PROCESS_MIB = 80
 
 
 class CheckpointPart:
@@ -96,11 +97,17 @@ def _mount(checkpoint: CheckpointSettings) -> None:
             options=_store_options(checkpoint),
             direct_bytes=never if checkpoint.buffered else mountsettings.DIRECT_BYTES,
             cache=checkpoint.cache,
-            memory_bytes=checkpoint.memory_mib * MIB,
+            memory_bytes=_block_bytes(checkpoint),
             # `start` becomes the job, so the job has its process id.
             for_pid=os.getppid(),
         )
     )
+
+
+def _block_bytes(checkpoint: CheckpointSettings) -> int:
+    """What the process around the blocks leaves them of its memory."""
+    whole_mib = checkpoint.memory_mib
+    return max(whole_mib - PROCESS_MIB, whole_mib // 2) * MIB
 
 
 def _copy(checkpoint: CheckpointSettings) -> None:
@@ -112,7 +119,7 @@ def _copy(checkpoint: CheckpointSettings) -> None:
     try:
         if not found.is_folder:
             os.makedirs(checkpoint.to, exist_ok=True)
-        settings = FetchSettings(memory_bytes=checkpoint.memory_mib * MIB)
+        settings = FetchSettings(memory_bytes=_block_bytes(checkpoint))
         with Fetcher(settings) as fetcher:
             get_found(store, found, checkpoint.to, fetcher)
     except OSError as error:

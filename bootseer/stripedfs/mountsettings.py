@@ -12,7 +12,7 @@ Backend = Literal["own", "fusepy"]
 DIRECT_BYTES = 4 << 20
 """Files from this size on bypass the page cache: a checkpoint is read once."""
 NEVER_DIRECT = 1 << 63
-MEMORY_BYTES = 512 << 20
+MEMORY_BYTES = 432 << 20  # of blocks; the process around it needs some 70 MiB
 DEADLINE_S = 60.0
 CACHE_LIMIT_BYTES = 64 << 30
 WRITING = WriteSettings()
