@@ -15,8 +15,8 @@ Hadoop 2.7 waits 0.4 s or more at the end of many an object, which a longer file
 read`: the file as a mount shows it, with a fresh mount for each run; there are four DataNodes
 here, for three links carry no more than 3.05 times one. Cases ending in `CPU` are the processor
 seconds of the client (and of its mount) a GiB; `peak memory` is the largest resident set in MiB
-of what fetches, Python and libraries included; our budget is 512 MiB by default, of which 432 are for blocks. Needs
-root, and for some sides curl and rclone.
+of what fetches, Python and libraries included; our budget is 512 MiB by default, of which 432 are
+for blocks. Needs root, and for some sides curl and rclone.
 """
 
 from __future__ import annotations
