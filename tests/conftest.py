@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,15 @@ LABS = frozenset(
 
 CAP_SYS_ADMIN = 21
 FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or browsers"
+
+
+def pytest_configure() -> None:
+    # A shell starts what it puts in the background deaf to these, and so would be all we start.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
