@@ -204,8 +204,11 @@ def measure_passthrough(folder: Path, options: harness.Options) -> list[harness.
     command = server_commands(folder, direct=False)[harness.OURS]
     command[-1] = "passthrough"
     raw = Side("raw file", None, folder / "source" / NAME)
-    with served(folder, harness.OURS, command) as side:
-        return measure("passthrough", folder, [side, raw], "seq 1", options)
+    in_c = server_commands(folder, direct=True)["C pread"]
+    with served(folder, harness.OURS, command) as side, served(folder, "C pread", in_c) as other:
+        cases = measure("passthrough", folder, [side, raw], "seq 1", options)
+        sides = [side, raw, other]
+        return cases + measure("passthrough random 4k x4", folder, sides, "rand 4", options)
 
 
 def run(options: harness.Options) -> list[harness.Case]:
