@@ -114,6 +114,27 @@ class TestContainers:
         assert mounts.gone()
         assert list((lab.runtime / "containers").iterdir()) == []
 
+    def test_the_nodes_agent_mounts(self, lab: Lab, ref: str, mounts: Mounts) -> None:
+        command = [sys.executable, "-m", "bootseer", "image", "agent"]
+        with subprocess.Popen(command, env=lab.environment) as agent:
+            try:
+                while not (lab.runtime / "images/agent.sock").exists():
+                    assert agent.poll() is None
+                script = "trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done"
+                child = lab.start(ref, "--entrypoint", "sh", "--", "-c", script)
+                assert child.stdout is not None
+                assert child.stdout.readline() == "ready\n"
+                server = mounts.server().supervisor
+                assert b"agent" in Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")
+                child.send_signal(signal.SIGTERM)
+                _, error = child.communicate(timeout=60)
+                assert "bootseer: mounted sha256:" in error
+                _, error = lab.run(f"{ref}.none", code=125)  # podman pulls it in vain
+                assert "podman pulls the image" in error
+            finally:
+                agent.terminate()
+        assert mounts.gone()
+
     def test_the_first_step_ends_its_recording(self, lab: Lab, ref: str, mounts: Mounts) -> None:
         events = lab.folder / "events"
         events.mkdir()

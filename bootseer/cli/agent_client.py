@@ -12,12 +12,15 @@ SOCKET = "images/agent.sock"
 ANSWER_BYTES = 1
 REFUSED = 255
 """What the agent says instead of an exit code when the command must run elsewhere."""
+MOUNTING = ["image", "mounting"]
+"""No command line of anybody's: settings as text follow, and the answer is a line of JSON."""
 
 
-def ask(args: list[str]) -> int | None:
+def ask(args: list[str], output: int = 1) -> int | None:
     """The exit code of a command that the agent ran; None where no agent can run it.
 
-    It runs with this process's arguments, environment, working directory and standard streams.
+    It runs with these arguments, this process's environment, working directory and standard
+    streams; `output` takes the place of standard output.
     """
     from bootseer.config_paths import default_runtime
 
@@ -35,7 +38,7 @@ def ask(args: list[str]) -> int | None:
     try:
         here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         request = message(args, dict(os.environ))
-        numbers = b"".join(n.to_bytes(4, sys.byteorder) for n in (0, 1, 2, here))
+        numbers = b"".join(n.to_bytes(4, sys.byteorder) for n in (0, output, 2, here))
         sent = link.sendmsg([request], [(SOL_SOCKET, _SCM_RIGHTS, numbers)])
         link.sendall(request[sent:])
         answer = link.recv(ANSWER_BYTES)

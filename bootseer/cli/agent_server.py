@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -15,7 +17,7 @@ import struct
 import sys
 from typing import NoReturn
 
-from bootseer.cli.agent_client import REFUSED, SOCKET, parse
+from bootseer.cli.agent_client import MOUNTING, REFUSED, SOCKET, parse
 from bootseer.errors import BusyError, from_os_error
 
 COMMANDS = (["image", "mount"], ["image", "umount"])
@@ -152,7 +154,7 @@ def _run(link: socket.socket, namespace: str) -> int:
     if len(fds) != _STREAMS or uid != os.geteuid() or _namespace_of(pid) != namespace:
         return REFUSED
     args, environ = parse(body)
-    if args[:2] not in COMMANDS:
+    if args[:2] not in (*COMMANDS, MOUNTING):
         return REFUSED
     os.environ.clear()
     os.environ.update(environ)
@@ -161,10 +163,25 @@ def _run(link: socket.socket, namespace: str) -> int:
         os.dup2(fd, number)
     for fd in fds:
         os.close(fd)
+    link.settimeout(None)
+    if args[:2] == MOUNTING:
+        return _mount(args[2])
     from bootseer.cli import root
 
-    link.settimeout(None)
     return root.main(args)
+
+
+def _mount(settings: str) -> int:
+    """Mount for a process that goes on by itself, which is told by a line on standard output."""
+    from bootseer.fuse import background
+    from bootseer.imageprefetch import mounting
+
+    try:
+        answer = dataclasses.asdict(mounting.mount(mounting.decoded(settings)))
+    except BaseException as error:  # the border: this child ends here, who asked hears why
+        answer = background.packed(error)
+    os.write(1, json.dumps(answer).encode() + b"\n")
+    return 0
 
 
 def _namespace_of(pid: int) -> str:

@@ -11,6 +11,7 @@ from bootseer.cli.image_options import plain_http_option, serving_options
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.lazyrun import Way
+    from bootseer.imageprefetch.mounting import Mounted, MountSettings
 
 _WORDS = "bootseer.words"
 
@@ -66,7 +67,36 @@ def command(
         ref=ref, directory="", plain_http=plain_http or None, options=hurried, **given
     )
     settings = lazyrun.RunSettings(mount=mount, options=options, words=context.meta[_WORDS])
-    return lazyrun.run(settings, _tell)
+    return lazyrun.run(settings, _tell, _mount)
+
+
+def _mount(settings: MountSettings) -> Mounted:
+    """Have the node's agent mount, which has all imported that it takes; else do it here."""
+    import json
+    import os
+
+    from bootseer.cli import agent_client
+    from bootseer.errors import StoreUnavailableError
+    from bootseer.fuse import background
+    from bootseer.imageprefetch import mounting
+
+    place = ["--runtime", settings.runtime] if settings.runtime else []
+    readable, writable = os.pipe()
+    with open(readable, "rb") as told:
+        try:
+            asked = [*agent_client.MOUNTING, mounting.encoded(settings), *place]
+            code = agent_client.ask(asked, output=writable)
+        finally:
+            os.close(writable)
+        if code is None:
+            return mounting.mount(settings)
+        line = told.readline()
+    if not line:
+        raise StoreUnavailableError("the agent ended while it mounted; start it again")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise background.unpacked(answer)
+    return mounting.Mounted(**{**answer, "notes": tuple(answer["notes"])})
 
 
 def _tell(way: Way) -> None:

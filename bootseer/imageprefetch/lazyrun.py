@@ -54,9 +54,14 @@ class Way:
     reason: str = ""
 
 
-def run(settings: RunSettings, tell: Callable[[Way], None]) -> int:
+def run(
+    settings: RunSettings,
+    tell: Callable[[Way], None],
+    mount: Callable[[MountSettings], Mounted] = mounting.mount,
+) -> int:
     """Run the container to its end; returns its exit code. `tell` is called before it begins.
 
+    `mount` mounts, and raises, as `mounting.mount`.
     Raises UsageError for names that are none, and options that cannot be, and NotSupportedError
     where there is no podman. Call it in a process that has one thread.
     """
@@ -70,7 +75,7 @@ def run(settings: RunSettings, tell: Callable[[Way], None]) -> int:
     options = [*_events(settings.mount.events_dir), *settings.options]
     with contextlib.ExitStack() as stack:
         try:
-            words = _mounted_words(settings, options, stack, tell)
+            words = _mounted_words(settings, options, stack, tell, mount)
         except UsageError:
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
@@ -85,11 +90,12 @@ def _mounted_words(
     options: Sequence[str],
     stack: contextlib.ExitStack,
     tell: Callable[[Way], None],
+    mount: Callable[[MountSettings], Mounted],
 ) -> list[str]:
     """Mount until `stack` is left; the container's command line."""
     place = os.path.abspath(settings.mount.runtime or default_runtime())
     tree = stack.enter_context(_directory(place))
-    mounted = mounting.mount(dataclasses.replace(settings.mount, directory=tree))
+    mounted = mount(dataclasses.replace(settings.mount, directory=tree))
     stack.callback(_unmounted, tree, settings.mount.runtime)
     stack.enter_context(_ending())
     config = _config(settings.mount, mounted.digest)

@@ -47,11 +47,12 @@ class MountSettings:
 
     "" for `cache` and `runtime` are this node's usual places. Blocks there have at most
     `cache_limit_bytes`, all else that is kept of images `kept_limit_bytes`. With `fill`, what the
-    start did not read follows when nothing else wants the link, at `fill_rate_bytes_s` at most
-    (0 = any). With `record`, what programs read until the first step (told in `events_dir`) or for
-    `record_window_s` is merged into the workload's trace, in the folder `traces` ("": the
-    image's own in the cache). A read that gets no bytes for `deadline_s` fails. `loop` mounts
-    over loop devices (None: where the kernel needs them); `hot` replays the hot set.
+    start did not read follows once it is over, or nobody has read for a while, at
+    `fill_rate_bytes_s` at most (0 = any). With `record`, what programs read until the first step
+    (told in `events_dir`) or for `record_window_s` is merged into the workload's trace, in the
+    folder `traces` ("": the image's own in the cache). A read that gets no bytes for `deadline_s`
+    fails. `loop` mounts over loop devices (None: where the kernel needs them); `hot` replays the
+    hot set.
     With `nosuid` neither setuid programs nor devices of the image work at `directory`.
     """
 
@@ -63,7 +64,7 @@ class MountSettings:
     kept_limit_bytes: int = 16 << 30
     runtime: str = ""
     fill: bool = True
-    fill_rate_bytes_s: int = 0
+    fill_rate_bytes_s: int = 64 << 20
     record: bool = True
     record_window_s: float = WINDOW_S
     traces: str = ""
@@ -77,6 +78,23 @@ class MountSettings:
     nosuid: bool = False
     share: bool = True
     log_file: str = ""
+
+
+def encoded(settings: MountSettings) -> str:
+    """Settings as text, for a process that mounts in this one's place."""
+    import json
+
+    return json.dumps(dataclasses.asdict(settings))
+
+
+def decoded(text: str | bytes) -> MountSettings:
+    """What `encoded` was given."""
+    import json
+
+    found = json.loads(text)
+    options = found.pop("options")
+    lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+    return MountSettings(**found, options=StoreOptions(**{**options, **lists}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.fuse import background
-from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings
+from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings, encoded
 
 _MOST_BYTES = 1 << 16
 _ANSWER_S = START_LIMIT_S + 10.0
@@ -52,7 +52,7 @@ class Helper:
 
     def mount(self, settings: MountSettings) -> dict[str, Any]:
         """Mount; what was mounted as `mounting.Mounted` has it. Raises as `mounting.mount`."""
-        request = json.dumps(dataclasses.asdict(settings)).encode()
+        request = encoded(settings).encode()
         for _ in range(_TRIES):
             told, tell = os.pipe()
             try:
@@ -125,14 +125,6 @@ def _answer(told: int, directory: str) -> dict[str, Any] | None:
     return answer
 
 
-def _decoded(request: dict[str, Any]) -> MountSettings:
-    from bootseer.storage.options import StoreOptions
-
-    options = request.pop("options")
-    lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
-    return MountSettings(**request, options=StoreOptions(**{**options, **lists}))
-
-
 def _serve(requests: socket.socket) -> None:
     while True:
         request, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, 1)
@@ -157,7 +149,7 @@ def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
         try:
-            answer = dataclasses.asdict(mounting.mount(_decoded(json.loads(request))))
+            answer = dataclasses.asdict(mounting.mount(mounting.decoded(request)))
         except BaseException as error:  # the border: this child ends here, who asked hears why
             answer = background.packed(error)
         os.write(fd, json.dumps(answer).encode() + b"\n")
