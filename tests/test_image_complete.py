@@ -176,7 +176,7 @@ def test_who_serves_the_same_image_beside_it_writes_nothing_to_it(
     mounts.umount(mounted)
     assert mounts.gone()
     with data.open("rb"):  # so that its inode's number is not used again
-        again = mounts.mount(image.ref, fill=True)  # what cannot be mended goes
+        again = mounts.mount(image.ref)  # what cannot be mended goes
         assert not again.complete
         assert tree_of(again.directory) == FILES
         assert data_of(mounts).stat().st_ino != before.st_ino

@@ -78,7 +78,10 @@ def test_twenty_warm_starts_leave_a_published_hot_set_as_it_was(
     assert built(mounts, image) == pack
 
 
-def test_a_look_and_a_replay_by_hand_are_no_full_starts(mounts: Mounts, image: Published) -> None:
+@pytest.mark.parametrize("loop", [False, True])
+def test_a_look_and_a_replay_by_hand_are_no_full_starts(
+    mounts: Mounts, image: Published, loop: bool
+) -> None:
     start(mounts, image, *HOT, hot=False)
     pack = built(mounts, image, push=True)
     for _ in range(2):
@@ -87,12 +90,21 @@ def test_a_look_and_a_replay_by_hand_are_no_full_starts(mounts: Mounts, image: P
             assert file.read(9) == FILES[ODD][:9]
         mounts.umount(mounted)
         assert mounts.gone()
-    mounted = mounts.mount(image.ref, record=True, hot=False)
-    replay(image.ref, mounted.directory, cache=str(mounts.cache))
+    mounted = mounts.mount(image.ref, record=True, hot=False, loop=loop)
+    places = {"cache": str(mounts.cache), "runtime_dir": str(mounts.runtime)}
+    replay(image.ref, mounted.directory, **places)
     for path in (ODD, *HOT):
         assert (Path(mounted.directory) / path).read_bytes() == FILES[path]
     mounts.umount(mounted)
     assert mounts.gone()
     trace = kept(mounts, image)
     assert (trace.starts, trace.replays) == (1, 1)
+    again = {
+        p
+        for e in trace.extents
+        if e.replays_seen
+        for p in range(e.offset, e.offset + e.length, 4096)
+    }
+    inside = {image.data_offset(path) // 4096 * 4096 + 8192 for path in HOT}
+    assert not again & inside  # what was replayed is no touch
     assert built(mounts, image) == pack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_mounts import Mounts, mounts_below, publish, some_files, tree_of
+from image_mounts import Mounts, evict, mounts_below, publish, some_files, tree_of
 
 from bootseer.blockimage import artifact
 from bootseer.blockimage.serving import ImageServer
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch import resolving
+from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -52,6 +54,51 @@ def test_who_takes_over_serves_the_block_image_that_is_mounted(
     mounts.mount(ref, share=False)
     os.kill(mounts.worker(server), signal.SIGKILL)
     assert tree_of(mounted.directory) == FILES
+
+
+def test_who_takes_over_waits_for_the_registry(
+    mounts: Mounts, own_registry: Any, tmp_path: Path
+) -> None:
+    """Nothing is kept here that would do: reads fail in time, and work when it is back."""
+    registry = own_registry()
+    image = publish(registry.reference("deaths/away", "1"), FILES, tmp_path / "image")
+    hurried = StoreOptions(retry_s=0.1, connect_s=1.0, stall_s=1.0)
+    mounted = mounts.mount(image.ref, deadline_s=5.0, options=hurried)
+    path = Path(mounted.directory) / sorted(FILES)[0]
+    server = mounts.server()
+    registry.stop()
+    shutil.rmtree(mounts.cache)
+    os.kill(mounts.worker(server), signal.SIGKILL)
+    with pytest.raises(OSError, match="Input/output error"):
+        path.read_bytes()
+    registry.restart()
+    while True:
+        with contextlib.suppress(OSError):
+            assert path.read_bytes() == FILES[sorted(FILES)[0]]
+            break
+        assert os.path.ismount(mounted.directory)
+    mounts.umount(mounted)
+    assert mounts.gone()
+
+
+def test_who_takes_over_needs_no_registry_that_lost_the_image(
+    mounts: Mounts, own_registry: Any, tmp_path: Path
+) -> None:
+    """It answers, and says that there is no such image; all of it is on this node."""
+    registry = own_registry()
+    image = publish(registry.reference("deaths/lost", "1"), FILES, tmp_path / "image")
+    mounted = mounts.mount(image.ref)
+    assert tree_of(mounted.directory) == FILES
+    (data,) = (mounts.cache / "blocks").glob("*/data")
+    while data.stat().st_blocks * 512 < sum(map(len, FILES.values())):
+        time.sleep(0.01)  # what came last is stored a moment after it came
+    shutil.rmtree(registry.blob_path(image.digest).parents[4] / "repositories")
+    registry.restart()
+    os.kill(mounts.worker(mounts.server()), signal.SIGKILL)
+    evict(mounted.directory)
+    assert tree_of(mounted.directory) == FILES
+    mounts.umount(mounted)
+    assert mounts.gone()
 
 
 def test_a_server_killed_before_it_could_tell_of_its_mount_leaves_none(

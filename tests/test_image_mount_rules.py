@@ -15,16 +15,13 @@ from typing import Any
 
 import pytest
 
-from bootseer.blockimage import fill as fill_module
 from bootseer.blockimage import serving, warm
-from bootseer.blockimage.fill import Fill, FillSettings
 from bootseer.blockimage.frames import Cold, Coming, Frames
 from bootseer.blockimage.front import DATA, ImageFront
 from bootseer.blockimage.opened import BlockImage
 from bootseer.blockimage.pack import Frame, Index, Warm
 from bootseer.blockimage.serving import ImageServer, ServeSettings
 from bootseer.blockimage.supply import Bytes
-from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.extent import Extent
 from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
@@ -218,66 +215,6 @@ def test_a_pack_cannot_have_more_warmed_than_its_frames_could_be(
     warmer.end()
     assert done.wait(30)
     assert asked == [PAGE]
-
-
-# --- filling -------------------------------------------------------------------------------------
-
-
-class Counting:
-    """A fetcher (a fake) that brings everything at once, and counts."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def prefetch(self, source: Any, offset: int, length: int, priority: Any) -> Any:
-        self.asked.append(offset)
-        return self
-
-    done = True
-
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
-
-def test_filling_ends_where_the_cache_takes_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from block_sources import make_source
-
-    monkeypatch.setattr(fill_module, "STEP_BYTES", PAGE)
-    source = make_source(tmp_path / "source", 64 * PAGE)
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
-        fetcher, said = Counting(), []
-        step = FillSettings(quiet_s=0)
-        fill = Fill(fetcher, source, cache, step, busy=lambda: 0)  # type: ignore[arg-type]
-        fill.run(said.append)
-    assert len(fetcher.asked) == fill_module.FAULTS
-    assert said == ["filling the cache ends: it takes no more of this image"]
-    assert not fill.done.is_set()
-
-
-def test_filling_keeps_to_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pauses are a fake that takes no time."""
-    from block_sources import make_source
-
-    class Pauses:
-        total_s = 0.0
-
-        def is_set(self) -> bool:
-            return False
-
-        def wait(self, timeout_s: float) -> bool:
-            self.total_s += timeout_s
-            return False
-
-    monkeypatch.setattr(fill_module, "STEP_BYTES", PAGE)
-    source, pauses = make_source(tmp_path / "source", 4 * PAGE), Pauses()
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
-        settings = FillSettings(quiet_s=0, rate_bytes_s=PAGE // 8)
-        fill = Fill(Counting(), source, cache, settings, busy=lambda: 0)  # type: ignore[arg-type]
-        fill._closing = pauses  # type: ignore[assignment]
-        fill.run(lambda _: None)
-    assert 0.9 * 4 * 8 < pauses.total_s < 1.1 * 4 * 8
 
 
 # --- the agent -----------------------------------------------------------------------------------

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.cached import CachedObject
@@ -14,21 +18,40 @@ from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource, block_count, block_length
 
 STEP_BYTES = 4 << 20
+START_STEP_BYTES = 1 << 20  # who reads again in the middle of a start shares the link with no more
 FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
+FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
 POLL_S = 0.2
+TURN_S = 2.0  # between looks whether another server of the image has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillSettings:
-    """`rate_bytes_s` bounds the fill (0 = as fast as it can); it waits `quiet_s` after a read."""
+    """`rate_bytes_s` bounds the fill (0 = as fast as it can).
+
+    It waits until nobody has read for `quiet_s`, or for `start_quiet_s` while a start may still be
+    under way. `lock` is a file by which one server of a node fills at a time ("": none).
+    """
 
     rate_bytes_s: int = 0
     quiet_s: float = 2.0
+    start_quiet_s: float = 5.0
+    lock: str = ""
+
+
+class Activity(NamedTuple):
+    """Reads so far, programs' own and replay's; how many programs wait for their bytes now."""
+
+    reads: int
+    waiting: int
 
 
 class Fill:
-    """Fetches what the cache lacks, from front to back; `busy` counts programs' reads."""
+    """Fetches what the cache lacks, from front to back.
+
+    `busy` tells what is read meanwhile, and `over` whether the start is.
+    """
 
     def __init__(
         self,
@@ -37,19 +60,33 @@ class Fill:
         cache: NodeCache,
         settings: FillSettings,
         *,
-        busy: Callable[[], int],
+        busy: Callable[[], Activity],
+        over: Callable[[], bool],
     ) -> None:
         self._fetcher, self._source, self._cache = fetcher, source, cache
-        self._settings, self._busy = settings, busy
+        self._settings, self._busy, self._over = settings, busy, over
         self._closing = threading.Event()
         self._seen = -1  # reads, as of the last look
         self.done = threading.Event()
         self.filled_bytes = 0
 
-    def run(self, say: Callable[[str], None]) -> None:
-        """Until all blocks are there, the cache takes no more, or `close`; tells why it rests."""
+    def run(self, say: Callable[[str], None], whole: Callable[[], bool]) -> None:
+        """Until all blocks are there, the cache takes no more, or `close`; tells why it rests.
+
+        `whole` is called once all are there, while no other server fills; False when some of them
+        were wrong, and are to be fetched again.
+        """
+        with self._turn() as ours:
+            for _ in range(FILLS if ours else 0):
+                if not self._all(say):
+                    return
+                self.done.set()
+                if whole():
+                    return
+
+    def _all(self, say: Callable[[str], None]) -> bool:
+        """Fetch all that is missing; whether nothing is any more."""
         with self._cache.open(self._source) as cached:
-            room = max(1, STEP_BYTES // self._source.block_bytes)
             first, faults, refused = 0, 0, 0
             before: list[int] = []
             count = block_count(self._source)
@@ -59,16 +96,16 @@ class Fill:
                 refused = 0 if kept else refused + 1
                 if not cached.storing or refused == FAULTS:
                     say("filling the cache ends: it takes no more of this image")
-                    return
+                    return False
                 before = []
                 missing = cached.missing(first, min(1024, count - first))
                 if not missing:
                     first += 1024
                     continue
                 first = missing[0]
-                run = _run_of(missing, room)
                 if not self.quiet():
-                    return
+                    return False
+                run = _run_of(missing, self._room())
                 if self._step(run):
                     first, faults, before = run[-1] + 1, 0, run
                     continue
@@ -76,18 +113,43 @@ class Fill:
                 if faults == FAULTS:
                     say(f"filling the cache rests: {FAULTS} requests in a row failed")
                 if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
-                    return
+                    return False
             # What came last is stored a moment after it came.
-            if not self._closing.wait(POLL_S) and not _missing(cached, count):
-                self.done.set()
+            return not self._closing.wait(POLL_S) and not _missing(cached, count)
+
+    def _room(self) -> int:
+        """Blocks of one step."""
+        step_bytes = STEP_BYTES if self._over() else START_STEP_BYTES
+        return max(1, step_bytes // self._source.block_bytes)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Wait until no other server of this node fills the image; False when closed."""
+        try:
+            fd = os.open(self._settings.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # there is none, or the cache takes nothing, which is told elsewhere
+            yield True
+            return
+        try:
+            while not self._closing.is_set():
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                self._closing.wait(TURN_S)
+            yield not self._closing.is_set()
+        finally:
+            os.close(fd)
 
     def quiet(self) -> bool:
-        """Wait until programs have read nothing for a while; False when closed."""
-        while (seen := self._busy()) != self._seen:
-            self._seen = seen
-            if self._closing.wait(self._settings.quiet_s):
-                return False
-        return not self._closing.is_set()
+        """Wait until nothing has been read for a while; False when closed."""
+        settings = self._settings
+        while not self._closing.is_set():
+            seen = self._busy()
+            if seen.reads == self._seen and not seen.waiting:
+                return True
+            self._seen = seen.reads
+            self._closing.wait(settings.quiet_s if self._over() else settings.start_quiet_s)
+        return False
 
     def _step(self, blocks: list[int]) -> bool:
         source = self._source

@@ -73,6 +73,7 @@ class ImageFront:
         self._strangers: set[int] = set()
         self.warming: frozenset[int] = frozenset()  # threads whose reads are no touches
         self.replayed_hot_is_warm = False  # where the reader's thread cannot be known
+        self.announced: Callable[[int, int], bool] | None = None  # there: what others read ahead
         self.touches: Touches | None = None
 
     # --- for the server --------------------------------------------------------------------
@@ -88,6 +89,15 @@ class ImageFront:
             early, self._early = self._early, []
         for waiting in early:
             waiting.resume()
+
+    def give_up(self, waited_s: float, error: BaseException) -> None:
+        """Fail who has waited so long for `supply`; the others go on waiting."""
+        before_ns = time.monotonic_ns() - int(waited_s * 1e9)
+        with self._lock:
+            late = [one for one in self._early if one.since_ns <= before_ns and one.parked]
+            self._early = [one for one in self._early if one not in late]
+        for waiting in late:
+            waiting.fail(error)
 
     @property
     def last_handle(self) -> int:
@@ -211,7 +221,9 @@ class ImageFront:
         """Count a read and record it, unless it is our own warming's: then True."""
         warm = thread in self.warming or (self.touches is not None and self._named(thread))
         if not warm and self.replayed_hot_is_warm and self._bytes is not None:
-            warm = self._bytes.frames.covers(offset, length)
+            warm = self._bytes.frames.covers(offset, length) or (
+                self.announced is not None and self.announced(offset, length)
+            )
         touches, counts, first = self.touches, self._counts, 4 if warm else 0
         with self._lock:
             counts[first] += 1
@@ -266,9 +278,9 @@ class _Waiting:
         "_lock",
         "_offset",
         "_reply",
-        "_since_ns",
         "_there",
         "_warm",
+        "since_ns",
     )
 
     def __init__(self, front: ImageFront, offset: int, length: int, *, warm: bool) -> None:
@@ -277,7 +289,7 @@ class _Waiting:
         self._lock = threading.Lock()
         self._reply: Reply | None = None
         self._there = self._cold = self._done = False
-        self._since_ns = time.monotonic_ns()
+        self.since_ns = time.monotonic_ns()
 
     def assemble(self) -> Data | None:
         """The bytes, or None when `resume` will be called once there may be more of them."""
@@ -323,6 +335,18 @@ class _Waiting:
         if news and missed is not None:
             missed(self._offset)
 
+    @property
+    def parked(self) -> bool:
+        """Whether it can be answered by `fail`."""
+        return self._reply is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an input/output error: nobody will call `resume`."""
+        with self._lock:
+            reply, self._done = self._reply, True
+        if reply is not None:
+            reply.error(self._front._refusal(self._offset, error).errno or errno.EIO)
+
     def resume(self) -> None:
         """Try again; from any thread."""
         with self._lock:
@@ -357,7 +381,7 @@ class _Waiting:
                 front._cold(-1)
         if data is not None:
             if not self._warm:
-                front._waited(self._since_ns)
+                front._waited(self.since_ns)
             reply.data(data)
 
 

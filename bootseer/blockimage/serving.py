@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.arena import Arena
-from bootseer.blockimage.fill import Fill, FillSettings
+from bootseer.blockimage.fill import Activity, Fill, FillSettings
 from bootseer.blockimage.frames import Frames
 from bootseer.blockimage.front import ImageFront
 from bootseer.blockimage.opened import BlockImage, FrameStream
@@ -43,7 +43,6 @@ WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
 DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
 KEEP_FREE = 0.15  # of the disk: below, a kubelet takes pods from a node, and cannot free this
-FILLS = 2  # sealing drops wrong blocks, which are fetched once more
 STANDS_STILL_S = 2.0  # without a byte of the stream, readers ask for blocks themselves
 
 Say = Callable[[str, str], None]
@@ -331,21 +330,34 @@ class ImageServer:
         cache = self._cache
         if cache is None:
             return
-        for _ in range(FILLS):
-            self._fill = Fill(
-                fetcher, source, cache, self.settings.fill, busy=lambda: self.front.reads.reads
-            )
-            self._fill.run(lambda text: self._say("fill", text))
-            self._read_ahead()
-            if not self._fill.done.is_set() or self._supply is None:
-                return
-            if self._supply.present is None:
-                from bootseer.blockimage.present import Present
+        self._fill = Fill(
+            fetcher,
+            source,
+            cache,
+            self.settings.fill,
+            busy=self._activity,
+            over=lambda: self._start_over,
+        )
+        self._fill.run(
+            lambda text: self._say("fill", text), whole=lambda: self._all_here(cache, source)
+        )
 
-                self._cached = cache.open(source)
-                self._supply.present = Present(self._cached, source)
-            if self._seal(source, self._fill.quiet):
-                return
+    def _all_here(self, cache: NodeCache, source: BlockSource) -> bool:
+        """The fill is done: what else is asked for is on this node."""
+        assert self._fill is not None
+        self._read_ahead()
+        if self._supply is None:
+            return True
+        if self._supply.present is None:
+            from bootseer.blockimage.present import Present
+
+            self._cached = cache.open(source)
+            self._supply.present = Present(self._cached, source)
+        return self._seal(source, self._fill.quiet)
+
+    def _activity(self) -> Activity:
+        reads = self.front.reads
+        return Activity(reads.reads + reads.warm_reads, self.front.cold_waits)
 
     def _seal(self, source: BlockSource, quiet: Callable[[], bool]) -> bool:
         """Make sure that the next mount may read the cache's file itself."""

@@ -80,7 +80,7 @@ serving_options = together(
         envvar="BOOTSEER_IMAGE_FILL",
         default=True,
         show_default=True,
-        help="Fetch the rest of an image too, when nothing else wants the link.",
+        help="Fetch the rest of an image too, after the start or when nobody reads.",
     ),
     click.option(
         "--fill-rate",
@@ -88,7 +88,8 @@ serving_options = together(
         envvar="BOOTSEER_IMAGE_FILL_RATE",
         callback=sizes.parsed,
         metavar="SIZE",
-        default="0",
+        default="64MiB",
+        show_default=True,
         help="Bytes a second that filling an image may take; 0 = any.",
     ),
     click.option(

@@ -6,7 +6,7 @@ import click
 
 from bootseer.cli import sizes
 from bootseer.cli.image_hotset import of, place, which_option
-from bootseer.cli.image_options import place_options
+from bootseer.cli.image_options import place_options, runtime_option
 from bootseer.cli.options import echo_json, json_option
 
 
@@ -22,6 +22,7 @@ from bootseer.cli.options import echo_json, json_option
     help="Files that are read ahead at a time.",
 )
 @place_options
+@runtime_option
 @json_option
 @click.argument("ref")
 @click.argument("directory", metavar="DIR", type=click.Path())
@@ -31,6 +32,7 @@ def command(
     workload: str,
     threads: int,
     cache: str,
+    runtime: str,
     plain_http: bool,
     as_json: bool,
 ) -> int:
@@ -49,6 +51,7 @@ def command(
         workload,
         cache=place(cache),
         threads=threads,
+        runtime_dir=runtime,
         plain_http=plain_http or None,
     )
     if as_json:

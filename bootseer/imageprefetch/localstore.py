@@ -79,6 +79,10 @@ class LocalStore:
         """Where the traces of one image's starts are."""
         return os.path.join(self.folder_of(digest), "traces")
 
+    def fill_lock(self, digest: str) -> str:
+        """What a server of this image holds while it fetches all that nobody asked for."""
+        return os.path.join(self.folder_of(digest), "fill.lock")
+
     # --- names ---------------------------------------------------------------------------
 
     def _pin(self, name: str) -> str:

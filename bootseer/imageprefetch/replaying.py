@@ -17,12 +17,14 @@ from bootseer.blockimage.front import WARMING
 from bootseer.blockimage.pack import Frame, Index, parse_boot
 from bootseer.blockimage.packing import owners, warm_of
 from bootseer.blockimage.warm import WINDOW_BYTES, clone_mount, open_regular_below
-from bootseer.config import default_cache
+from bootseer.blocks.extent import Extent
+from bootseer.config import default_cache, default_runtime
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch import ownsets, pieces
+from bootseer.imageprefetch.announcing import announce
 from bootseer.imageprefetch.localstore import KeptFrames, LocalStore
 from bootseer.imageprefetch.parts import open_image
-from bootseer.imageprefetch.runtime import Server, mounts_of, until_unmounted
+from bootseer.imageprefetch.runtime import Server, known, mounts_of, until_unmounted
 from bootseer.storage.oci.registry import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
@@ -50,19 +52,24 @@ def replay(
     *,
     cache: str = "",
     threads: int = THREADS,
+    runtime_dir: str = "",
     options: StoreOptions = DEFAULTS,
     plain_http: bool | None = None,
 ) -> Replayed:
     """Have the kernel read a workload's hot set ahead in the tree at `directory`, in order.
 
-    `directory` is the image `ref`, mounted by us or unpacked by anybody. Returns when all of it is
-    there. Raises NotFoundError when the image has no hot set.
+    `directory` is the image `ref`, mounted by us (its server tells of itself in `runtime_dir`) or
+    unpacked by anybody. Returns when all of it is there. Raises NotFoundError when the image has no
+    hot set.
     """
     repository, reference = open_repository(ref, options, plain_http=plain_http)
     with repository:
         subject, _ = repository.image(reference.version)
         digest, hot = _chosen(repository, subject.digest, ref, workload)
         index = _index(repository, hot)
+    for server in known(runtime_dir or default_runtime()):
+        if server.block_image == hot.block_image:
+            announce(server, _ranges(index))
     if index.fetch and not index.frames:
         index = _by_files(index, ref, cache, options, plain_http)
     try:
@@ -101,6 +108,7 @@ def replay_beside(settings: MountSettings, server: Server, stopped: Callable[[],
     if not mounts:
         raise NotFoundError(f"{settings.ref} is unmounted again; mount it anew")
     index, workload, digest = _index_for(settings, server)
+    announce(server, _ranges(index))
     if index.fetch and not index.frames:
         index = _by_files(
             index, settings.ref, settings.cache, settings.options, settings.plain_http
@@ -138,6 +146,11 @@ def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str
     raise fault or NotFoundError(
         f"{settings.ref} has no hot set of workload {settings.workload!r}; record it first"
     )
+
+
+def _ranges(index: Index) -> list[Extent]:
+    """All of the data that a hot set is made of."""
+    return [*index.fetch, *(one for frame in index.frames for one in frame.extents)]
 
 
 def _told(workload: str, digest: str, index: Index) -> Replayed:

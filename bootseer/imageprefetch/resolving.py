@@ -163,9 +163,14 @@ class Resolver:
                     raise
                 self._offline = True
                 self._note(f"mounted from this node's cache: {error}")
+        return self.open_kept(digest, block_image)
+
+    def open_kept(self, digest: str, block_image: str) -> Opened:
+        """`open` without the registry. Raises StoreUnavailableError where that cannot be."""
         kept = self._kept(digest, block_image)
         if kept is None:
             raise StoreUnavailableError(f"{self._ref} is not kept here, and its registry is gone")
+        self._offline = True
         return self._from_here(digest, kept)
 
     def _kept(self, digest: str, block_image: str) -> KeptImage | None:

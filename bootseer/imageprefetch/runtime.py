@@ -4,8 +4,8 @@
 of them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
 server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is
 mounted nowhere in the server's namespace: others may still use it), `metadata` (where the cache
-has no room for it), `touches` (what was recorded so far). All of it goes with the server; what a
-killed one left is removed by whoever comes next.
+has no room for it), `touches` (what was recorded so far), `ahead` (what others read ahead). All of
+it goes with the server; what a killed one left is removed by whoever comes next.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
 """
@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mounts import Mounted, find_mount, parse_mountinfo, unmount
 
 FRONT, LOCK, META, SERVER, LEFT = "front", "lock", "meta", "server.json", "left"
-SPARE_META, TOUCHES = "metadata", "touches"
+SPARE_META, TOUCHES, AHEAD = "metadata", "touches", "ahead"
 _BORN_WITHIN_S = 3600.0
 
 
@@ -239,7 +239,7 @@ def _unmount_untold(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    for name in (META, SPARE_META, TOUCHES, SERVER, f"{SERVER}.new", LEFT, LOCK):
+    for name in (META, SPARE_META, TOUCHES, AHEAD, SERVER, f"{SERVER}.new", LEFT, LOCK):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):

@@ -6,15 +6,15 @@ import dataclasses
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
-from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
+from bootseer.errors import BootseerError, CorruptDataError
 from bootseer.fuse.background import Tell, packed
 from bootseer.imageprefetch import runtime
+from bootseer.imageprefetch.announcing import Announced
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.noting import Noting
 from bootseer.imageprefetch.resolving import Opened, Resolver
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from bootseer.blockimage.serving import ImageServer, ServeSettings
     from bootseer.blocks.trace import Trace
     from bootseer.imageprefetch.mounting import MountSettings
-
-TAKE_OVER_TRIES = 3
 
 
 class Worker:
@@ -48,6 +46,7 @@ class Worker:
         self._opened: Opened | None = None
         self._ended = threading.Event()
         self.front = Front(self, released=_end, failed=self._read_failed)
+        self.front.announced = Announced(state.folder).covers
         before = state.server
         self._noting = Noting(
             settings, os.path.join(state.folder, runtime.TOUCHES), self.front, self._data_key
@@ -185,8 +184,10 @@ class Worker:
         if before.sealed:  # nobody waits for anything
             self._watch_mounts()
             return
-        opened = self._reopened(before)
-        self._opened = opened
+        opened = self._opened = self._reopened(before)
+        if opened is None:  # unmounted meanwhile
+            self._noting.drop()
+            return
         server = self._make_server(opened)
         server.adopt(before.loop, before.bdis)
         mounts = [m.target for m in runtime.mounts_of(before) if m.root == "/"]
@@ -194,16 +195,18 @@ class Worker:
             server.settings = dataclasses.replace(server.settings, warm=False)
         self._go_on(mounts[0] if mounts else "", before.digest, opened)
 
-    def _reopened(self, before: runtime.Server) -> Opened:
-        """The very block image that is mounted: another's bytes lie elsewhere."""
-        for left in reversed(range(TAKE_OVER_TRIES)):
-            try:
-                return self._resolver().open(before.digest, before.block_image)
-            except BootseerError:
-                if not left:
-                    raise
-                time.sleep(1.0)
-        raise StoreUnavailableError("unreachable")
+    def _reopened(self, before: runtime.Server) -> Opened | None:
+        from bootseer.imageprefetch.reopening import reopened
+
+        return reopened(
+            self._resolver(),
+            before.digest,
+            before.block_image,
+            front=self.front,
+            deadline_s=self._settings.deadline_s,
+            ended=self._ended,
+            say=self._story.fault,
+        )
 
     def _make_server(self, opened: Opened) -> ImageServer:
         from bootseer.blockimage.serving import ImageServer
@@ -212,19 +215,21 @@ class Worker:
         server = ImageServer(
             image,
             self.front,
-            self._serve_settings(),
+            self._serve_settings(opened.digest),
             say=self._story.fault,
             hot_done=self._hot_done,
         )
         self._server = server
         return server
 
-    def _serve_settings(self) -> ServeSettings:
+    def _serve_settings(self, digest: str) -> ServeSettings:
         from bootseer.blockimage.fill import FillSettings
         from bootseer.blockimage.serving import ServeSettings
         from bootseer.blocks.settings import DEFAULTS as FETCH
 
         settings = self._settings
+        lock = LocalStore(settings.cache).fill_lock(digest)
+        fill = FillSettings(rate_bytes_s=settings.fill_rate_bytes_s, lock=lock)
         fetch = dataclasses.replace(
             FETCH,
             memory_bytes=settings.memory_bytes,
@@ -236,7 +241,7 @@ class Worker:
             cache_limit_bytes=settings.cache_limit_bytes,
             fetch=fetch,
             loop=settings.loop,
-            fill=FillSettings(rate_bytes_s=settings.fill_rate_bytes_s) if settings.fill else None,
+            fill=fill if settings.fill else None,
         )
 
     def _go_on(self, target: str, digest: str, opened: Opened) -> None:

@@ -40,7 +40,7 @@ class LazySettings:
     kept_limit_bytes: int = 16 << 30
     runtime: str = ""
     fill: bool = True
-    fill_rate_bytes_s: int = 0
+    fill_rate_bytes_s: int = 64 << 20
     record: bool = True
     events_dir: str = ""
     log_file: str = ""

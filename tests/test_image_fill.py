@@ -1,0 +1,222 @@
+"""The background fill: when it may fetch, how fast, and that one server of a node does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from block_sources import FileSource, make_source
+from image_mounts import mounts_below, publish, some_files
+
+from bootseer.blockimage import fill as fill_module
+from bootseer.blockimage.fill import Activity, Fill, FillSettings
+from bootseer.blockimage.front import DATA, ImageFront
+from bootseer.blockimage.opened import BlockImage
+from bootseer.blockimage.serving import ImageServer, ServeSettings
+from bootseer.blocks.cache import NodeCache
+from bootseer.fuse.operations import Handle
+from bootseer.imageprefetch.localstore import LocalStore
+from bootseer.imageprefetch.mounting import MountSettings
+
+PAGE = 4096
+IDLE = Activity(0, 0)
+
+
+class Counting:
+    """A fetcher (a fake) that brings everything at once, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def prefetch(self, source: Any, offset: int, length: int, priority: Any) -> Any:
+        self.asked.append((offset, length))
+        return self
+
+    done = True
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+
+class Pauses:
+    """An event (a fake) whose waits take no time; `then` is told of each one."""
+
+    def __init__(self, then: Callable[[float], None] = lambda _: None) -> None:
+        self.waits: list[float] = []
+        self._then = then
+        self.closed = False
+
+    def is_set(self) -> bool:
+        return self.closed
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waits.append(timeout_s)
+        self._then(timeout_s)
+        return self.closed
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileSource:
+    monkeypatch.setattr(fill_module, "STEP_BYTES", PAGE)
+    return make_source(tmp_path / "source", 64 * PAGE)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[NodeCache]:
+    with NodeCache(str(tmp_path / "cache"), 1 << 30) as made:
+        yield made
+
+
+def a_fill(
+    source: FileSource,
+    cache: NodeCache,
+    settings: FillSettings,
+    *,
+    pauses: Pauses | None = None,
+    busy: Callable[[], Activity] = lambda: IDLE,
+    over: Callable[[], bool] = lambda: True,
+) -> tuple[Fill, Counting]:
+    fetcher = Counting()
+    made = Fill(fetcher, source, cache, settings, busy=busy, over=over)  # type: ignore[arg-type]
+    if pauses is not None:
+        made._closing = pauses  # type: ignore[assignment]
+    return made, fetcher
+
+
+def test_it_ends_where_the_cache_takes_no_more(source: FileSource, cache: NodeCache) -> None:
+    said: list[str] = []
+    fill, fetcher = a_fill(source, cache, FillSettings(quiet_s=0))
+    fill.run(said.append, lambda: True)
+    assert len(fetcher.asked) == fill_module.FAULTS
+    assert said == ["filling the cache ends: it takes no more of this image"]
+    assert not fill.done.is_set()
+
+
+def test_it_keeps_to_its_rate(source: FileSource, cache: NodeCache) -> None:
+    settings, pauses = FillSettings(quiet_s=0, rate_bytes_s=PAGE // 8), Pauses()
+    fill, fetcher = a_fill(source, cache, settings, pauses=pauses)
+    fill.run(lambda _: None, lambda: True)
+    asked_bytes = sum(length for _, length in fetcher.asked)
+    assert 0.9 < sum(pauses.waits) / (8 * asked_bytes / PAGE) < 1.1
+
+
+def test_it_has_a_rate_unless_somebody_takes_it_away() -> None:
+    assert MountSettings(ref="image", directory="/").fill_rate_bytes_s > 0
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_in_the_middle_of_a_start_it_waits_longer_and_takes_less(
+    source: FileSource, cache: NodeCache, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    monkeypatch.setattr(fill_module, "STEP_BYTES", 8 * source.block_bytes)
+    monkeypatch.setattr(fill_module, "START_STEP_BYTES", 2 * source.block_bytes)
+    reads, pauses = iter((3, 4, 4)), Pauses()
+
+    def busy() -> Activity:
+        return Activity(next(reads, 4), 0)
+
+    settings = FillSettings(quiet_s=2, start_quiet_s=5)
+    fill, fetcher = a_fill(source, cache, settings, pauses=pauses, busy=busy, over=lambda: over)
+    fill.run(lambda _: None, lambda: True)
+    assert pauses.waits[:2] == [2, 2] if over else [5, 5]
+    assert fetcher.asked[0] == (0, (8 if over else 2) * source.block_bytes)
+
+
+def test_nothing_is_fetched_while_a_program_waits(source: FileSource, cache: NodeCache) -> None:
+    """A read that waits for long is the same read at each look."""
+    waiting, seen = [1], []
+
+    def answered(_: float) -> None:
+        seen.append(list(fetcher.asked))
+        if len(seen) == 4:
+            waiting[0] = 0
+
+    pauses = Pauses(answered)
+    fill, fetcher = a_fill(
+        source, cache, FillSettings(), pauses=pauses, busy=lambda: Activity(7, waiting[0])
+    )
+    fill.run(lambda _: None, lambda: True)
+    assert seen[:4] == [[]] * 4
+    assert fetcher.asked
+
+
+def test_replay_is_something_to_wait_for(tmp_path: Path) -> None:
+    """What warms an image for somebody else's start needs the link as that start does."""
+    front = ImageFront(released=lambda: None, failed=lambda *_: None)
+    image = BlockImage(meta_path="", data_bytes=PAGE, source=lambda: None)  # type: ignore[arg-type,return-value]
+    server = ImageServer(image, front, ServeSettings(), say=lambda *_: None)
+    front.warming = frozenset({threading.get_native_id()})
+
+    class Later:
+        thread = threading.get_native_id()
+
+        def park(self, _: Any) -> None: ...
+
+        def __call__(self) -> Any:
+            return self
+
+    before = server._activity()
+    front.read(DATA, Handle(1), 0, PAGE, Later())
+    assert server._activity().reads == before.reads + 1
+
+
+def test_servers_of_one_image_take_turns(
+    source: FileSource, cache: NodeCache, tmp_path: Path
+) -> None:
+    lock = tmp_path / "lock"
+    held = os.open(lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    seen: list[int] = []
+
+    def waited(timeout_s: float) -> None:
+        seen.append(len(fetcher.asked))
+        if len(seen) == 3:
+            os.close(held)
+
+    settings = FillSettings(quiet_s=0, lock=str(lock))
+    fill, fetcher = a_fill(source, cache, settings, pauses=Pauses(waited))
+    fill.run(lambda _: None, lambda: True)
+    assert seen[:3] == [0, 0, 0]
+    assert fetcher.asked
+    with open(lock) as free:  # it has let go of it
+        fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_one_that_waits_for_its_turn_ends_when_told(
+    source: FileSource, cache: NodeCache, tmp_path: Path
+) -> None:
+    lock = tmp_path / "lock"
+    fill, fetcher = a_fill(source, cache, FillSettings(lock=str(lock)))
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        thread = threading.Thread(target=fill.run, args=(lambda _: None, lambda: True))
+        thread.start()
+        fill.close()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert not fetcher.asked
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.debian("docker-registry")
+def test_a_server_holds_the_images_turn(registry: Any, tmp_path: Path) -> None:
+    with mounts_below(tmp_path) as mounts:
+        ref = registry.reference("fill/turn", "1")
+        image = publish(ref, some_files(4, 50_000), tmp_path / "image")
+        mounts.mount(image.ref, fill=True)
+        lock = Path(LocalStore(str(mounts.cache)).fill_lock(image.digest))
+        for _ in range(2000):
+            if lock.exists():
+                with lock.open() as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        return
+            threading.Event().wait(0.01)
+    raise AssertionError("nobody holds it")
