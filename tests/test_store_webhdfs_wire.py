@@ -240,3 +240,68 @@ def test_a_server_that_does_not_know_how_to_rename_over() -> None:
         with pytest.raises(errors.BusyError, match="taken"):
             store.rename("x", "y")
         store.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("ConnectException", errors.StoreUnavailableError),  # another address of the NameNode
+        ("FileNotFoundException", None),  # another cluster has that address now
+        ("IllegalArgumentException", None),  # newer DataNodes take other parameters
+        ("InvalidToken", None),
+    ],
+)
+def test_what_was_learned_of_a_cluster_goes_when_an_answer_contradicts_it(
+    kind: str, error: type | None
+) -> None:
+    """FAKE of a cluster that comes back as another one while it is read."""
+    rpc = "old:8020"
+
+    def answer(fake: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if "noredirect" in ask(request):
+            to = request.target.replace("&noredirect=true", f"&namenoderpcaddress={rpc}")
+            return tell(sock, {"Location": f"http://{fake.authority}{to}"})
+        if ask(request)["namenoderpcaddress"] == rpc:
+            sock.sendall(head("200 OK", Content_Length=100) + DATA[:100])
+            return True
+        raw = json.dumps({"RemoteException": {"exception": kind, "message": "no"}}).encode()
+        sock.sendall(head("403 No", Content_Length=len(raw)) + raw)
+        return True
+
+    with FakeServer(answer) as server:
+        store = open_store(f"webhdfs://{server.authority}/d", ONCE)
+
+        def read() -> int:
+            """How many requests the NameNode got."""
+            before, buffer = len(server.requests), bytearray(100)
+            wishes = Attempt(prefer=server.authority)
+            store.read_scatter("x", 0, [memoryview(buffer)], wishes)
+            assert buffer == DATA[:100]
+            return sum("noredirect" in ask(r) for r in server.requests[before:])
+
+        assert [read() for _ in range(3)] == [1, 0, 0]
+        rpc = "new:8020"
+        if error is not None:
+            with pytest.raises(error):
+                read()
+        assert [read() for _ in range(3)] == [1, 0, 0]
+        store.close()
+
+
+@pytest.mark.parametrize("whose", ["noredirect", "offset"])
+def test_a_wait_that_hadoop_asks_for_is_kept(whose: str) -> None:
+    """FAKE: a NameNode, or a DataNode, says what is wrong and how long to leave it alone."""
+
+    def answer(fake: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if whose not in ask(request):
+            return tell(sock, {"Location": f"http://{fake.authority}/webhdfs/v1/d/x?offset=0"})
+        raw = json.dumps({"RemoteException": {"exception": "RetriableException"}}).encode()
+        sock.sendall(head("503 Later", Content_Length=len(raw), Retry_After=7) + raw)
+        return True
+
+    with FakeServer(answer) as server:
+        store = open_store(f"webhdfs://{server.authority}/d", ONCE)
+        with pytest.raises(errors.StoreUnavailableError, match="RetriableException") as caught:
+            store.read_scatter("x", 0, [memoryview(bytearray(100))], Attempt())
+        assert caught.value.retry_after_s == 7
+        store.close()

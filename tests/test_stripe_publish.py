@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from stripe_lab import CHUNK, leftovers, opened, sample, whole
 
-from bootseer.errors import BusyError
+from bootseer.errors import BusyError, StoreUnavailableError
+from bootseer.storage.base import NO_HINTS, ObjectWriter, WriteHints
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs import stream as streams
+from bootseer.stripedfs import stripes
 from bootseer.stripedfs.collecting import collect
+from bootseer.stripedfs.putting import put_into
 from bootseer.stripedfs.settings import BUFFER_BUDGET_BYTES, WriteSettings, plan_write
 from bootseer.stripedfs.stream import Budget, StripedWriter, StripeStream
 from bootseer.stripedfs.versions import current
@@ -39,6 +42,44 @@ class Hooked(WrappedStore):
         self.pointing()
         self.inner.replace(name, data)
         self.pointed()
+
+
+class Limiting(Hooked):
+    """A FAKE store: the first writer of each object is told to come back later."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun: set[str] = set()
+
+    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> ObjectWriter:
+        base = name.rpartition("/")[2]
+        if base not in self.begun:
+            self.begun.add(base)
+            raise StoreUnavailableError("slowly", retry_after_s=50.0)
+        return super().writer(name, hints)
+
+
+def test_a_server_is_left_alone_for_as_long_as_it_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    told = [StoreUnavailableError("slowly", retry_after_s=40.0)]
+
+    def pointing() -> None:
+        if told:
+            raise told.pop()
+
+    monkeypatch.setattr(stripes.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
+    monkeypatch.setattr(stripes.time, "sleep", paused.append)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/small").write_bytes(b"small")
+    (tmp_path / "d/large").write_bytes(sample(CHUNK * 2))
+    store = Limiting(tmp_path / "s")
+    store.pointing = pointing
+    put_into(store, "d", str(tmp_path / "d"), settings=SMALL)
+    assert paused == [50.0] * (len(paused) - 1) + [40.0]
+    assert {"small", "stripe-00000", "stripe-00001"} <= store.begun
+    assert len(paused) == len(store.begun) + 1
 
 
 def write(store: WrappedStore, seed: int) -> None:

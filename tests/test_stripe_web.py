@@ -12,7 +12,15 @@ import pytest
 from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer import stripedfs
-from bootseer.errors import AccessDeniedError, BootseerError, CorruptDataError, NotFoundError
+from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.settings import FetchSettings
+from bootseer.errors import (
+    AccessDeniedError,
+    BootseerError,
+    CorruptDataError,
+    NotFoundError,
+    StoreUnavailableError,
+)
 from bootseer.storage.options import StoreOptions
 from bootseer.stripedfs.fs import StripedFileSystem
 
@@ -111,3 +119,24 @@ def test_no_face_shows_a_login_or_a_signature(status: str) -> None:
     assert len(shown) == 2 * len(actions) + 2
     for text in shown:
         assert "S3CRET" not in text, text
+
+
+def test_a_reader_is_told_how_long_the_server_wants_to_be_left_alone() -> None:
+    def answer(_: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if "range" in request.headers:
+            sock.sendall(head("429 Slowly", Content_Length=0, Retry_After=7))
+            return True
+        missing = request.target.endswith("CURRENT")
+        return serve_range(DATA, sock, request) if not missing else _no(sock)
+
+    with FakeServer(answer) as web, Fetcher(FetchSettings(tries=1)) as fetcher:
+        url = f"http://{web.authority}/model.pt"
+        file = stripedfs.open(url, options=QUICK, fetcher=fetcher)
+        with file, pytest.raises(StoreUnavailableError) as caught:
+            file.read()
+        assert caught.value.retry_after_s == 7
+
+
+def _no(sock: socket.socket) -> bool:
+    sock.sendall(head("404 No", Content_Length=0))
+    return True

@@ -66,6 +66,7 @@ from bootseer.blocks.source import BlockSource, memory_key
 from bootseer.blocks.state import Group, Object, Status
 from bootseer.blocks.stats import Stats
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
+from bootseer.storage.retry import another
 
 __all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
 
@@ -356,7 +357,5 @@ class Fetcher:
 def _again(error: BaseException) -> BaseException:
     """An error that several readers get: one exception object each."""
     if isinstance(error, BootseerError):
-        fresh = type(error)(*error.args)
-        fresh.__cause__ = error
-        return fresh
+        return another(error)
     return error

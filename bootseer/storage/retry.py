@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import math
 import random
 import time
@@ -16,6 +17,7 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 _end_s: contextvars.ContextVar[float] = contextvars.ContextVar("end_s", default=math.inf)
 
 
@@ -27,6 +29,16 @@ def limited(limit_s: float) -> Iterator[None]:
         yield
     finally:
         _end_s.reset(token)
+
+
+def another(error: E) -> E:
+    """The same error once more, for another caller: each raises an object of its own.
+
+    All that it tells goes along, such as how long a server wants to be left alone.
+    """
+    fresh = copy.copy(error)
+    fresh.__cause__ = error
+    return fresh
 
 
 def retrying(call: Callable[[], T], *, retry_s: float) -> T:

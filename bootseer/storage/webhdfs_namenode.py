@@ -21,7 +21,14 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
 )
-from bootseer.storage.answers import REDIRECTS, Target, answer_error, origin_of, resolve
+from bootseer.storage.answers import (
+    REDIRECTS,
+    Target,
+    answer_error,
+    origin_of,
+    resolve,
+    retry_after,
+)
 from bootseer.storage.credentials import login_name, read_token
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
@@ -208,7 +215,7 @@ class NameNodes:
             raise _StandbyError(
                 f"cannot {what}: the NameNode {host} is on stand-by; name the others too"
             )
-        raise remote_error(remote, what)
+        raise remote_error(remote, what, retry_after_s=retry_after(answer.headers))
 
     def _authority_of(self, answer: requests.Response) -> str:
         return (answer.url or "").partition("://")[2].partition("/")[0]

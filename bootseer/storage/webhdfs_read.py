@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bootseer.errors import (
-    AccessDeniedError,
     BootseerError,
     CorruptDataError,
     StoreUnavailableError,
@@ -19,6 +18,7 @@ from bootseer.storage.answers import (
     answer_error,
     origin_of,
     resolve,
+    retry_after,
 )
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.connection import Exchange
@@ -107,7 +107,7 @@ class Reader:
 
     def _open(self, name: str, span: Parameters, attempt: Attempt, what: str) -> Exchange:
         """A DataNode's answer that holds the bytes; the caller closes it."""
-        target, straight = self._target(name, span, attempt, what)
+        target, way = self._target(name, span, attempt, what)
         exchange = self._fetch(target, attempt, what)
         try:
             if exchange.status == 200:
@@ -117,9 +117,14 @@ class Reader:
             exchange.close()
             raise
         exchange.close()
-        if not straight or not isinstance(error, AccessDeniedError):
+        if way is None or isinstance(error, CorruptDataError):
             raise error
-        # What an earlier redirect taught is too old: ask the NameNode again.
+        # What an earlier redirect taught may be too old: the cluster was restarted or upgraded,
+        # its NameNode or our token is another. The NameNode is asked again, now or by a later try.
+        if self._way is way:  # and not what another thread has learned since
+            self._way = None
+        if error.retryable:
+            raise error
         target = self._ask(name, span, attempt, what)
         exchange = self._fetch(target, attempt, what)
         if exchange.status == 200:
@@ -141,15 +146,15 @@ class Reader:
 
     def _target(
         self, name: str, span: Parameters, attempt: Attempt, what: str
-    ) -> tuple[Target, bool]:
-        """Where to read, and whether the NameNode was left out."""
+    ) -> tuple[Target, Way | None]:
+        """Where to read, and by what the NameNode was left out, if it was."""
         way = self._way
         if not attempt.prefer or attempt.prefer in attempt.avoid:
-            return self._ask(name, span, attempt, what), False
+            return self._ask(name, span, attempt, what), None
         if way is None or way.until_s < time.monotonic():
-            return at_datanode(self._ask(name, span, attempt, what), attempt.prefer), False
+            return at_datanode(self._ask(name, span, attempt, what), attempt.prefer), None
         request = request_path(self._folder.path(name), "OPEN", [*way.parameters, *span])
-        return Target(origin_of(self._folder.names.tls, attempt.prefer), request), True
+        return Target(origin_of(self._folder.names.tls, attempt.prefer), request), way
 
     def _ask(self, name: str, span: Parameters, attempt: Attempt, what: str) -> Target:
         """Let the NameNode choose among the DataNodes that are not to be avoided."""
@@ -210,4 +215,4 @@ def refusal(
         return answer_error(status, reason, headers, authority, what)
     if is_standby(remote):
         return StoreUnavailableError(f"cannot {what}: the NameNode went on stand-by")
-    return remote_error(remote, what)
+    return remote_error(remote, what, retry_after_s=retry_after(headers))

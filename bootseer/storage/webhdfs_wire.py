@@ -93,8 +93,8 @@ def remote_exception(raw: bytes) -> Remote | None:
         return None
 
 
-def remote_error(remote: Remote, what: str) -> BootseerError:
-    """Our error for Hadoop's."""
+def remote_error(remote: Remote, what: str, *, retry_after_s: float = 0.0) -> BootseerError:
+    """Our error for Hadoop's; `retry_after_s` is what its answer asked for, if anything."""
     first_line = redact(remote.message).strip().partition("\n")[0][:MESSAGE_LENGTH]
     said = f"cannot {what}: HDFS says {remote.kind}: {first_line}"
     text = remote.message
@@ -114,7 +114,7 @@ def remote_error(remote: Remote, what: str) -> BootseerError:
         return UsageError(f"{said}; choose another name")
     if remote.kind in UNKNOWN:
         return NotSupportedError(f"{said}; this server does not do it")
-    return StoreUnavailableError(said)
+    return StoreUnavailableError(said, retry_after_s=retry_after_s)
 
 
 def is_standby(remote: Remote) -> bool:

@@ -16,7 +16,7 @@ from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, check_chunks, used_width
 from bootseer.stripedfs.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from bootseer.stripedfs.settings import Progress, WritePlan
-from bootseer.stripedfs.stripes import Pool, SourceFile, StripeWork, Work, check_length
+from bootseer.stripedfs.stripes import Pool, SourceFile, StripeWork, Work, backoff_s, check_length
 from bootseer.stripedfs.versions import MANIFEST
 
 RECORD = re.compile(r"stripe-([0-9a-f]{32})-([0-9]{5})\.json\Z")
@@ -98,7 +98,8 @@ class FileWorks:
                     attempt += 1
                     if not error.retryable or attempt >= self.plan.tries:
                         raise
-                self.pool.pause(attempt)
+                    pause_s = backoff_s(attempt, error)
+                self.pool.pause(pause_s)
             self.progress.advance(len(view))
             done(digest_of(view))
             self.close(source)

@@ -16,6 +16,7 @@ from typing import Protocol
 from bootseer.blocks.source import BlockSource, Location
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.base import Placed, Stat, Store
+from bootseer.storage.retry import another
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.versions import StripedObject
 
@@ -230,7 +231,7 @@ class PlainSource:
                     raise self._fault
                 if self._outage is not None and self._outage[0] >= needed:
                     fault = self._outage[1]
-                    raise type(fault)(str(fault)) from fault
+                    raise another(fault)
                 if self._checking:
                     self._settled.wait()
                     continue

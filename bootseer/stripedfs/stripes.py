@@ -203,7 +203,8 @@ class StripeWork:
                 heals = error.retryable or isinstance(error, CorruptDataError)
                 if not heals or isinstance(error, BusyError) or attempt >= self._plan.tries:
                     raise
-            self._pool.pause(attempt)
+                pause_s = backoff_s(attempt, error)
+            self._pool.pause(pause_s)
 
     def _written(self, stripe: int, hints: WriteHints, buffer: memoryview, sent: _Counter) -> bytes:
         layout, digests = self._layout, bytearray()
@@ -259,7 +260,14 @@ def surely(step: Callable[[], None]) -> None:
         except BootseerError as error:
             if not error.retryable or attempt == SMALL_TRIES:
                 raise
-        time.sleep(random.uniform(0.1, 1.0) * min(BACKOFF_S * 2**attempt, MAX_BACKOFF_S))
+            pause_s = backoff_s(attempt, error)
+        time.sleep(pause_s)
+
+
+def backoff_s(attempt: int, error: BootseerError) -> float:
+    """Seconds until try number `attempt`: full jitter, and no less than the server asked for."""
+    asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
+    return max(asked_s, random.uniform(0.1, 1.0) * min(BACKOFF_S * 2.0**attempt, MAX_BACKOFF_S))
 
 
 class Pool:
@@ -280,10 +288,9 @@ class Pool:
         if self._stop.is_set():
             raise StoppedError("given up, since another part of the work failed")
 
-    def pause(self, attempt: int) -> None:
-        """Wait before try number `attempt`, with full jitter; StoppedError as `check`."""
-        longest_s = min(BACKOFF_S * 2**attempt, MAX_BACKOFF_S)
-        self._stop.wait(random.uniform(0.1 * longest_s, longest_s))
+    def pause(self, pause_s: float) -> None:
+        """Wait before another try; StoppedError as `check`, as soon as that is known."""
+        self._stop.wait(pause_s)
         self.check()
 
     def run(self, pieces: Iterable[Work]) -> None:
