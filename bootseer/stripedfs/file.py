@@ -296,6 +296,11 @@ def _same(source: FileSource, key: str, name: str) -> FileSource:
 
 
 def _unpickled(reopen: Callable[[], FileSource], key: str, name: str, position: int) -> StripedFile:
-    file = StripedFile(_same(reopen(), key, name), reopen=reopen, name=name)
+    source = reopen()
+    try:
+        file = StripedFile(_same(source, key, name), reopen=reopen, name=name, own_store=True)
+    except BaseException:
+        source.store.close()
+        raise
     file.seek(position)
     return file

@@ -65,6 +65,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         self._writing = writing
         self._fetcher = fetcher
         self._stores: dict[str, Store] = {}
+        self._stores_pid = os.getpid()
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -319,6 +320,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def _at(self, path: str) -> tuple[Store, str]:
         if self._web and "://" not in path:
             raise UsageError(f"{path} is no URL; give it whole, from https:// on")
+        if self._stores_pid != os.getpid():  # forked: the parent goes on using its connections
+            self._stores, self._stores_pid = {}, os.getpid()
         url, name = chained.split(self._base, path)
         store = self._stores.get(url)
         if store is None:
@@ -378,14 +381,15 @@ class _Reopen:
         return self._files._source(self._path)
 
 
-def register(*, hdfs: bool = True, webhdfs: bool = True) -> None:
+def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> None:
     """Make fsspec's own `hdfs://` and `webhdfs://` read and write through us, in this process.
 
-    Without this call only `striped::…` URLs do.
+    `http(s)://` are read through us where fsspec's own lack what they need (aiohttp), and left as
+    they are where not. Without this call only `striped::…` URLs come to us.
     """
     from bootseer.stripedfs import fsregister
 
-    fsregister.register(hdfs=hdfs, webhdfs=webhdfs)
+    fsregister.register(hdfs=hdfs, webhdfs=webhdfs, http=http)
 
 
 def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Standing in for fsspec's own `hdfs://` and `webhdfs://`: only where somebody asks for it."""
+"""Standing in for fsspec's own `hdfs://`, `webhdfs://` and `http://`: only where somebody asks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from typing import Any
 import fsspec
 from fsspec.utils import infer_storage_options
 
+from bootseer.stripedfs import chained
 from bootseer.stripedfs.fs import StripedFileSystem
 
 
-def register(*, hdfs: bool = True, webhdfs: bool = True) -> None:
+def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> None:
     """See `bootseer.stripedfs.fs.register`."""
     for wanted, cls in ((hdfs, StripedHdfs), (webhdfs, StripedWebHdfs)):
         if wanted:
             for protocol in cls.replaces:
                 fsspec.register_implementation(protocol, cls, clobber=True)
+    for protocol in chained.WEB if http else ():
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ImportError:  # so nothing that works is replaced
+            fsspec.register_implementation(protocol, StripedHttp, clobber=True)
 
 
 class _Unchained(StripedFileSystem):
@@ -50,3 +56,12 @@ class StripedHdfs(_Unchained):
     protocol = "hdfs"
     replaces = ("hdfs",)
     target = "hdfs"
+
+
+class StripedHttp(StripedFileSystem):
+    """`http://` and `https://` after `register()`, where fsspec's own cannot be used."""
+
+    protocol = chained.WEB
+
+    def __init__(self, **storage_options: Any) -> None:
+        super().__init__("", "http", **storage_options)

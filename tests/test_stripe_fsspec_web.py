@@ -1,0 +1,146 @@
+"""fsspec and file objects over a real web server: chains without aiohttp, and own connections."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stripe_faces import CHUNK, content, put_bytes, store_of
+from web_fakes import nginx
+
+from bootseer import stripedfs
+from bootseer.errors import CorruptDataError
+from bootseer.stripedfs.fs import StripedFileSystem
+
+pytestmark = pytest.mark.debian("nginx-light")
+
+SIZE = 5 * CHUNK + 9
+PRELUDE = "import sys\nsys.modules['aiohttp'] = None\nimport fsspec\n"
+
+
+@pytest.fixture(scope="module")
+def www(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nginx")
+    (folder / "www").mkdir()
+    (folder / "www/plain").write_bytes(content(SIZE, seed=1))
+    put_bytes(store_of(folder / "www/dir"), "ckpt", content(SIZE), folder)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    return folder / "www"
+
+
+@pytest.fixture(scope="module")
+def port(www: Path) -> Iterator[int]:
+    server = f"listen 127.0.0.1:PORT; root {www}; keepalive_timeout 600;"
+    with nginx(www.parent / "run", server) as port:
+        yield port
+
+
+def said(code: str, *words: str) -> str:
+    """What a Python without aiohttp prints, or the last line of its error."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code, *words], capture_output=True, text=True, check=False
+    )
+    return (done.stderr or done.stdout).strip().rpartition("\n")[2]
+
+
+READ = """
+with fsspec.open(sys.argv[1]) as file:
+    print(file.read() == open(sys.argv[2], "rb").read())
+"""
+REGISTER = "from bootseer.stripedfs.fs import register; register()\n"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "first"), [("striped://", ""), ("striped::", REGISTER), ("", REGISTER)]
+)
+@pytest.mark.parametrize("name", ["dir/ckpt", "plain"])
+def test_a_web_address_is_read_without_aiohttp(
+    port: int, tmp_path: Path, prefix: str, first: str, name: str
+) -> None:
+    (tmp_path / "same").write_bytes(content(SIZE, seed=int(name == "plain")))
+    url = f"{prefix}http://127.0.0.1:{port}/{name}"
+    assert said(first + READ, url, f"{tmp_path}/same") == "True"
+
+
+def test_a_chain_through_fsspecs_own_http_says_what_that_lacks() -> None:
+    assert "aiohttp" in said(READ, "striped::http://127.0.0.1:9/x", os.devnull)
+
+
+def test_an_http_of_fsspec_that_works_is_left_alone() -> None:
+    code = "fsspec.register_implementation('http', fsspec.get_filesystem_class('memory'), True)\n"
+    tell = "print(*(fsspec.get_filesystem_class(p).__name__ for p in ('http', 'https')))"
+    assert said(code + REGISTER + tell) == "MemoryFileSystem StripedHttp"
+
+
+# --- connections ------------------------------------------------------------------------------
+
+
+def sockets_to(port: int) -> set[str]:
+    """This process's connections to a port of ours, by the inodes of their sockets."""
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    there = {w[9] for w in lines if w[2] == f"0100007F:{port:04X}" and w[3] == "01"}
+    mine = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:  # the listing's own
+            continue
+    return {inode for inode in there if f"socket:[{inode}]" in mine}
+
+
+def test_a_file_from_a_pickle_closes_the_store_that_it_opened(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/dir/ckpt"
+    files = StripedFileSystem(target_protocol="http")
+    with stripedfs.open(url) as first, files.open(url) as second:
+        packed = [pickle.dumps(first), pickle.dumps(second)]
+    files.close()
+    before = sockets_to(port)
+    for each in packed:
+        with pickle.loads(each) as again:
+            assert again.read() == content(SIZE)
+            assert sockets_to(port) - before
+        assert not sockets_to(port) - before
+
+
+def test_a_pickle_of_replaced_bytes_leaves_no_connection(port: int, www: Path) -> None:
+    url = f"http://127.0.0.1:{port}/dir/replaced"
+    put_bytes(store_of(www / "dir"), "replaced", content(SIZE), www.parent)
+    with stripedfs.open(url) as file:
+        packed = pickle.dumps(file)
+    put_bytes(store_of(www / "dir"), "replaced", content(SIZE, seed=2), www.parent)
+    before = sockets_to(port)
+    with pytest.raises(CorruptDataError, match="another one"):
+        pickle.loads(packed)
+    assert not sockets_to(port) - before
+
+
+def _read_in_child(
+    files: StripedFileSystem, url: str, port: int, inherited: set[str], results: object
+) -> None:
+    right = files.cat_file(url) == content(SIZE)
+    results.put((right, bool(sockets_to(port) - inherited)))  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_forked_child_takes_no_connection_of_its_parent(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/dir/ckpt"
+    files = StripedFileSystem(target_protocol="http")
+    assert files.cat_file(url) == content(SIZE)
+    assert sockets_to(port)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(
+        target=_read_in_child, args=(files, url, port, sockets_to(port), results)
+    )
+    child.start()
+    assert results.get(timeout=60) == (True, True)
+    child.join(60)
+    assert files.cat_file(url) == content(SIZE)
+    files.close()
