@@ -124,6 +124,23 @@ def save(name: str, cases: Sequence[Case], *, command: str) -> Path:
     return path
 
 
+def keep(name: str, cases: Sequence[Case], *, names: Sequence[str], command: str) -> Path:
+    """Put cases into `bench/results/NAME.json` in place of what was told of the same ones.
+
+    `names` are all cases in their order; what is told of one bears its name, or begins with it.
+    """
+    path = RESULTS / f"{name}.json"
+    held = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else []
+
+    def number(case: Case) -> int:
+        fitting = [n for n in names if case.case == n or case.case.startswith(f"{n} ")]
+        return names.index(max(fitting, key=len)) if fitting else len(names)
+
+    new = {number(case) for case in cases}
+    kept = [case for case in (Case(**each) for each in held) if number(case) not in new]
+    return save(name, sorted([*kept, *cases], key=number), command=command)
+
+
 def table(cases: Sequence[Case]) -> str:
     """A Markdown table of medians with spread, then of ratios."""
     lines = ["| case | side | median | min | max | n | unit |", "|---|---|---|---|---|---|---|"]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from bench import harness, hdfs, hdfs_links
+from bench import harness, hdfs, hdfs_cases, hdfs_lab, hdfs_links
+
+QUICK = harness.Options(quick=True, runs=1)
 
 
 @pytest.mark.root
@@ -13,10 +18,47 @@ from bench import harness, hdfs, hdfs_links
 def test_every_side_reads_and_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hdfs, "QUICK_FILE_BYTES", 6 << 20)
     monkeypatch.setattr(hdfs_links, "TCP_SECONDS", 0.2)
-    cases = hdfs.run(harness.Options(quick=True, runs=1))
-    names = ("striped read r1", "plain read r3", "striped write r1", "mount read")
+    # Those left out differ from others in nothing but the reading program or a size.
+    alike = {"mount cat", "mount torch.load", "memory of a file of 2 GiB"}
+    names = [name for name in hdfs_cases.CASES if name not in alike]
+    told: list[harness.Case] = []
+    cases = hdfs.measure(QUICK, names, told.extend)
+    assert sorted(c.case for c in told) == sorted(c.case for c in cases)
     for name in names:
         sides = {c.side: c.values for c in cases if c.case == name}
         assert sides[harness.OURS][0] > 0
         assert len(sides) >= 3
-    assert {"rclone mount", "fsspec webhdfs"} <= {c.side for c in cases}
+        assert ("rclone mount" in sides) == name.startswith("mount")
+    assert "fsspec webhdfs" in {c.side for c in cases}
+
+
+def test_other_bytes_than_the_source_has_are_an_error() -> None:
+    content = hdfs_lab.Content(Path("data"), 1, "5a")
+    done = hdfs_lab.Done('{"digest": "5b", "seconds": 1}', "", 1.0, 1.0, 1.0)
+    with pytest.raises(RuntimeError, match="wrong bytes"):
+        hdfs_lab.checked(done, content)
+
+
+def test_a_case_measured_alone_takes_the_place_of_its_older_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    names = ["read", "read mapped", "write"]
+
+    def put(*cases: tuple[str, float]) -> list[tuple[str, float]]:
+        made = [harness.Case(case, "ours", "s", "lower", [value]) for case, value in cases]
+        harness.keep("some", made, names=names, command="c")
+        held = json.loads((tmp_path / "some.json").read_text())["cases"]
+        return [(case["case"], case["values"][0]) for case in held]
+
+    put(("write", 1.0), ("write CPU", 2.0))
+    put(("read mapped", 3.0), ("read mapped CPU", 4.0))
+    assert put(("read", 5.0), ("read CPU", 6.0)) == [
+        ("read", 5.0),
+        ("read CPU", 6.0),
+        ("read mapped", 3.0),
+        ("read mapped CPU", 4.0),
+        ("write", 1.0),
+        ("write CPU", 2.0),
+    ]
+    assert put(("read", 7.0))[:2] == [("read", 7.0), ("read mapped", 3.0)]
