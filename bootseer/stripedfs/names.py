@@ -19,7 +19,7 @@ from bootseer.stripedfs import versions
 from bootseer.stripedfs.manifest import TreeEntry, TreeFile, TreeFolder, TreeLink, TreeManifest
 from bootseer.stripedfs.opening import Tree, file_source, in_parallel, open_source, plain_source
 from bootseer.stripedfs.source import FileSource
-from bootseer.stripedfs.versions import SUFFIX, Version
+from bootseer.stripedfs.versions import SUFFIX, Seen, Version
 
 ROOT = Stat("", 0, 0.0, True)
 
@@ -65,8 +65,11 @@ def look(store: Store, name: str) -> Found:
         return found
 
 
-def children(store: Store, folder: Found) -> list[Found]:
-    """What lies directly in a folder, by name."""
+def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -> list[Found]:
+    """What lies directly in a folder, by name.
+
+    `seen` is what an earlier call left in it: versions that need not be asked for again.
+    """
     if folder.tree is not None or folder.version is not None:
         tree = rooted(store, folder).tree
         assert tree is not None
@@ -75,17 +78,20 @@ def children(store: Store, folder: Found) -> list[Found]:
         named = ((f"{folder.name}/{posixpath.basename(e.path)}", e) for e in inside)
         return [found for name, e in named if (found := _entry(tree, name, e)) is not None]
     plain: dict[str, Found] = {}
-    striped: list[str] = []
+    striped: list[tuple[str, float]] = []
+    known = {} if seen is None else seen
     for stat in _listed(store, folder.name):
         if stat.is_folder and stat.name.endswith(SUFFIX):
-            striped.append(stat.name.removesuffix(SUFFIX))
+            striped.append((stat.name.removesuffix(SUFFIX), stat.mtime_s))
         else:
             plain[stat.name] = _plain(stat)
-    for name, version in zip(
-        striped, in_parallel(lambda n: versions.current(store, n), striped), strict=True
-    ):
-        if version is not None:
-            plain[name] = _versioned(name, version)
+    asked = in_parallel(
+        lambda each: versions.current_or_seen(store, *each, known.get(each[0])), striped
+    )
+    now = {name: each for (name, _), each in zip(striped, asked, strict=True) if each is not None}
+    plain |= {name: _versioned(name, each.version) for name, each in now.items()}
+    known.clear()
+    known.update(now)
     return [plain[name] for name in sorted(plain)]
 
 

@@ -20,6 +20,7 @@ import xxhash
 
 from bootseer.fuse.operations import ROOT, Inode
 from bootseer.stripedfs.names import Found
+from bootseer.stripedfs.versions import Seen
 
 INODE_MASK = (1 << 63) - 1
 MOST_REMEMBERED = 4096
@@ -41,6 +42,7 @@ class Node:
         "parent",
         "path",
         "references",
+        "seen",
     )
 
     def __init__(self, inode: Inode, path: str, parent: Inode, found: Found) -> None:
@@ -58,6 +60,8 @@ class Node:
         """It is in its folder still."""
         self.references = 0
         """As far as this process gave them to the kernel."""
+        self.seen: dict[str, Seen] = {}
+        """Of a folder: the versions that its checkpoints had when it was last listed."""
         self.key = ""
         """Names the bytes that it was opened with."""
 

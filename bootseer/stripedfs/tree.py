@@ -127,15 +127,15 @@ class StripedTree:
 
     def getxattr(self, inode: Inode, name: bytes) -> bytes:
         with self._answered("getxattr"):
-            values = self._xattrs(self.node(inode))
-        try:
-            return values[name]
-        except KeyError:
-            raise FileSystemError(errno.ENODATA) from None
+            node = self.node(inode)
+            # `ls -l` asks for the ACL of every file: no store is asked for what is never there.
+            if name not in self._xattr_names(node):
+                raise FileSystemError(errno.ENODATA)
+            return self._xattr(node, name)
 
     def listxattr(self, inode: Inode) -> Sequence[bytes]:
         with self._answered("listxattr"):
-            return list(self._xattrs(self.node(inode)))
+            return self._xattr_names(self.node(inode))
 
     def forget(self, inode: Inode, count: int) -> None:
         self.nodes.forget(inode, count)
@@ -204,6 +204,7 @@ class StripedTree:
         parent = self.nodes.get(node.parent)
         if parent is not None:
             parent.listed_s = 0.0
+            parent.seen.clear()
         raise FileSystemError(errno.ESTALE)
 
     # --- nodes --------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class StripedTree:
                 else:
                     if node.found.version is not None:
                         node.found = names.rooted(self.store, node.found)
-                    found = names.children(self.store, node.found)
+                    found = names.children(self.store, node.found, node.seen)
         except BootseerError as error:
             if error.retryable:  # with it, others would wait as long for their old names
                 self._away_until_s = time.monotonic() + AGAIN_S
@@ -352,17 +353,27 @@ class StripedTree:
 
     _read_only = True
 
-    def _xattrs(self, node: Node) -> dict[bytes, bytes]:
-        where = f"{self.store.url.rstrip('/')}/{node.found.name}"
-        values = {XATTR + b"url": os.fsencode(where)}
+    def _xattr_names(self, node: Node) -> list[bytes]:
+        """Told without opening the file, which takes several requests."""
+        names = [XATTR + b"url"]
         if not node.found.is_folder and node.inode != ROOT:
-            source = self.source(node)
-            if isinstance(source, StripedSource):
-                values[XATTR + b"width"] = str(source.layout.width).encode()
-                values[XATTR + b"chunk"] = str(source.layout.chunk_bytes).encode()
-            if isinstance(source, DigestedSource):
-                values[XATTR + b"digest"] = source.digest.encode()
-        return values
+            if node.found.striped:
+                names += [XATTR + b"width", XATTR + b"chunk"]
+            if node.found.version is not None:
+                names.append(XATTR + b"digest")
+        return names
+
+    def _xattr(self, node: Node, name: bytes) -> bytes:
+        if name == XATTR + b"url":
+            return os.fsencode(f"{self.store.url.rstrip('/')}/{node.found.name}")
+        source = self.source(node)
+        if isinstance(source, DigestedSource) and name == XATTR + b"digest":
+            return source.digest.encode()
+        if isinstance(source, StripedSource):
+            layout = source.layout
+            number = layout.width if name == XATTR + b"width" else layout.chunk_bytes
+            return str(number).encode()
+        raise FileSystemError(errno.ENODATA)
 
     def _where(self, node: Node) -> str:
         return node.path or node.found.name

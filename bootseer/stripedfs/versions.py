@@ -7,8 +7,9 @@ and the stripes (of a file) or `data/` (of a tree).
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bootseer.errors import AccessDeniedError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Store
@@ -27,6 +28,8 @@ SUFFIX = ".stripes"
 CURRENT = "CURRENT"
 MANIFEST = "manifest.json"
 DATA = "data"
+TICK_S = 2.0
+TRUST_S = 300.0
 T = TypeVar("T", Manifest, TreeManifest)
 
 
@@ -75,6 +78,36 @@ def current(store: Store, name: str) -> Version | None:
             return None
         raise
     return Version(f"{folder}/{pointer.version}", pointer)
+
+
+class Seen(NamedTuple):
+    """A current version as it was read, and what its checkpoint's folder was like before that."""
+
+    version: Version
+    mtime_s: float
+    first_s: float
+    """When this time of modification and this version were first seen together."""
+    read_s: float
+
+
+def current_or_seen(store: Store, name: str, mtime_s: float, seen: Seen | None) -> Seen | None:
+    """What is current in a folder that was last modified at `mtime_s`; None as `current`.
+
+    Publishing renames the pointer, which modifies the folder: it need not be read again in one
+    that was not modified. Two changes in one tick of the store's clock look like one, so a time
+    that was seen first a moment ago proves nothing; and as the folders of some gateways never
+    change their time, it is believed for `TRUST_S` only.
+    """
+    now_s = time.monotonic()
+    if seen is not None and (not mtime_s or seen.mtime_s != mtime_s):
+        seen = None
+    if seen is not None and seen.read_s - seen.first_s > TICK_S and now_s - seen.read_s < TRUST_S:
+        return seen
+    version = current(store, name)
+    if version is None:
+        return None
+    first_s = seen.first_s if seen is not None and seen.version == version else now_s
+    return Seen(version, mtime_s, first_s, now_s)
 
 
 def _is_plain_on_the_web(store: Store, name: str) -> bool:
