@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fuse_mounts import in_time
+from stripe_faces import served
 
 from bootseer import stripedfs
 from bootseer.blocks.fetch import Fetcher
@@ -34,6 +37,9 @@ pytestmark = pytest.mark.slow
 CHUNK = 1 << 20
 SIZE = 24 * CHUNK + 77
 FIRST = 3 * CHUNK + 5
+PIECE = 256 << 10
+STALL_S = 5.0
+"""No reader may stand still for as long as this because one DataNode hangs."""
 SCHEMES = pytest.mark.parametrize("scheme", ["webhdfs", "hdfs"])
 TWICE = WriteSettings(width=3, chunk_bytes=CHUNK, replication=2)
 ONCE = WriteSettings(width=3, chunk_bytes=CHUNK, replication=1)
@@ -46,7 +52,7 @@ PATIENCE = FetchSettings(memory_bytes=8 << 20, demand_deadline_s=30.0)
 def cluster(own_hdfs: Any) -> Any:
     # All DataNodes have one address here, so that one which serves WebHDFS takes another's replica
     # for as near as its own, and may ask a hung one for it: on real hosts it reads its own disk.
-    return own_hdfs(datanodes=3, replication=2, extra={"dfs.client.socket-timeout": "2000"})
+    return own_hdfs(datanodes=3, replication=2, extra={"dfs.client.socket-timeout": "1000"})
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +106,25 @@ def test_datanode_that_hangs_in_the_middle_of_a_read(
 ) -> None:
     with half_read(cluster, scheme, data, fetcher) as (file, rest):
         cluster.pause_datanode(1)
-        assert file.read() == rest
+        assert longest_pause_s(file.read, rest) < STALL_S
+
+
+@pytest.mark.root
+@SCHEMES
+def test_datanode_that_hangs_under_a_mount(
+    cluster: Any, scheme: str, data: Path, tmp_path: Path
+) -> None:
+    root, wanted = root_of(cluster, scheme), data.read_bytes()
+    stripedfs.put(str(data), f"{root}/mounted", settings=TWICE)
+    with served(root, tmp_path / "mnt", memory_bytes=PATIENCE.memory_bytes) as mount:
+
+        def read() -> float:
+            with (mount.directory / "mounted").open("rb", buffering=0) as file:
+                assert file.read(FIRST) == wanted[:FIRST]
+                cluster.pause_datanode(1)
+                return longest_pause_s(file.read, wanted[FIRST:])
+
+        assert in_time(read) < STALL_S
 
 
 @SCHEMES
@@ -219,6 +243,19 @@ def test_user_without_permission(cluster: Any, data: Path) -> None:
     ):
         with pytest.raises(AccessDeniedError, match="alice"):
             forbidden()
+
+
+def longest_pause_s(read: Callable[[int], bytes], wanted: bytes) -> float:
+    """Read on by small pieces, all of them right; the longest time that one was waited for."""
+    at, longest_s = 0, 0.0
+    while at < len(wanted):
+        began_s = time.monotonic()
+        piece = read(PIECE)
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        assert piece
+        assert piece == wanted[at : at + len(piece)]
+        at += len(piece)
+    return longest_s
 
 
 def flip(path: Path, at: int) -> None:
