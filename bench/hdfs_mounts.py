@@ -94,10 +94,12 @@ def mounted(lab: Lab, command: Sequence[str]) -> Iterator[tuple[subprocess.Popen
         end = time.monotonic() + 30
         while folder.stat().st_dev == lab.scratch.stat().st_dev:
             if process.poll() is not None or time.monotonic() > end:
-                said = Path(log.name).read_text(errors="replace")[-1000:]
-                raise RuntimeError(f"{command[0]} does not mount: {said}")
+                raise RuntimeError(f"{command[0]} does not mount")
             time.sleep(0.02)
         yield process, folder
+    except RuntimeError as error:
+        said = Path(log.name).read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"{error}\n{command[0]} said: {said}") from error
     finally:
         subprocess.run(["umount", "-l", folder], check=False, stderr=subprocess.DEVNULL)
         process.send_signal(signal.SIGTERM)
