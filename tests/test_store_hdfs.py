@@ -75,6 +75,50 @@ def test_version_changes_with_the_bytes(store: Store) -> None:
     assert store.stat("x").version != before
 
 
+@pytest.mark.parametrize("size", [70_000, 50_000, 90_000])
+def test_a_reader_is_never_older_than_the_status(store: Store, size: int) -> None:
+    """Another host puts a file in the place of one that is being read."""
+    other = open_store(store.url)
+    store.create("x", b"old" * 30_000)
+    buffer = bytearray(size)
+    store.stat("x")
+    store.read_range("x", 0, memoryview(buffer)[:1000])
+    other.replace("x", os.urandom(size))
+    assert store.stat("x").size_bytes == size
+    store.read_range("x", 0, buffer)
+    assert buffer == other.read("x", limit_bytes=size)
+
+
+def test_a_reader_in_use_while_its_file_is_replaced_is_not_kept(store: Store) -> None:
+    other = open_store(store.url)
+    store.create("x", b"old" * 30_000)
+    parts = [memoryview(bytearray(n)) for n in (1000, 80_000)]
+
+    def replaced(_: int) -> None:
+        if store.stat("x").version == before:
+            other.replace("x", b"new" * 30_000)
+            store.stat("x")
+
+    before = store.stat("x").version
+    store.read_scatter("x", 0, parts, Attempt(), replaced)
+    assert bytes(parts[0]) == (b"old" * 400)[:1000]
+    store.read_range("x", 0, parts[0])
+    assert bytes(parts[0]) == (b"new" * 400)[:1000]
+
+
+def test_ranges_of_one_file_share_a_reader(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hdfs_native import Client
+
+    asked: list[str] = []
+    read = Client.read
+    monkeypatch.setattr(Client, "read", lambda self, path: asked.append(path) or read(self, path))
+    store.create("x", bytes(1000))
+    for at in range(0, 1000, 100):
+        store.stat("x")
+        store.read_range("x", at, bytearray(100))
+    assert len(asked) == 1
+
+
 def test_folders_are_moved_but_never_over_another(store: Store) -> None:
     store.create("a/x", b"1")
     store.rename("a", "deep/b")

@@ -91,7 +91,9 @@ class HdfsStore(RenamingStore):
 
     def _status(self, name: str) -> FileStatus:
         path, client = self.path(name), self.metadata
-        return self.call(f"look at {self.told(name)}", lambda: client().get_file_info(path))
+        found = self.call(f"look at {self.told(name)}", lambda: client().get_file_info(path))
+        self._readers.saw(path, found)
+        return found
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
@@ -110,16 +112,16 @@ class HdfsStore(RenamingStore):
         total = sum(len(b) for b in buffers)
 
         def pieces() -> Iterator[bytes]:
-            made_s, reader = self._readers.take(path, fresh=attempt.number > 0)
-            size = len(reader)
+            lent = self._readers.take(path, fresh=attempt.number > 0)
+            size = len(lent.reader)
             if offset + total > size:
                 self._readers.forget(path)
                 raise CorruptDataError(
                     f"{self.told(name)} ends at byte {size}, before {offset + total}; "
                     "it is truncated"
                 )
-            yield from reader.read_range_stream(offset, total)
-            self._readers.give(path, made_s, reader)
+            yield from lent.reader.read_range_stream(offset, total)
+            self._readers.give(lent)
 
         transfer = Transfer(pieces, buffers, attempt, filled)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import threading
 import time
@@ -12,7 +14,7 @@ from bootseer.storage.options import StoreOptions
 from bootseer.storage.urls import DEFAULT_PORTS, StoreUrl
 
 if TYPE_CHECKING:
-    from hdfs_native import Client, FileReader
+    from hdfs_native import Client, FileReader, FileStatus
 
 NAME_SERVICE = "bootseer-namenodes"
 # The library retries a dead NameNode for minutes; our own retries know their deadline.
@@ -27,7 +29,9 @@ SILENT_MS = 2000
 # A pipeline's acknowledgement may well wait for a busy disk.
 WRITE_SILENT_MS = 60_000
 KEPT_READERS = 64
-# A file of the same name may have been put in its place by another host.
+KEPT_PATHS = 4096
+Seen = tuple[int, int] | None
+# Another host may have put another file in its place, and given it the old one's times.
 READER_LIFE_S = 10.0
 
 
@@ -99,41 +103,84 @@ class Clients:
             )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lent:
+    """A reader that nobody else uses; `Readers.give` takes it back."""
+
+    path: str
+    reader: FileReader
+    made_s: float
+    generation: int
+
+
 class Readers:
     """Readers that know where a file's blocks are, so that not every range asks the NameNode.
 
     Each goes to the first replica of its own order, so parallel requests spread by having their
     own; after any fault they are all forgotten, and new ones learn the new places.
+
+    A reader goes on with the blocks of the file that it found, also when another file was put in
+    that one's place. So a path has generations: a new one begins when another status is seen, and
+    readers of an older one are dropped. Whoever sees the same status before and after a read may
+    thus trust it: no reader is older than the first look.
     """
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._lock = threading.Lock()
-        self._idle: dict[str, list[tuple[float, FileReader]]] = {}
+        self._generations = itertools.count()
+        self._known: dict[str, tuple[int, Seen]] = {}
+        self._idle: dict[str, list[Lent]] = {}
 
-    def take(self, path: str, *, fresh: bool) -> tuple[float, FileReader]:
-        """A reader that nobody else uses, and when it was made: `give` both back after use."""
+    def saw(self, path: str, status: FileStatus) -> None:
+        """Take note of what the NameNode says of a path. To be called before anyone relies on it.
+
+        The library does not tell a file's number: time and length are all there is.
+        """
+        seen = (status.modification_time, status.length)
+        with self._lock:
+            if self._known.get(path, (0, None))[1] != seen:
+                self._renew(path, seen)
+
+    def take(self, path: str, *, fresh: bool) -> Lent:
+        """A reader of the file that was last seen, or of one that came after it."""
         with self._lock:
             idle = self._idle.get(path, [])
             while idle and not fresh:
-                made_s, reader = idle.pop()
-                if time.monotonic() - made_s < READER_LIFE_S:
-                    return made_s, reader
+                lent = idle.pop()
+                if time.monotonic() - lent.made_s < READER_LIFE_S:
+                    return lent
+            if path not in self._known:
+                self._renew(path, None)
+            generation = self._known[path][0]
         made_s = time.monotonic()
-        return made_s, self._clients.reading().read(path)
+        return Lent(path, self._clients.reading().read(path), made_s, generation)
 
-    def give(self, path: str, made_s: float, reader: FileReader) -> None:
+    def give(self, lent: Lent) -> None:
+        """Keep a reader for the next range, unless a newer generation has begun."""
         with self._lock:
+            if self._known.get(lent.path, (-1, None))[0] != lent.generation:
+                return
             if sum(len(v) for v in self._idle.values()) >= KEPT_READERS:
                 self._idle.clear()
-            self._idle.setdefault(path, []).append((made_s, reader))
+            self._idle.setdefault(lent.path, []).append(lent)
 
     def forget(self, path: str | None = None) -> None:
+        """Keep no reader that was made until now, whether idle or in use."""
         with self._lock:
-            if path is None:
-                self._idle.clear()
-            else:
-                self._idle.pop(path, None)
+            for name in list(self._known) if path is None else [path]:
+                if name in self._known:
+                    self._renew(name, self._known[name][1])
+
+    def _renew(self, path: str, seen: Seen) -> None:
+        """Begin a path's next generation; called with the lock held."""
+        self._idle.pop(path, None)
+        self._known.pop(path, None)
+        self._known[path] = (next(self._generations), seen)
+        if len(self._known) > KEPT_PATHS:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._idle.pop(oldest, None)
 
 
 def _name_service(hosts: tuple[str, ...]) -> dict[str, str]:
