@@ -24,7 +24,7 @@ from bootseer.errors import (
 from bootseer.fuse import mount as mount_module
 from bootseer.fuse.loop import Loop
 from bootseer.fuse.mount import open_mount, receive_descriptor, send_descriptor
-from bootseer.fuse.mounts import MountPoint, find_mount, parse_mountinfo, unmount
+from bootseer.fuse.mounts import MountPoint, find_mount, parse_mountinfo, shown_at, unmount
 from bootseer.fuse.operations import Inode
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount, handshake
@@ -44,9 +44,25 @@ def test_mountinfo_is_read_with_its_escapes() -> None:
         b"cut line\n"
     )
     assert parse_mountinfo(text) == [
-        ("/", "8:1", "ext4", "/dev/sda", "/"),
-        ("/a b\\c", "0:57", "fuse.bootseer", "bootseer", "/"),
+        ("/", "8:1", "ext4", "/dev/sda", "/", 22, 1),
+        ("/a b\\c", "0:57", "fuse.bootseer", "bootseer", "/", 90, 22),
     ]
+
+
+def test_what_a_path_leads_to_is_what_lies_uppermost() -> None:
+    lines = ["30 7 0:1 / /", "31 30 0:2 / /a", "32 31 0:3 / /a/b", "33 32 0:4 / /a/b"]
+    covering = ["34 31 0:5 / /a", "35 34 0:6 / /a/c"]
+
+    def shown(lines: list[str], target: str) -> int | None:
+        text = "\n".join(f"{line} rw - tmpfs none rw" for line in lines)
+        found = shown_at(parse_mountinfo(text.encode()), target)
+        return found and found.number
+
+    assert [shown(lines, at) for at in ("/", "/a", "/a/b", "/a/c")] == [30, 31, 33, None]
+    both = lines + covering
+    assert [shown(both, at) for at in ("/a", "/a/b", "/a/c")] == [34, None, 35]
+    # In a container whose root is a directory of a mount that is not its own.
+    assert [shown(both[1:], at) for at in ("/", "/a", "/a/c")] == [None, 34, 35]
 
 
 @root

@@ -100,13 +100,13 @@ events_option = click.option(
 def command(
     ref: str, directory: str, hot: bool, plain_http: bool, as_json: bool, **given: Any
 ) -> None:
-    from bootseer.imageprefetch import mounting
+    from bootseer.imageprefetch import mounting, trees
 
-    made = mounting.mount(
-        mounting.MountSettings(
-            ref=ref, directory=directory, hot=hot, plain_http=plain_http or None, **given
-        )
+    settings = mounting.MountSettings(
+        ref=ref, directory=directory, hot=hot, plain_http=plain_http or None, **given
     )
+    with trees.ending():
+        made = mounting.mount(settings)
     if as_json:
         import dataclasses
         import json
@@ -122,6 +122,8 @@ def tell(made: Mounted) -> None:
         click.echo(f"bootseer: {note}", err=True)
     if made.shared:
         way = "another mount of this node serves it"
+    elif made.complete:
+        way = "all of it is on this node's disk"
     elif made.hot_set:
         way = f"a hot set of {sizes.shown(made.hot_bytes)} follows"
     else:

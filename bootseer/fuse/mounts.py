@@ -31,16 +31,22 @@ HELPER = "fusermount3"
 FUSERMOUNT_S = 20.0
 _CAP_SYS_ADMIN = 21
 _PROBE_S = 2.0
+_MOST_LINKS = 40  # as the kernel
 
 
 class Mounted(NamedTuple):
-    """One line of /proc/self/mountinfo; `root` is what of the file system is shown there."""
+    """One line of /proc/self/mountinfo; `root` is what of the file system is shown there.
+
+    `number` is the mount's own, `parent` that of the mount which it lies on.
+    """
 
     target: str
     device: str
     kind: str
     source: str = ""
     root: str = "/"
+    number: int = 0
+    parent: int = 0
 
 
 def parse_mountinfo(text: bytes) -> list[Mounted]:
@@ -52,8 +58,36 @@ def parse_mountinfo(text: bytes) -> list[Mounted]:
         if len(fields) > 4:
             names = map(_name, (fields[4], rest.partition(b" ")[0], fields[3]))
             target, source, root = names
-            found.append(Mounted(target, fields[2].decode(), kind.decode(), source, root))
+            device = fields[2].decode()
+            number, parent = int(fields[0]), int(fields[1])
+            found.append(Mounted(target, device, kind.decode(), source, root, number, parent))
     return found
+
+
+def all_mounts() -> list[Mounted]:
+    """All mounts that this process can reach, or that lie below such ones."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        return parse_mountinfo(file.read())
+
+
+def shown_at(mounts: list[Mounted], target: str) -> Mounted | None:
+    """What a path without symbolic links leads to, if that is where a mount begins.
+
+    A mount may be listed at `target` and yet lie below another one, of the same place or of a
+    directory above it. Nothing is touched: a path may lead to a server that does not answer.
+    """
+    above = {(m.parent, m.target): m for m in mounts if m.parent != m.number}
+    known = {m.number for m in mounts}
+    # The root is no mount itself where a process was put into some directory.
+    base = {m.parent for m in mounts if m.parent not in known}
+    here = next((m for m in mounts if m.target == "/" and m.parent in {*base, m.number}), None)
+    place = ""
+    for name in target.strip("/").split("/"):
+        place += f"/{name}"
+        parents = base if here is None else {here.number}
+        while found := next((above[n, place] for n in parents if (n, place) in above), None):
+            here, parents = found, {found.number}
+    return here if here is not None and here.target == target else None
 
 
 def _name(field: bytes) -> str:
@@ -62,12 +96,32 @@ def _name(field: bytes) -> str:
 
 
 def find_mount(mountpoint: str) -> Mounted | None:
-    """What is mounted exactly at `mountpoint`; its parents are resolved, itself not touched."""
-    parent, name = os.path.split(os.path.abspath(mountpoint))
-    target = os.path.join(os.path.realpath(parent), name)
-    with open("/proc/self/mountinfo", "rb") as file:
-        mounts = parse_mountinfo(file.read())
-    return next((m for m in reversed(mounts) if m.target == target), None)
+    """What is mounted exactly at `mountpoint`; links are followed, what is mounted not touched."""
+    return _look(mountpoint)[1]
+
+
+def _look(mountpoint: str) -> tuple[str, Mounted | None]:
+    """The place that a name stands for, and what is mounted there.
+
+    The last part of a name is looked at only when nothing is mounted there, which makes this
+    differ from `os.path.realpath`: a mount whose server stands still would never answer.
+    """
+    mounts = {mounted.target: mounted for mounted in all_mounts()}  # the last one is on top
+    path = mountpoint
+    for _ in range(_MOST_LINKS):
+        parent, name = os.path.split(path.rstrip("/"))
+        if name in ("", ".", ".."):
+            path = os.path.realpath(path)
+            break
+        parent = os.path.realpath(parent)
+        path = os.path.join(parent, name)
+        if path in mounts:
+            break
+        try:
+            path = os.path.join(parent, os.readlink(path))
+        except OSError:
+            break  # no link, or nothing that can be looked at
+    return path, mounts.get(path)
 
 
 def can_mount() -> bool:
@@ -85,8 +139,11 @@ def is_passed(mountpoint: str) -> bool:
 
 
 def absolute(mountpoint: str) -> str:
-    """The same place whatever the working directory becomes; passed descriptors as they are."""
-    return mountpoint if is_passed(mountpoint) else os.path.abspath(mountpoint)
+    """The place itself, whatever links lead there and wherever the process goes.
+
+    Passed descriptors stay as they are.
+    """
+    return mountpoint if is_passed(mountpoint) else _look(mountpoint)[0]
 
 
 def run_helper(
@@ -126,6 +183,7 @@ def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> No
     `lazily` takes the name away now and the rest when its last file is closed; `force` also
     ends the connection, so that who waits gets ECONNABORTED. NotFoundError: nothing is there.
     """
+    mountpoint = absolute(mountpoint)
     if can_mount():
         import ctypes
 

@@ -25,7 +25,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.fuse import background
-from bootseer.fuse.mounts import can_mount, find_mount, unmount
+from bootseer.fuse.mounts import all_mounts, can_mount, shown_at, unmount
 from bootseer.imageprefetch import runtime
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
@@ -38,6 +38,7 @@ END_LIMIT_S = 10.0
 LEFT_LIMIT_S = 0.5  # how long a server is waited for that has kept all it had to keep
 TRIES = 5  # of a bind mount whose source goes away meanwhile
 WINDOW_S = 120.0
+_MOST_LINKS = 40
 _POLL_S = 0.005
 
 
@@ -127,6 +128,7 @@ def mount(settings: MountSettings) -> Mounted:
     settings = absolute(settings)
     _check_names(settings)
     check_machine(settings.directory)
+    _check_place(settings)
     for _ in range(TRIES):
         state = runtime.State(settings.runtime)
         try:
@@ -153,27 +155,32 @@ def mount(settings: MountSettings) -> Mounted:
 
 def _mounted(settings: MountSettings, answer: dict[str, Any]) -> Mounted | None:
     """What came of a server's answer; None when its mount is gone again."""
-    from bootseer.blockimage.erofsmount import bind, restrict
-
     about = dict(answer["mounted"])
-    if about["shared"]:
-        server = runtime.Server(**answer["server"])
-        whole = [m for m in runtime.mounts_of(server) if m.root == "/"]
-        if not whole:
-            return None
-        try:
-            bind(whole[0].target, settings.directory)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise from_os_error(error, f"mount at {settings.directory}") from error
-        try:
-            restrict(settings.directory, nosuid=settings.nosuid)
-        except OSError as error:
-            unmount(settings.directory, lazily=True)
-            raise from_os_error(error, f"mount at {settings.directory}") from error
+    if about["shared"] and not _shown(settings, runtime.Server(**answer["server"])):
+        return None
     about["notes"] = tuple(about["notes"])
     return Mounted(directory=settings.directory, **about)
+
+
+def _shown(settings: MountSettings, server: runtime.Server) -> bool:
+    """Show a server's tree at one more place; False when it is to be had no more."""
+    from bootseer.blockimage.erofsmount import attach, clone
+
+    directory = settings.directory
+    try:
+        tree = runtime.open_whole(server, clone)
+        if tree is None:
+            return False
+        try:
+            attach(tree, directory, nosuid=settings.nosuid)
+        finally:
+            os.close(tree)
+    except OSError as error:
+        raise from_os_error(error, f"mount at {directory}") from error
+    if runtime.serves(server):
+        return True
+    runtime.unmount_all(server)  # it ended meanwhile, and may not have seen this one
+    return False
 
 
 def serve(settings: MountSettings, state: runtime.State, tell: background.Tell) -> None:
@@ -206,10 +213,10 @@ def serve(settings: MountSettings, state: runtime.State, tell: background.Tell) 
 
 
 def absolute(settings: MountSettings) -> MountSettings:
-    """The same places whatever the working directory becomes."""
+    """The same places whatever the working directory becomes; the mount where links lead to."""
     return dataclasses.replace(
         settings,
-        directory=os.path.abspath(settings.directory),
+        directory=os.path.realpath(settings.directory),
         cache=os.path.abspath(settings.cache or default_cache()),
         runtime=os.path.abspath(settings.runtime or default_runtime()),
         events_dir=os.path.abspath(settings.events_dir) if settings.events_dir else "",
@@ -226,6 +233,35 @@ def _check_names(settings: MountSettings) -> None:
         from bootseer.imageprefetch.traces import check_workload
 
         check_workload(settings.workload)
+
+
+def _check_place(settings: MountSettings) -> None:
+    """Raise UsageError for a place where the mount would hide what it is served from."""
+    from bootseer.storage.oci.reference import parse_reference
+
+    needed = {"cache": settings.cache, "runtime directory": settings.runtime}
+    reference = parse_reference(settings.ref)
+    if not reference.host:
+        needed["image layout"] = reference.repository
+    for what, path in needed.items():
+        if _is_below(path, settings.directory):
+            raise UsageError(
+                f"mounting at {settings.directory} would hide the {what} {path}, which the "
+                "mount needs; choose another directory"
+            )
+    owned = ((settings.cache, "blocks"), (settings.cache, "images"), (settings.runtime, "images"))
+    for path in (os.path.join(*words) for words in owned):
+        if _is_below(settings.directory, path):
+            raise UsageError(
+                f"{settings.directory} lies in {path}, where bootseer keeps files of its own; "
+                "choose another directory"
+            )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or lies in it, whatever links lead there."""
+    path, folder = os.path.realpath(path), os.path.realpath(folder)
+    return os.path.commonpath((path, folder)) == folder
 
 
 def check_machine(directory: str) -> None:
@@ -251,18 +287,14 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
     Raises BusyError while files are open in it, unless `lazily`: then its name goes at once and
     the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
     """
-    found = find_mount(directory)
+    directory = _resolved(directory)
+    runtime_dir = runtime_dir or default_runtime()
+    found = shown_at(all_mounts(), directory)
     if found is None:
         raise NotFoundError(f"nothing is mounted at {directory}; check the path")
-    server = next(
-        (
-            s
-            for s in runtime.known(runtime_dir or default_runtime())
-            if s.device == found.device and s.source == found.source
-        ),
-        None,
-    )
-    if server is None:
+    server = next((s for s in runtime.known(runtime_dir) if runtime.is_of(s, found)), None)
+    state = server.state if server is not None else runtime.folder_of(found, runtime_dir)
+    if not state:
         raise UsageError(
             f"{directory} is no mounted image of bootseer but {found.kind}; use umount"
         )
@@ -274,15 +306,33 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
         raise BusyError(
             f"{directory} is in use{by}; end that, or give --lazy to unmount it all the same"
         ) from error
-    if lazily or runtime.mounts_of(server):
-        return
+    if not lazily and (server is None or not runtime.mounts_of(server)):
+        _await_end(state)
+
+
+def _resolved(path: str) -> str:
+    """Where a path's links lead to; what is mounted there is not asked, it may not answer."""
+    for _ in range(_MOST_LINKS):
+        parent, name = os.path.split(path.rstrip("/"))
+        if name in ("", ".", ".."):
+            return os.path.realpath(path)
+        path = os.path.join(os.path.realpath(parent), name)
+        try:
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+        except OSError:  # no link, or nothing
+            return path
+    return path
+
+
+def _await_end(state: str) -> None:
+    """Wait for a server that serves nobody here any more."""
     # A container, or whatever copied our mounts into a namespace of its own, may keep the server.
     end_s = time.monotonic() + END_LIMIT_S
-    left = os.path.join(server.state, runtime.LEFT)
+    left = os.path.join(state, runtime.LEFT)
     stays_s = end_s
-    while os.path.exists(server.state) and time.monotonic() < stays_s:
+    while os.path.exists(state) and time.monotonic() < stays_s:
         if stays_s == end_s and os.path.exists(left):
             stays_s = min(end_s, time.monotonic() + LEFT_LIMIT_S)
         with contextlib.suppress(OSError):
-            runtime.sweep(server.state)
+            runtime.sweep(state)
         time.sleep(_POLL_S)

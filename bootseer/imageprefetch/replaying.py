@@ -24,7 +24,7 @@ from bootseer.imageprefetch import ownsets, pieces
 from bootseer.imageprefetch.announcing import announce
 from bootseer.imageprefetch.localstore import KeptFrames, LocalStore
 from bootseer.imageprefetch.parts import open_image
-from bootseer.imageprefetch.runtime import Server, known, mounts_of, until_unmounted
+from bootseer.imageprefetch.runtime import Server, known, open_whole, until_unmounted, whole_at
 from bootseer.storage.oci.registry import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
@@ -104,9 +104,8 @@ def replay_beside(settings: MountSettings, server: Server, stopped: Callable[[],
     image's default hot set. Ends early when `stopped`; keeps nobody from unmounting the image.
     Raises NotFoundError when there is none, or the image is mounted nowhere any more.
     """
-    mounts = [mounted for mounted in mounts_of(server) if mounted.root == "/"]
-    if not mounts:
-        raise NotFoundError(f"{settings.ref} is unmounted again; mount it anew")
+    if not whole_at(server):
+        raise _gone(settings)
     index, workload, digest = _index_for(settings, server)
     announce(server, _ranges(index))
     if index.fetch and not index.frames:
@@ -114,11 +113,17 @@ def replay_beside(settings: MountSettings, server: Server, stopped: Callable[[],
             index, settings.ref, settings.cache, settings.options, settings.plain_http
         )
     try:
-        root = clone_mount(mounts[0].target)
+        root = open_whole(server, clone_mount)
     except OSError as error:
-        raise from_os_error(error, f"open the image at {mounts[0].target}") from error
+        raise from_os_error(error, f"open the tree of {settings.ref}") from error
+    if root is None:
+        raise _gone(settings)
     _warm(root, index, THREADS, stopped)
     return _told(workload, digest, index)
+
+
+def _gone(settings: MountSettings) -> NotFoundError:
+    return NotFoundError(f"{settings.ref} is unmounted again, or covered; mount it anew")
 
 
 def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str]:

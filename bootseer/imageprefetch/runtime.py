@@ -3,9 +3,11 @@
 `<runtime>/images/<random>/` belongs to one server: `lock` (held by its processes as long as one
 of them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
 server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is
-mounted nowhere in the server's namespace: others may still use it), `metadata` (where the cache
+mounted nowhere in the server's namespace: others may still use it), `ending` (once nobody will
+be served any more), `metadata` (where the cache
 has no room for it), `touches` (what was recorded so far), `ahead` (what others read ahead). All of
-it goes with the server; what a killed one left is removed by whoever comes next.
+it goes with the server; what a killed one left is removed by whoever comes next. Where somebody
+mounted over an image of ours, the image cannot be unmounted, and its folder stays until it can.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -24,9 +27,11 @@ from dataclasses import dataclass
 
 from bootseer.blockimage.erofsmount import KIND as EROFS
 from bootseer.errors import BootseerError, from_os_error
-from bootseer.fuse.mounts import Mounted, find_mount, parse_mountinfo, unmount
+from bootseer.fuse.mounts import KIND as FUSE
+from bootseer.fuse.mounts import Mounted, all_mounts, shown_at, unmount
 
-FRONT, LOCK, META, SERVER, LEFT = "front", "lock", "meta", "server.json", "left"
+FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
+LEFT, ENDING = "left", "ending"
 SPARE_META, TOUCHES, AHEAD = "metadata", "touches", "ahead"
 _BORN_WITHIN_S = 3600.0
 
@@ -80,8 +85,7 @@ class State:
 
     def leave(self) -> None:
         """Say that the image is mounted nowhere any more that we can see."""
-        with contextlib.suppress(OSError):
-            os.close(os.open(os.path.join(self.folder, LEFT), os.O_CREAT | os.O_WRONLY, 0o600))
+        _mark(self.folder, LEFT)
 
     @property
     def server(self) -> Server | None:
@@ -95,6 +99,11 @@ class State:
     def remove(self) -> None:
         """Take away the image's mounts, the front and the folder; nothing raises."""
         _clear(self.folder)
+
+
+def _mark(folder: str, name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY, 0o600))
 
 
 def _locked(path: str, *, wait: bool = True) -> int:
@@ -150,9 +159,17 @@ def servers(runtime: str) -> list[Server]:
         held, found = _is_held(folder), _read(folder)
         if not held and not (found is not None and _outlives(found)):
             _clear(folder)
-        elif found is not None:
+        elif found is not None and serves(found):
             out.append(found)
     return out
+
+
+def serves(server: Server) -> bool:
+    """Whether a server has not said that it ends; what needs none is right in any case."""
+    return server.sealed or (
+        os.path.exists(os.path.join(server.state, SERVER))
+        and not os.path.exists(os.path.join(server.state, ENDING))
+    )
 
 
 def _outlives(server: Server) -> bool:
@@ -217,29 +234,49 @@ def _clear(folder: str, *, also_mounts: bool = False) -> None:
     server = _read(folder)
     if server is not None and not also_mounts and _outlives(server):
         return
-    if server is not None:
-        unmount_all(server)
-    else:
-        _unmount_untold(folder)
-    front = os.path.join(folder, FRONT)
-    with contextlib.suppress(BootseerError):
-        if find_mount(front) is not None:
-            unmount(front, lazily=True, force=True)
-    _remove(folder)
+    gone = unmount_all(server) if server is not None else _unmount_untold(folder)
+    # Ending the connection too: whoever reads what could not be unmounted gets an error.
+    front = os.path.join(os.path.realpath(folder), FRONT)
+    _take_away(lambda m: m.target == front and m.kind == FUSE, force=True)
+    if gone:
+        _remove(folder)
 
 
-def _unmount_untold(folder: str) -> None:
-    """Take away what a server mounted that was killed before it told of it."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        found = parse_mountinfo(file.read())
-    for mounted in reversed(found):
-        if mounted.kind == EROFS and mounted.source == os.path.join(folder, META):
-            with contextlib.suppress(BootseerError):
-                unmount(mounted.target, lazily=True)
+def _unmount_untold(folder: str) -> bool:
+    """Take away what a server mounted that was killed before it told of it; as `unmount_all`."""
+    source = os.path.join(folder, META)
+    return _take_away(lambda m: m.kind == EROFS and m.source == source)
+
+
+def _take_away(ours: Callable[[Mounted], bool], *, force: bool = False) -> bool:
+    """Unmount what is ours, in use or not; False where somebody else's mount lies over some.
+
+    Unmounting goes by name, and a name leads to what was mounted there last.
+    """
+    failed: set[int] = set()
+    while True:
+        mounts = all_mounts()
+        mine = [m for m in mounts if ours(m)]
+        shown = (m for m in mine if m.number not in failed and shown_at(mounts, m.target) == m)
+        mounted = next(shown, None)
+        if mounted is None:
+            return not mine
+        try:
+            unmount(mounted.target, lazily=True, force=force)
+        except BootseerError:
+            failed.add(mounted.number)
+
+
+def folder_of(mounted: Mounted, runtime: str) -> str:
+    """The folder of a server that was killed before it told of a mount, "" for any other."""
+    folder, name = os.path.split(mounted.source)
+    base = os.path.realpath(os.path.join(runtime, "images"))
+    ours = mounted.kind == EROFS and name == META and os.path.dirname(os.path.realpath(folder))
+    return folder if ours == base and not os.path.exists(os.path.join(folder, SERVER)) else ""
 
 
 def _remove(folder: str) -> None:
-    for name in (META, SPARE_META, TOUCHES, AHEAD, SERVER, f"{SERVER}.new", LEFT, LOCK):
+    for name in (META, SPARE_META, TOUCHES, AHEAD, SERVER, f"{SERVER}.new", LEFT, ENDING, LOCK):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):
@@ -252,9 +289,43 @@ def mounts_of(server: Server) -> list[Mounted]:
 
     Numbers of devices are used again, so the mount's source must be the server's too.
     """
-    with open("/proc/self/mountinfo", "rb") as file:
-        found = [m for m in parse_mountinfo(file.read()) if m.device == server.device]
-    return [m for m in found if m.kind == EROFS and m.source == server.source]
+    return [mounted for mounted in all_mounts() if is_of(server, mounted)]
+
+
+def is_of(server: Server, mounted: Mounted) -> bool:
+    """Whether a mount is of a server's image."""
+    of = (mounted.kind, mounted.device, mounted.source)
+    return of == (EROFS, server.device, server.source)
+
+
+def whole_at(server: Server) -> list[str]:
+    """Paths that lead to all of a server's image: nothing of anybody's lies over it there."""
+    mounts = all_mounts()
+    whole = (m for m in mounts if m.root == "/" and is_of(server, m))
+    return [m.target for m in whole if shown_at(mounts, m.target) == m]
+
+
+def open_whole(server: Server, clone: Callable[[str], int]) -> int | None:
+    """A descriptor of all of a server's image; None where no path leads to it any more.
+
+    `clone` gives one of the tree at a path, or raises OSError.
+    """
+    for path in whole_at(server):
+        try:
+            tree = clone(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINVAL):  # unmounted meanwhile
+                raise
+            continue
+        try:  # a descriptor stays with its tree, whatever is mounted there from now on
+            about = os.fstat(tree)
+        except OSError:
+            os.close(tree)
+            continue
+        if server.device == f"{os.major(about.st_dev)}:{os.minor(about.st_dev)}":
+            return tree
+        os.close(tree)
+    return None
 
 
 def until_unmounted(server: Server, ended: Callable[[], bool]) -> bool:
@@ -269,8 +340,11 @@ def until_unmounted(server: Server, ended: Callable[[], bool]) -> bool:
     return False
 
 
-def unmount_all(server: Server) -> None:
-    """Take an image's mounts away, in use or not: nobody serves it any more."""
-    for mounted in reversed(mounts_of(server)):
-        with contextlib.suppress(BootseerError):
-            unmount(mounted.target, lazily=True)
+def unmount_all(server: Server) -> bool:
+    """Take an image's mounts away, in use or not: nobody serves it any more.
+
+    False where one is left, below a mount of somebody else's.
+    """
+    # First, so that who shares it at this moment sees this, or is seen below.
+    _mark(server.state, ENDING)
+    return _take_away(lambda mounted: is_of(server, mounted))

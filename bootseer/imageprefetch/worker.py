@@ -146,11 +146,11 @@ class Worker:
         return self._make_server(opened).mount(self._state.front, directory)
 
     def _other(self, digest: str) -> runtime.Server | None:
-        """A server of this image that is mounted somewhere we can see."""
+        """A server of this image that is mounted somewhere that a path leads to."""
         for server in runtime.servers(self._settings.runtime):
             if server.digest != digest or not server.shared:
                 continue
-            if any(m.root == "/" for m in runtime.mounts_of(server)):
+            if runtime.whole_at(server):
                 return server
         return None
 
@@ -190,7 +190,7 @@ class Worker:
             return
         server = self._make_server(opened)
         server.adopt(before.loop, before.bdis)
-        mounts = [m.target for m in runtime.mounts_of(before) if m.root == "/"]
+        mounts = runtime.whole_at(before)
         if not mounts:
             server.settings = dataclasses.replace(server.settings, warm=False)
         self._go_on(mounts[0] if mounts else "", before.digest, opened)
