@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import signal
 import subprocess
@@ -151,8 +152,12 @@ def test_a_cache_that_needs_room_changes_nothing_below_a_mount(
         for pid in mounts.processes():
             os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not mounts.processes())
-        eviction.shrink(directory, used - 1, used - used // 4)  # a part would do: never punched
-        assert not data.exists()
+
+        def evicted() -> bool:  # who is killed lets go of its files a little after its name is gone
+            eviction.shrink(directory, used - 1, used - used // 4)  # a part would do: never punched
+            return not data.exists()
+
+        wait_for(evicted)
     evict(mounted.directory)
     assert tree_of(mounted.directory) == FILES
     mounts.umount(mounted)
@@ -231,6 +236,48 @@ def test_a_block_that_is_wrong_on_the_disk_is_not_sealed(
         file.write(b"wrong")
     mounted = complete(mounts, image)  # what was wrong was dropped, fetched anew, and verified
     assert tree_of(mounted.directory) == FILES
+
+
+def test_what_a_disk_spoiled_by_itself_is_found_when_the_mark_is_old(
+    mounts: Mounts, image: Published
+) -> None:
+    filled(mounts, image)
+    mounts.umount(mounts.mount(image.ref))  # which freezes it
+    assert mounts.gone()
+    data = data_of(mounts)
+    with data.open("r+b") as file:
+        file.seek(image.data_offset(max(FILES)))
+        file.write(b"wrong")
+    evict(str(data))
+    # A disk leaves the times alone, which no call can do: a mark of the times as they are now.
+    mark, about = data.with_name("sealed"), data.stat()
+    mark.write_bytes(_renewed(mark, about))
+    spoiled = mounts.mount(image.ref)
+    assert spoiled.complete
+    assert tree_of(spoiled.directory) != FILES
+    mounts.umount(spoiled)
+    assert mounts.gone()
+    old = time.time() - sealing.MARK_LIFE_S - 60
+    os.utime(mark, (old, old))
+    served = mounts.mount(image.ref)
+    assert not served.complete
+    assert tree_of(served.directory) == FILES
+    mounts.umount(served)
+    assert mounts.gone()
+    # What is frozen takes no block that it lost, so the next start begins a new one.
+    served = mounts.mount(image.ref, fill=True)
+    wait_for(lambda: data_of(mounts).with_name("sealed").stat().st_mtime > old + 60)
+    mounts.umount(served)
+    assert mounts.gone()
+    mounted = mounts.mount(image.ref)
+    assert mounted.complete
+    assert tree_of(mounted.directory) == FILES
+
+
+def _renewed(mark: Path, about: os.stat_result) -> bytes:
+    fields = list(sealing._MARK.unpack(mark.read_bytes()[: sealing._MARK.size]))
+    body = sealing._MARK.pack(*fields[:-2], about.st_mtime_ns, about.st_ctime_ns)
+    return body + hashlib.sha256(body).digest()
 
 
 def test_a_mount_is_served_while_somebody_may_write(mounts: Mounts, image: Published) -> None:

@@ -5,7 +5,9 @@ gone. So two things must be certain: that the bytes are right, and that they sta
 
 **Right**: `seal` reads the whole object from the medium once, block by block against the source's
 digests, syncs it, and leaves a mark: the file `sealed`, which names inode, size and both times of
-the very file it looked at. Whatever is written to that file afterwards changes its times.
+the very file it looked at. Whatever is written to that file afterwards changes its times. What a
+disk spoils by itself does not, so a mark counts for `MARK_LIFE_S`: the next start is served, block
+by block, and seals anew.
 
 **Stay so**: `open_sealed` freezes the object, once, while nobody else has it open; a mark that
 does not fit any more is no mark. From then on every process opens the file for reading alone, and
@@ -38,6 +40,7 @@ from bootseer.errors import BootseerError, CorruptDataError, from_os_error
 MARK = "sealed"
 PAGE_BYTES = 4096
 STEP_BLOCKS = 16
+MARK_LIFE_S = 7 * 24 * 3600.0
 SETTLED_NS = 2_000_000_000  # how old a file's times must be to tell each later write
 _LEAST_PRIORITY = 19
 _MARK = struct.Struct("<8s32sQQqq")  # magic, identity, inode, size, mtime and ctime in ns
@@ -256,12 +259,14 @@ def _mark_of(identity: Identity, about: os.stat_result) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    """A mark's bytes; empty where there is none."""
+    """A mark's bytes; empty where there is none that still counts."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return b""
     try:
+        if abs(time.time() - os.fstat(fd).st_mtime) > MARK_LIFE_S:
+            return b""
         return os.read(fd, PAGE_BYTES)
     finally:
         os.close(fd)
