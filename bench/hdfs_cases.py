@@ -33,6 +33,7 @@ from bench.hdfs_links import link_sum
 from bench.hdfs_mounts import Reader, by_cat, by_dd, by_python, our_mount, rclone_mount
 
 BUDGET_MIB = 512.0
+NATIVE = "over hdfs-native"
 STOP_AFTER = 1 / 3
 
 Runs = dict[str, list[Run]]
@@ -59,7 +60,7 @@ def striped_read(lab: Lab) -> dict[str, Side]:
     lab.striped("random", lab.source(), "store")
     return {
         harness.OURS: lambda: read(lab, "ours", lab.webhdfs("/bench/steered"), name="steered"),
-        "over hdfs-native": lambda: read(lab, "ours", lab.hdfs("/bench/steered"), name="steered"),
+        NATIVE: lambda: read(lab, "ours", lab.hdfs("/bench/steered"), name="steered"),
         "random placement": lambda: read(lab, "ours", lab.hdfs("/bench/random"), name="random"),
         "one reader": lambda: curl(lab, "plain1"),
         "link sum": lambda: Run(link_sum(lab.hosts)),
@@ -70,7 +71,7 @@ def plain_read(lab: Lab) -> dict[str, Side]:
     lab.plain("plain3", lab.source(), 3)
     return {
         harness.OURS: lambda: read(lab, "ours", lab.webhdfs("/bench/plain3"), name="plain3"),
-        "over hdfs-native": lambda: read(lab, "ours", lab.hdfs("/bench/plain3"), name="plain3"),
+        NATIVE: lambda: read(lab, "ours", lab.hdfs("/bench/plain3"), name="plain3"),
         "one reader": lambda: curl(lab, "plain3"),
         "link sum": lambda: Run(link_sum(lab.hosts)),
     }
@@ -103,27 +104,28 @@ def mount_dd(lab: Lab) -> dict[str, Side]:
 
 
 def mount_cat(lab: Lab) -> dict[str, Side]:
-    return _mounts(lab, by_cat)
+    return _mounts(lab, by_cat, native=False)
 
 
 def mount_torch(lab: Lab) -> dict[str, Side]:
-    return _mounts(lab, by_python("torch"), "state")
+    return _mounts(lab, by_python("torch"), "state", native=False)
 
 
 def mount_mapped(lab: Lab) -> dict[str, Side]:
-    return _mounts(lab, by_python("mapped"), "state")
+    return _mounts(lab, by_python("mapped"), "state", native=False)
 
 
-def _mounts(lab: Lab, reader: Reader, state: str = "") -> dict[str, Side]:
-    """The same file by both of our mounts, striped, and by rclone's, plain."""
+def _mounts(lab: Lab, reader: Reader, state: str = "", *, native: bool = True) -> dict[str, Side]:
+    """The same file by our mount, striped, and by rclone's, plain."""
     content = lab.state() if state else lab.source()
     plain, striped = (f"{state}1", state) if state else ("plain1", "steered")
     lab.plain(plain, content)
     lab.striped(striped, content)
     sides: dict[str, Side] = {
-        harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), striped, reader),
-        "over hdfs-native": lambda: our_mount(lab, lab.hdfs("/bench"), striped, reader),
+        harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), striped, reader)
     }
+    if native:
+        sides[NATIVE] = lambda: our_mount(lab, lab.hdfs("/bench"), striped, reader)
     if shutil.which("rclone"):
         sides["rclone mount"] = lambda: rclone_mount(lab, plain, reader)
     return sides
@@ -165,7 +167,7 @@ def stopped(lab: Lab) -> dict[str, Side]:
     web, native = lab.webhdfs("/bench/striped3"), lab.hdfs("/bench/striped3")
     return {
         harness.OURS: lambda: run("ours", web),
-        "over hdfs-native": lambda: run("ours", native),
+        NATIVE: lambda: run("ours", native),
         "mount": lambda: our_mount(lab, lab.webhdfs("/bench"), "striped3", through_mount),
         "none stopped": lambda: run("ours", web, harm=False),
     }
@@ -200,7 +202,6 @@ def _memory(lab: Lab, size_bytes: int) -> dict[str, Side]:
 
     return {
         harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), name, by_dd),
-        "over hdfs-native": lambda: our_mount(lab, lab.hdfs("/bench"), name, by_dd),
         "stripedfs.open": lambda: read(lab, "ours", web, name=name),
         "stripe cat": cat,
         "budget": lambda: Run(0.0, peak_mib=BUDGET_MIB),
@@ -216,7 +217,7 @@ class Spec:
     told: Told = speeds
 
 
-READ, WRITE, MOUNT = Kind(3, 768 * MIB), Kind(3, GIB), Kind(4, 768 * MIB)
+READ, WRITE, MOUNT = Kind(3, 768 * MIB), Kind(3, GIB), Kind(4, 512 * MIB)
 FREE = Kind(3, 2 * GIB, mbit=0)
 CASES = {
     "striped read r1": Spec(READ, striped_read),
@@ -224,8 +225,8 @@ CASES = {
     "longest pause, DataNode stopped": Spec(READ, stopped, pauses),
     "striped write r1": Spec(WRITE, striped_write),
     "mount read": Spec(MOUNT, mount_read),
-    "mount cat": Spec(MOUNT, mount_cat),
     "mount dd": Spec(MOUNT, mount_dd),
+    "mount cat": Spec(MOUNT, mount_cat),
     "mount torch.load": Spec(MOUNT, mount_torch),
     "mount torch.load mapped": Spec(MOUNT, mount_mapped),
     "memory of a file of 0.5 GiB": Spec(FREE, memory_small, peaks),

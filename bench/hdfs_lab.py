@@ -210,7 +210,7 @@ def read(lab: Lab, kind: str, *words: str, name: str) -> Run:
     content = lab.stored[name]
     done = measured(side_command(kind, *words))
     told = checked(done, content)
-    return run_of(content, told["seconds"], done.cpu_s, told["peak_mib"])
+    return run_of(content, told["seconds"], told["cpu_s"], told["peak_mib"])
 
 
 def put(lab: Lab, content: Content, name: str, placement: str, replication: int = 1) -> Run:
@@ -218,7 +218,7 @@ def put(lab: Lab, content: Content, name: str, placement: str, replication: int 
     url = lab.webhdfs(f"/bench/{name}")
     done = measured(side_command("put", content.path, url, placement, replication))
     told = json.loads(done.output)
-    return run_of(content, told["seconds"], done.cpu_s, told["peak_mib"])
+    return run_of(content, told["seconds"], told["cpu_s"], told["peak_mib"])
 
 
 def curl(lab: Lab, name: str) -> Run:

@@ -24,8 +24,8 @@ def by_python(kind: str) -> Reader:
     """A kind of `bench.hdfs_side`, which compares the bytes."""
 
     def read(path: Path, content: Content) -> Run:
-        done = measured(side_command(kind, path))
-        return run_of(content, checked(done, content)["seconds"], done.cpu_s)
+        told = checked(measured(side_command(kind, path)), content)
+        return run_of(content, told["seconds"], told["cpu_s"])
 
     return read
 
