@@ -51,6 +51,15 @@ def test_the_least_recently_mounted_go_first(store: LocalStore) -> None:
     assert os.listdir(os.path.join(store.folder_of(DIGESTS[1]), "hotsets/_default"))
 
 
+def test_an_image_mounted_before_the_clock_was_set_is_not_old(store: LocalStore) -> None:
+    for digest, mounted in zip(DIGESTS[:2], (1000.0, 1.6e9), strict=True):
+        os.utime(os.path.join(store.folder_of(digest), "image.json"), (mounted, mounted))
+    store.expire()
+    assert there(store) == [True, False, True, True]
+    store.expire(limit_bytes=int(1.5 * SIZE))  # it counts as mounted at the first right time
+    assert there(store) == [True, False, False, False]
+
+
 def test_what_is_mounted_or_being_mounted_stays(store: LocalStore, tmp_path: Path) -> None:
     os.mkdir(tmp_path / "run")
     os.mkdir(tmp_path / "run/images")

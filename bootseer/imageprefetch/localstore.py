@@ -33,6 +33,7 @@ OWN = "own"  # folder of an image: hot sets that this node made for itself
 _PACK_AGE_S = 24 * 3600.0
 LIMIT_BYTES = 16 << 30
 UNUSED_S = 30 * 24 * 3600.0  # after that an image that was not mounted is fetched again
+_CLOCK_SET_S = 1577836800.0  # 2020: whatever is older was dated by a clock that nobody had set
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +196,7 @@ class LocalStore:
         with contextlib.suppress(OSError):
             for folder in os.scandir(self.folder):
                 with contextlib.suppress(OSError):
-                    used_s = os.stat(os.path.join(folder.path, _IMAGE)).st_mtime
-                    rows.append((used_s, folder.path, _fetched_bytes(folder.path)))
+                    rows.append((_used_s(folder.path), folder.path, _fetched_bytes(folder.path)))
         left_bytes = sum(size for _, _, size in rows)
         for used_s, path, size in sorted(rows):
             old = time.time() - used_s > unused_s
@@ -210,6 +210,16 @@ class LocalStore:
     def forget(self, digest: str) -> None:
         """Remove all that is kept of an image, its traces too."""
         shutil.rmtree(self.folder_of(digest), ignore_errors=True)
+
+
+def _used_s(folder: str) -> float:
+    """When an image was mounted last; now, where the clock was not set yet at that time."""
+    path = os.path.join(folder, _IMAGE)
+    used_s = os.stat(path).st_mtime
+    if used_s >= _CLOCK_SET_S:
+        return used_s
+    os.utime(path)
+    return time.time()
 
 
 def _fetched_bytes(folder: str) -> int:

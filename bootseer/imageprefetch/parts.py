@@ -226,11 +226,12 @@ def carried_from(image: Image, old: Image, workload: str = "") -> Carried:
 @contextlib.contextmanager
 def fetching(cache: str, limit_bytes: int = CACHE_LIMIT_BYTES) -> Iterator[Fetcher]:
     """A fetcher that keeps blocks in this node's cache."""
+    from bootseer.blockimage.serving import KEEP_FREE
     from bootseer.blocks.cache import NodeCache
     from bootseer.blocks.fetch import Fetcher
 
     with (
-        NodeCache(os.path.join(cache, BLOCKS), limit_bytes) as kept,
+        NodeCache(os.path.join(cache, BLOCKS), limit_bytes, keep_free=KEEP_FREE) as kept,
         Fetcher(cache=kept) as fetcher,
     ):
         yield fetcher

@@ -231,7 +231,8 @@ class Resolver:
         own = ownsets.find(self._local, digest, self._workload, block_image)
         if own is None or own.pack.digest == hot.pack.digest:
             return False
-        return hot.workload != self._workload or (own.by_hand and own.created > hot.created)
+        newer = hotset.age(own.created) > hotset.age(hot.created)
+        return hot.workload != self._workload or (own.by_hand and newer)
 
     def _with_pack(self, digest: str, parts: Parts, hot: hotset.HotSet) -> Opened:
         pack = KeptPack(hot.pack.digest, hot.pack.size_bytes, hot.boot_length, hot.boot_digest)
