@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+
 SOCKET = "images/agent.sock"
 ANSWER_BYTES = 1
 REFUSED = 255
@@ -16,11 +20,24 @@ MOUNTING = ["image", "mounting"]
 """No command line of anybody's: settings as text follow, and the answer is a line of JSON."""
 
 
+INTERRUPTED = 130
+_PATIENCE_S = 10.0
+
+
+def command(args: list[str]) -> int | None:
+    """As `ask`, for a whole command line: an interrupt is an exit code too."""
+    try:
+        return ask(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
 def ask(args: list[str], output: int = 1) -> int | None:
     """The exit code of a command that the agent ran; None where no agent can run it.
 
     It runs with these arguments, this process's environment, working directory and standard
-    streams; `output` takes the place of standard output.
+    streams; `output` takes the place of standard output. When this process is interrupted, the
+    command is too.
     """
     from bootseer.config_paths import default_runtime
 
@@ -28,7 +45,7 @@ def ask(args: list[str], output: int = 1) -> int | None:
     path = os.path.join(runtime, SOCKET)
     if not _is_trusted(path):
         return None
-    from _socket import AF_UNIX, SOCK_STREAM, SOL_SOCKET, socket  # `socket` itself costs 5 ms
+    from _socket import AF_UNIX, SOCK_STREAM, socket  # `socket` itself costs 5 ms
 
     link = socket(AF_UNIX, SOCK_STREAM)
     try:
@@ -36,18 +53,44 @@ def ask(args: list[str], output: int = 1) -> int | None:
     except OSError:
         return None  # one that was killed
     try:
-        here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        request = message(args, dict(os.environ))
-        numbers = b"".join(n.to_bytes(4, sys.byteorder) for n in (0, output, 2, here))
-        sent = link.sendmsg([request], [(SOL_SOCKET, _SCM_RIGHTS, numbers)])
-        link.sendall(request[sent:])
-        answer = link.recv(ANSWER_BYTES)
+        answer = _answer(link, args, output)
     except OSError:
         answer = b""
+    except BaseException:  # an interrupt: the agent's process takes back what it has begun
+        _hang_up(link)
+        raise
+    finally:
+        link.close()
     if not answer:
         sys.stderr.write(f"bootseer: the agent at {path} died meanwhile; look at the mount\n")
         return 5
     return None if answer[0] == REFUSED else answer[0]
+
+
+def _answer(link: socket, args: list[str], output: int) -> bytes:
+    from _socket import SOL_SOCKET
+
+    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        request = message(args, dict(os.environ))
+        numbers = b"".join(n.to_bytes(4, sys.byteorder) for n in (0, output, 2, here))
+        sent = link.sendmsg([request], [(SOL_SOCKET, _SCM_RIGHTS, numbers)])
+        link.sendall(request[sent:])
+        return link.recv(ANSWER_BYTES)
+    finally:
+        os.close(here)
+
+
+def _hang_up(link: socket) -> None:
+    """Tell the agent's process that nobody waits, and wait for its end."""
+    from _socket import SHUT_WR
+
+    try:
+        link.shutdown(SHUT_WR)
+        link.settimeout(_PATIENCE_S)
+        link.recv(ANSWER_BYTES)
+    except OSError:
+        pass  # it ends without us
 
 
 _SCM_RIGHTS = 1

@@ -15,9 +15,8 @@ import signal
 import socket
 import struct
 import sys
-from typing import NoReturn
 
-from bootseer.cli.agent_client import MOUNTING, REFUSED, SOCKET, parse
+from bootseer.cli.agent_client import INTERRUPTED, MOUNTING, REFUSED, SOCKET, parse
 from bootseer.errors import BusyError, from_os_error
 
 COMMANDS = (["image", "mount"], ["image", "umount"])
@@ -27,6 +26,7 @@ MODULES = (
     "bootseer.cli.image_mount",
     "bootseer.cli.image_umount",
     "bootseer.imageprefetch.mounting",
+    "bootseer.imageprefetch.trees",
     "bootseer.imageprefetch.worker",
     "bootseer.imageprefetch.recording",
     "bootseer.imageprefetch.traces",
@@ -128,21 +128,53 @@ def _handle(link: socket.socket, namespace: str, ours: tuple[int, int]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         code = _run(link, namespace)
+    except (KeyboardInterrupt, SystemExit):
+        code = INTERRUPTED
     except BaseException as error:  # a border: this process ends here, and the caller hears of it
         code = 1
         with contextlib.suppress(OSError):
             os.write(2, f"bootseer: the agent failed: {error!r}\n".encode())
     finally:
-        _leave(link, code)
+        try:
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            _leave(link, code)
+        finally:
+            os._exit(0)
 
 
-def _leave(link: socket.socket, code: int) -> NoReturn:
+def _heed_hang_up(link: socket.socket) -> None:
+    """Who asked is gone, or was interrupted: that interrupts us, once.
+
+    Its streams are given up at once, as whoever reads them waits for the last who could write.
+    """
+
+    def look(*_: object) -> None:
+        try:
+            if link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                return
+        except BlockingIOError:
+            return  # it waits
+        except OSError:
+            pass  # gone without a word
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        os.close(null)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(link, fcntl.F_SETFL, fcntl.fcntl(link, fcntl.F_GETFL) | os.O_ASYNC)
+    look()  # it may have gone before we listened
+
+
+def _leave(link: socket.socket, code: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         link.sendall(bytes([code & 255]))
-    os._exit(0)
 
 
 def _run(link: socket.socket, namespace: str) -> int:
@@ -164,6 +196,7 @@ def _run(link: socket.socket, namespace: str) -> int:
     for fd in fds:
         os.close(fd)
     link.settimeout(None)
+    _heed_hang_up(link)
     if args[:2] == MOUNTING:
         return _mount(args[2])
     from bootseer.cli import root
@@ -173,14 +206,24 @@ def _run(link: socket.socket, namespace: str) -> int:
 
 def _mount(settings: str) -> int:
     """Mount for a process that goes on by itself, which is told by a line on standard output."""
+    from bootseer.errors import BootseerError
     from bootseer.fuse import background
     from bootseer.imageprefetch import mounting
 
+    wanted = mounting.absolute(mounting.decoded(settings))
+    made = False
     try:
-        answer = dataclasses.asdict(mounting.mount(mounting.decoded(settings)))
-    except BaseException as error:  # the border: this child ends here, who asked hears why
-        answer = background.packed(error)
-    os.write(1, json.dumps(answer).encode() + b"\n")
+        try:
+            answer = dataclasses.asdict(mounting.mount(wanted))
+            made = True
+        except Exception as error:  # the border: this child ends here, who asked hears why
+            answer = background.packed(error)
+        os.write(1, json.dumps(answer).encode() + b"\n")
+    except BaseException:  # nobody was told
+        if made:
+            with contextlib.suppress(BootseerError):
+                mounting.umount(wanted.directory, lazily=True, runtime_dir=wanted.runtime)
+        raise
     return 0
 
 

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     if args[:2] in (["image", "mount"], ["image", "umount"]):
         from bootseer.cli import agent_client
 
-        answered = agent_client.ask(args)
+        answered = agent_client.command(args)
         if answered is not None:
             return answered
     from bootseer.cli import root

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import re
 import shutil
-import signal
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
 
 from bootseer.config import default_cache, default_runtime
-from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
-from bootseer.fuse.mounts import unmount
-from bootseer.imageprefetch import mounting, running
+from bootseer.errors import BootseerError, NotSupportedError, UsageError
+from bootseer.imageprefetch import mounting, running, trees
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import Mounted, MountSettings
 from bootseer.imageprefetch.running import EVENTS_INSIDE, ImageConfig
-from bootseer.imageprefetch.starting import CONFIG_LIMIT_BYTES, unmount_when_free
+from bootseer.imageprefetch.starting import CONFIG_LIMIT_BYTES
 from bootseer.storage.oci.manifest import Manifest, parse_manifest
 from bootseer.storage.oci.reference import parse_reference
 
 _CONFIG = "config"
-_FOLDER, _TREE = "containers", "tree"  # of the directory of running servers
 _DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
 
@@ -94,10 +88,10 @@ def _mounted_words(
 ) -> list[str]:
     """Mount until `stack` is left; the container's command line."""
     place = os.path.abspath(settings.mount.runtime or default_runtime())
-    tree = stack.enter_context(_directory(place))
+    stack.enter_context(trees.ending())
+    tree = stack.enter_context(trees.directory(place))
+    stack.enter_context(trees.unmounting(tree, place))
     mounted = mount(dataclasses.replace(settings.mount, directory=tree))
-    stack.callback(_unmounted, tree, settings.mount.runtime)
-    stack.enter_context(_ending())
     config = _config(settings.mount, mounted.digest)
     words = running.container_words(tree, config, options, settings.words)
     tell(Way(mounted))
@@ -135,77 +129,6 @@ def _events(folder: str) -> list[str]:
     if not os.path.isdir(folder):
         return []
     return ["--volume", f"{folder}:{EVENTS_INSIDE}", "--env", f"BOOTSEER_EVENTS={EVENTS_INSIDE}"]
-
-
-@contextlib.contextmanager
-def _directory(runtime: str) -> Iterator[str]:
-    """A directory to mount at, below one that root alone may enter: for setuid programs."""
-    folder = os.path.join(runtime, _FOLDER)
-    with contextlib.ExitStack() as stack:
-        try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            with _locked(folder, fcntl.LOCK_EX):
-                _sweep(folder)
-                above = tempfile.mkdtemp(dir=folder)
-                stack.enter_context(_locked(above, fcntl.LOCK_EX))
-            tree = os.path.join(above, _TREE)
-            os.mkdir(tree)
-        except OSError as error:
-            raise from_os_error(error, f"make a directory to mount at in {folder}") from error
-        try:
-            yield tree
-        finally:
-            _remove(above)
-
-
-def _sweep(folder: str) -> None:
-    """Unmount what killed ones left behind; containers that run on it keep what they have."""
-    for name in os.listdir(folder):
-        above = os.path.join(folder, name)
-        with contextlib.suppress(OSError), _locked(above, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            with contextlib.suppress(BootseerError):
-                unmount(os.path.join(above, _TREE), lazily=True)
-            _remove(above)
-
-
-def _remove(above: str) -> None:
-    """What is held still is swept another time."""
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.join(above, _TREE))
-        os.rmdir(above)
-
-
-@contextlib.contextmanager
-def _locked(path: str, how: int) -> Iterator[None]:
-    """The directory's lock: of one that was killed, anyone may have it."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, how)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _unmounted(tree: str, runtime: str) -> None:
-    """The container's end is told, whatever becomes of the mount: it is swept another time."""
-    with contextlib.suppress(BootseerError):
-        unmount_when_free(tree, runtime)
-
-
-@contextlib.contextmanager
-def _ending() -> Iterator[None]:
-    """Signals that would end us unmount first; while the container runs, they are its own."""
-
-    def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    ending = (signal.SIGTERM, signal.SIGHUP)
-    old = {n: signal.signal(n, end) for n in ending if signal.getsignal(n) is not signal.SIG_IGN}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _config(mount: MountSettings, digest: str) -> ImageConfig:

@@ -225,6 +225,9 @@ def _in_chroot(command: Command, work: str) -> int:
     if pid:
         return pid
     try:
+        for number in _PASSED_ON:
+            if callable(signal.getsignal(number)):  # what our caller would do with it
+                signal.signal(number, signal.SIG_DFL)
         _outer(command, work)
     except BaseException as error:  # a border: this process must end here
         _say_and_exit(error)

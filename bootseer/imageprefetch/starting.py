@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
 from bootseer.blocks.recorder import WINDOW_S
 from bootseer.blocks.trace import Trace
-from bootseer.config import default_cache
-from bootseer.errors import BusyError
-from bootseer.imageprefetch import mounting, running
+from bootseer.config import default_cache, default_runtime
+from bootseer.imageprefetch import mounting, running, trees
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
 from bootseer.imageprefetch.recording import FirstStepWatch
@@ -21,7 +19,6 @@ from bootseer.imageprefetch.traces import TraceStore, check_workload
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 CONFIG_LIMIT_BYTES = 8 << 20
-_UNMOUNT_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +65,16 @@ def record(settings: RecordSettings) -> Recorded:
     check_workload(settings.workload)
     runner = choose_runner(settings.runner)
     cache = os.path.abspath(settings.cache or default_cache())
-    # What a container still holds goes with it; the start is recorded all the same.
-    with tempfile.TemporaryDirectory(prefix="bootseer-record-", ignore_cleanup_errors=True) as work:
-        tree, events = os.path.join(work, "tree"), os.path.join(work, "events")
-        os.mkdir(tree)
+    place = os.path.abspath(default_runtime())
+    with trees.ending(), trees.directory(place) as tree:
+        work = os.path.dirname(tree)
+        events, traces = os.path.join(work, "events"), os.path.join(work, "traces")
         os.mkdir(events)
         os.chmod(events, 0o777)  # whoever the image's user is, may tell the first step there
         config = image_config(settings)
-        mounted = mounting.mount(_mount_settings(settings, tree, events, cache, work))
-        recorded = _Recorded(events, settings.window_s)
-        try:
+        with trees.unmounting(tree, place):
+            mounted = mounting.mount(_mount_settings(settings, tree, events, cache, traces))
+            recorded = _Recorded(events, settings.window_s)
             command = Command(
                 tree=tree,
                 words=settings.words,
@@ -86,11 +83,9 @@ def record(settings: RecordSettings) -> Recorded:
                 events_dir=events,
             )
             code = running.run(command, runner, recorded if settings.stop else None)
-        finally:
-            unmount_when_free(tree)
         # A command that broke off tells nothing of what a start reads.
         failed = code != 0 and not recorded()
-        start = TraceStore(os.path.join(work, "traces")).load(settings.workload)
+        start = TraceStore(traces).load(settings.workload)
         if failed or start is None:
             return Recorded(mounted.digest, code, failed, None, None)
         store = TraceStore(LocalStore(cache).trace_folder(mounted.digest))
@@ -110,7 +105,7 @@ class _Recorded:
 
 
 def _mount_settings(
-    settings: RecordSettings, tree: str, events: str, cache: str, work: str
+    settings: RecordSettings, tree: str, events: str, cache: str, traces: str
 ) -> MountSettings:
     return MountSettings(
         ref=settings.ref,
@@ -122,7 +117,7 @@ def _mount_settings(
         hot=False,
         record=True,
         record_window_s=settings.window_s,
-        traces=os.path.join(work, "traces"),
+        traces=traces,
         events_dir=events,
         options=settings.options,
         plain_http=settings.plain_http,
@@ -141,15 +136,3 @@ def image_config(settings: RecordSettings) -> ImageConfig:
         return running.parse_config(
             repository.blob(manifest.config, limit_bytes=CONFIG_LIMIT_BYTES)
         )
-
-
-def unmount_when_free(tree: str, runtime_dir: str = "") -> None:
-    """Unmount; a container that is still going away keeps the tree busy for a moment."""
-    end_s = time.monotonic() + _UNMOUNT_S
-    while True:
-        try:
-            return mounting.umount(tree, runtime_dir=runtime_dir)
-        except BusyError:
-            if time.monotonic() > end_s:
-                return mounting.umount(tree, lazily=True, runtime_dir=runtime_dir)
-        time.sleep(0.1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
-from bootseer.errors import BootseerError, CorruptDataError
+from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.fuse.background import Tell, packed
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.announcing import Announced
@@ -76,6 +76,13 @@ class Worker:
         except OSError:
             pass  # nobody waits any more
 
+    def _hand_over(self, about: dict[str, Any], server: runtime.Server) -> None:
+        """The mount is the caller's from here on; raises where nobody waits any more."""
+        try:
+            self._tell({"mounted": about, "server": _plain(server)})
+        except OSError as error:
+            raise StoreUnavailableError("not mounted, as who asked for it has ended") from error
+
     def _resolver(self) -> Resolver:
         settings = self._settings
         return Resolver(
@@ -123,7 +130,11 @@ class Worker:
             state.tell(told)
             if not complete:
                 self._noting.begin(opened.image.data_bytes)  # before anybody can read
-        self._answer({"mounted": self._about(digest, told, opened), "server": _plain(told)})
+            try:
+                self._hand_over(self._about(digest, told, opened), told)
+            except BaseException:  # before anybody else can share it
+                runtime.unmount_all(told)
+                raise
         hot = bool(opened.hot_set) and settings.hot
         self._story.mounted(opened, hot=hot, loop=told.loop, complete=complete)
         self._go_on(settings.directory, digest, opened)
@@ -157,7 +168,7 @@ class Worker:
     def _share(self, digest: str, other: runtime.Server) -> None:
         """Another server has it, which has replayed its own workload alone."""
         self._story.shared()
-        self._answer({"mounted": self._about(digest, other), "server": _plain(other)})
+        self._hand_over(self._about(digest, other), other)
         if not self._settings.hot or self._settings.workload == other.workload:
             _end()
             return

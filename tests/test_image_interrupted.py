@@ -1,0 +1,176 @@
+"""Callers that end before their image is mounted, by any signal: nothing that nobody asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_mounts import Mounts, Published, mounts_below, publish, some_files
+
+from bootseer.cli import agent_server
+from bootseer.errors import StoreUnavailableError
+from bootseer.fuse import background
+from bootseer.imageprefetch import mounting, runtime
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
+
+BOOTSEER = [sys.executable, "-m", "bootseer", "image"]
+SERVED = 3  # who mounts, its supervisor and its worker hold the lock of a mount that comes up
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
+
+
+@pytest.fixture(scope="module")
+def image(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    ref = registry.reference("interrupted/plain", "1")
+    return publish(ref, some_files(6, 60_000), tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with mounts_below(tmp_path) as made:
+        yield made
+
+
+class Lab:
+    """Commands with a podman that is a fake: it waits for a file and ends."""
+
+    def __init__(self, mounts: Mounts, image: Published) -> None:
+        self.mounts, self.image = mounts, image
+        self.tree, self.go = mounts.folder / "tree", mounts.folder / "go"
+        self.tree.mkdir()
+        (mounts.runtime / "images").mkdir(parents=True)
+        podman = mounts.folder / "bin/podman"
+        podman.parent.mkdir()
+        podman.write_text(f"#!/bin/sh\necho ready\nwhile [ ! -e {self.go} ]; do sleep 0.05; done\n")
+        podman.chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "BOOTSEER_CACHE": str(mounts.cache),
+            "BOOTSEER_RUNTIME": str(mounts.runtime),
+            "PATH": f"{podman.parent}:{os.environ['PATH']}",
+            "TMPDIR": str(mounts.folder),
+        }
+
+    def start(self, what: str) -> subprocess.Popen[str]:
+        more = {"mount": [str(self.tree)], "run": ["--", "true"], "record": ["--", "true"]}
+        return subprocess.Popen(
+            [*BOOTSEER, what, self.image.ref, *more[what]],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def interrupted(self, what: str, number: signal.Signals) -> str:
+        """Signal a command whose mount is coming up; what it said. Then nothing keeps the mount."""
+        with runtime.bringing_up(str(self.mounts.runtime), self.image.digest):
+            child = self.start(what)
+            until(lambda: len(self.mounts.processes()) >= SERVED)
+            child.send_signal(number)
+            out, error = child.communicate(timeout=60)  # nobody else holds its output either
+        assert child.returncode == CODES[number], error
+        assert out == ""
+        return error
+
+    @contextlib.contextmanager
+    def agent(self) -> Iterator[Path]:
+        """The node's agent; yields the file with what it said."""
+        said = self.mounts.folder / "agent.log"
+        with (
+            said.open("w") as log,
+            subprocess.Popen([*BOOTSEER, "agent"], env=self.environment, stderr=log) as agent,
+        ):
+            try:
+                until((self.mounts.runtime / "images/agent.sock").exists)
+                yield said
+            finally:
+                agent.terminate()
+
+
+@pytest.fixture
+def lab(mounts: Mounts, image: Published) -> Lab:
+    return Lab(mounts, image)
+
+
+def until(true: Callable[[], object]) -> None:
+    for _ in range(3000):
+        if true():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never came to that")
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_mount_that_nobody_waits_for_is_not_made(lab: Lab, number: signal.Signals) -> None:
+    lab.interrupted("mount", number)
+    assert lab.mounts.gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nor_is_a_containers_tree(lab: Lab, number: signal.Signals) -> None:
+    lab.interrupted("run", number)
+    assert lab.mounts.gone()
+    if number != signal.SIGKILL:
+        assert list((lab.mounts.runtime / "containers").iterdir()) == []
+
+
+def test_with_an_agent_it_is_as_without(lab: Lab) -> None:
+    with lab.agent() as said:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            error = lab.interrupted("mount", number)
+            assert "Traceback" not in error
+            assert "bootseer" not in error
+            assert lab.mounts.gone()
+        lab.interrupted("run", signal.SIGTERM)
+        assert lab.mounts.gone()
+        assert list((lab.mounts.runtime / "containers").iterdir()) == []
+        assert said.read_text() == ""
+        lab.go.touch()
+        child = lab.start("run")  # the agent goes on
+        assert child.communicate(timeout=60)[0] == "ready\n"
+    assert lab.mounts.gone()
+
+
+def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    settings = mounting.encoded(lab.mounts.settings(lab.image.ref))
+
+    def mount() -> None:
+        os.dup2(writable, 1)
+        agent_server._mount(settings)
+
+    with pytest.raises(StoreUnavailableError, match="Broken pipe"):
+        background.in_a_child(mount)
+    os.close(writable)
+    assert lab.mounts.gone()
+
+
+def test_a_recorded_start_that_is_ended_before_it_began_leaves_nothing(lab: Lab) -> None:
+    lab.interrupted("record", signal.SIGTERM)
+    assert lab.mounts.gone()
+    assert list((lab.mounts.runtime / "containers").iterdir()) == []
+
+
+def test_what_a_killed_recording_left_is_swept_by_the_next_container(lab: Lab) -> None:
+    child = lab.start("record")
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.kill()
+    lab.go.touch()
+    child.communicate(timeout=60)
+    assert lab.mounts.left()
+    child = lab.start("run")
+    assert child.communicate(timeout=60)[0] == "ready\n"
+    assert child.returncode == 0
+    assert lab.mounts.gone()
+    assert list((lab.mounts.runtime / "containers").iterdir()) == []
