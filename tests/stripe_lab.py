@@ -9,13 +9,15 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
 
 from bootseer.blocks.fetch import Fetcher
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.attempt import Attempt
+from bootseer.storage.base import NO_HINTS, Store, WriteHints, open_store
+from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.stripedfs.catting import stream
 from bootseer.stripedfs.opening import open_source
 
@@ -140,3 +142,28 @@ def everything_in(store: Path, name: str) -> Iterator[Path]:
 def opened(path: Path) -> Store:
     """The store at a local path."""
     return open_store(str(path))
+
+
+class Watched(LocalStore):
+    """Fault injection: `before(name)` is called before an object is written or read."""
+
+    def __init__(self, root: Path, before: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(str(root))
+        self.before = before
+        self.begun: list[str] = []
+
+    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
+        self.before(name)
+        self.begun.append(name.rpartition("/")[2])
+        return super().writer(name, hints)
+
+    def read_scatter(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        self.before(name)
+        super().read_scatter(name, offset, buffers, attempt, filled)

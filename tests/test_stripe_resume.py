@@ -1,16 +1,17 @@
-"""Puts and gets that were interrupted go on; what others still do is let alone."""
+"""Puts that were interrupted go on; what others still do is let alone."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from stripe_lab import (
     CHUNK,
+    Watched,
     leftovers,
     local_tree,
     make_tree,
@@ -21,46 +22,15 @@ from stripe_lab import (
     whole,
 )
 
-from bootseer.blocks.fetch import Fetcher, FetchSettings
 from bootseer.errors import BusyError, StoreUnavailableError
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import NO_HINTS, WriteHints
-from bootseer.storage.local import LocalStore, LocalWriter
-from bootseer.stripedfs import draft, stripes, transfer
+from bootseer.storage.local import LocalStore
+from bootseer.stripedfs import draft, stripes
 from bootseer.stripedfs.collecting import collect, remove
 from bootseer.stripedfs.draft import Draft
-from bootseer.stripedfs.getting import GetReport, get_found
-from bootseer.stripedfs.names import look
 from bootseer.stripedfs.putting import put_into
 from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.stream import StripedWriter
 
 ONE_BY_ONE = WriteSettings(chunk_bytes=CHUNK, width=4, jobs=1, keep_bytes=0)
-
-
-class _Watched(LocalStore):
-    """Fault injection: `before(name)` is called before an object is written or read."""
-
-    def __init__(self, root: Path, before: Callable[[str], None] = lambda _: None) -> None:
-        super().__init__(str(root))
-        self.before = before
-        self.begun: list[str] = []
-
-    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
-        self.before(name)
-        self.begun.append(name.rpartition("/")[2])
-        return super().writer(name, hints)
-
-    def read_scatter(
-        self,
-        name: str,
-        offset: int,
-        buffers: Sequence[memoryview],
-        attempt: Attempt,
-        filled: Callable[[int], None] | None = None,
-    ) -> None:
-        self.before(name)
-        super().read_scatter(name, offset, buffers, attempt, filled)
 
 
 def _gone_at(part: str) -> Callable[[str], None]:
@@ -80,14 +50,14 @@ def _interrupted(tmp_path: Path, part: str = "stripe-00002", size: int = 20 * CH
     source = tmp_path / "f"
     source.write_bytes(sample(size))
     with pytest.raises(StoreUnavailableError):
-        put_into(_Watched(tmp_path / "s", _gone_at(part)), "f", str(source), settings=ONE_BY_ONE)
+        put_into(Watched(tmp_path / "s", _gone_at(part)), "f", str(source), settings=ONE_BY_ONE)
     assert not (tmp_path / "s/f.stripes/CURRENT").exists()
     return source
 
 
 def test_a_put_goes_on_with_the_stripes_that_are_missing(tmp_path: Path) -> None:
     source = _interrupted(tmp_path)
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     report = put_into(store, "f", str(source), settings=ONE_BY_ONE)
     assert store.begun == ["stripe-00002", "stripe-00003"]
     assert report.kept_bytes == 10 * CHUNK + 5  # of 21 chunks in 4 stripes; the last has 5 bytes
@@ -97,7 +67,7 @@ def test_a_put_goes_on_with_the_stripes_that_are_missing(tmp_path: Path) -> None
 
 def test_a_put_begins_anew_when_told_to_or_when_it_must(tmp_path: Path) -> None:
     source = _interrupted(tmp_path)
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     put_into(store, "f", str(source), settings=ONE_BY_ONE, resume=False)
     assert len(store.begun) == 4
     source.write_bytes(sample(20 * CHUNK + 5, 7))  # another time, another content
@@ -114,7 +84,7 @@ def test_a_source_changed_behind_its_times_is_noticed(tmp_path: Path) -> None:
         file.seek(4 * CHUNK)  # chunk 4 lies in stripe 0, which is complete
         file.write(b"changed")
     os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     put_into(store, "f", str(source), settings=ONE_BY_ONE)
     assert store.begun == ["stripe-00000", "stripe-00002", "stripe-00003"]
     assert whole(tmp_path / "s", "f") == source.read_bytes()
@@ -125,7 +95,7 @@ def test_a_kept_stripe_must_be_there_with_its_length(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "s/f.stripes").iterdir()
     (folder / "stripe-00000").unlink()
     os.truncate(folder / "stripe-00001", 7)
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     put_into(store, "f", str(source), settings=ONE_BY_ONE)
     assert len(store.begun) == 4
     assert whole(tmp_path / "s", "f") == source.read_bytes()
@@ -136,7 +106,7 @@ def test_damaged_records_are_not_believed(tmp_path: Path, damage: bytes) -> None
     source = _interrupted(tmp_path)
     for record in tmp_path.glob("s/f.stripes/*/writing/stripe-*.json"):
         record.write_bytes(damage)
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     put_into(store, "f", str(source), settings=ONE_BY_ONE)
     assert len(store.begun) == 4
     assert whole(tmp_path / "s", "f") == source.read_bytes()
@@ -147,7 +117,7 @@ def test_a_directory_goes_on_too(tmp_path: Path) -> None:
     (source / "z.bin").write_bytes(sample(20 * CHUNK, 9))
     with pytest.raises(StoreUnavailableError):
         put_into(
-            _Watched(tmp_path / "s", _gone_at("z.bin/stripe-00002")),
+            Watched(tmp_path / "s", _gone_at("z.bin/stripe-00002")),
             "ck",
             str(source),
             settings=ONE_BY_ONE,
@@ -157,7 +127,7 @@ def test_a_directory_goes_on_too(tmp_path: Path) -> None:
     (source / "sub/exact/in").write_bytes(b"it")
     (source / "model.bin").write_bytes(b"small now")
     (source / "sub/deep/small.json").unlink()
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     report = put_into(store, "ck", str(source), settings=ONE_BY_ONE)
     assert report.kept_bytes == 10 * CHUNK + 3 * CHUNK - 1  # half of z.bin, and the odd one
     assert tree_of(tmp_path / "s", "ck") == local_tree(source)
@@ -186,7 +156,7 @@ def test_a_draft_of_another_machine_is_left_while_it_beats(
     source = _interrupted(tmp_path)
     (folder,) = (tmp_path / "s/f.stripes").iterdir()
     _held_elsewhere(folder, age_s=age_s)
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     put_into(store, "f", str(source), settings=ONE_BY_ONE)
     assert len(store.begun) == writes
     assert folder.exists() == (writes == 4)
@@ -202,13 +172,13 @@ def test_a_draft_that_is_being_written_is_left(tmp_path: Path) -> None:
             reached.set()
             go_on.wait(30)
 
-    slow = _Watched(tmp_path / "s", before)
+    slow = Watched(tmp_path / "s", before)
     first = threading.Thread(
         target=put_into, args=(slow, "f", str(source)), kwargs={"settings": ONE_BY_ONE}
     )
     first.start()
     reached.wait(30)
-    store = _Watched(tmp_path / "s")
+    store = Watched(tmp_path / "s")
     put_into(store, "f", str(source), settings=ONE_BY_ONE)
     assert len(store.begun) == 4
     assert [r.name for r in collect(store, "f", grace_s=0)] == []
@@ -245,121 +215,3 @@ def test_gc_takes_drafts_whose_writer_is_gone(tmp_path: Path) -> None:
     (gone,) = collect(store, "f", grace_s=0)
     assert gone.reason == "orphaned temporary"
     assert list((tmp_path / "s/f.stripes").iterdir()) == []
-
-
-# --- get ------------------------------------------------------------------------------------------
-
-QUICK = FetchSettings(tries=1, backoff_s=0.001)
-
-
-@pytest.fixture
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "MIN_BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr(transfer, "MAX_BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr("bootseer.stripedfs.landing.SAVE_S", 0.0)
-
-
-def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
-    with Fetcher(QUICK) as fetcher:
-        return get_found(store, look(store, name), str(to), fetcher, **more)
-
-
-def _stored(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:
-    data = sample(size, 3)
-    with StripedWriter(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
-        out.write(data)
-    (tmp_path / "s/plain").write_bytes(data)
-    return data
-
-
-def _cut_off(store: Path, after: int) -> _Watched:
-    left = [after]
-
-    def before(name: str) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise StoreUnavailableError("the server went away")
-
-    return _Watched(store, before)
-
-
-@pytest.mark.usefixtures("_small_batches")
-@pytest.mark.parametrize("name", ["f", "plain"])
-def test_a_get_goes_on_where_it_was_cut(tmp_path: Path, name: str) -> None:
-    data = _stored(tmp_path, 6 << 20)
-    to = tmp_path / "out"
-    with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 3 if name == "plain" else 12), name, to)
-    assert not to.exists()
-    report = _get(LocalStore(str(tmp_path / "s")), name, to)
-    assert to.read_bytes() == data
-    assert 0 < report.kept_bytes < len(data)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "s"]
-
-
-@pytest.mark.usefixtures("_small_batches")
-def test_what_a_get_kept_is_verified(tmp_path: Path) -> None:
-    data = _stored(tmp_path, 6 << 20)
-    with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 12), "f", tmp_path / "out")
-    part = tmp_path / ".out.bootseer-part"
-    with open(part, "r+b") as file:
-        for place in range(0, len(data), 8 * CHUNK):
-            file.seek(place)
-            file.write(b"rot")
-    report = _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == data
-    assert report.kept_bytes < len(data)
-
-
-@pytest.mark.usefixtures("_small_batches")
-@pytest.mark.parametrize("how", ["told", "replaced", "torn", "rebooted"])
-def test_a_get_begins_anew_when_it_must(tmp_path: Path, how: str) -> None:
-    data = _stored(tmp_path, 4 << 20)
-    with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 8), "f", tmp_path / "out")
-    note = tmp_path / ".out.bootseer-get"
-    match how:
-        case "replaced":
-            data = _stored(tmp_path, (4 << 20) + 1)
-        case "torn":
-            note.write_bytes(note.read_bytes()[:-30])
-        case "rebooted":
-            body = json.loads(note.read_bytes())
-            note.write_text(json.dumps({**body, "boot": "another"}))
-    report = _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out", resume=how != "told")
-    assert report.kept_bytes == 0
-    assert (tmp_path / "out").read_bytes() == data
-
-
-@pytest.mark.usefixtures("_small_batches")
-def test_a_directory_get_goes_on(tmp_path: Path) -> None:
-    source = make_tree(tmp_path / "src")
-    (source / "z.bin").write_bytes(sample(1500 * CHUNK, 9))
-    put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
-    # Two batches of at most 14 and 4 requests are under way at once: one has ended by the 22nd.
-    with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 22), "ck", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    report = _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
-    assert report.kept_bytes > 0
-    assert local_tree(tmp_path / "out") == local_tree(source)
-
-
-def test_of_two_gets_to_one_place_the_second_waits_its_turn(tmp_path: Path) -> None:
-    data = _stored(tmp_path)
-    reached, go_on = threading.Event(), threading.Event()
-
-    def before(name: str) -> None:
-        reached.set()
-        go_on.wait(30)
-
-    slow = _Watched(tmp_path / "s", before)
-    first = threading.Thread(target=_get, args=(slow, "f", tmp_path / "out"))
-    first.start()
-    reached.wait(30)
-    with pytest.raises(BusyError, match="another get"):
-        _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
-    go_on.set()
-    first.join()
-    assert (tmp_path / "out").read_bytes() == data

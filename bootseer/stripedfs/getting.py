@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from bootseer.errors import CorruptDataError, NoSpaceError, UsageError, from_os_error
 from bootseer.storage.base import Store
 from bootseer.stripedfs import transfer
-from bootseer.stripedfs.landing import Landing
+from bootseer.stripedfs.fields import digest_of
+from bootseer.stripedfs.landing import Arrived, Landing
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.names import Found, rooted, source_of
 from bootseer.stripedfs.opening import Tree
 from bootseer.stripedfs.settings import SILENT, Progress
-from bootseer.stripedfs.source import FileSource, PlainSource
+from bootseer.stripedfs.source import DigestedSource, FileSource
 from bootseer.stripedfs.stripes import Pool
 
 if TYPE_CHECKING:
@@ -75,11 +76,11 @@ def get_found(
     """`get` of what was found in a store that is open already."""
     opened = _opened(store, found)
     destination = os.path.abspath(destination)
-    is_folder = isinstance(opened, Tree)
-    if not is_folder and os.path.isdir(destination):
+    if not isinstance(opened, Tree) and os.path.isdir(destination):
         destination = f"{destination}/{found.name.rpartition('/')[2]}"
     key = _tree_key(opened) if isinstance(opened, Tree) else opened.key
-    with Landing(destination, key, is_folder=is_folder, resume=resume and bool(key)) as landing:
+    size_bytes = None if isinstance(opened, Tree) else opened.size_bytes
+    with Landing(destination, key, size_bytes=size_bytes, resume=resume and bool(key)) as landing:
         run = _Run(landing, fetcher, progress)
         try:
             report = run.tree(opened) if isinstance(opened, Tree) else run.file(opened)
@@ -121,7 +122,6 @@ class _Run:
         """Fetch a single file."""
         self._landing.check_room(source.size_bytes)
         self._progress.expect(source.size_bytes)
-        self._make(self._landing.path(""), source.size_bytes)
         self._fetch(iter([("", source)]), source)
         _sync(self._landing.path(""))
         return GetReport(self._landing.destination, 1, source.size_bytes, self._kept_bytes)
@@ -151,7 +151,7 @@ class _Run:
 
     def _sources(self, tree: Tree, files: list[TreeFile]) -> Iterator[tuple[str, FileSource]]:
         for entry in files:
-            self._make(self._landing.path(entry.path), entry.size_bytes)
+            self._landing.make(entry.path, entry.size_bytes)
             yield entry.path, tree.source(entry)
 
     def _fetch(
@@ -164,18 +164,6 @@ class _Run:
         assert place is not None
         transfer.run(files, self._land, limit_bytes=transfer.batch_bytes(place))
 
-    def _make(self, path: str, size_bytes: int) -> None:
-        """Make a file of its final length, or take the one an earlier get left."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(path, flags, 0o644)
-            try:
-                os.ftruncate(fd, size_bytes)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise from_os_error(error, f"write {path}") from error
-
     def _land(self, batch: transfer.Batch, memory: list[memoryview], pool: Pool) -> None:
         """Fetch what is missing of a batch and write it to the files."""
         pool.check()
@@ -183,23 +171,30 @@ class _Run:
             pair for pair in zip(batch, memory, strict=True) if not self._is_there(*pair, pool)
         ]
         transfer.fetch(self._fetcher, missing)
+        arrived = []
         for segment, view in missing:
             _written(self._landing.path(segment.path), segment.offset, view)
+            digest = "" if isinstance(segment.source, DigestedSource) else digest_of(view).hex()
+            end = segment.offset + segment.length
+            arrived.append((segment.path, Arrived(segment.offset, end, digest)))
             self._progress.advance(segment.length)
-        self._landing.note([(s.path, s.offset, s.length) for s, _ in missing])
+        self._landing.note(arrived)
 
     def _is_there(self, segment: transfer.Segment, view: memoryview, pool: Pool) -> bool:
         """Whether an earlier get wrote these bytes and they are still right."""
-        if not self._landing.arrived(segment.path, segment.offset, segment.length):
+        noted = self._landing.arrived(segment.path, segment.offset, segment.length)
+        if noted is None:
             return False
         source = segment.source
         try:
             _read(self._landing.path(segment.path), segment.offset, view)
-            if not isinstance(source, PlainSource):  # it has no digests: its note is believed
+            if isinstance(source, DigestedSource):
                 for start in range(0, segment.length, source.block_bytes):
                     pool.check()
                     piece = view[start : start + source.block_bytes]
                     source.open_block((segment.offset + start) // source.block_bytes, piece, piece)
+            elif digest_of(view).hex() != noted:
+                return False
         except (CorruptDataError, OSError):
             return False
         with self._lock:

@@ -1,7 +1,8 @@
 """Where `get` writes: temporary names beside the destination, and a note of what has arrived.
 
 Beside `DST` lie `.DST.bootseer-part` (a file or a folder) and `.DST.bootseer-get` (the note,
-locked while a get is under way). Only the last step gives the destination its name.
+locked while a get is under way). Only the last step gives the destination its name. The note is
+of use only for the very file or folder that it was written for, at its full size.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from bootseer.atomic import sync_folder
 from bootseer.contexts import Closing
@@ -20,20 +22,31 @@ from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
 
 SAVE_S = 1.0
 NOTE_LIMIT_BYTES = 256 << 20
-Ranges = list[tuple[int, int]]
+
+
+class Arrived(NamedTuple):
+    """Bytes `[start, end)` of a file that were written; `digest` where nothing else checks them."""
+
+    start: int
+    end: int
+    digest: str = ""
 
 
 class Landing(Closing):
     """One destination being filled; a context manager that closes, and removes when it is told to.
 
-    Raises BusyError when another get fills the same destination.
+    Raises BusyError when another get fills the same destination, UsageError for one that cannot
+    be filled.
     """
 
-    def __init__(self, destination: str, key: str, *, is_folder: bool, resume: bool) -> None:
+    def __init__(self, destination: str, key: str, *, size_bytes: int | None, resume: bool) -> None:
+        """`size_bytes` is a single file's; None means a folder."""
         self.destination = destination
+        is_folder = size_bytes is None
         folder, base = os.path.split(destination)
         if not base or not os.path.isdir(folder):
             raise UsageError(f"{destination} lies in no folder that is there; make it first")
+        _check_kind(destination)
         if is_folder and os.path.lexists(destination) and _is_full(destination):
             raise UsageError(f"{destination} is there already; remove it, or name another place")
         if not is_folder and os.path.isdir(destination):
@@ -46,11 +59,16 @@ class Landing(Closing):
         self._head: dict[str, Any] = {"key": key, "boot": _boot_id()}
         self._fd = self._locked()
         try:
-            self._done: dict[str, Ranges] = self._earlier(key) if resume else {}
-            if not self._done:
+            self._done: dict[str, list[Arrived]] = self._earlier(key) if resume else {}
+            if self._done:
+                _unlock(self.part)
+            else:
                 _remove(self.part)
             if is_folder:
                 os.makedirs(self.part, mode=0o700, exist_ok=True)
+            else:
+                self.make("", size_bytes or 0)
+            self._head["part"] = _identity(self.part)
             self.save()
         except OSError as error:
             self.close()
@@ -63,16 +81,38 @@ class Landing(Closing):
         """Where a file of the checkpoint is being written; "" is the single file."""
         return f"{self.part}/{inside}" if inside else self.part
 
-    def arrived(self, inside: str, offset: int, length: int) -> bool:
-        """Whether an earlier get says that these bytes are there."""
-        done = self._done.get(inside, ())
-        return any(start <= offset and offset + length <= end for start, end in done)
+    def make(self, inside: str, size_bytes: int) -> None:
+        """Make a file of its final length, or take the one an earlier get left."""
+        path = self.path(inside)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(path, flags, 0o644)
+            try:
+                os.ftruncate(fd, size_bytes)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise from_os_error(error, f"write {path}") from error
 
-    def note(self, arrived: list[tuple[str, int, int]]) -> None:
+    def arrived(self, inside: str, offset: int, length: int) -> str | None:
+        """The digest noted with these bytes, "" where there is none; None: they never came.
+
+        That they are still there must be checked, by the digest or otherwise.
+        """
+        end = offset + length
+        with self._lock:
+            ranges = tuple(self._done.get(inside, ()))
+        for found in ranges:
+            is_whole = (found.start, found.end) == (offset, end)
+            if is_whole or (not found.digest and found.start <= offset and end <= found.end):
+                return found.digest
+        return None
+
+    def note(self, arrived: list[tuple[str, Arrived]]) -> None:
         """Remember what has been written; saved now and then."""
         with self._lock:
-            for inside, offset, length in arrived:
-                _add(self._done.setdefault(inside, []), offset, offset + length)
+            for inside, found in arrived:
+                _add(self._done.setdefault(inside, []), found)
             if time.monotonic() - self._saved_s < SAVE_S:
                 return
             self._saved_s = time.monotonic()
@@ -88,7 +128,7 @@ class Landing(Closing):
         """Raise NoSpaceError before anything is fetched that cannot be kept."""
         found = os.statvfs(os.path.dirname(self.part))
         have = found.f_bavail * found.f_frsize
-        here = sum(end - start for ranges in self._done.values() for start, end in ranges)
+        here = sum(found.end - found.start for ranges in self._done.values() for found in ranges)
         if wanted_bytes - here > have:
             raise NoSpaceError(
                 f"{self.destination} needs {wanted_bytes - here} bytes and its file system has "
@@ -136,16 +176,19 @@ class Landing(Closing):
         except OSError as error:
             raise from_os_error(error, f"write {self._note}") from error
 
-    def _earlier(self, key: str) -> dict[str, Ranges]:
+    def _earlier(self, key: str) -> dict[str, list[Arrived]]:
         """What an earlier get of the same bytes left; {} when it is of no use."""
         try:
             size = os.fstat(self._fd).st_size
             note = json.loads(os.pread(self._fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
             if note.get("key") != key or not key or note.get("boot") != _boot_id():
                 return {}
+            part = _identity(self.part)
+            if not part or note.get("part") != part:
+                return {}
             return {
-                inside: [(int(start), int(end)) for start, end in ranges]
-                for inside, ranges in note["done"].items()
+                inside: [Arrived(int(start), int(end), str(digest)) for start, end, digest in all_]
+                for inside, all_ in note["done"].items()
             }
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {}
@@ -162,15 +205,46 @@ class Landing(Closing):
             raise from_os_error(error, f"write {self._note}") from error
 
 
-def _add(ranges: Ranges, start: int, end: int) -> None:
-    """Add `[start, end)` to sorted ranges, joining those that touch."""
-    merged: Ranges = []
-    for low, high in sorted([*ranges, (start, end)]):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+def _add(ranges: list[Arrived], new: Arrived) -> None:
+    """Add to sorted ranges, joining those that touch; one with a digest stays as it is."""
+    if new.digest:
+        ranges[:] = [r for r in ranges if r.end <= new.start or new.end <= r.start]
+    merged: list[Arrived] = []
+    for found in sorted([*ranges, new]):
+        last = merged[-1] if merged else None
+        if last and found.start <= last.end and not (found.digest or last.digest):
+            merged[-1] = Arrived(last.start, max(found.end, last.end))
         else:
-            merged.append((low, high))
+            merged.append(found)
     ranges[:] = merged
+
+
+def _identity(path: str) -> list[int]:
+    """Tells one part from another of its name; [] where nothing of use is there."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return []
+    if stat.S_ISDIR(found.st_mode):
+        return [found.st_dev, found.st_ino]
+    if stat.S_ISREG(found.st_mode):
+        return [found.st_dev, found.st_ino, found.st_size]
+    return []
+
+
+def _check_kind(path: str) -> None:
+    """Raise UsageError for what a rename must not replace: a device, a pipe, a socket."""
+    try:
+        kind = os.stat(path).st_mode
+    except OSError:
+        return  # nothing is there, or a link that leads nowhere
+    # /dev/stdout leads to an ordinary file where the shell sends it to one.
+    is_stream = os.path.islink(path) and os.readlink(path).startswith("/proc/")
+    if is_stream or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise UsageError(
+            f"{path} is no ordinary file, and a get would replace it; name a file, or write to "
+            "standard output by `bootseer stripe cat`"
+        )
 
 
 def _boot_id() -> str:
@@ -193,9 +267,22 @@ def _is_full(path: str) -> bool:
 
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
+        _unlock(path)
         shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
+
+
+def _unlock(path: str) -> None:
+    """Make a part its owner's to write: an earlier get may have set the checkpoint's modes."""
+    found = os.lstat(path)
+    is_folder = stat.S_ISDIR(found.st_mode)
+    wanted = 0o700 if is_folder else 0o600
+    if not stat.S_ISLNK(found.st_mode) and found.st_mode & wanted != wanted:
+        os.chmod(path, stat.S_IMODE(found.st_mode) | wanted)
+    if is_folder:
+        for inside in os.listdir(path):
+            _unlock(f"{path}/{inside}")
 
 
 def _same(fd: int, path: str) -> bool:
