@@ -36,6 +36,10 @@ class Counted(WrappedStore):
         super().__init__(store_of(root))
         self.asked: Counter[str] = Counter()
 
+    def places(self, name: str) -> list[Placed]:
+        self.asked["places"] += 1
+        return self.inner.places(name)
+
     def list(self, folder: str) -> Iterator[Stat]:
         self.asked["list"] += 1
         return self.inner.list(folder)
@@ -51,10 +55,6 @@ class Counted(WrappedStore):
     def stat(self, name: str) -> Stat:
         self.asked["stat"] += 1
         return self.inner.stat(name)
-
-    def places(self, name: str) -> list[Placed]:
-        self.asked["places"] += 1
-        return self.inner.places(name)
 
 
 def test_a_long_listing_opens_no_file(tmp_path: Path, fetcher: Fetcher) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stripe_lab import CHUNK, leftovers, opened, sample, whole
@@ -70,7 +71,7 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
             raise told.pop()
 
     monkeypatch.setattr(stripes.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
-    monkeypatch.setattr(stripes.time, "sleep", paused.append)
+    monkeypatch.setattr(stripes, "time", SimpleNamespace(sleep=paused.append))
     (tmp_path / "d").mkdir()
     (tmp_path / "d/small").write_bytes(b"small")
     (tmp_path / "d/large").write_bytes(sample(CHUNK * 2))
