@@ -7,18 +7,22 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from block_sources import FileSource, block_of, make_source
+from block_sources import FileSource, block_of, make_source, some_bytes
+from fuse_mounts import in_time
+from stripe_faces import wait_until
 
+from bootseer.blocks import engine, landing
 from bootseer.blocks.board import Board, Want
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.engine import Engine
 from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
 from bootseer.blocks.plan import Piece
 from bootseer.blocks.shelf import KEPT_OBJECTS
-from bootseer.blocks.state import Block, Group, Job
+from bootseer.blocks.state import Block, Copy, Group, Job
 from bootseer.storage.attempt import Attempt
 
 BLOCK = 4096
@@ -54,6 +58,70 @@ def test_forgetting_one_file_leaves_the_others_of_its_store_readable(tmp_path: P
         fetcher.forget(one)
         read(fetcher, other)
         read(fetcher, one)
+
+
+@pytest.mark.parametrize("size", [100, BLOCK, 50 << 10])
+def test_misuse_is_told_before_anything_is_fetched(tmp_path: Path, size: int):
+    source = make_source(tmp_path, 100 << 10)
+    with Fetcher(SMALL) as fetcher:
+        with pytest.raises(TypeError, match="read-only"):
+            in_time(lambda: fetcher.read_into(source, 0, memoryview(bytes(size))))
+        with pytest.raises(TypeError, match="integer"):
+            in_time(lambda: fetcher.read_many([(source, 1.5, memoryview(bytearray(size)))]))
+        with pytest.raises(TypeError, match="integer"):
+            in_time(lambda: fetcher.read_into(source, 1.5, memoryview(bytearray(size))))
+        assert fetcher.stats.total().requests == 0
+        buffer = bytearray(size)
+        in_time(lambda: fetcher.read_into(source, 0, buffer))
+        assert buffer == some_bytes(100 << 10)[:size]
+
+
+def test_a_copy_that_fails_ends_its_reader_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Fault injection: memory of a reader that cannot be copied to when its block arrives."""
+    source = make_source(tmp_path, 2 * BLOCK)
+    begun, go_on = threading.Event(), threading.Event()
+    real_open = source.open_block
+
+    def open_block(index: int, stored: memoryview, raw: memoryview) -> None:
+        begun.set()
+        go_on.wait(60)
+        real_open(index, stored, raw)
+
+    def copy_from(block: Block, copies: Sequence[Copy]) -> None:
+        if any(len(item.target) == 13 for item in copies):
+            raise ValueError("no such memory (injected)")
+        landing.copy_from(block, copies)
+
+    monkeypatch.setattr(source, "open_block", open_block)
+    monkeypatch.setattr(engine, "copy_from", copy_from)
+    outcomes: dict[int, object] = {}
+
+    def read_some(fetcher: Fetcher, size: int) -> None:
+        buffer = bytearray(size)
+        try:
+            fetcher.read_into(source, 5, memoryview(buffer))
+            outcomes[size] = bytes(buffer)
+        except ValueError as error:
+            outcomes[size] = str(error)
+
+    with Fetcher(SMALL) as fetcher:
+        readers = [
+            threading.Thread(target=read_some, args=(fetcher, size), daemon=True)
+            for size in (13, 17)
+        ]
+        for reader in readers:
+            reader.start()
+        assert begun.wait(60)
+        (found,) = fetcher._engine.board.objects.values()
+        block = found.blocks[0]
+        wait_until(lambda: len(block.waiters) == 2)
+        go_on.set()
+        for reader in readers:
+            reader.join(30)
+        assert outcomes == {13: "no such memory (injected)", 17: some_bytes(2 * BLOCK)[5:22]}
+        assert block.pins == 0
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -6,12 +6,14 @@ import io
 import multiprocessing
 import os
 import pickle
+import random
 import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fuse_mounts import in_time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stripe_faces import CHUNK, content, put_bytes, store_of
@@ -112,6 +114,45 @@ def test_a_closed_file_refuses(url: str) -> None:
     for call in (file.read, file.tell, lambda: file.seek(0), lambda: file.read_at(0, bytearray(1))):
         with pytest.raises(ValueError, match="closed"):
             call()
+    ended = stripedfs.open(url)
+    ended.seek(SIZE)
+    ended.close()
+    for call in (ended.read, ended.readall, ended.peek, lambda: ended.readinto(bytearray(1))):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("size", [1, 40 << 10, 3 * CHUNK])
+@pytest.mark.parametrize("cold", [True, False])
+def test_memory_that_may_not_be_written_to_is_refused(
+    file: StripedFile, size: int, cold: bool
+) -> None:
+    if not cold:
+        file.read()
+        file.seek(0)
+    never = bytes(size)
+    for call in (lambda: file.readinto(never), lambda: file.read_at(0, memoryview(never))):
+        with pytest.raises(TypeError, match="read-only"):
+            in_time(call)
+    assert never == bytes(size)
+    assert in_time(lambda: file.read(size)) == content(SIZE)[:size]
+
+
+@pytest.mark.parametrize("name", ["ckpt", "plain"])
+def test_an_offset_is_a_whole_number(url: str, tmp_path: Path, name: str) -> None:
+    (tmp_path / "store" / "plain").write_bytes(content(SIZE))
+    with stripedfs.open(tmp_path / "store" / name) as file:
+        buffer = bytearray(100)
+        for call in (
+            lambda: file.read_at(1.5, buffer),  # type: ignore[arg-type]
+            lambda: file.seek(1.5),  # type: ignore[arg-type]
+            lambda: file.read(1.5),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(TypeError, match="integer"):
+                in_time(call)
+        assert file.tell() == 0
+        assert in_time(lambda: file.read_at(7, buffer)) == 100
+        assert buffer == content(SIZE)[7:107]
 
 
 def test_credentials_of_a_url_are_in_no_text_of_it(tmp_path: Path) -> None:
@@ -156,6 +197,12 @@ def test_a_tree_is_opened_by_its_files(tmp_path: Path) -> None:
     for name in ("loop", "a", "a/y"):
         with pytest.raises(NotFoundError):
             tree.file(name)
+
+
+def test_a_seeded_program_gets_its_own_random_numbers(file: StripedFile) -> None:
+    before = random.getstate()
+    assert len(file.read()) == SIZE
+    assert random.getstate() == before
 
 
 def test_threads_read_at_their_own_places(file: StripedFile) -> None:

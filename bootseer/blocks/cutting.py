@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from bootseer.blocks.board import Want
 from bootseer.blocks.source import BlockSource, block_length, memory_key
 from bootseer.blocks.state import Block, Copy
 from bootseer.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 Range = tuple[BlockSource, int, memoryview]
 """A source, an offset in bytes, and the memory that the bytes from there on shall fill."""
@@ -17,10 +22,11 @@ def wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, 
     """Cut ranges at block borders: the bytes of each range, and what is wanted of each source."""
     counts: list[int] = []
     copies: dict[str | int, tuple[BlockSource, dict[int, list[Copy]]]] = {}
-    for source, offset, buffer in jobs:
+    for source, given, buffer in jobs:
+        offset = operator.index(given)
         if offset < 0:
             raise UsageError(f"a read cannot begin at byte {offset}; offsets start at 0")
-        view = memoryview(buffer).cast("B")
+        view = writable(buffer)
         length = max(0, min(len(view), source.size_bytes - offset))
         counts.append(length)
         by_index = copies.setdefault(memory_key(source), (source, {}))[1]
@@ -30,6 +36,14 @@ def wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, 
     for source, by_index in copies.values():
         wants.append((source, list(_wants(source, by_index))))
     return counts, wants
+
+
+def writable(buffer: WriteableBuffer) -> memoryview:
+    """The bytes of a reader's memory. Raises TypeError for memory that cannot be written to."""
+    view = memoryview(buffer).cast("B")
+    if view.readonly:
+        raise TypeError("a read needs memory to write to, such as a bytearray; this is read-only")
+    return view
 
 
 def _cut(view: memoryview, offset: int, block_bytes: int) -> Iterable[tuple[int, Copy]]:

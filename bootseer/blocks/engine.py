@@ -319,9 +319,15 @@ class Engine:
                 break
             copy(settled.fill.view[: block.length], raw)
         if settled.copies:
-            for _, copies in settled.copies:
-                copy_from(block, copies)
+            failed: list[tuple[Group, Exception]] = []
+            for group, copies in settled.copies:
+                try:
+                    copy_from(block, copies)
+                except Exception as error:  # of that reader's memory: it is told, others go on
+                    failed.append((group, error))
             with self.lock:
+                for group, cause in failed:
+                    self.board.fail_group(group, cause)
                 self.board.copied(block, settled.copies)
                 more = self.effects()
             self.act(more)

@@ -48,6 +48,7 @@ one that was inherited raises UsageError.
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -56,7 +57,7 @@ from types import TracebackType
 
 from bootseer.blocks.board import Want
 from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cutting import Range, views_of, wants_of
+from bootseer.blocks.cutting import Range, views_of, wants_of, writable
 from bootseer.blocks.engine import Engine
 from bootseer.blocks.handles import Held, Ticket
 from bootseer.blocks.pool import SMALL_COPY_BYTES
@@ -111,10 +112,10 @@ class Fetcher:
 
         Fewer only at the end of the object. Any size: whole blocks land in `buffer` itself.
         Raises the last error of a block that failed, CorruptDataError when no replica's bytes
-        were right, and DeadlineError after `deadline_s` (default: the settings'). After an error
-        the contents of `buffer` are undefined.
+        were right, DeadlineError after `deadline_s` (default: the settings'), and TypeError for
+        read-only memory. After an error the contents of `buffer` are undefined.
         """
-        view = memoryview(buffer).cast("B")
+        view, offset = writable(buffer), operator.index(offset)
         if len(view) <= SMALL_COPY_BYTES and self._read_ready(source, offset, view):
             return len(view)
         return self.read_many([(source, offset, view)], priority=priority, deadline_s=deadline_s)[0]

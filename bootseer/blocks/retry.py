@@ -9,6 +9,8 @@ from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 
 AT_ONCE = 0.0
+CHANCE = random.SystemRandom()
+"""Programs that seed `random` get their own numbers undisturbed, and forks do not share ours."""
 
 
 def backoff_s(failures: int, settings: FetchSettings, chance: float) -> float:
@@ -46,7 +48,7 @@ def next_try_s(
     if set(replicas) - avoid:
         return AT_ONCE
     asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
-    chance = random.random() if chance is None else chance
+    chance = CHANCE.random() if chance is None else chance
     return max(asked_s, backoff_s(tries, settings, chance))
 
 

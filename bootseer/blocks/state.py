@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bootseer.blocks.plan import Piece
 from bootseer.blocks.pool import Slot
+from bootseer.blocks.retry import CHANCE
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 from bootseer.storage.attempt import Attempt
@@ -281,7 +281,7 @@ class Flight:
         self.errors: dict[int, BaseException] = {}
         self.landed = 0
         self.replicas: tuple[str, ...] = ()
-        self.chance = random.random()  # one for all its blocks, so that they stay together
+        self.chance = CHANCE.random()  # one for all its blocks, so that they stay together
         self.began_s = 0.0
         self.progress_s = 0.0
         self.progress_bytes = 0

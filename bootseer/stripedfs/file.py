@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import io
+import operator
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -85,9 +86,10 @@ class StripedFile(io.RawIOBase):
 
     def read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         """Fill `buffer` from `offset` on; returns its bytes, fewer only at the end of the file."""
-        view = memoryview(buffer).cast("B")
+        from bootseer.blocks.cutting import writable
         from bootseer.blocks.settings import Priority
 
+        view, offset = writable(buffer), operator.index(offset)
         source, fetcher, ahead = self._ready()
         wanted = min(len(view), source.size_bytes - offset)
         if offset < 0:
@@ -109,8 +111,10 @@ class StripedFile(io.RawIOBase):
         return done
 
     def read(self, size: int | None = -1, /) -> bytes:
+        self._check()
         left = max(0, self.size - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
+        size = -1 if size is None else operator.index(size)
+        wanted = left if size < 0 else min(size, left)
         data = bytes_filled(wanted, lambda view: self.read_at(self._position, view))
         self._position += len(data)
         return data
@@ -124,11 +128,13 @@ class StripedFile(io.RawIOBase):
 
     def peek(self, size: int = 0, /) -> bytes:
         """Some bytes from here on without moving; this makes reading by lines quick."""
+        self._check()
         length = max(0, min(PEEK_BYTES, self.size - self._position))
         return bytes_filled(length, lambda view: self.read_at(self._position, view))
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         self._check()
+        offset = operator.index(offset)
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}.get(whence)
         if base is None:
             raise ValueError(f"whence is {whence}, not 0, 1 or 2")
@@ -207,9 +213,9 @@ class _Reopen:
 
 
 def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know
-    url: str, *, options: StoreOptions = DEFAULTS, fetcher: Fetcher | None = None
+    url: str | os.PathLike[str], *, options: StoreOptions = DEFAULTS, fetcher: Fetcher | None = None
 ) -> StripedFile:
-    """Open a file for reading, by the URL of a striped checkpoint or of any plain object.
+    """Open a file for reading, by the URL or path of a striped checkpoint or any plain object.
 
     `…/ckpt.pt` and `…/ckpt.pt.stripes` name the same striped file; `…/ckpt/rank0.pt` may lie in
     the directory checkpoint `…/ckpt`. Raises NotFoundError, AccessDeniedError, CorruptDataError
@@ -218,16 +224,17 @@ def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know
     """
     from bootseer.storage.urls import safe_url
 
+    url = os.fspath(url)
     reopen = _Reopen(url, options)
     return StripedFile(reopen(), fetcher=fetcher, reopen=reopen, name=safe_url(url), own_store=True)
 
 
-def open_tree(url: str, *, options: StoreOptions = DEFAULTS) -> Tree:
+def open_tree(url: str | os.PathLike[str], *, options: StoreOptions = DEFAULTS) -> Tree:
     """Open a directory checkpoint: `.manifest` lists it, `.source(entry)` opens a file of it.
 
     Raises as `open`; UsageError when the URL names a file.
     """
-    store, name = open_object(url, options)
+    store, name = open_object(os.fspath(url), options)
     opened = open_entry(store, name)
     if not isinstance(opened, Tree):
         raise UsageError(f"{name} in {store.url} is a file, not a directory checkpoint")
@@ -277,10 +284,12 @@ def _copied(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview)
     if held is None:
         return 0
     done = 0
-    for part in held.views:
-        copy(view[done : done + len(part)], part)
-        done += len(part)
-    held.release()
+    try:
+        for part in held.views:
+            copy(view[done : done + len(part)], part)
+            done += len(part)
+    finally:
+        held.release()
     return done
 
 
