@@ -115,6 +115,53 @@ def test_what_cannot_be_mounted_is_said_in_one_line(
     assert find_mount(str(directory)) is None
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["store", "store"], "would hide the store"),
+        (["file://{}/store", "link"], "would hide the store"),
+        (["store/ckpt.pt", "store/ckpt.pt.stripes"], "would hide the store"),
+        (["store/plain", "store"], "would hide the store"),
+        (["store", "."], "would hide the store"),
+        (["mnt/far/ckpt.pt", "mnt"], "would hide the store"),
+        (["link/ckpt.pt", "."], "would hide the store"),
+        (["--cache", "mnt", "store", "mnt"], "would hide the cache"),
+        (["--cache", "mnt/deep/cache", "store", "mnt"], "would hide the cache"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--foreground"]])
+def test_a_mount_over_what_its_server_reads_is_refused(
+    root: Path, directory: Path, words: list[str], said: str, more: list[str]
+) -> None:
+    (root.parent / "link").symlink_to("store")
+    (directory / "far").symlink_to("../store")
+    words = [word.format(root.parent) for word in words]
+    try:
+        done = stripe("mount", *more, *words, cwd=root.parent)
+    finally:
+        for place in (root, root / "ckpt.pt.stripes", root.parent):
+            end_mount(place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.stderr.count("\n"), done.stderr.count(said)) == (1, 1)
+    assert (root / "plain").read_bytes() == content(SIZE, 1)
+
+
+def test_a_link_to_the_directory_is_the_directory(root: Path, directory: Path) -> None:
+    link, chain = root.parent / "link", root.parent / "chain"
+    link.symlink_to("mnt")
+    chain.symlink_to("./link/")
+    assert stripe("mount", root, chain).returncode == 0
+    found = find_mount(str(link))
+    assert found is not None
+    assert found.target == str(directory)
+    for name in (directory, link, chain):
+        done = stripe("mount", root, name)
+        assert done.returncode == 9, done.stderr
+    done = stripe("umount", link)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert find_mount(str(directory)) is None
+
+
 def test_a_damaged_checkpoint_is_refused_before_it_is_mounted(root: Path, directory: Path) -> None:
     next((root / "ckpt.pt.stripes").glob("v-*/stripe-00001")).unlink()
     done = stripe("mount", root / "ckpt.pt", directory)
@@ -131,7 +178,9 @@ def test_a_second_mount_is_refused(root: Path, directory: Path) -> None:
     assert in_time(lambda: (directory / "plain").read_bytes()) == content(SIZE, 1)
 
 
-def test_a_stale_mount_of_a_crash_is_replaced(root: Path, directory: Path) -> None:
+@pytest.mark.parametrize("name", ["mnt", "link"])
+def test_a_stale_mount_of_a_crash_is_replaced(root: Path, directory: Path, name: str) -> None:
+    (root.parent / "link").symlink_to("mnt")
     assert stripe("mount", root, directory).returncode == 0
     for pid in servers_of(directory):  # the supervisor first, so that nobody tidies up
         os.kill(pid, signal.SIGSTOP)
@@ -139,9 +188,11 @@ def test_a_stale_mount_of_a_crash_is_replaced(root: Path, directory: Path) -> No
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not servers_of(directory))
     assert refusal(lambda: os.listdir(directory)) in (errno.ENOTCONN, errno.ECONNABORTED)
-    done = stripe("mount", root, directory)
+    done = stripe("mount", root, root.parent / name)
     assert done.returncode == 0, done.stderr
     assert in_time(lambda: (directory / "plain").read_bytes()) == content(SIZE, 1)
+    assert stripe("umount", root.parent / name).returncode == 0
+    assert find_mount(str(directory)) is None
 
 
 def test_a_busy_mount_says_who_and_goes_lazily(root: Path, directory: Path) -> None:

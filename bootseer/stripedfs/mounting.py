@@ -12,7 +12,7 @@ import dataclasses
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bootseer.errors import (
     BootseerError,
@@ -23,12 +23,13 @@ from bootseer.errors import (
 )
 from bootseer.fuse import background
 from bootseer.fuse.background import Log, in_a_child, users_of
-from bootseer.fuse.mounts import KIND, find_mount, unmount
+from bootseer.fuse.mounts import KIND, absolute, find_mount, is_passed, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
 from bootseer.storage.base import Store, open_object
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.mountsettings import MountSettings
+from bootseer.stripedfs.versions import SUFFIX
 
 START_LIMIT_S = 180.0
 
@@ -59,6 +60,7 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     """
     if settings.writable and settings.backend != "own":
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
+    _check_place(settings)
     in_a_child(lambda: _check(settings))
     log = Log(settings.log_file)
     process = _process(settings.for_pid)
@@ -176,6 +178,46 @@ def _store(settings: MountSettings) -> tuple[Store, str]:
     return store, found.name
 
 
+def _check_place(settings: MountSettings) -> None:
+    """Refuse a place where the mount would lie over what its own server reads.
+
+    The server would wait for itself, for ever.
+    """
+    if is_passed(settings.mountpoint):
+        return
+    place = absolute(settings.mountpoint)
+    folder = _local_folder(settings.url)
+    stripes = folder and folder.rstrip("/") + SUFFIX
+    for what, path in (("store", folder), ("store", stripes), ("cache", settings.cache)):
+        if path and any(_lies_in(each, place) for each in _places_on(path)):
+            raise UsageError(
+                f"a mount at {settings.mountpoint} would hide the {what} {path} from its own "
+                "server; mount it elsewhere"
+            )
+
+
+def _local_folder(url: str) -> str:
+    """Where what is to be mounted lies on this machine; "" for a store elsewhere."""
+    from bootseer.storage.urls import parse_url
+
+    parsed = parse_url(url)
+    return parsed.path if parsed.scheme == "file" else ""
+
+
+def _places_on(path: str) -> Iterator[str]:
+    """Where a path leads, and the links on its way."""
+    yield os.path.realpath(path)
+    path = os.path.abspath(path)
+    while path.strip("/"):
+        above, name = os.path.split(path)
+        yield os.path.join(os.path.realpath(above), name)
+        path = above
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
 def _check(settings: MountSettings) -> None:
     """Raise what would keep the tree from being served."""
     from bootseer.stripedfs import names
@@ -206,7 +248,7 @@ def _absolute(settings: MountSettings) -> MountSettings:
     """The same places whatever the working directory becomes."""
     return dataclasses.replace(
         settings,
-        mountpoint=os.path.abspath(settings.mountpoint),
+        mountpoint=absolute(settings.mountpoint),
         log_file=os.path.abspath(settings.log_file) if settings.log_file else "",
         cache=os.path.abspath(settings.cache) if settings.cache else "",
         url=settings.url if "://" in settings.url else os.path.abspath(settings.url),
