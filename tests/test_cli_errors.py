@@ -52,6 +52,25 @@ def test_one_line_and_the_code(tmp_path: Path, words: list[str], code: int, text
     assert text in line
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a%0Ab%0Dc", r"a\nb\rc"),
+        ("a%1B%5B31mb", r"a\x1b[31mb"),
+        ("a%C2%85b%E2%80%A8c", r"a\x85b\u2028c"),
+        ("ä%20b", "ä b"),
+    ],
+)
+def test_a_name_with_control_characters_stays_in_its_line(
+    tmp_path: Path, name: str, shown: str
+) -> None:
+    exit_code, line = said(tmp_path, "stripe", "get", f"file://{tmp_path}/{name}", "to")
+    assert exit_code == 3
+    assert shown in line
+    assert line.endswith("\n")
+    assert all(character.isprintable() for character in line[:-1])
+
+
 @pytest.mark.parametrize("words", [["--help"], ["report", "--help"], ["sh"]])
 def test_output_that_cannot_be_written(tmp_path: Path, words: list[str]) -> None:
     exit_code, line = said(tmp_path, *words, shell='"$@" > /dev/full')

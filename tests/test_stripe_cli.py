@@ -97,6 +97,16 @@ def test_cat_streams_files_striped_plain_and_within_directories(tmp_path: Path) 
         assert _run("cat", tmp_path / "s" / name, code=code)
 
 
+def test_cat_without_standard_output_says_so(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"bytes")
+    line = f"{sys.executable} -m bootseer stripe cat {tmp_path}/plain >&-"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "bootseer: standard output is closed; redirect it to where the file shall go\n"
+    )
+
+
 def test_cat_into_a_pipe_that_closes(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(sample(3 << 20))
     line = f"{sys.executable} -m bootseer stripe cat {tmp_path}/plain | head -c 5"

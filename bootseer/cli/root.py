@@ -82,7 +82,9 @@ def _invoke(args: Sequence[str]) -> int:
 
 def _fail(text: str, exit_code: int) -> int:
     if sys.stderr is not None:
-        sys.stderr.write(f"bootseer: {text}\n")
+        # Names come from anywhere; none may begin a second line or drive the terminal.
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        sys.stderr.write(f"bootseer: {shown}\n")
     return exit_code
 
 

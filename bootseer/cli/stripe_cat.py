@@ -10,6 +10,7 @@ import click
 
 from bootseer.cli.options import options_of, store_options
 from bootseer.cli.stripe import jobs_option
+from bootseer.errors import UsageError
 
 CLOSED_PIPE = 128 + 13
 
@@ -28,6 +29,8 @@ def command(url: str, jobs: int | None, **store: Any) -> int:
     from bootseer.stripedfs.locating import locate
     from bootseer.stripedfs.names import source_of
 
+    if sys.stdout is None:  # and its number may be some other file's
+        raise UsageError("standard output is closed; redirect it to where the file shall go")
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
     opened, found = locate(url, options_of(store))
     try:
