@@ -220,8 +220,9 @@ class ImageFront:
     def _note(self, offset: int, length: int, thread: int) -> bool:
         """Count a read and record it, unless it is our own warming's: then True."""
         warm = thread in self.warming or (self.touches is not None and self._named(thread))
-        if not warm and self.replayed_hot_is_warm and self._bytes is not None:
-            warm = self._bytes.frames.covers(offset, length) or (
+        if not warm and self.replayed_hot_is_warm:
+            source = self._bytes
+            warm = (source is not None and source.frames.covers(offset, length)) or (
                 self.announced is not None and self.announced(offset, length)
             )
         touches, counts, first = self.touches, self._counts, 4 if warm else 0
