@@ -128,7 +128,7 @@ def _handle(link: socket.socket, namespace: str, ours: tuple[int, int]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         code = _run(link, namespace)
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, BrokenPipeError):  # nobody is there to hear of it
         code = INTERRUPTED
     except BaseException as error:  # a border: this process ends here, and the caller hears of it
         code = 1
