@@ -6,7 +6,9 @@ by default: nothing is copied in user space, since only the kernel touches the p
 takes the answer (beside `preadv` into reused buffers a tenth more bytes a second through the page
 cache, a quarter more past it). A file that shrank under its map cannot end the server by SIGBUS
 for the same reason: the kernel's own access fails, the answer is refused with EFAULT, and the
-reader gets EIO. A server that copies answers in user space must ask for `mapped=False`.
+reader gets EIO. A server that copies answers in user space must ask for `mapped=False`, and so
+must one whose workers may be killed unnoticed (`handover.supervise`): the kernel ends a request
+with EIO when the worker dies while pages of the map are brought in for its answer.
 
 Nothing outside the directory is served: every path is walked from its descriptor without
 following a symbolic link, and other file systems mounted below it are not there.
