@@ -279,7 +279,7 @@ def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> N
             store.keep(digest, kind, digest, b"bytes")
         store.keep_image(digest, KeptImage("x", "x", 1, digest, digest))
         os.makedirs(store.trace_folder(digest))
-        os.utime(os.path.join(store.folder_of(digest), "image.json"), (1, 1))
+        os.utime(os.path.join(store.folder_of(digest), "image.json"), (1.6e9, 1.6e9))
     store.used(used)
     store.expire([mounted])
     assert os.listdir(store.folder_of(old)) == ["traces"]
