@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuse_mounts import own_mounts
 from image_mounts import entries_of, some_files, tree_of
 from image_trees import unpack
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.build import build
 from bootseer.errors import BootseerError, NotSupportedError
+from bootseer.fuse.mounts import all_mounts
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -38,6 +40,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
 
 
 def image(folder: Path) -> tuple[str, str, str]:
+    folder.mkdir(exist_ok=True)
     built = build(entries_of(FILES), str(folder))
     raw = folder / "raw"
     unpack(built.table, Path(built.data_path).read_bytes(), raw)
@@ -84,3 +87,26 @@ def test_what_loop_devices_do_not_mend_is_told(
     assert not os.listdir(target)
     loops = subprocess.run(["losetup", "-l"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in loops
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_what_was_mounted_is_not_mistaken_for_what_lies_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: bool
+) -> None:
+    """FAKE: somebody mounts an image of their own at the same place, at the unluckiest moment."""
+    meta, data, target = image(tmp_path / "ours")
+    other, other_data, _ = image(tmp_path / "other")
+    really = erofsmount._mount
+
+    def mount(source: str, target: str, kind: str, flags: int, words: str) -> None:
+        really(source, target, kind, flags, words)
+        really(other, target, kind, flags, f"device={other_data}")
+
+    monkeypatch.setattr(erofsmount, "_mount", mount)
+    with own_mounts():
+        made = erofsmount.mount_erofs(meta, data, target, loop=loop)
+        above, below = reversed(all_mounts()[-2:])
+        assert (above.target, below.target) == (target, target)
+        assert (made.device, made.source) == (below.device, below.source)
+        for _ in range(2):
+            assert ctypes.CDLL(None).umount2(os.fsencode(target), 2) == 0
