@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import subprocess
@@ -149,6 +150,8 @@ def test_a_directory_checkpoint_is_a_folder_that_stays_as_it_is(
     (folder / "deep" / "x").write_bytes(content(SIZE))
     (folder / "round").symlink_to("deep")
     put_into(store, "ckpt", str(folder), settings=SMALL)
+    fs.pipe({f"{root}/large": b"other" * SIZE, f"{root}/small": b"s", f"{root}/folder/y": b"y"})
+    before = sorted(Path(root).rglob("*"))
     assert fs.find(f"{root}/ckpt") == [f"{root}/ckpt/deep/x", f"{root}/ckpt/round"]
     assert fs.isdir(f"{root}/ckpt/deep")
     assert fs.cat_file(f"{root}/ckpt/round/x") == content(SIZE)
@@ -157,13 +160,18 @@ def test_a_directory_checkpoint_is_a_folder_that_stays_as_it_is(
         lambda: fs.pipe_file(f"{root}/ckpt/deep/x", b"other"),
         lambda: fs.mkdir(f"{root}/ckpt/new"),
         lambda: fs.mv(f"{root}/ckpt/deep/x", f"{root}/x"),
+        lambda: fs.mv(f"{root}/small", f"{root}/ckpt"),
+        lambda: fs.mv(f"{root}/large", f"{root}/ckpt/deep"),
+        lambda: fs.mv(f"{root}/large", f"{root}/ckpt/deep/x"),
+        lambda: fs.mv(f"{root}/folder", f"{root}/ckpt/new", recursive=True),
     ):
         with pytest.raises(PermissionError) as caught:
             change()
         assert isinstance(caught.value.__cause__, AccessDeniedError)
     assert fs.cat_file(f"{root}/ckpt/deep/x") == content(SIZE)
+    assert sorted(Path(root).rglob("*")) == before
     fs.rm(f"{root}/ckpt", recursive=True)
-    assert fs.find(root) == []
+    assert fs.find(root) == [f"{root}/folder/y", f"{root}/large", f"{root}/small"]
 
 
 def test_ranges_of_several_files_and_an_error_at_its_place(
@@ -208,6 +216,11 @@ def test_python_has_its_own_exceptions(fs: StripedFileSystem, root: str) -> None
     fs.pipe_file(f"{root}/folder/y", b"y")
     with pytest.raises(OSError, match="not empty"):
         fs.rmdir(f"{root}/folder")
+    fs.rm_file(f"{root}/folder/y")
+    Path(root, "folder/killed.stripes/.tmp-1").mkdir(parents=True)  # which no listing shows
+    with pytest.raises(OSError, match=r"not empty: .*killed\.stripes") as caught:
+        fs.rmdir(f"{root}/folder")
+    assert caught.value.errno == errno.ENOTEMPTY
 
 
 def test_text_compression_and_pickles(fs: StripedFileSystem, root: str) -> None:
@@ -218,6 +231,31 @@ def test_text_compression_and_pickles(fs: StripedFileSystem, root: str) -> None:
     again = pickle.loads(pickle.dumps(fs))
     with again.open(f"{root}/t.gz") as file:
         assert pickle.loads(pickle.dumps(file)).read()[:2] == b"\x1f\x8b"
+
+
+# fsspec does not close the file that it maps.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("cache", ["blockcache", "cached", "filecache", "simplecache"])
+def test_caches_of_fsspec_read_through_us(
+    fs: StripedFileSystem, root: str, tmp_path: Path, cache: str
+) -> None:
+    fs.pipe_file(f"{root}/x", content(SIZE))
+    blocks = {"block_size": CHUNK} if cache in ("blockcache", "cached") else {}
+    for _ in range(2):  # the second time what was read lies in the cache
+        files = fsspec.filesystem(
+            cache, cache_storage=f"{tmp_path}/cache", target_protocol="striped"
+        )
+        with files.open(f"{root}/x", **blocks) as file:
+            file.seek(CHUNK + 5)
+            assert file.read(100) == content(SIZE)[CHUNK + 5 :][:100]
+            file.seek(-9, os.SEEK_END)
+            assert file.read() == content(SIZE)[-9:]
+    if blocks:
+        fs.pipe_file(f"{root}/x", content(SIZE + 1))
+        with pytest.raises(CorruptDataError, match="when it was cached"):
+            files.open(f"{root}/x", **blocks)
+    else:
+        assert len(os.listdir(tmp_path / "cache")) in (1, 2)  # with what filecache notes
 
 
 @pytest.mark.parametrize(

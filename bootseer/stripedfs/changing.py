@@ -9,7 +9,9 @@ from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoun
 from bootseer.storage.base import Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.names import Found
-from bootseer.stripedfs.versions import CURRENT, folder_of
+from bootseer.stripedfs.versions import CURRENT, MANIFEST, folder_of
+
+MOVED = ".moved"
 
 
 def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
@@ -49,12 +51,13 @@ def unpublish(store: Store, name: str) -> None:
 def move(store: Store, found: Found, new_name: str) -> None:
     """Give a file, directory checkpoint or folder another name, over a file that has it.
 
-    Who reads the old name sees it whole or not at all. Raises BusyError when a folder has the
-    new name, AccessDeniedError as `remove`.
+    Who reads the old name sees it whole or not at all. One that was cut short can be repeated.
+    Raises BusyError when a folder has the new name, AccessDeniedError as `remove` and `check_new`.
     """
     check_whole(store, found)
     if new_name == found.name:
         return
+    check_new(store, new_name)
     if f"{new_name}/".startswith(f"{found.name}/"):
         raise UsageError(f"{found.name} cannot be moved into itself")
     if found.version is None:
@@ -71,7 +74,11 @@ def move(store: Store, found: Found, new_name: str) -> None:
 
 
 def _move_version(store: Store, found: Found, new_name: str) -> None:
-    """The new name is striped too: its pointer goes from its own version to ours at once."""
+    """The new name is striped too: its pointer goes from its own version to ours at once.
+
+    Between the two steps no pointer names ours where it lies: a mark keeps it from collectors,
+    also when we end there.
+    """
     version = found.version
     assert version is not None
     current = versions.current(store, new_name)
@@ -81,11 +88,30 @@ def _move_version(store: Store, found: Found, new_name: str) -> None:
             "remove it first"
         )
     folder = folder_of(new_name)
-    store.rename(version.folder, f"{folder}/{version.pointer.version}")
+    moved = f"{folder}/{version.pointer.version}"
+    store.replace(mark_of(moved), version.pointer.encode())
+    try:
+        store.rename(version.folder, moved)
+    except NotFoundError:
+        store.stat(f"{moved}/{MANIFEST}")  # by one before us that was cut short
     store.replace(f"{folder}/{CURRENT}", version.pointer.encode())
+    store.delete(mark_of(moved))
     unpublish(store, found.name)
-    if current is not None:
+    if current is not None and current.folder != moved:
         store.delete_tree(current.folder)
+
+
+def mark_of(version: str) -> str:
+    """Says that a version was moved into its folder by somebody who has yet to point to it."""
+    return f"{version}{MOVED}"
+
+
+def held(store: Store, folder: str) -> list[str]:
+    """Names of all that keeps a folder from being removed, shown to users or not."""
+    try:
+        return [stat.name for stat in (*store.list(folder), *store.temporaries(folder))]
+    except NotFoundError:
+        return []
 
 
 def check_new(store: Store, name: str) -> None:

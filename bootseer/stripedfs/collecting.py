@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Stat, Store
+from bootseer.stripedfs import changing
 from bootseer.stripedfs.draft import LEASE, STALE_S, WRITING, idle, store_now_s, temporaries
 from bootseer.stripedfs.manifest import VERSION_PATTERN
 from bootseer.stripedfs.versions import CURRENT, MANIFEST, SUFFIX, current, folder_of
@@ -56,6 +57,8 @@ def collect(
     """
     base = folder_of(name)
     now_s = store_now_s(store, base)
+    if not dry_run:
+        _unmark(store, base)
     doomed = list(_versions(store, base, now_s, grace_s))
     doomed += _drafts(store, base, now_s, grace_s)
     for each in doomed:
@@ -83,7 +86,7 @@ def _versions(store: Store, base: str, now_s: float, grace_s: float) -> Iterator
         if stat.is_folder and VERSION_PATTERN.match(stat.name.rpartition("/")[2])
     ]
     for unused in unreferenced(dated, kept):
-        if now_s - unused.since_s >= grace_s:
+        if now_s - unused.since_s >= grace_s and not _marked(store, unused.name):
             yield Removed(unused.name, "unreferenced version", now_s - unused.since_s)
 
 
@@ -107,6 +110,21 @@ def _finished_s(store: Store, version: Stat) -> float:
         return store.stat(f"{version.name}/{MANIFEST}").mtime_s
     except NotFoundError:
         return version.mtime_s
+
+
+def _unmark(store: Store, base: str) -> None:
+    """The mark of a move that ended before it was taken away would keep that version for ever."""
+    try:
+        pointed = current(store, base)
+    except CorruptDataError:
+        return
+    if pointed is not None:
+        store.delete(changing.mark_of(pointed.folder))
+
+
+def _marked(store: Store, version: str) -> bool:
+    """Whether it was moved here and nobody has pointed to it yet: its pointer is elsewhere."""
+    return changing.exists(store, changing.mark_of(version))
 
 
 def _drafts(store: Store, base: str, now_s: float, grace_s: float) -> list[Removed]:

@@ -23,7 +23,7 @@ from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs import chained, changing, names
 from bootseer.stripedfs.file import StripedFile, bytes_filled
-from bootseer.stripedfs.fswrite import WriteFile, python_errors, shown
+from bootseer.stripedfs.fswrite import WriteFile, made_place, python_errors, shown
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.source import FileSource
 
@@ -135,6 +135,12 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         cache_options: Any = None,
         **kwargs: Any,
     ) -> io.RawIOBase:
+        if mode == "rb" and kwargs.get("cache_type") == "none":  # an fsspec cache puts its own in
+            from bootseer.stripedfs.fscached import CachedFile
+
+            file = self._file(path)
+            kwargs |= {"block_size": block_size, "cache_options": cache_options}
+            return CachedFile(self, path, file, **kwargs)
         if mode == "rb":
             return self._file(path)
         if mode not in ("wb", "xb"):
@@ -198,7 +204,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         with self._file(path) as file, contextlib.ExitStack() as stack:
             callback.set_size(file.size)
             given = lpath if isfilelike(lpath) else outfile
-            target = given or stack.enter_context(open(_made(lpath), "wb", buffering=0))
+            target = given or stack.enter_context(open(made_place(lpath), "wb", buffering=0))
             buffer = memoryview(bytearray(max(1, min(COPY_BYTES, file.size))))
             while count := file.readinto(buffer):
                 left = buffer[:count]
@@ -254,7 +260,14 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             raise FileNotFoundError(errno.ENOENT, "no such folder", shown(path))
         if self.ls(path, detail=False):
             raise OSError(errno.ENOTEMPTY, "the folder is not empty", shown(path))
-        self.rm_file(path)
+        try:
+            self.rm_file(path)
+        except BootseerError as error:
+            hidden = changing.held(*self._at(path))
+            if not hidden:
+                raise
+            text = f"the folder is not empty: it holds {', '.join(hidden)}"
+            raise OSError(errno.ENOTEMPTY, text, shown(path)) from error
 
     def rm_file(self, path: str) -> None:
         path = self._strip_protocol(path)
@@ -396,12 +409,6 @@ def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """Python's slice rules."""
     first, last, _ = slice(start, end).indices(size)
     return first, max(first, last)
-
-
-def _made(lpath: Any) -> str:
-    path: str = os.fspath(lpath)
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    return path
 
 
 def _with_user(options: StoreOptions, given: dict[str, Any]) -> StoreOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -78,3 +79,10 @@ def python_errors(path: Any) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, str(error), shown(path)) from error
     except AccessDeniedError as error:
         raise PermissionError(errno.EACCES, str(error), shown(path)) from error
+
+
+def made_place(lpath: Any) -> str:
+    """A local path whose folder is there."""
+    path: str = os.fspath(lpath)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    return path
