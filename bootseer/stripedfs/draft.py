@@ -47,7 +47,8 @@ STALE_S = 60.0
 class Draft:
     """A temporary folder of one checkpoint; as a context manager it discards what is unpublished.
 
-    `token` names it to other processes that shall write into it too (`join`).
+    `token` names it to other processes that shall write into it too (`join`). `name` may be set
+    to another one until it is published: it is published there.
     """
 
     def __init__(
@@ -172,9 +173,14 @@ class Draft:
         self.store.delete_tree(self.writing)  # without a note nobody can take it over any more
         pointer = Pointer(kind, version_name(), size_bytes, len(manifest), digest_of(manifest))
         version = Version(f"{folder_of(self.name)}/{pointer.version}", pointer)
+        base = folder_of(self.name)
+        if self._base != base:
+            self.store.mkdir(base)
         self._rename(version.folder)
         self._open = False
         self._point(version)
+        if self._base != base:
+            self.remove_base()
         return version
 
     def _rename(self, final: str) -> None:
@@ -266,6 +272,17 @@ class Draft:
             self.store.delete_tree(self.folder)
         except BootseerError:
             return  # gc finds it
+
+    def remove_base(self) -> None:
+        """Remove the folder of the checkpoint that it was begun in if nothing else is in it."""
+        try:
+            self.store.delete(self._base)
+        except BootseerError:
+            return  # there is
+
+    @property
+    def _base(self) -> str:
+        return self.folder.rpartition("/")[0]
 
     def _stop_lease(self) -> None:
         lease = self._leased()

@@ -2,10 +2,15 @@
 
 A file becomes visible to others when its descriptor is closed, whole: that is when `close` tells
 of errors, too. Until then it is in this mount alone. Writing elsewhere than at the end of what
-was written gives ESPIPE. What comes after a close, by another descriptor of the same opening (a
-shell's `(a; b) > file`), makes the file anew with the bytes before. Only the process that wrote
-publishes by a close: one that it forked closes what it inherited at any time. A file whose server
-died while it was written is not published, and its `close` fails with EIO.
+was written gives ESPIPE, and then nothing of it is published. What comes after a close, by
+another descriptor of the same opening (a shell's `(a; b) > file`), makes the file anew with the
+bytes before. Only the process that wrote publishes by a close: one that it forked closes what it
+inherited at any time. A file whose server died while it was written is not published, and its
+`close` fails with EIO.
+
+A file may be renamed while it is written, as safetensors does: it is published under its last
+name. One that is removed is not published, and who writes it has ESTALE. `ftruncate` before the
+first byte says how many there will be; with fewer, `close` fails.
 
 Created files get inode numbers by chance, for nobody knows their bytes yet. A file that is
 written anew keeps its inode, and so its pages: who read what was before has ESTALE from then on.
@@ -13,6 +18,7 @@ written anew keeps its inode, and so its pages: who read what was before has EST
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -21,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer.errors import NotFoundError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
@@ -110,21 +116,26 @@ class WritableTree(StripedTree):
     ) -> int:
         saving = self._saving_of(handle)
         with self._answered("write"), saving.lock:
-            return saving.write(offset, data, thread)
+            try:
+                return saving.write(offset, data, thread)
+            except BaseException:  # whatever it is: the name is what it was before
+                self._give_up(saving)
+                raise
 
     def flush(self, inode: Inode, handle: Handle, *, thread: int = 0) -> None:
         if handle & WRITE_MASK != WRITE_HANDLE:
             return
         saving = self._saving_of(handle)
         with self._answered("close"), saving.lock:
+            saving.check()
             if not saving.written_by(thread):
-                saving.check()  # a child closes what it inherited; the writer goes on
-                return
+                return  # a child closes what it inherited; the writer goes on
             if saving.touched and is_killed(thread):
                 saving.orphaned = True
                 if self._say is not None:
                     self._say(f"{saving.node.found.name} is not published: its writer was killed")
                 return
+            saving.check_whole()
             saving.flushed = True
             if saving.size_bytes:
                 # An empty file waits for its last descriptor: a shell closes one before it writes.
@@ -161,12 +172,16 @@ class WritableTree(StripedTree):
             node = self._changeable(self.node(inode))
             if size == self._attr(node).size_bytes:
                 return self._attr(node)
-            if size:
-                raise FileSystemError(errno.ESPIPE)
             writers = [s for s in list(self._saving.values()) if s.node.inode == node.inode]
             for saving in writers:
                 with saving.lock:
-                    saving.begin()
+                    try:
+                        saving.truncate(size)
+                    except BaseException:  # as in `write`
+                        self._give_up(saving)
+                        raise
+            if size and not writers:
+                raise FileSystemError(errno.ESPIPE)
             if not writers:
                 saving = Saving(self.store, node, self._writing, self._fetcher)
                 saving.begin()
@@ -190,7 +205,10 @@ class WritableTree(StripedTree):
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
-            self._settle(node)
+            writing = self._written(node)
+            if writing is not None:
+                with writing.lock:  # published until then, or never
+                    self._give_up(writing, errno.ESTALE)
             try:
                 changing.remove(self.store, names.look(self.store, node.found.name))
             except NotFoundError:
@@ -206,7 +224,7 @@ class WritableTree(StripedTree):
             if self.listing(node):
                 raise FileSystemError(errno.ENOTEMPTY)
             self._changeable(node)
-            changing.remove(self.store, node.found)
+            self._remove_folder(node)
             self.nodes.remove(node)
 
     def rename(
@@ -216,7 +234,7 @@ class WritableTree(StripedTree):
             if flags & ~RENAME_NOREPLACE:
                 raise FileSystemError(errno.EINVAL)
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
-            self._settle(node)
+            writing = self._written(node)
             folder = self._changeable(self.node(new_parent))
             over = self.listing(folder).get(new_name)
             if over == node.inode:
@@ -224,10 +242,23 @@ class WritableTree(StripedTree):
             if over is not None:
                 self._check_over(node, self.node(over), flags)
             target = self._name(folder, new_name)
+            with contextlib.nullcontext() if writing is None else writing.lock:
+                found = self._moved(node, target, writing)
+                if over is not None:
+                    self.nodes.remove(self.node(over))
+                self.nodes.move(node, folder, new_name, found)
+
+    def _moved(self, node: Node, target: str, writing: Saving | None) -> Found:
+        """On the store; what is being written only later, when it is published."""
+        if writing is None or not writing.touched:  # or no more
             changing.move(self.store, names.look(self.store, node.found.name), target)
-            if over is not None:
-                self.nodes.remove(self.node(over))
-            self.nodes.move(node, folder, new_name, names.look(self.store, target))
+            return names.look(self.store, target)
+        try:
+            before = names.look(self.store, node.found.name)
+        except NotFoundError:
+            before = None  # nothing was there before it
+        writing.move(target, before)
+        return node.found._replace(name=target)
 
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
         if flags & RENAME_NOREPLACE:
@@ -240,7 +271,18 @@ class WritableTree(StripedTree):
         if over.found.is_folder:
             if over.found.version is not None or self.listing(over):
                 raise FileSystemError(errno.ENOTEMPTY)
-            changing.remove(self.store, over.found)
+            self._remove_folder(over)
+
+    def _remove_folder(self, node: Node) -> None:
+        try:
+            changing.remove(self.store, node.found)
+        except BootseerError as error:
+            hidden = changing.held(self.store, node.found.name)
+            if not hidden:
+                raise
+            if self._say is not None:
+                self._say(f"{node.found.name} stays: it holds {', '.join(hidden)}")
+            raise FileSystemError(errno.ENOTEMPTY) from error
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -260,7 +302,8 @@ class WritableTree(StripedTree):
         kept = {
             saving.node.name: saving.node
             for saving in list(self._saving.values())
-            if saving.node.parent == node.inode and (saving.touched or saving.node.name in there)
+            if saving.node.parent == node.inode
+            and (saving.touched or (saving.node.name in there and not saving.failed))
         }
         return self.nodes.fill(node, found, kept)
 
@@ -268,7 +311,7 @@ class WritableTree(StripedTree):
         attr = super()._attr(node)
         for saving in self._unpublished():
             if saving.node.inode == node.inode:
-                return attr._replace(size_bytes=saving.size_bytes)
+                return attr._replace(size_bytes=max(saving.size_bytes, saving.promised_bytes))
         return attr
 
     def _unpublished(self) -> list[Saving]:
@@ -282,19 +325,25 @@ class WritableTree(StripedTree):
 
     def _settle(self, node: Node) -> None:
         """Publish what waits for its last descriptor alone; refuse what is being written."""
+        if self._written(node) is not None:
+            raise FileSystemError(errno.EBUSY)
+
+    def _written(self, node: Node) -> Saving | None:
+        """Publish what waits for its last descriptor alone; what is being written, if anything."""
         for saving in self._unpublished():
             if saving.node.inode == node.inode:
                 with saving.lock:
                     if saving.orphaned:
                         self._give_up(saving)
-                        continue
-                    if not saving.flushed:
-                        raise FileSystemError(errno.EBUSY)
-                    self._publish(saving)
+                    elif saving.flushed:
+                        self._publish(saving)
+                    elif saving.touched:
+                        return saving
+        return None
 
-    def _give_up(self, saving: Saving) -> None:
+    def _give_up(self, saving: Saving, number: int = errno.EIO) -> None:
         """Nothing of it becomes visible; what was before may still be there."""
-        saving.give_up()
+        saving.fail(FileSystemError(number))
         parent = self.nodes.get(saving.node.parent)
         if parent is not None:
             parent.listed_s = 0.0

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from bootseer.contexts import Committing
-from bootseer.errors import UsageError
+from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.fuse.operations import FileSystemError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
@@ -18,6 +18,7 @@ from bootseer.stripedfs.settings import WriteSettings
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
+    from bootseer.stripedfs.names import Found
     from bootseer.stripedfs.nodes import Node
     from bootseer.stripedfs.stream import StripedWriter
 
@@ -59,6 +60,12 @@ class SavedFile(Committing):
             raise
         self.size_bytes += len(view)
 
+    def move(self, name: str) -> None:
+        """Publish under another name."""
+        self._name = name
+        if self._writer is not None:
+            self._writer.move(name)
+
     def close(self) -> None:
         """Publish; twice is safe."""
         if not self._open:
@@ -77,7 +84,7 @@ class SavedFile(Committing):
         self._open = False
         self._head = bytearray()
         if self._writer is not None:
-            self._writer.abort()
+            self._writer.leave_nothing()
 
     def _spill(self) -> StripedWriter:
         if self._writer is None:
@@ -97,6 +104,8 @@ class Saving:
         self.node = node
         self.lock = threading.Lock()
         self.size_bytes = 0
+        self.promised_bytes = 0
+        """How many bytes its writer said, before the first one, that there will be; 0 = none."""
         self.touched = False
         """Something was written, or the file is new: there is something to publish."""
         self.flushed = False
@@ -104,13 +113,14 @@ class Saving:
         self.orphaned = False
         """Its writer was killed, and nobody wrote since: nobody said that it is whole."""
         self._saved: SavedFile | None = None
+        self._left: list[Found] = []
         self._failed: BaseException | None = None
         self._thread = self._writer = 0
 
     def begin(self) -> None:
         """From here on the file is empty, and will be published, whether or not bytes follow."""
         self.abort()
-        self.size_bytes = 0
+        self.size_bytes = self.promised_bytes = 0
         self.touched, self.flushed, self.orphaned = True, False, False
         self._thread = self._writer = 0
 
@@ -119,16 +129,19 @@ class Saving:
         return not (self.touched and self._writer) or process_of(thread) == self._writer
 
     def write(self, offset: int, data: memoryview, thread: int = 0) -> int:
-        """Take bytes at the end; FileSystemError(ESPIPE) anywhere else."""
+        """Take bytes at the end; FileSystemError(ESPIPE) anywhere else.
+
+        After an error nothing is published: the bytes that were refused are missing.
+        """
         self.check()
-        if offset != self.size_bytes:
-            raise FileSystemError(errno.ESPIPE)
         try:
+            if offset != self.size_bytes:
+                raise FileSystemError(errno.ESPIPE)
             if self._saved is None:
                 self._saved = self._started()
             self._saved.write(data)
         except BaseException as error:  # whatever it is, `close` must tell of it as well
-            self._failed = error
+            self.fail(error)
             raise
         if thread != self._thread:
             self._thread, self._writer = thread, process_of(thread)
@@ -136,11 +149,42 @@ class Saving:
         self.size_bytes += len(data)
         return len(data)
 
+    def truncate(self, size_bytes: int) -> None:
+        """Begin anew (0), or say before the first byte how many there will be.
+
+        What was written is all there is, too. Anything else is refused as in `write`.
+        """
+        self.check()
+        if not size_bytes:
+            self.begin()
+        elif self.touched and self.size_bytes in (0, size_bytes):
+            self.promised_bytes = size_bytes
+        else:
+            error = FileSystemError(errno.ESPIPE)
+            self.fail(error)
+            raise error
+
+    def check_whole(self) -> None:
+        """Raise CorruptDataError when there are fewer bytes than its writer said."""
+        if self.touched and self.size_bytes < self.promised_bytes:
+            raise CorruptDataError(
+                f"{self.node.found.name} is not published: {self.size_bytes} bytes of the "
+                f"{self.promised_bytes} that ftruncate announced were written; save it again"
+            )
+
+    def move(self, name: str, left: Found | None) -> None:
+        """Publish under another name; what the name of before holds (`left`) goes with that."""
+        if self._saved is not None:
+            self._saved.move(name)
+        if left is not None:
+            self._left.append(left)
+
     def publish(self) -> bool:
         """Make what was written visible; False when nothing was since the last time."""
         self.check()
         if not self.touched:
             return False
+        self.check_whole()
         saved, self._saved = self._saved, None
         try:
             if saved is None:
@@ -150,10 +194,12 @@ class Saving:
         except BaseException as error:  # whatever it is, the next `close` must tell of it as well
             if saved is not None:
                 saved.abort()
-            self._failed = error
+            self.fail(error)
             raise
         self.touched = False
+        self.promised_bytes = 0
         self.node.found = found
+        self._remove_left()
         return True
 
     def abort(self) -> None:
@@ -162,12 +208,27 @@ class Saving:
         if saved is not None:
             saved.abort()
 
-    def give_up(self) -> None:
-        """Publish nothing, now or later; who still writes hears of it."""
+    def fail(self, error: BaseException) -> None:
+        """Publish nothing, now or later; who still writes hears of the first such error."""
         self.abort()
         self.touched = False
         if self._failed is None:
-            self._failed = FileSystemError(errno.EIO)
+            self._failed = error
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing will be published any more."""
+        return self._failed is not None
+
+    def _remove_left(self) -> None:
+        """Names that it was moved away from, unless somebody else has them by now."""
+        left, self._left = self._left, []
+        for each in left:
+            try:
+                if names.look(self._store, each.name) == each:
+                    changing.remove(self._store, each)
+            except BootseerError:
+                continue  # it is published, and that is what `close` tells
 
     def _started(self) -> SavedFile:
         """A new file; with the bytes that were published before, when there are any."""

@@ -291,6 +291,10 @@ class StripedWriter(Committing):
         """Never: bytes come in order."""
         return False
 
+    def move(self, name: str) -> None:
+        """Publish under another name than the one it was begun with."""
+        self._draft.name = name
+
     def close(self) -> None:
         """Write the rest and publish; twice is safe. Raises what any write met."""
         if self.closed:
@@ -310,6 +314,11 @@ class StripedWriter(Committing):
         if not self.closed:
             self._fail(UsageError("this checkpoint was aborted; open it anew to write it again"))
             self.closed = True
+
+    def leave_nothing(self) -> None:
+        """As `abort`; the checkpoint's own folder goes, too, when nothing else is in it."""
+        self.abort()
+        self._draft.remove_base()
 
     def _fail(self, error: BaseException) -> None:
         if self._failed is None:
