@@ -221,6 +221,18 @@ def test_recording_ends_with_its_window_with_end_and_with_its_limit():
     assert list(pages(recorder.trace(full=True))) == [0, 2]
 
 
+def test_a_trace_is_in_the_order_that_merging_keeps():
+    """Threads take the time first and note it then, so one may be overtaken."""
+    clock = Clock()
+    recorder = Recorder("object", SIZE, clock=clock)
+    for at_ms, page in ((5, 40), (2, 30), (9, 8), (9, 3)):
+        clock.now_s = 1000.0 + at_ms / 1000
+        recorder.touch(page * PAGE, 1)
+    found = recorder.trace(full=True)
+    assert [e.offset // PAGE for e in found.extents] == [30, 40, 3, 8]
+    assert trace.merge([found]) == found
+
+
 def test_threads_record_together():
     recorder = Recorder("object", SIZE)
     order = list(range(PAGES))

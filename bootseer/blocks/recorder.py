@@ -137,10 +137,10 @@ class Recorder:
         touch says something too.
         """
         name, size_bytes, workload, page_bytes = self._about
-        with self._lock:
-            touches = [tuple(touch) for touch in self._touches]
+        with self._lock:  # threads note a little out of order; a trace is in the order of merges
+            touches = sorted((at_ms, first, count) for first, count, at_ms in self._touches)
         extents = []
-        for first, count, at_ms in touches:
+        for at_ms, first, count in touches:
             offset = first * page_bytes
             length = min(count * page_bytes, size_bytes - offset)
             extents.append(Touched(offset, length, at_ms, int(full), int(not full)))
