@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from bootseer.blocks.board import Want
+from bootseer.blocks.pool import writable
 from bootseer.blocks.source import BlockSource, block_length, memory_key
 from bootseer.blocks.state import Block, Copy
 from bootseer.errors import UsageError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 Range = tuple[BlockSource, int, memoryview]
 """A source, an offset in bytes, and the memory that the bytes from there on shall fill."""
@@ -36,14 +33,6 @@ def wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, 
     for source, by_index in copies.values():
         wants.append((source, list(_wants(source, by_index))))
     return counts, wants
-
-
-def writable(buffer: WriteableBuffer) -> memoryview:
-    """The bytes of a reader's memory. Raises TypeError for memory that cannot be written to."""
-    view = memoryview(buffer).cast("B")
-    if view.readonly:
-        raise TypeError("a read needs memory to write to, such as a bytearray; this is read-only")
-    return view
 
 
 def _cut(view: memoryview, offset: int, block_bytes: int) -> Iterable[tuple[int, Copy]]:

@@ -57,10 +57,10 @@ from types import TracebackType
 
 from bootseer.blocks.board import Want
 from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cutting import Range, views_of, wants_of, writable
+from bootseer.blocks.cutting import Range, views_of, wants_of
 from bootseer.blocks.engine import Engine
 from bootseer.blocks.handles import Held, Ticket
-from bootseer.blocks.pool import SMALL_COPY_BYTES
+from bootseer.blocks.pool import SMALL_COPY_BYTES, writable
 from bootseer.blocks.readahead import ReadAhead, Share
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, memory_key

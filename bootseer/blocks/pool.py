@@ -14,6 +14,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 PAGE_BYTES = 4096
 HUGE_BYTES = 2 << 20
@@ -28,6 +32,14 @@ def slot_bytes(size_bytes: int) -> int:
     size_bytes = max(size_bytes, PAGE_BYTES)
     step = max(PAGE_BYTES, 1 << max(0, (size_bytes - 1).bit_length() - 3))
     return -(-size_bytes // step) * step
+
+
+def writable(buffer: WriteableBuffer) -> memoryview:
+    """The bytes of a reader's memory. Raises TypeError for memory that cannot be written to."""
+    view = memoryview(buffer).cast("B")
+    if view.readonly:
+        raise TypeError("a read needs memory to write to, such as a bytearray; this is read-only")
+    return view
 
 
 def address_of(view: memoryview) -> int:

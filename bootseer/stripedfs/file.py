@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bootseer.blocks.pool import copy
+from bootseer.blocks.pool import copy, writable
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.storage.base import open_object
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -86,7 +86,6 @@ class StripedFile(io.RawIOBase):
 
     def read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         """Fill `buffer` from `offset` on; returns its bytes, fewer only at the end of the file."""
-        from bootseer.blocks.cutting import writable
         from bootseer.blocks.settings import Priority
 
         view, offset = writable(buffer), operator.index(offset)
