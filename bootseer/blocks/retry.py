@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
+from bootseer.storage.retry import CHANCE
 
 AT_ONCE = 0.0
-CHANCE = random.SystemRandom()
-"""Programs that seed `random` get their own numbers undisturbed, and forks do not share ours."""
 
 
 def backoff_s(failures: int, settings: FetchSettings, chance: float) -> float:

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from bootseer.blocks.plan import Piece
 from bootseer.blocks.pool import Slot
-from bootseer.blocks.retry import CHANCE
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 from bootseer.storage.attempt import Attempt
+from bootseer.storage.retry import CHANCE
 
 
 class Status(enum.IntEnum):

@@ -15,6 +15,8 @@ from bootseer.errors import DeadlineError, StoreUnavailableError
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
+CHANCE = random.SystemRandom()
+"""Programs that seed `random` get their own numbers undisturbed, and forks do not share ours."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -57,7 +59,7 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
         try:
             return call()
         except (StoreUnavailableError, DeadlineError) as error:
-            pause_s = max(random.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
+            pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
             if not error.retryable or time.monotonic() + pause_s > end_s:
                 raise
         time.sleep(pause_s)

@@ -121,7 +121,7 @@ class WebHdfsStore:
         return WebHdfsWriter(self._folder, name, hints)
 
     def rename(self, old: str, new: str) -> None:
-        self._folder.path(new)
+        self._folder.data_path(new)
         found = self.stat(old)
         self._folder.move(old, new, replace=not found.is_folder, version=found.version)
 

@@ -232,7 +232,7 @@ class Folder:
 
     def mkdir(self, folder: str) -> None:
         what = f"make the folder {folder} in {self.url}"
-        found = self.names.call("PUT", self.path(folder), "MKDIRS", [], what)
+        found = self.names.call("PUT", self.data_path(folder), "MKDIRS", [], what)
         if found.get("boolean") is False:
             raise StoreUnavailableError(f"cannot {what}: HDFS refuses")
 

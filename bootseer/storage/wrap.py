@@ -6,7 +6,6 @@ Fault injection, all of it: nothing here is used by the product itself.
 from __future__ import annotations
 
 import dataclasses
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from bootseer.storage.base import (
     Store,
     WriteHints,
 )
+from bootseer.storage.retry import CHANCE
 
 
 class WrappedStore:
@@ -219,7 +219,7 @@ class FaultyStore(WrappedStore):
     ) -> None:
         if self._replicas:
             usable = [r for r in self._replicas if r not in attempt.avoid] or list(self._replicas)
-            attempt.replica = attempt.prefer or random.choice(usable)
+            attempt.replica = attempt.prefer or CHANCE.choice(usable)
         with self._lock:
             length = sum(map(len, buffers))
             request = Request(len(self.requests), name, offset, length, attempt)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from bootseer.errors import UsageError
 from bootseer.storage.base import Store, WriteHints
+from bootseer.storage.retry import CHANCE
 from bootseer.stripedfs.layout import DEFAULT_CHUNK_BYTES, check_chunk_bytes, check_width
 
 Placement = Literal["auto", "steered", "store"]
@@ -98,7 +98,7 @@ def plan_write(
     settings: WriteSettings,
     store: Store,
     *,
-    shuffle: Callable[[list[str]], None] = random.shuffle,
+    shuffle: Callable[[list[str]], None] = CHANCE.shuffle,
 ) -> WritePlan:
     """Decide width, placement and jobs; asks the store for its places where that matters."""
     steer = settings.placement == "steered" or (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
-import random
 import stat as stat_module
 import threading
 import time
@@ -26,6 +25,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.base import Store, WriteHints
+from bootseer.storage.retry import CHANCE
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, stripe_name
 from bootseer.stripedfs.settings import Progress, WritePlan
@@ -267,7 +267,7 @@ def surely(step: Callable[[], None]) -> None:
 def backoff_s(attempt: int, error: BootseerError) -> float:
     """Seconds until try number `attempt`: full jitter, and no less than the server asked for."""
     asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
-    return max(asked_s, random.uniform(0.1, 1.0) * min(BACKOFF_S * 2.0**attempt, MAX_BACKOFF_S))
+    return max(asked_s, CHANCE.uniform(0.1, 1.0) * min(BACKOFF_S * 2.0**attempt, MAX_BACKOFF_S))
 
 
 class Pool:

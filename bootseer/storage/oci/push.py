@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import random
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from bootseer.storage.answers import Target, resolve
 from bootseer.storage.connection import Body, Exchange
 from bootseer.storage.oci.challenge import pull_scope
 from bootseer.storage.oci.client import Client
-from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S, retrying
+from bootseer.storage.retry import CHANCE, FIRST_WAIT_S, LONGEST_WAIT_S, retrying
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.registry import Progress
@@ -300,7 +299,7 @@ class Uploader:
 
     def _wait(self, failures: int, error: StoreUnavailableError) -> None:
         most_s = min(FIRST_WAIT_S * 2.0**failures, LONGEST_WAIT_S)
-        time.sleep(max(random.uniform(0, most_s), error.retry_after_s))
+        time.sleep(max(CHANCE.uniform(0, most_s), error.retry_after_s))
 
 
 class _Told:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ from bootseer.storage.oci.referrers import (
 from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import CHANCE, retrying
 
 KNOWN_MANIFESTS = 64
 MOST_PAGES = 1000
@@ -369,7 +368,7 @@ class RegistryRepository(Closing):
                     if tries == TRIES - 1:
                         raise
             took_s = time.monotonic() - began_s
-            time.sleep(random.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
+            time.sleep(CHANCE.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
         raise StoreUnavailableError(
             f"cannot {what}: others change its index all the time; push again"
         )

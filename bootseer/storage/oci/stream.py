@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 import time
 
@@ -19,7 +18,7 @@ from bootseer.storage.connection import Exchange
 from bootseer.storage.connection_errors import ShortBodyError
 from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.endpoints import PULL, Endpoint
-from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
+from bootseer.storage.retry import CHANCE, FIRST_WAIT_S, LONGEST_WAIT_S
 
 DISCARD_BYTES = 1 << 20
 
@@ -166,7 +165,7 @@ class RemoteStream(Closing):
             self._client.set_down(self._endpoint)
         stalled_s = time.monotonic() - self._progress_s
         self._failures += 1
-        wait_s = random.uniform(0, min(FIRST_WAIT_S * 2.0**self._failures, LONGEST_WAIT_S))
+        wait_s = CHANCE.uniform(0, min(FIRST_WAIT_S * 2.0**self._failures, LONGEST_WAIT_S))
         wait_s = max(wait_s, getattr(error, "retry_after_s", 0.0))
         is_last = stalled_s + wait_s > self._client.options.retry_s
         if not error.retryable or self._cancelled.is_set() or is_last:
