@@ -9,7 +9,7 @@ import pytest
 from stripe_lab import CHUNK, leftovers, opened, sample, version_folder, whole
 
 from bootseer.errors import NotFoundError
-from bootseer.stripedfs.collecting import collect, remove, unreferenced
+from bootseer.stripedfs.collecting import checkpoints, collect, remove, unreferenced
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.stream import StripedWriter
 
@@ -55,6 +55,16 @@ def test_gc_of_a_removal_that_was_cut_short(tmp_path: Path) -> None:
     _versions(tmp_path, 2)
     (tmp_path / "f.stripes/CURRENT").unlink()
     assert len(list(collect(opened(tmp_path), "f", grace_s=1))) == 2
+
+
+def test_gc_of_a_folder_finds_what_begins_with_a_dot(tmp_path: Path) -> None:
+    """As safetensors' temporary names do; what a store calls temporary is its own."""
+    for name in ("folder/f", "folder/.tmpAb3dEf", "folder/.tmp-1"):
+        with StripedWriter(opened(tmp_path), name, SMALL) as out:
+            out.write(b"data")
+    found = checkpoints(opened(tmp_path), "folder")
+    assert found == ["folder/.tmpAb3dEf.stripes", "folder/f.stripes"]
+    assert checkpoints(opened(tmp_path / "folder"), "") == [".tmpAb3dEf.stripes", "f.stripes"]
 
 
 def test_when_a_version_became_unused() -> None:

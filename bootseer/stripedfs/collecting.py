@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Stat, Store
-from bootseer.stripedfs import changing
+from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.draft import LEASE, STALE_S, WRITING, idle, store_now_s, temporaries
 from bootseer.stripedfs.manifest import VERSION_PATTERN
 from bootseer.stripedfs.versions import CURRENT, MANIFEST, SUFFIX, current, folder_of
@@ -33,7 +33,10 @@ class Unused:
 
 
 def checkpoints(store: Store, name: str) -> list[str]:
-    """The checkpoint of this name, or else those directly in the folder of this name."""
+    """The checkpoint of this name, or else those directly in the folder of this name.
+
+    With those whose names begin with a dot: so do the names that programs save under at first.
+    """
     base = folder_of(name) if name else ""
     if base:
         try:
@@ -42,8 +45,14 @@ def checkpoints(store: Store, name: str) -> list[str]:
         except NotFoundError:
             pass
     folder = name
-    found = [s.name for s in store.list(folder) if s.is_folder and s.name.endswith(SUFFIX)]
-    return sorted(found)
+    found = [*store.list(folder), *store.temporaries(folder)]
+    return sorted(
+        stat.name
+        for stat in found
+        if stat.is_folder
+        and stat.name.endswith(SUFFIX)
+        and not names.is_temporary(stat.name.rpartition("/")[2])
+    )
 
 
 def collect(
