@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from fuse_mounts import in_time
+from fuse_mounts import in_time, refusal
 from stripe_faces import CHUNK, SMALL, content, put_bytes, served
 
 from bootseer import stripedfs
@@ -93,13 +95,28 @@ def test_what_is_saved_through_a_mount_is_there(url: str, tmp_path: Path) -> Non
             (mount.directory / "small").write_bytes(b"small")
             (mount.directory / "gone").write_bytes(content(9 * CHUNK))
             (mount.directory / "gone").unlink()
+            for name in ("early", "ended"):  # renamed, or removed, before it is closed
+                with contextlib.suppress(OSError), (mount.directory / "tmp").open("wb", 0) as file:
+                    os.ftruncate(file.fileno(), 9 * CHUNK + 4)
+                    file.write(content(9 * CHUNK + 4))
+                    if name == "early":
+                        (mount.directory / "tmp").rename(mount.directory / "early")
+                    else:
+                        (mount.directory / "tmp").unlink()
 
         in_time(save)
+        open_store(f"{url}/saved/hidden/killed.stripes").replace(".tmp-1", b"")
+        assert refusal((mount.directory / "hidden").rmdir) == errno.ENOTEMPTY
         assert in_time((mount.directory / "deep" / "x").read_bytes) == content(9 * CHUNK + 3)
     with stripedfs.open(f"{url}/saved/deep/x") as file:
         assert file.read() == content(9 * CHUNK + 3)
+    with stripedfs.open(f"{url}/saved/early") as file:
+        assert file.read() == content(9 * CHUNK + 4)
     store = open_store(f"{url}/saved")
-    assert sorted(s.name for s in store.list("")) == ["deep", "small"]
+    store.delete_tree("hidden")
+    assert sorted(s.name for s in store.list("")) == ["deep", "early.stripes", "small"]
+    assert len(list(store.list("early.stripes"))) == 2
+    assert list(store.temporaries("")) == []
     assert [s.name for s in store.list("deep")] == ["deep/x.stripes"]
 
 
