@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 from fuse_mounts import in_time, refusal
-from stripe_faces import CHUNK, SMALL, content, put_bytes, served
+from stripe_faces import CHUNK, SMALL, content, put_bytes, served, stripe
 
 from bootseer import stripedfs
 from bootseer.storage.base import WriteHints, open_store
@@ -141,3 +141,26 @@ def test_a_plain_file_that_is_replaced_is_an_error(url: str) -> None:
         store.replace("plain", content(5000, 1))
         with pytest.raises(Exception, match="changed while it was read"):
             file.read()
+
+
+def test_a_name_that_datanodes_misread_costs_itself_only(
+    hdfs: Any, hdfs_folder: str, tmp_path: Path
+) -> None:
+    web, native = f"{hdfs.webhdfs_url}{hdfs_folder}", f"{hdfs.hdfs_url}{hdfs_folder}"
+    put_bytes(open_store(web), "good", content(5000), tmp_path)
+    (tmp_path / "file").write_bytes(b"x")
+    refused = stripe("put", tmp_path / "file", f"{web}/a%20b%25c")
+    assert (refused.returncode, "misread" in refused.stderr) == (7, True), refused.stderr
+    listed = stripe("ls", web)
+    assert (listed.returncode, listed.stderr) == (0, "")  # nothing is left of it
+
+    put_bytes(open_store(native), "a b%c", content(5001), tmp_path)
+    listed = stripe("ls", web)
+    assert (listed.returncode, len(listed.stdout.splitlines())) == (7, 2)
+    assert listed.stderr.startswith("bootseer: ")
+    assert "a b%c" in listed.stderr
+    assert stripe("ls", native).returncode == 0
+    with served(web, tmp_path / "m", writable=True) as mount:
+        assert in_time((mount.directory / "good").read_bytes) == content(5000)
+        assert in_time(lambda: (mount.directory / "new").write_bytes(b"new")) == 3
+        assert refusal(lambda: (mount.directory / "a b%c").open("rb")) == errno.EIO

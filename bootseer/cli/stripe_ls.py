@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 @json_option
 @click.argument("url")
 def command(url: str, recursive: bool, as_json: bool, **store: Any) -> int:
-    """List the checkpoints and files of the folder URL, or what the checkpoint URL holds."""
+    """List the checkpoints and files of the folder URL, or what the checkpoint URL holds.
+
+    One that cannot be looked at is told on standard error, beside the list of the others; the
+    exit code is then of that error.
+    """
     from bootseer.stripedfs.listings import listing
     from bootseer.stripedfs.locating import locate
 
@@ -34,7 +39,7 @@ def command(url: str, recursive: bool, as_json: bool, **store: Any) -> int:
         opened.close()
     if as_json:
         echo_json([dataclasses.asdict(each) for each in listed])
-        return 0
+        return _told(listed)
     rows = [_row(each) for each in listed]
     widths = [max((len(row[n]) for row in rows), default=0) for n in range(5)]
     for row in rows:
@@ -42,18 +47,24 @@ def command(url: str, recursive: bool, as_json: bool, **store: Any) -> int:
         cells = [f"{size:>{widths[0]}}"]
         cells += [f"{cell:<{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
         click.echo("  ".join([*cells, row[5]]).rstrip())
-    return 0
+    return _told(listed)
+
+
+def _told(listed: Sequence[Listed]) -> int:
+    """A line for each entry that could not be looked at; the exit code is of the first."""
+    faulty = [each for each in listed if each.problem]
+    for each in faulty:
+        click.echo(f"bootseer: {_printable(each.name)}: {_printable(each.problem)}", err=True)
+    return faulty[0].exit_code if faulty else 0
 
 
 def _row(each: Listed) -> tuple[str, ...]:
     """Size, kind, stripes, versions, time, name."""
-    size = "-" if each.kind in ("folder", "link") else sizes.shown(each.size_bytes)
+    size = "-" if each.kind in ("folder", "link", "unknown") else sizes.shown(each.size_bytes)
     stripes = f"{each.width} x {sizes.shown(each.chunk_bytes)}" if each.width else "-"
     versions = "1 version" if each.versions == 1 else f"{each.versions} versions"
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.mtime_s)) if each.mtime_s else "-"
     name = f"{each.name} -> {each.target}" if each.target else each.name
-    if each.problem:
-        name = f"{name}  ({each.problem})"
     return size, each.kind, stripes, versions if each.versions else "-", when, _printable(name)
 
 

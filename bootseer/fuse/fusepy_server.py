@@ -107,7 +107,9 @@ class _Paths:
     def readdir(self, path: str, number: int) -> list[tuple[str, dict[str, int] | None, int]]:
         with self._found(path) as attr:
             entries = self._operations.readdir(attr.inode)
-        named = [(e.name.decode(ENCODING), _status(e.attr), 0) for e in entries]
+        named = [
+            (e.name.decode(ENCODING), _status(e.attr) if e.attr.mode else None, 0) for e in entries
+        ]
         return [(".", None, 0), ("..", None, 0), *named]
 
     def open(self, path: str, info: Any) -> int:

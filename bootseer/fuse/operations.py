@@ -28,7 +28,7 @@ class Attr(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One name of a directory."""
+    """One name of a directory. `attr` of mode 0: who asks for more than the name has a `lookup`."""
 
     name: bytes
     attr: Attr

@@ -203,7 +203,10 @@ def _pack_listing(
         else:
             name, attr = entries[index - 2]
             packed = _dirent(attr.inode, index + 1, name, attr.mode)
-            prefix = entry(attr, timeout_s) if timeout_s is not None else b""
+            if timeout_s is not None and attr.mode:
+                prefix = entry(attr, timeout_s)
+            else:
+                prefix = bytes(ENTRY_OUT.struct.size)
         if timeout_s is not None:
             packed = prefix + packed
         used += len(packed)

@@ -375,13 +375,16 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             return SavedFile(store, name, self._writing)
 
     def _described(self, path: str, found: names.Found) -> dict[str, Any]:
-        return {
+        described = {
             "name": path,
             "size": found.size_bytes,
             "type": "directory" if found.is_folder else "file",
             "mtime": found.mtime_s,
             "striped": found.striped,
         }
+        if found.problem is not None:
+            described |= {"type": "other", "problem": str(found.problem)}
+        return described
 
 
 class _Reopen:

@@ -19,11 +19,12 @@ class Listed:
     """One line of a listing. `width` and `chunk_bytes` are 0 for what is not striped.
 
     `versions` counts the whole versions that the store holds of a checkpoint, the current one
-    included; `problem` says why an entry could not be looked at.
+    included; `problem` says why an entry could not be looked at, and `exit_code` is of that error
+    (else 0). It is of `kind` "unknown" where not even that could be told.
     """
 
     name: str
-    kind: Literal["file", "tree", "plain", "folder", "link"]
+    kind: Literal["file", "tree", "plain", "folder", "link", "unknown"]
     size_bytes: int
     mtime_s: float
     width: int = 0
@@ -32,6 +33,7 @@ class Listed:
     versions: int = 0
     target: str = ""
     problem: str = ""
+    exit_code: int = 0
 
 
 def listing(store: Store, found: Found, *, recursive: bool = False) -> list[Listed]:
@@ -51,16 +53,30 @@ def listing(store: Store, found: Found, *, recursive: bool = False) -> list[List
 
 
 def _described(store: Store, found: Found) -> Listed:
+    if found.problem is not None:
+        return _unreadable(found, "unknown", found.problem)
     try:
         if found.tree is not None:
             return _of_tree(store, found)
         if found.version is not None:
             return _of_version(store, found)
     except BootseerError as error:
-        kind: Literal["tree", "file"] = "tree" if found.is_folder else "file"
-        return Listed(found.name, kind, found.size_bytes, found.mtime_s, problem=str(error))
+        return _unreadable(found, "tree" if found.is_folder else "file", error)
     kind_: Literal["folder", "plain"] = "folder" if found.is_folder else "plain"
     return Listed(found.name, kind_, found.size_bytes, found.mtime_s)
+
+
+def _unreadable(
+    found: Found, kind: Literal["tree", "file", "unknown"], error: BootseerError
+) -> Listed:
+    return Listed(
+        found.name,
+        kind,
+        found.size_bytes,
+        found.mtime_s,
+        problem=str(error),
+        exit_code=error.exit_code,
+    )
 
 
 def _of_version(store: Store, found: Found) -> Listed:

@@ -13,7 +13,7 @@ import posixpath
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Stat, Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.manifest import TreeEntry, TreeFile, TreeFolder, TreeLink, TreeManifest
@@ -29,6 +29,7 @@ class Found(NamedTuple):
 
     `version` is there for a striped file and for the root of a directory checkpoint; `tree` and
     `entry` for what lies within one; `stamp` is the store's word for the bytes of a plain one.
+    `problem`: why nothing but its name is known, as of a checkpoint whose pointer is damaged.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Found(NamedTuple):
     tree: Tree | None = None
     entry: TreeEntry | None = None
     stamp: str = ""
+    problem: BootseerError | None = None
 
     @property
     def striped(self) -> bool:
@@ -68,7 +70,9 @@ def look(store: Store, name: str) -> Found:
 def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -> list[Found]:
     """What lies directly in a folder, by name.
 
-    `seen` is what an earlier call left in it: versions that need not be asked for again.
+    `seen` is what an earlier call left in it: versions that need not be asked for again. A
+    checkpoint that cannot be looked at is found with its `problem`. Raises what keeps the whole
+    folder from being listed: its own error, or that the store went away before anything was said.
     """
     if folder.tree is not None or folder.version is not None:
         tree = rooted(store, folder).tree
@@ -85,14 +89,28 @@ def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -
             striped.append((stat.name.removesuffix(SUFFIX), stat.mtime_s))
         else:
             plain[stat.name] = _plain(stat)
-    asked = in_parallel(
-        lambda each: versions.current_or_seen(store, *each, known.get(each[0])), striped
-    )
-    now = {name: each for (name, _), each in zip(striped, asked, strict=True) if each is not None}
-    plain |= {name: _versioned(name, each.version) for name, each in now.items()}
+    asked = in_parallel(lambda each: _asked(store, *each, known.get(each[0])), striped)
+    faults = [each for each in asked if isinstance(each, BootseerError) and each.retryable]
+    if faults and len(faults) == len(asked):
+        raise faults[0]
     known.clear()
-    known.update(now)
+    for (name, mtime_s), each in zip(striped, asked, strict=True):
+        if isinstance(each, Seen):
+            known[name] = each
+            plain[name] = _versioned(name, each.version)
+        elif each is not None:
+            plain[name] = Found(name, 0, mtime_s, False, problem=each)
     return [plain[name] for name in sorted(plain)]
+
+
+def _asked(
+    store: Store, name: str, mtime_s: float, seen: Seen | None
+) -> Seen | BootseerError | None:
+    """An error of one checkpoint is no error of the others beside it."""
+    try:
+        return versions.current_or_seen(store, name, mtime_s, seen)
+    except BootseerError as error:
+        return error
 
 
 def _listed(store: Store, folder: str) -> Iterator[Stat]:
@@ -151,7 +169,10 @@ def _versioned(name: str, version: Version) -> Found:
 def _published_s(version: Version) -> float:
     """When the version was written, as its name says."""
     text = version.pointer.version.split("-")[1]
-    when = datetime.datetime.strptime(text, "%Y%m%dT%H%M%SZ")
+    try:
+        when = datetime.datetime.strptime(text, "%Y%m%dT%H%M%SZ")
+    except ValueError:  # digits, but no time: a name is a name
+        return 0.0
     return when.replace(tzinfo=datetime.UTC).timestamp()
 
 

@@ -8,6 +8,7 @@ dropped its last reference.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import threading
@@ -18,7 +19,8 @@ from concurrent.futures import Future
 
 import xxhash
 
-from bootseer.fuse.operations import ROOT, Inode
+from bootseer.errors import AccessDeniedError
+from bootseer.fuse.operations import ROOT, FileSystemError, Inode
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.versions import Seen
 
@@ -223,6 +225,15 @@ class Nodes:
             inode = Inode(secrets.randbits(63) & INODE_MASK)
             if inode > ROOT and inode not in self._known:
                 return inode
+
+
+def readable(node: Node) -> Node:
+    """Refuse one of which nothing but its name is known; why was told when it was listed."""
+    if isinstance(node.found.problem, AccessDeniedError):
+        raise FileSystemError(errno.EACCES)
+    if node.found.problem is not None:
+        raise FileSystemError(errno.EIO)
+    return node
 
 
 def below(folder: Node, base: str) -> str:

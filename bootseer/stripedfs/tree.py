@@ -35,9 +35,9 @@ from bootseer.stripedfs import names
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
-from bootseer.stripedfs.nodes import Node, Nodes
+from bootseer.stripedfs.nodes import Node, Nodes, readable
 from bootseer.stripedfs.source import DigestedSource, FileSource, StripedSource
-from bootseer.stripedfs.treefiles import Complaints, OpenFiles
+from bootseer.stripedfs.treefiles import Answered, Complaints, OpenFiles
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
@@ -220,14 +220,14 @@ class StripedTree:
             found = self._survey(inode)
         if found is None:
             raise FileSystemError(errno.ESTALE)
-        return found
+        return readable(found)
 
     def child(self, parent: Node, name: bytes) -> Node:
-        """A folder's entry. Raises FileSystemError(ENOENT)."""
+        """A folder's entry. Raises FileSystemError(ENOENT); EIO or EACCES for an unreadable one."""
         found = self.nodes.get(self.listing(parent).get(name))
         if found is None:
             raise FileSystemError(errno.ENOENT)
-        return found
+        return readable(found)
 
     def listing(self, node: Node) -> Mapping[bytes, Inode]:
         """A folder's entries; read again from the store when they are old, by one at a time.
@@ -280,7 +280,18 @@ class StripedTree:
             if node.listed_s == began_s:
                 node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
             return known  # what was there a while ago is better than nothing
-        return self._filled(node, found)
+        return self._filled(node, [self._best(node, each) for each in found])
+
+    def _best(self, folder: Node, found: Found) -> Found:
+        """What was there a while ago where the store does not say just now what is there."""
+        if found.problem is None:
+            return found
+        self.complaints.number(found.problem, found.name, reading=True)
+        base = os.fsencode(found.name.rpartition("/")[2])
+        earlier = self.nodes.get((folder.children or {}).get(base))
+        if earlier is None or not found.problem.retryable:
+            return found
+        return earlier.found
 
     def _filled(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
         return self.nodes.fill(node, found, {})
@@ -331,6 +342,8 @@ class StripedTree:
 
     def _attr(self, node: Node) -> Attr:
         found, entry = node.found, node.found.entry
+        if found.problem is not None:
+            return Attr(node.inode, 0, 0)  # of no kind: a listing shows its name alone
         folder = found.is_folder or node.inode == ROOT
         mode = 0o755 if folder else 0o644
         if isinstance(entry, (TreeFile, TreeFolder)):
@@ -380,18 +393,3 @@ class StripedTree:
 
     def _answered(self, what: str) -> Answered:
         return Answered(self.complaints, what)
-
-
-class Answered:
-    """A block whose errors become the answer to the kernel."""
-
-    __slots__ = ("_complaints", "_what")
-
-    def __init__(self, complaints: Complaints, what: str) -> None:
-        self._complaints, self._what = complaints, what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, BootseerError):
-            raise FileSystemError(self._complaints.number(error, self._what)) from error

@@ -64,6 +64,21 @@ class Complaints:
         return number
 
 
+class Answered:
+    """A block whose errors become the answer to the kernel."""
+
+    __slots__ = ("_complaints", "_what")
+
+    def __init__(self, complaints: Complaints, what: str) -> None:
+        self._complaints, self._what = complaints, what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BootseerError):
+            raise FileSystemError(self._complaints.number(error, self._what)) from error
+
+
 class OpenFile:
     """One opening of a file: its source, and what was read of it so far."""
 
