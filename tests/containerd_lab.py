@@ -142,7 +142,8 @@ class Lab:
 
     def run(self, ref: str, *words: str, namespace: str = NAMESPACE) -> str:
         self._number += 1
-        container = f"{self.folder.name}-{self._number}"  # runc knows those of all labs
+        # runc knows those of all labs; not every name of a folder is an identifier.
+        container = f"{self.folder.name.encode().hex()}-{self._number}"
         ctr = [*self.prefix, "ctr", "-a", str(self.containerd.address), "-n", namespace]
         command = ["run", "--rm", "--snapshotter", NAME, "--env", "PATH=/bin:/usr/bin", ref]
         done = subprocess.run(
