@@ -36,8 +36,30 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f"bootseer.cli.{entry[0]}")
         found = getattr(module, self._attribute.format(cmd_name))
         assert isinstance(found, click.Command)
+        if ctx.auto_envvar_prefix is not None:
+            _name_variables(found, _variable(ctx.auto_envvar_prefix, cmd_name))
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._commands_in.items()])
+
+
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Let options be given in the environment by their own words.
+
+    click takes the name of the parameter, which is often another (`--json` is `as_json`); that
+    variable is still taken.
+    """
+    for option in command.params:
+        word = max((o for o in option.opts if o.startswith("--")), key=len, default="")
+        if word and option.name and option.envvar is None:
+            names = (_variable(prefix, word.lstrip("-")), _variable(prefix, option.name))
+            option.envvar = list(dict.fromkeys(names))
+    if isinstance(command, click.Group):  # one that knows its commands; ours look for themselves
+        for name, each in command.commands.items():
+            _name_variables(each, _variable(prefix, name))
+
+
+def _variable(prefix: str, word: str) -> str:
+    return f"{prefix}_{word}".replace("-", "_").upper()
