@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from stripe_lab import CHUNK, leftovers, opened, sample, version_folder, whole
 
-from bootseer.errors import NotFoundError
-from bootseer.stripedfs.collecting import checkpoints, collect, remove, unreferenced
+from bootseer.errors import AccessDeniedError, NotFoundError
+from bootseer.storage.wrap import WrappedStore
+from bootseer.stripedfs.collecting import checkpoints, collect, collect_beside, remove, unreferenced
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.stream import StripedWriter
 
@@ -84,3 +85,38 @@ def test_rm_removes_all_of_it(tmp_path: Path) -> None:
     for name in ("f", "g"):
         with pytest.raises(NotFoundError, match="no striped checkpoint"):
             remove(opened(tmp_path), name)
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    """Who may only read the store can see what would go."""
+    _versions(tmp_path, 2)
+    draft = tmp_path / "f.stripes/.tmp-old/writing"
+    draft.mkdir(parents=True)
+    os.utime(draft, (1e9, 1e9))
+    os.utime(draft.parent, (1e9, 1e9))
+    old = tmp_path / ".tmp-0123"
+    old.write_bytes(b"")
+    os.utime(old, (1e9, 1e9))
+
+    class ReadOnly(WrappedStore):
+        """A FAKE store, for fault injection: it refuses to be written to."""
+
+        def replace(self, name: str, data: bytes) -> None:
+            raise AccessDeniedError("read-only")
+
+    store = ReadOnly(opened(tmp_path))
+    found = [r.name for r in collect(store, "f", grace_s=0, dry_run=True)]
+    assert len(found) == 2
+    assert "f.stripes/.tmp-old" in found
+    assert [r.name for r in collect_beside(store, "", grace_s=0, dry_run=True)] == [".tmp-0123"]
+    assert old.exists()
+
+
+def test_gc_takes_what_plain_writers_left_in_the_folder(tmp_path: Path) -> None:
+    for name, age_s in ((".tmp-old", 7200), (".tmp-young", 10), (".mine", 7200)):
+        (tmp_path / name).write_bytes(b"x")
+        when = (tmp_path / name).stat().st_mtime - age_s
+        os.utime(tmp_path / name, (when, when))
+    assert list(collect_beside(opened(tmp_path), "")) != []
+    assert list(collect_beside(opened(tmp_path), "", grace_s=0)) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".mine", ".tmp-young"]

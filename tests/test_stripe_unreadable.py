@@ -58,6 +58,14 @@ def test_ls_lists_the_others_and_says_what_is_wrong(root: Path) -> None:
     ]
 
 
+def test_gc_goes_on_with_the_others(root: Path) -> None:
+    put_bytes(store_of(root), "d", b"again", root.parent)
+    done = stripe("gc", "--grace", 0, root)
+    assert done.returncode == 7
+    assert done.stdout.startswith("store/d.stripes/v-")
+    assert "c.stripes" in done.stderr
+
+
 def test_fsspec_lists_the_others(root: Path) -> None:
     listed = {Path(e["name"]).name: e for e in StripedFileSystem().ls(str(root))}
     assert {name: e["type"] for name, e in listed.items()} == {

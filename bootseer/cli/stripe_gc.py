@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bootseer.cli.options import echo_json, json_option, options_of, store_options
-from bootseer.errors import UsageError
+from bootseer.cli.stripe_ls import printable
+from bootseer.errors import BootseerError, UsageError
+
+if TYPE_CHECKING:
+    from bootseer.stripedfs.collecting import Removed
 
 
 @click.command("gc")
@@ -28,30 +33,44 @@ from bootseer.errors import UsageError
 def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) -> int:
     """Remove the versions that URL no longer points to, and what killed writers left.
 
-    URL is a checkpoint, or a folder of which every checkpoint is looked at.
+    URL is a checkpoint, or a folder of which every checkpoint is looked at. One that cannot be
+    is told on standard error, and the exit code is then of that error.
     """
     from bootseer.storage.base import open_object, open_store
-    from bootseer.stripedfs.collecting import checkpoints, collect
+    from bootseer.stripedfs.collecting import checkpoints, collect, collect_beside
+    from bootseer.stripedfs.versions import folder_of
 
     options = options_of(store)
     try:
         opened, name = open_object(url, options)
     except UsageError:
         opened, name = open_store(url, options), ""
-    removed = []
+    removed: list[Removed] = []
+    code = 0
+
+    def take(found: Iterator[Removed]) -> None:
+        for gone in found:
+            removed.append(gone)
+            if not as_json:
+                would = "would be removed" if dry_run else "removed"
+                click.echo(f"{gone.name}: {gone.reason}, unused for {gone.age_s:.0f} s, {would}")
+
     try:
-        for each in checkpoints(opened, name):
-            for gone in collect(opened, each, grace_s=grace, dry_run=dry_run):
-                removed.append(gone)
-                if not as_json:
-                    would = "would be removed" if dry_run else "removed"
-                    click.echo(
-                        f"{gone.name}: {gone.reason}, unused for {gone.age_s:.0f} s, {would}"
-                    )
+        below = checkpoints(opened, name)
+        for each in below:
+            try:
+                take(collect(opened, each, grace_s=grace, dry_run=dry_run))
+            except BootseerError as error:  # the others can be collected still
+                if error.retryable or len(below) == 1:
+                    raise
+                code = code or error.exit_code
+                click.echo(f"bootseer: {printable(f'{each}: {error}')}", err=True)
+        if below != [folder_of(name) if name else ""]:
+            take(collect_beside(opened, name, grace_s=grace, dry_run=dry_run))
     finally:
         opened.close()
     if as_json:
         echo_json([dataclasses.asdict(gone) for gone in removed])
     elif not removed:
         click.echo("nothing to remove")
-    return 0
+    return code

@@ -54,7 +54,7 @@ def _told(listed: Sequence[Listed]) -> int:
     """A line for each entry that could not be looked at; the exit code is of the first."""
     faulty = [each for each in listed if each.problem]
     for each in faulty:
-        click.echo(f"bootseer: {_printable(each.name)}: {_printable(each.problem)}", err=True)
+        click.echo(f"bootseer: {printable(each.name)}: {printable(each.problem)}", err=True)
     return faulty[0].exit_code if faulty else 0
 
 
@@ -65,10 +65,10 @@ def _row(each: Listed) -> tuple[str, ...]:
     versions = "1 version" if each.versions == 1 else f"{each.versions} versions"
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.mtime_s)) if each.mtime_s else "-"
     name = f"{each.name} -> {each.target}" if each.target else each.name
-    return size, each.kind, stripes, versions if each.versions else "-", when, _printable(name)
+    return size, each.kind, stripes, versions if each.versions else "-", when, printable(name)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """A name without what could act on a terminal, bytes that are no text included."""
     shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 )
 @store_options
 @json_option
-@click.argument("source", type=click.Path())
+@click.argument("source", type=click.Path(readable=False))
 @click.argument("url")
 def command(
     source: str, url: str, resume: bool, follow_links: bool, as_json: bool, **given: Any

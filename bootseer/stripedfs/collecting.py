@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, CorruptDataError, NotFoundError
@@ -10,9 +11,10 @@ from bootseer.storage.base import Stat, Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.draft import LEASE, STALE_S, WRITING, idle, store_now_s, temporaries
 from bootseer.stripedfs.manifest import VERSION_PATTERN
-from bootseer.stripedfs.versions import CURRENT, MANIFEST, SUFFIX, current, folder_of
+from bootseer.stripedfs.versions import CURRENT, MANIFEST, SUFFIX, current, folder_of, is_name
 
 GRACE_S = 3600.0
+TEMPORARY = ".tmp-"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def checkpoints(store: Store, name: str) -> list[str]:
         if stat.is_folder
         and stat.name.endswith(SUFFIX)
         and not names.is_temporary(stat.name.rpartition("/")[2])
+        and is_name(stat.name)
     )
 
 
@@ -62,10 +65,10 @@ def collect(
 
     A version goes when it has not been current for `grace_s`, so that readers that opened it can
     end; a draft when nobody has written to it for as long. With a damaged pointer no version goes.
-    Raises the store's errors.
+    A dry run writes nothing, and so goes by this machine's clock. Raises the store's errors.
     """
     base = folder_of(name)
-    now_s = store_now_s(store, base)
+    now_s = time.time() if dry_run else store_now_s(store, base)
     if not dry_run:
         _unmark(store, base)
     doomed = list(_versions(store, base, now_s, grace_s))
@@ -76,6 +79,26 @@ def collect(
                 continue  # published while we looked
             store.delete_tree(each.name)
         yield each
+
+
+def collect_beside(
+    store: Store, folder: str, *, grace_s: float = GRACE_S, dry_run: bool = False
+) -> Iterator[Removed]:
+    """Collect what killed writers of plain files left directly in a folder; as `collect`."""
+    ours = [
+        stat
+        for stat in store.temporaries(folder)
+        if not stat.is_folder and stat.name.rpartition("/")[2].startswith(TEMPORARY)
+    ]
+    if not ours:
+        return
+    now_s = time.time() if dry_run else store_now_s(store, folder)
+    for stat in ours:
+        age_s = now_s - stat.mtime_s
+        if age_s >= max(grace_s, STALE_S):  # a younger one may be of this instant
+            if not dry_run:
+                store.delete(stat.name)
+            yield Removed(stat.name, "orphaned temporary", age_s)
 
 
 def _is_current(store: Store, base: str, name: str) -> bool:
@@ -146,7 +169,7 @@ def _drafts(store: Store, base: str, now_s: float, grace_s: float) -> list[Remov
         last_s = _last_written_s(store, stat)
         if now_s - last_s < grace_s:
             continue
-        if stat.is_folder and not idle(store, base, stat.name):
+        if stat.is_folder and not idle(store, base, stat.name, now_s=now_s):
             continue
         if stat.is_folder or now_s - last_s >= STALE_S:  # a probe or pointer lives for an instant
             found.append(Removed(stat.name, "orphaned temporary", now_s - last_s))

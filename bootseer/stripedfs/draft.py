@@ -321,8 +321,8 @@ def read_note(store: Store, folder: str) -> dict[str, Any] | None:
     return held.info if held is not None else None
 
 
-def idle(store: Store, base: str, folder: str) -> bool:
-    """Whether a draft's writer is surely or very likely gone."""
+def idle(store: Store, base: str, folder: str, *, now_s: float | None = None) -> bool:
+    """Whether a draft's writer is surely or very likely gone; the store is asked for no `now_s`."""
     lease_folder = f"{folder}/{WRITING}/{LEASE}"
     held, free = leases.Watch(store, lease_folder).look()
     if held is not None and free:
@@ -334,12 +334,12 @@ def idle(store: Store, base: str, folder: str) -> bool:
             last_s = store.stat(f"{folder}/{WRITING}").mtime_s  # its lease is just being made
         except NotFoundError:
             return True
-    return store_now_s(store, base) - last_s > STALE_S
+    return (store_now_s(store, base) if now_s is None else now_s) - last_s > STALE_S
 
 
 def store_now_s(store: Store, base: str) -> float:
     """The store's own clock, asked by writing an object: no two clocks are ever compared."""
-    probe = store.temporary(base)
+    probe = store.temporary(base) if base else f".tmp-{uuid.uuid4().hex}"  # hidden as well
     store.replace(probe, b"")
     try:
         return store.stat(probe).mtime_s

@@ -106,6 +106,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
                 listed = [
                     self._described(f"{top}/{child.name.rpartition('/')[2]}", child)
                     for child in names.children(store, found)
+                    if not names.leads_nowhere(child)
                 ]
         return listed if detail else [entry["name"] for entry in listed]
 

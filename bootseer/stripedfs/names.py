@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import posixpath
 from collections.abc import Iterator
@@ -52,16 +53,23 @@ class Found(NamedTuple):
 
 def look(store: Store, name: str) -> Found:
     """What a name stands for. Raises NotFoundError when it stands for nothing."""
-    name = name.removesuffix(SUFFIX)
     if not name:
         return _plain(ROOT)
+    literal, name = name, name.removesuffix(SUFFIX)
+    if not versions.is_name(literal):  # may be a folder still
+        return _plain(store.stat(literal))
     version = versions.current(store, name)
     if version is not None:
         return _versioned(name, version)
+    if literal != name:
+        try:
+            return _plain_file(store, literal)
+        except NotFoundError:
+            pass
     try:
         return _plain(store.stat(name))
     except NotFoundError:
-        found = _within_tree(store, name)
+        found = _within_tree(store, literal)
         if found is None:
             raise
         return found
@@ -80,12 +88,12 @@ def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -
         top = "" if folder.entry is None else folder.entry.path
         inside = tree.folders.get(top, ())
         named = ((f"{folder.name}/{posixpath.basename(e.path)}", e) for e in inside)
-        return [found for name, e in named if (found := _entry(tree, name, e)) is not None]
+        return [_entry(tree, name, e) for name, e in named]
     plain: dict[str, Found] = {}
     striped: list[tuple[str, float]] = []
     known = {} if seen is None else seen
     for stat in _listed(store, folder.name):
-        if stat.is_folder and stat.name.endswith(SUFFIX):
+        if stat.is_folder and stat.name.endswith(SUFFIX) and versions.is_name(stat.name):
             striped.append((stat.name.removesuffix(SUFFIX), stat.mtime_s))
         else:
             plain[stat.name] = _plain(stat)
@@ -126,6 +134,17 @@ def is_temporary(base: str) -> bool:
     return base.startswith((".tmp-", ".nfs"))
 
 
+def leads_nowhere(found: Found) -> bool:
+    """Whether it is a link of a directory checkpoint to what is not in it."""
+    if found.tree is None or not isinstance(found.entry, TreeLink):
+        return False
+    try:
+        found.tree.find(found.entry.path)
+    except NotFoundError:
+        return True
+    return False
+
+
 def rooted(store: Store, found: Found) -> Found:
     """A directory checkpoint with its manifest read, so that nothing of it is read again."""
     return found._replace(tree=_tree(store, found)) if found.tree is None else found
@@ -161,6 +180,14 @@ def _plain(stat: Stat) -> Found:
     return Found(stat.name, stat.size_bytes, stat.mtime_s, stat.is_folder, stamp=stat.version)
 
 
+def _plain_file(store: Store, name: str) -> Found:
+    """A file whose own name ends as those of our folders do."""
+    stat = store.stat(name)
+    if stat.is_folder:
+        raise NotFoundError(f"{name} in {store.url} was never published")
+    return _plain(stat)
+
+
 def _versioned(name: str, version: Version) -> Found:
     size = 0 if version.is_tree else version.pointer.size_bytes
     return Found(name, size, _published_s(version), version.is_tree, version)
@@ -189,6 +216,12 @@ def _within_tree(store: Store, name: str) -> Found | None:
         loaded = versions.load(store, root)
         if loaded is not None and isinstance(loaded[1], TreeManifest):
             tree = Tree(store, loaded[0], loaded[1])
+            try:
+                return _entry(tree, name, tree.find(name[len(root) + 1 :]))
+            except NotFoundError:
+                if not name.endswith(SUFFIX):
+                    raise
+            name = name.removesuffix(SUFFIX)
             return _entry(tree, name, tree.find(name[len(root) + 1 :]))
     return None
 
@@ -200,18 +233,16 @@ def _parents(name: str) -> Iterator[str]:
         parent = posixpath.dirname(parent)
 
 
-def _entry(tree: Tree, name: str, entry: TreeEntry) -> Found | None:
-    """An entry under the name it was reached by; None for a link that leads nowhere."""
+def _entry(tree: Tree, name: str, entry: TreeEntry) -> Found:
+    """An entry under the name it was reached by; a link is described as what it leads to."""
     target = entry
     if isinstance(entry, TreeLink):
-        try:
+        with contextlib.suppress(NotFoundError):  # it leads nowhere, and is a link still
             target = tree.find(entry.path)
-        except NotFoundError:
-            return None
     if isinstance(target, TreeFile):
         size, mtime_s = target.size_bytes, target.mtime_ns / 1e9
         return Found(name, size, mtime_s, False, tree.version, tree, entry)
     mtime_ns = target.mtime_ns if isinstance(target, TreeFolder) else 0
     # A link to a folder is none: who walks the tree would go round in circles.
-    folder = target is entry
+    folder = target is entry and not isinstance(entry, TreeLink)
     return Found(name, 0, mtime_ns / 1e9, folder, tree.version, tree, entry)

@@ -52,6 +52,11 @@ class WriteSettings:
             raise UsageError(f"a replication of {self.replication} is not possible; give 1 to 512")
         if self.tries < 1 or self.block_bytes < 0 or self.keep_bytes < 0:
             raise UsageError("tries must be at least 1, and no size negative")
+        if self.block_bytes % self.chunk_bytes:
+            raise UsageError(
+                f"blocks of {self.block_bytes} bytes are no multiple of chunks of "
+                f"{self.chunk_bytes}; a chunk must not lie in two blocks"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from bootseer.errors import AccessDeniedError, CorruptDataError, NotFoundError
+from bootseer.errors import AccessDeniedError, CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.layout import stripe_name
@@ -59,8 +59,18 @@ class StripedObject:
 
 
 def folder_of(name: str) -> str:
-    """The folder of a checkpoint, which may be named with or without its suffix."""
+    """The folder of a checkpoint, which may be named with or without its suffix.
+
+    Raises UsageError for a name that no file can have.
+    """
+    if not is_name(name):
+        raise UsageError(f"{name!r} is no checkpoint's name; name one in the folder")
     return name if name.endswith(SUFFIX) else name + SUFFIX
+
+
+def is_name(name: str) -> bool:
+    """Whether a checkpoint can have this name: its folder would be a name, but `..` is none."""
+    return name.removesuffix(SUFFIX).rpartition("/")[2] not in ("", ".", "..")
 
 
 def current(store: Store, name: str) -> Version | None:
