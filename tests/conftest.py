@@ -42,8 +42,8 @@ FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or br
 
 
 def pytest_configure() -> None:
-    # A shell starts what it puts in the background deaf to these, and so would be all we start.
-    for number in (signal.SIGINT, signal.SIGQUIT):
+    # A shell in the background, or nohup, starts us deaf to these, and so would be all we start.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(
                 number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
