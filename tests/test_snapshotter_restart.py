@@ -241,8 +241,9 @@ def test_the_helper_is_started_again_when_it_died(tmp_path: Path) -> None:
     hurried = StoreOptions(retry_s=0.1)
     places = {"cache": str(tmp_path / "cache"), "runtime": str(tmp_path / "run")}
     settings = MountSettings(
-        ref="127.0.0.1:1/no:1", directory=str(tmp_path), options=hurried, **places
+        ref="127.0.0.1:1/no:1", directory=str(tmp_path / "tree"), options=hurried, **places
     )
+    (tmp_path / "tree").mkdir()
     try:
         for _ in range(2):
             with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1"):

@@ -44,6 +44,7 @@ GONE, FAILED = 0, 70
 _PR_SET_PDEATHSIG = 1
 _SERVING = b"1"
 _LAST_S = 5.0
+_LAST_THREADS_S = 1.0
 _MOST_SAID_BYTES = 4096  # what a pipe takes at once
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -80,7 +81,7 @@ def supervise(
     first worker, if that is a BootseerError; NotSupportedError when threads run here;
     StoreUnavailableError when workers die one after the other.
     """
-    if len(os.listdir("/proc/self/task")) > 1 or threading.active_count() > 1:
+    if not _alone():
         raise NotSupportedError(
             "a supervisor must have one thread only, as it forks its workers; start it first"
         )
@@ -96,6 +97,16 @@ def supervise(
     finally:
         point.abandon()  # whatever happened, leave no dead mount behind
         os.close(device)
+
+
+def _alone() -> bool:
+    """Whether no other thread runs here; one that was joined is gone only a moment later."""
+    end_s = time.monotonic() + _LAST_THREADS_S
+    while threading.active_count() == 1 and time.monotonic() < end_s:
+        if len(os.listdir("/proc/self/task")) == 1:
+            return True
+        time.sleep(0.001)
+    return False
 
 
 class _Supervisor:

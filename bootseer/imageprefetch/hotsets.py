@@ -122,7 +122,8 @@ class HotSets:
         is the part of it that was this node's.
         """
         place = self._place(trace.workload)
-        packed = trace.hot(share)
+        # As merging puts it, so that starts which are added later leave the pack as it is.
+        packed = traces.merge([trace], share)
         files = owners(image.files, [(e.offset, e.length) for e in packed.extents])
         try:
             place.mkdir(parents=True, exist_ok=True)
