@@ -104,11 +104,19 @@ def test_without_a_key_nothing_is_reused(place: Place):
             assert read_all(place, place.source(key=""), cache)["bytes"] == SIZE
 
 
+def kept_whole(place: Place, checked: bool, cache: NodeCache) -> None:
+    """Read until every block is kept: whoever does not get a lock at once does without."""
+    for _ in range(5):
+        if read_all(place, place.source(checked=checked), cache)["hits"] == 96:
+            return
+    raise AssertionError("some block is never kept")
+
+
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_corrupt_cached_block_is_fetched_again(place: Place, checked: bool):
     with NodeCache(str(place.cache), 1 << 30) as cache:
         source = place.source(checked=checked)
-        read_all(place, source, cache)
+        kept_whole(place, checked, cache)
         identity = presence.identity_of(source)  # type: ignore[arg-type]
         assert identity is not None
         with open(place.cache / identity.folder / "data", "r+b") as data:
@@ -116,7 +124,7 @@ def test_a_corrupt_cached_block_is_fetched_again(place: Place, checked: bool):
             data.write(b"!")
         again = read_all(place, place.source(checked=checked), cache)
         assert again == {"requests": 1, "bytes": BLOCK, "hits": 95}
-        assert read_all(place, place.source(checked=checked), cache)["hits"] == 96
+        kept_whole(place, checked, cache)
 
 
 @pytest.mark.parametrize("count", [2, 4])
