@@ -42,12 +42,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 
 from bootseer.blocks import eviction, presence
 from bootseer.blocks.cached import CachedObject
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource
+from bootseer.contexts import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
 
 LOW_WATER = 0.9
@@ -62,7 +62,7 @@ def _nobody(reason: str) -> None:
     """Nobody listens."""
 
 
-class NodeCache:
+class NodeCache(Closing):
     """Opens cached objects below `directory` and keeps them within `limit_bytes` together.
 
     `told` is called once, from any thread, when storing ends: with the reason, for a person.
@@ -270,17 +270,6 @@ class NodeCache:
             self._stopped = self._stopped or "the cache was closed"
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> NodeCache:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check_private(directory: str) -> None:

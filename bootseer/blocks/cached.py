@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Protocol
 
 from bootseer.blocks import presence
 from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, Identity
+from bootseer.contexts import Closing
 
 
 class Room(Protocol):
@@ -29,7 +29,7 @@ class Room(Protocol):
         """A block did not match its entry and was dropped."""
 
 
-class CachedObject:
+class CachedObject(Closing):
     """Blocks of one object; pinned (never evicted) until closed. Every method is thread-safe.
 
     Into a `frozen` one nothing is written; wrong blocks are dropped all the same. No method raises
@@ -225,17 +225,6 @@ class CachedObject:
         for fd in (self._data_fd, self._present_fd):
             os.close(fd)
         self._present_fd = self._data_fd = -1
-
-    def __enter__(self) -> CachedObject:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _fill(fd: int, offset: int, raw: memoryview) -> bool:

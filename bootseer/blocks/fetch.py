@@ -53,7 +53,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from types import TracebackType
 
 from bootseer.blocks.board import Want
 from bootseer.blocks.cache import NodeCache
@@ -66,6 +65,7 @@ from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, memory_key
 from bootseer.blocks.state import Group, Object, Status
 from bootseer.blocks.stats import Stats
+from bootseer.contexts import Closing
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
 from bootseer.storage.retry import another
 
@@ -74,7 +74,7 @@ __all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
 LEAST_CHUNK = 64
 
 
-class Fetcher:
+class Fetcher(Closing):
     """See the module text. One a process; a context manager; every method is thread-safe."""
 
     def __init__(
@@ -273,17 +273,6 @@ class Fetcher:
         """End every request; who waits gets StoreUnavailableError. Twice is safe."""
         if os.getpid() == self._pid:
             self._engine.close()
-
-    def __enter__(self) -> Fetcher:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- inside ------------------------------------------------------------------------------
 

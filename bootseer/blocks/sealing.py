@@ -28,13 +28,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from bootseer.blocks import presence
 from bootseer.blocks.cache import check_private
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource, block_length
+from bootseer.contexts import Closing
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
 
 MARK = "sealed"
@@ -123,7 +123,7 @@ def open_sealed(directory: str, identity: Identity) -> Sealed | None:
         return None
 
 
-class Sealed:
+class Sealed(Closing):
     """A frozen object; pinned, so that it is not evicted, until closed. Twice is safe."""
 
     def __init__(self, files: _Files) -> None:
@@ -137,19 +137,8 @@ class Sealed:
     def close(self) -> None:
         self._files.close()
 
-    def __enter__(self) -> Sealed:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class _Files:
+class _Files(Closing):
     """`present` of an object, locked, and its `data`, for reading.
 
     With `alone` the lock is exclusive as long as the object is not frozen. Raises OSError,
@@ -167,7 +156,7 @@ class _Files:
             if not os.path.samestat(os.stat(f"{folder}/present"), os.fstat(self.present_fd)):
                 raise FileNotFoundError(folder)  # evicted between open and flock
             self.data_fd = os.open(f"{folder}/data", os.O_RDONLY | flags)
-        except BaseException:
+        except BaseException:  # who asked never had it to close
             self.close()
             raise
 
@@ -185,12 +174,6 @@ class _Files:
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # --- verifying --------------------------------------------------------------------------------
