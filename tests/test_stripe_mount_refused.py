@@ -132,6 +132,20 @@ def test_what_is_renamed_before_its_close_is_published_there(
 
 
 @pytest.mark.parametrize("size", [1000, SIZE])
+def test_a_folder_in_which_a_file_is_written_is_not_renamed(
+    mount: Served, root: Path, size: int
+) -> None:
+    folder = mount.directory / "step-1"
+    in_time(folder.mkdir)
+    with in_time(lambda: open(folder / "model.pt", "wb", buffering=0)) as file:
+        in_time(lambda: file.write(content(size)))
+        assert refusal(lambda: folder.rename(mount.directory / "step-2")) == errno.EBUSY
+    in_time(lambda: folder.rename(mount.directory / "step-2"))
+    assert in_time((mount.directory / "step-2" / "model.pt").read_bytes) == content(size)
+    assert read_url(root, "step-2/model.pt") == content(size)
+
+
+@pytest.mark.parametrize("size", [1000, SIZE])
 def test_removing_what_is_being_written_ends_it(mount: Served, root: Path, size: int) -> None:
     path = mount.directory / "model.safetensors"
     in_time(lambda: path.write_bytes(OLD))

@@ -114,7 +114,7 @@ def moment_after(others: Iterable[str]) -> str:
     """
     moments = [datetime.datetime.now(datetime.UTC)]
     for one in others:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             moment = datetime.datetime.fromisoformat(one)
             if age(one)[0] and moment.tzinfo is not None:
                 moments.append(moment.astimezone(datetime.UTC) + datetime.timedelta(microseconds=1))

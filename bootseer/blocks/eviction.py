@@ -84,7 +84,10 @@ def discard_spoiled(path: str, present_fd: int, identity: Identity) -> bool:
     except OSError:
         fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
-    return _remove(path)
+    if _remove(path):
+        return True
+    fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may have it open, too
+    return False
 
 
 def discard(path: str, unless: Identity | None = None) -> bool:

@@ -10,7 +10,8 @@ inherited at any time. A file whose server died while it was written is not publ
 
 A file may be renamed while it is written, as safetensors does: it is published under its last
 name. One that is removed is not published, and who writes it has ESTALE. `ftruncate` before the
-first byte says how many there will be; with fewer, `close` fails.
+first byte says how many there will be; with fewer, `close` fails. A folder in which a file is
+being written cannot be renamed (EBUSY).
 
 Created files get inode numbers by chance, for nobody knows their bytes yet. A file that is
 written anew keeps its inode, and so its pages: who read what was before has ESTALE from then on.
@@ -235,6 +236,9 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EINVAL)
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
             writing = self._written(node)
+            for saving in self._unpublished():  # its draft lies below the folder's present name
+                if saving.node.found.name.startswith(f"{node.found.name}/"):
+                    self._settle(saving.node)
             folder = self._changeable(self.node(new_parent))
             over = self.listing(folder).get(new_name)
             if over == node.inode:
