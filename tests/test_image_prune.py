@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,30 @@ def test_what_others_push_meanwhile_is_not_lost(ref: str, tmp_path: Path) -> Non
     found = left(ref)
     assert set(made) & set(found) == {made[3], made[4]}
     assert len(found) >= 4  # of three pushed meanwhile the oldest may have been one too many
+
+
+def test_a_prune_that_was_killed_hinders_nobody_who_pushes(registry: Any, tmp_path: Path) -> None:
+    """Its last word was the deletion of a manifest that the referrers' index still names."""
+    ref = registry.reference("prune/killed", "1")
+    made = push_hot_sets(ref, tmp_path / "image", "a", "a", "a")
+    host, _, path = ref.removesuffix(":1").partition("/")
+    for digest in made[:2]:
+        asked = urllib.request.Request(
+            f"http://{host}/v2/{path}/manifests/{digest}", method="DELETE"
+        )
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.status == 202
+    with open_repository(ref, push=True)[0] as repository:
+        subject, _ = repository.image("1")
+        listed = {each.digest for each in repository.referrers(subject.digest)}
+        assert set(made) < listed
+        (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
+        pack = Descriptor(hotset.PACK, digest_of(b"{}"), 2)
+        created = "2026-03-01T00:00:00Z"
+        hot = hotset.HotSet("b", block.digest, created, 1, pack, 1, pack.digest, None)
+        pushed = repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST).digest
+    assert left(ref) == [pushed, made[2]]
+    with open_repository(ref, push=True)[0] as repository:  # as a prune that goes on
+        repository.delete_referrer(subject.digest, made[2])
+        repository.delete_referrer(subject.digest, made[0])
+    assert left(ref) == [pushed]

@@ -6,7 +6,7 @@ registry without that API keeps an index under a tag that is made from the subje
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from bootseer.storage.oci.manifest import (
     Descriptor,
@@ -58,3 +58,14 @@ def without_referrer(known: Sequence[Descriptor], digest: str) -> bytes | None:
     """The index without an entry; None when it has no such."""
     left = [one for one in known if one.digest != digest]
     return index_bytes(left) if len(left) < len(known) else None
+
+
+def without_referrers(
+    known: Sequence[Descriptor],
+    gone: Container[str],
+    change: Callable[[Sequence[Descriptor]], bytes | None],
+) -> bytes | None:
+    """The index changed, and without what is `gone`; None when both leave it as it is."""
+    left = [one for one in known if one.digest not in gone]
+    changed = change(left)
+    return index_bytes(left) if changed is None and len(left) < len(known) else changed

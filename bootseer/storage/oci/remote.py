@@ -45,6 +45,7 @@ from bootseer.storage.oci.referrers import (
     wanted,
     with_referrer,
     without_referrer,
+    without_referrers,
 )
 from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
@@ -352,9 +353,11 @@ class RegistryRepository(Closing):
         new index, or None when there is nothing to change.
         """
         tag, seen = fallback_tag(subject), 0
+        gone: frozenset[str] = frozenset()
         for tries in range(TRIES):
             began_s = time.monotonic()
-            changed = change(self._listed_under(tag, what))
+            listed = self._listed_under(tag, what)
+            changed = without_referrers(listed, gone, change)
             if changed is None:
                 seen += 1
                 if seen == SURE:
@@ -364,14 +367,29 @@ class RegistryRepository(Closing):
                 try:
                     # One try: what was read is too old to be written later.
                     self._put_manifest_once(changed, OCI_INDEX, tag)
-                except StoreUnavailableError:
+                except StoreUnavailableError as error:
                     if tries == TRIES - 1:
                         raise
+                    if any(code in str(error) for code in HALF_WRITTEN):
+                        # Somebody deleted one, and has not taken it out yet or was killed before.
+                        gone |= self._missing(listed, what)
             took_s = time.monotonic() - began_s
             time.sleep(CHANCE.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
         raise StoreUnavailableError(
             f"cannot {what}: others change its index all the time; push again"
         )
+
+    def _missing(self, listed: Sequence[Descriptor], what: str) -> frozenset[str]:
+        """Digests of manifests that the registry itself has no more."""
+
+        def there(one: Descriptor) -> bool:
+            try:
+                self._manifest_at(self._client.own, one.digest, what)
+            except NotFoundError:
+                return False
+            return True
+
+        return frozenset(one.digest for one in listed if not there(one))
 
     def _listed_under(self, tag: str, what: str) -> tuple[Descriptor, ...]:
         """What the index under a referrers' tag lists at the registry itself."""
