@@ -192,9 +192,9 @@ class Draft:
 
     def _point(self, version: Version) -> None:
         """Name it as the current one; a collector that removes it meanwhile leaves the last one."""
-        before = self._before()
-        self._check_there(version)
         try:
+            before = self._before()
+            self._check_there(version)
             replace_surely(self.store, self._pointer, version.pointer.encode())
         except BootseerError:
             self._remove_unless_current(version)

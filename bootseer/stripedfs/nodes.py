@@ -34,6 +34,7 @@ class Node:
 
     __slots__ = (
         "asked",
+        "changes",
         "children",
         "found",
         "inode",
@@ -56,6 +57,8 @@ class Node:
         self.children: dict[bytes, Inode] | None = None
         self.listed_s = 0.0
         """When `children` were asked for; 0 = ask again."""
+        self.changes = 0
+        """How often its entries were changed from here; what the store said before is old."""
         self.asked: Future[dict[bytes, Inode]] | None = None
         """What somebody asks the store for just now."""
         self.listed = True
@@ -137,15 +140,26 @@ class Nodes:
             folder.listed_s = time.monotonic()
             return children
 
+    def outdate(self, folder: Node | None) -> None:
+        """What is known of a folder's entries will not do any more; None is no folder."""
+        with self.lock:
+            if folder is not None:
+                folder.changes += 1
+                folder.listed_s = 0.0
+
+    def changed(self, node: Node) -> None:
+        """The store has another file under its name from now on."""
+        with self.lock:
+            folder = self._known.get(node.parent)
+            if folder is not None:
+                folder.changes += 1
+
     def add(self, folder: Node, name: bytes, found: Found) -> Node:
         """A new entry under an inode that nobody had. For what is being made."""
         base = os.fsdecode(name)
         with self.lock:
             node = Node(self._fresh(), below(folder, base), folder.inode, found)
-            self._known[node.inode] = node
-            if folder.children is None:
-                folder.children = {}
-            folder.children[name] = node.inode
+            self._put(node, folder, name)
         return node
 
     def remove(self, node: Node) -> None:
@@ -165,8 +179,7 @@ class Nodes:
                     each.path = path + rest
                     each.found = each.found._replace(name=found.name + rest)
             node.path, node.name, node.parent, node.found = path, name, folder.inode, found
-            if folder.children is not None:
-                folder.children[name] = node.inode
+            self._put(node, folder, name)
 
     def drop(self, inode: Inode) -> None:
         """It left the tree, with all that is below it."""
@@ -190,9 +203,22 @@ class Nodes:
         for inode in (node.children or {}).values():
             self.drop(inode)
 
+    def _put(self, node: Node, folder: Node, name: bytes) -> None:
+        self._known[node.inode], node.listed = node, True
+        folder.changes += 1
+        if folder.children is None:
+            folder.children = {}
+        before = folder.children.get(name)
+        folder.children[name] = node.inode
+        if before is not None and before != node.inode:  # a listing was quicker
+            self.drop(before)
+
     def _take_out(self, node: Node) -> None:
         parent = self._known.get(node.parent)
-        siblings = (parent.children if parent is not None else None) or {}
+        if parent is None:
+            return
+        parent.changes += 1
+        siblings = parent.children or {}
         if siblings.get(node.name) == node.inode:
             del siblings[node.name]
 
@@ -214,7 +240,7 @@ class Nodes:
             return node
         changed = node.found.version != found.version
         if changed:
-            node.listed_s = 0.0
+            self.outdate(node)
         if changed or found.version is None:  # else a directory checkpoint may be read already
             node.found = found
         node.listed = True

@@ -86,9 +86,11 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EEXIST)
             if known is not None:
                 node = self._changeable(self.node(known))
+                opened = self._write_handle(node, flags | os.O_TRUNC)
             else:
-                node = self._new(folder, name, is_folder=False)
-            opened = self._write_handle(node, flags | os.O_TRUNC)
+                with self.nodes.lock:  # no store knows it: a listing must find it being written
+                    node = self._new(folder, name, is_folder=False)
+                    opened = self._write_handle(node, flags | os.O_TRUNC)
             self.nodes.refer(node.inode)
             return self._attr(node), opened
 
@@ -221,7 +223,7 @@ class WritableTree(StripedTree):
             node = self.child(self._changeable(self.node(parent)), name)
             if not node.found.is_folder:
                 raise FileSystemError(errno.ENOTDIR)
-            node.listed_s = 0.0
+            self.nodes.outdate(node)
             if self.listing(node):
                 raise FileSystemError(errno.ENOTEMPTY)
             self._changeable(node)
@@ -300,16 +302,15 @@ class WritableTree(StripedTree):
                 saving.abort()
         super().destroy()
 
-    def _filled(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
+    def _kept(self, node: Node, found: Sequence[Found]) -> dict[bytes, Node]:
         """Files that are being written may be on no store yet, but are in their folder."""
         there = {os.fsencode(each.name.rpartition("/")[2]) for each in found}
-        kept = {
+        return {
             saving.node.name: saving.node
             for saving in list(self._saving.values())
             if saving.node.parent == node.inode
             and (saving.touched or (saving.node.name in there and not saving.failed))
         }
-        return self.nodes.fill(node, found, kept)
 
     def _attr(self, node: Node) -> Attr:
         attr = super()._attr(node)
@@ -348,14 +349,18 @@ class WritableTree(StripedTree):
     def _give_up(self, saving: Saving, number: int = errno.EIO) -> None:
         """Nothing of it becomes visible; what was before may still be there."""
         saving.fail(FileSystemError(number))
-        parent = self.nodes.get(saving.node.parent)
-        if parent is not None:
-            parent.listed_s = 0.0
+        self.nodes.outdate(self.nodes.get(saving.node.parent))
 
     def _publish(self, saving: Saving) -> None:
-        if saving.publish():
-            saving.node.key = ""
-            self.files.outdate(saving.node.inode)
+        found = saving.publish()
+        if found is None:
+            return
+        with self.nodes.lock:  # from here on the store tells of it, and no listing of before may
+            saving.settle(found)
+            self.nodes.changed(saving.node)
+        saving.node.key = ""
+        self.files.outdate(saving.node.inode)
+        saving.remove_left()
 
     def _changeable(self, node: Node) -> Node:
         """Refuse what lies in a directory checkpoint."""

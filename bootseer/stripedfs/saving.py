@@ -179,11 +179,14 @@ class Saving:
         if left is not None:
             self._left.append(left)
 
-    def publish(self) -> bool:
-        """Make what was written visible; False when nothing was since the last time."""
+    def publish(self) -> Found | None:
+        """Put what was written on the store; None when nothing was since the last time.
+
+        Say `settle` with what is there now.
+        """
         self.check()
         if not self.touched:
-            return False
+            return None
         self.check_whole()
         saved, self._saved = self._saved, None
         try:
@@ -196,11 +199,13 @@ class Saving:
                 saved.abort()
             self.fail(error)
             raise
+        return found
+
+    def settle(self, found: Found) -> None:
+        """There is nothing left to publish."""
         self.touched = False
         self.promised_bytes = 0
         self.node.found = found
-        self._remove_left()
-        return True
 
     def abort(self) -> None:
         """Give up what was not published."""
@@ -220,8 +225,8 @@ class Saving:
         """Whether nothing will be published any more."""
         return self._failed is not None
 
-    def _remove_left(self) -> None:
-        """Names that it was moved away from, unless somebody else has them by now."""
+    def remove_left(self) -> None:
+        """Remove names that it was moved away from, unless somebody else has them by now."""
         left, self._left = self._left, []
         for each in left:
             try:

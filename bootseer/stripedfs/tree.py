@@ -31,12 +31,12 @@ from bootseer.fuse.operations import (
 )
 from bootseer.storage.base import Store
 from bootseer.storage.retry import limited
-from bootseer.stripedfs import names
+from bootseer.stripedfs import names, treexattrs
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node, Nodes, readable
-from bootseer.stripedfs.source import DigestedSource, FileSource, StripedSource
+from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.treefiles import Answered, Complaints, OpenFiles
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 REFRESH_S = 30.0
 AGAIN_S = 5.0
 """After a store could not be asked, names that are known are not asked for again for so long."""
+MOST_ASKED = 3
+"""How often a folder is read for one listing, while names in it are changed through the mount."""
 MOST_SURVEYED = 10_000
 """Folders that are looked into for an inode of a process before us."""
-XATTR = b"user.bootseer."
 
 
 class StripedTree:
@@ -129,13 +130,15 @@ class StripedTree:
         with self._answered("getxattr"):
             node = self.node(inode)
             # `ls -l` asks for the ACL of every file: no store is asked for what is never there.
-            if name not in self._xattr_names(node):
+            if name not in treexattrs.names_of(node):
                 raise FileSystemError(errno.ENODATA)
-            return self._xattr(node, name)
+            if name == treexattrs.URL:
+                return os.fsencode(f"{self.store.url.rstrip('/')}/{node.found.name}")
+            return treexattrs.value_of(self.source(node), name)
 
     def listxattr(self, inode: Inode) -> Sequence[bytes]:
         with self._answered("listxattr"):
-            return self._xattr_names(self.node(inode))
+            return treexattrs.names_of(self.node(inode))
 
     def forget(self, inode: Inode, count: int) -> None:
         self.nodes.forget(inode, count)
@@ -202,8 +205,8 @@ class StripedTree:
         if names.is_of(found, source) and node.key in ("", source.identity):
             return source
         parent = self.nodes.get(node.parent)
+        self.nodes.outdate(parent)
         if parent is not None:
-            parent.listed_s = 0.0
             parent.seen.clear()
         raise FileSystemError(errno.ESTALE)
 
@@ -263,24 +266,52 @@ class StripedTree:
         return bool(node.listed_s) and (node.fixed or recent)
 
     def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
-        began_s = node.listed_s
-        try:
-            with limited(self._deadline_s):
-                if node.inode == ROOT and self._single:
-                    found = [names.look(self.store, self._name_of_root)]
-                else:
-                    if node.found.version is not None:
-                        node.found = names.rooted(self.store, node.found)
-                    found = names.children(self.store, node.found, node.seen)
-        except BootseerError as error:
-            if error.retryable:  # with it, others would wait as long for their old names
-                self._away_until_s = time.monotonic() + AGAIN_S
-            if known is None:
-                raise
-            if node.listed_s == began_s:
-                node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
-            return known  # what was there a while ago is better than nothing
-        return self._filled(node, [self._best(node, each) for each in found])
+        left = MOST_ASKED
+        while True:
+            left -= 1
+            began_s, changes = node.listed_s, node.changes
+            try:
+                with limited(self._deadline_s):
+                    found = self._found(node)
+            except BootseerError as error:
+                if error.retryable:  # with it, others would wait as long for their old names
+                    self._away_until_s = time.monotonic() + AGAIN_S
+                if known is None:
+                    raise
+                if node.listed_s == began_s:
+                    node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
+                return known  # what was there a while ago is better than nothing
+            best = [self._best(node, each) for each in found]
+            listed = self._filled(node, best, changes, last=not left)
+            if listed is not None:
+                return listed
+
+    def _found(self, node: Node) -> list[Found]:
+        if node.inode == ROOT and self._single:
+            return [names.look(self.store, self._name_of_root)]
+        if node.found.version is not None:
+            node.found = names.rooted(self.store, node.found)
+        return names.children(self.store, node.found, node.seen)
+
+    def _filled(
+        self, node: Node, found: Sequence[Found], changes: int, *, last: bool
+    ) -> dict[bytes, Inode] | None:
+        """The entries; None when they were changed from here since the store was asked.
+
+        The `last` time, those that are there stay beside what was found, for who asks next to see.
+        """
+        with self.nodes.lock:
+            changed = node.changes != changes
+            if changed and not last:
+                return None
+            kept = self._kept(node, found)
+            if changed:
+                there = self.nodes.children(node, node.children or {})
+                kept = {**{each.name: each for each in there}, **kept}
+            listed = self.nodes.fill(node, found, kept)
+            if changed:
+                self.nodes.outdate(node)
+            return listed
 
     def _best(self, folder: Node, found: Found) -> Found:
         """What was there a while ago where the store does not say just now what is there."""
@@ -293,8 +324,9 @@ class StripedTree:
             return found
         return earlier.found
 
-    def _filled(self, node: Node, found: Sequence[Found]) -> dict[bytes, Inode]:
-        return self.nodes.fill(node, found, {})
+    def _kept(self, node: Node, found: Sequence[Found]) -> Mapping[bytes, Node]:
+        """Entries that stay whatever the store says."""
+        return {}
 
     def _survey(self, wanted: Inode) -> Node | None:
         """Look into folder after folder until an inode is found, by one at a time."""
@@ -365,28 +397,6 @@ class StripedTree:
         )
 
     _read_only = True
-
-    def _xattr_names(self, node: Node) -> list[bytes]:
-        """Told without opening the file, which takes several requests."""
-        names = [XATTR + b"url"]
-        if not node.found.is_folder and node.inode != ROOT:
-            if node.found.striped:
-                names += [XATTR + b"width", XATTR + b"chunk"]
-            if node.found.version is not None:
-                names.append(XATTR + b"digest")
-        return names
-
-    def _xattr(self, node: Node, name: bytes) -> bytes:
-        if name == XATTR + b"url":
-            return os.fsencode(f"{self.store.url.rstrip('/')}/{node.found.name}")
-        source = self.source(node)
-        if isinstance(source, DigestedSource) and name == XATTR + b"digest":
-            return source.digest.encode()
-        if isinstance(source, StripedSource):
-            layout = source.layout
-            number = layout.width if name == XATTR + b"width" else layout.chunk_bytes
-            return str(number).encode()
-        raise FileSystemError(errno.ENODATA)
 
     def _where(self, node: Node) -> str:
         return node.path or node.found.name
