@@ -3,8 +3,7 @@
 Linux 6.12 mounts both files as they are. Older kernels need a block device for each, so there a
 loop device stands over each file and goes when the mount does (autoclear).
 
-Sources: mount(2), open_tree(2), move_mount(2) and mount_setattr(2);
-loop(4) and `linux/loop.h` for the loop device's calls and structure.
+Sources: mount(2), loop(4) and `linux/loop.h` for the loop device's calls and structure.
 """
 
 from __future__ import annotations
@@ -17,6 +16,16 @@ import stat
 import struct
 from typing import NamedTuple
 
+from bootseer.blockimage.treecalls import (
+    ATTR_ATIME,
+    ATTR_NOATIME,
+    ATTR_NODEV,
+    ATTR_NOSUID,
+    ATTR_RDONLY,
+    attach_tree,
+    change_tree,
+    clone_tree,
+)
 from bootseer.errors import BusyError, NotSupportedError, from_os_error
 from bootseer.fuse.mounts import all_mounts
 
@@ -24,12 +33,6 @@ KIND = "erofs"
 READ_AHEAD_KIB = 16  # also while recording: what is recorded is what will be asked for again
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 0x1, 0x2, 0x4, 0x400
 MS_REMOUNT, MS_BIND = 0x20, 0x1000
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
-_HERE = -100
-_OPEN_TREE_CLONE, _FROM_EMPTY_PATH, _EMPTY_PATH = 0x1, 0x4, 0x1000
-_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 0x1, 0x2, 0x4
-_ATTR_NOATIME, _ATTR_ATIME = 0x10, 0x70
-_ATTR = struct.Struct("<QQQQ")  # struct mount_attr: set, clear, propagation, user namespace
 _BDI = "/sys/class/bdi"
 _LOOP_CONTROL = "/dev/loop-control"
 _GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
@@ -55,7 +58,7 @@ class Erofs(NamedTuple):
 
 def clone(source: str) -> int:
     """A descriptor of the tree mounted at `source`, to be shown elsewhere; raises OSError."""
-    return _call(_OPEN_TREE, _HERE, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    return clone_tree(source)
 
 
 def attach(tree: int, target: str, *, nosuid: bool) -> None:
@@ -63,21 +66,10 @@ def attach(tree: int, target: str, *, nosuid: bool) -> None:
 
     Never for a moment in another way; raises OSError.
     """
-    kept = _ATTR_NOSUID | _ATTR_NODEV
-    wanted = _ATTR_RDONLY | _ATTR_NOATIME | (kept if nosuid else 0)
-    about = _ATTR.pack(wanted, _ATTR_ATIME | (0 if nosuid else kept), 0, 0)
-    _call(_MOUNT_SETATTR, tree, b"", _EMPTY_PATH, about, len(about))
-    _call(_MOVE_MOUNT, tree, b"", _HERE, os.fsencode(target), _FROM_EMPTY_PATH)
-
-
-def _call(number: int, *words: int | bytes) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    given = [word if isinstance(word, bytes) else ctypes.c_long(word) for word in words]
-    result: int = libc.syscall(ctypes.c_long(number), *given)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+    kept = ATTR_NOSUID | ATTR_NODEV
+    wanted = ATTR_RDONLY | ATTR_NOATIME | (kept if nosuid else 0)
+    change_tree(tree, add=wanted, remove=ATTR_ATIME | (0 if nosuid else kept))
+    attach_tree(tree, target)
 
 
 def restrict(target: str, *, nosuid: bool) -> None:

@@ -23,6 +23,7 @@ FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
 POLL_S = 0.2
+STORED_S = 30.0
 TURN_S = 2.0  # between looks whether another server of the image has ended
 
 
@@ -114,8 +115,18 @@ class Fill:
                     say(f"filling the cache rests: {FAULTS} requests in a row failed")
                 if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
                     return False
-            # What came last is stored a moment after it came.
-            return not self._closing.wait(POLL_S) and not _missing(cached, count)
+            return self._stored(cached, count, say)
+
+    def _stored(self, cached: CachedObject, count: int, say: Callable[[str], None]) -> bool:
+        """Wait until what came last is stored, which is a moment after it came."""
+        end_s = time.monotonic() + STORED_S
+        while not self._closing.wait(POLL_S):
+            if not _missing(cached, count):
+                return True
+            if time.monotonic() > end_s:
+                say(f"filling the cache ends: not all was stored within {STORED_S:.0f} s")
+                return False
+        return False
 
     def _room(self) -> int:
         """Blocks of one step."""

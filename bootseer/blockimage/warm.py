@@ -7,28 +7,28 @@ copy of the mount: whoever unmounts the image is not told that it is busy.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import queue
 import stat
-import struct
 import threading
 from collections.abc import Callable
 
 from bootseer.blockimage.pack import Index
+from bootseer.blockimage.treecalls import (
+    ATTR_NODEV,
+    BENEATH,
+    NO_MOUNTS,
+    NO_SYMLINKS,
+    change_tree,
+    clone_tree,
+    open_in,
+)
 
 THREADS = 2
 WINDOW_BYTES = 128 << 10  # the most that the kernel reads ahead at one request
 MOST_OPEN = 256
 MOST_WARM = 64  # times a frame's bytes: files with equal content share them
-_OPEN_TREE, _OPENAT2, _MOUNT_SETATTR = 428, 437, 442  # the same numbers on every architecture
-_CLONE = 1
-_AT_EMPTY_PATH, _AT_NO_AUTOMOUNT = 0x1000, 0x800
-_MOUNT_ATTR_NODEV = 0x4
-_ATTR = struct.Struct("<QQQQ")
-_NO_MOUNTS, _NO_SYMLINKS, _BENEATH = 0x01, 0x04, 0x08
-_HOW = struct.Struct("<QQQ")
 
 
 def clone_mount(path: str) -> int:
@@ -36,10 +36,9 @@ def clone_mount(path: str) -> int:
 
     Its device nodes cannot be opened: opening alone makes some devices do something.
     """
-    root = _syscall(_OPEN_TREE, -100, os.fsencode(path), _CLONE | _AT_NO_AUTOMOUNT | os.O_CLOEXEC)
+    root = clone_tree(path)
     try:
-        about = _ATTR.pack(_MOUNT_ATTR_NODEV, 0, 0, 0)
-        _syscall(_MOUNT_SETATTR, root, b"", _AT_EMPTY_PATH, about, len(about))
+        change_tree(root, add=ATTR_NODEV)
     except BaseException:  # who asked never had it to close
         os.close(root)
         raise
@@ -66,22 +65,7 @@ def open_regular_below(root: int, path: bytes) -> int:
 
 
 def _open(root: int, path: bytes, flags: int) -> int:
-    how = _HOW.pack(flags, 0, _NO_MOUNTS | _NO_SYMLINKS | _BENEATH)
-    return _syscall(_OPENAT2, root, path, how, len(how))
-
-
-_libc: list[ctypes.CDLL] = []
-
-
-def _syscall(number: int, *words: int | bytes) -> int:
-    if not _libc:
-        _libc.append(ctypes.CDLL(None, use_errno=True))
-    arguments = [word if isinstance(word, bytes) else ctypes.c_long(word) for word in words]
-    result: int = _libc[0].syscall(ctypes.c_long(number), *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+    return open_in(root, path, flags, NO_MOUNTS | NO_SYMLINKS | BENEATH)
 
 
 class Warmer:

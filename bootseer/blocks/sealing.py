@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from bootseer.atomic import replace_file
 from bootseer.blocks import presence
 from bootseer.blocks.cache import check_private
 from bootseer.blocks.presence import Identity, identity_of
@@ -91,7 +92,7 @@ def seal(directory: str, source: BlockSource, *, go_on: Callable[[], bool]) -> b
             if mark is None:
                 return False
             os.fsync(files.present_fd)
-            _publish(folder, mark)
+            replace_file(f"{folder}/{MARK}", mark, mode=0o600)
     except BlockingIOError:
         return False  # it is being evicted
     except OSError as error:
@@ -251,24 +252,5 @@ def _read(path: str) -> bytes:
         if abs(time.time() - os.fstat(fd).st_mtime) > MARK_LIFE_S:
             return b""
         return os.read(fd, PAGE_BYTES)
-    finally:
-        os.close(fd)
-
-
-def _publish(folder: str, mark: bytes) -> None:
-    temporary = f"{folder}/{MARK}.{os.urandom(8).hex()}"
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "wb", buffering=0) as file:
-            file.write(mark)
-            os.fsync(file.fileno())
-        os.rename(temporary, f"{folder}/{MARK}")
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

@@ -92,8 +92,8 @@ def identity_of_table(table_digest: str, data: bytes) -> Identity:
 
     Raises CorruptDataError for what is no table.
     """
-    if len(data) < _HEADER.size:
-        raise CorruptDataError("a block table is cut short")
+    if len(data) < _HEADER.size or not data.startswith(MAGIC):
+        raise CorruptDataError("these bytes are no block table")
     _, _, _, block_bytes, size_bytes, _, _ = _HEADER.unpack_from(data)
     return identity_for(key_of(table_digest), size_bytes, block_bytes)
 

@@ -24,7 +24,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.fuse import background
+from bootseer.fuse import background, mounts
 from bootseer.fuse.mounts import all_mounts, can_mount, shown_at, unmount
 from bootseer.imageprefetch import runtime
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -38,7 +38,6 @@ END_LIMIT_S = 10.0
 LEFT_LIMIT_S = 0.5  # how long a server is waited for that has kept all it had to keep
 TRIES = 5  # of a bind mount whose source goes away meanwhile
 WINDOW_S = 120.0
-_MOST_LINKS = 40
 _POLL_S = 0.005
 
 
@@ -287,7 +286,7 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
     Raises BusyError while files are open in it, unless `lazily`: then its name goes at once and
     the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
     """
-    directory = _resolved(directory)
+    directory = mounts.absolute(directory)
     runtime_dir = runtime_dir or default_runtime()
     found = shown_at(all_mounts(), directory)
     if found is None:
@@ -308,20 +307,6 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
         ) from error
     if not lazily and (server is None or not runtime.mounts_of(server)):
         _await_end(state)
-
-
-def _resolved(path: str) -> str:
-    """Where a path's links lead to; what is mounted there is not asked, it may not answer."""
-    for _ in range(_MOST_LINKS):
-        parent, name = os.path.split(path.rstrip("/"))
-        if name in ("", ".", ".."):
-            return os.path.realpath(path)
-        path = os.path.join(os.path.realpath(parent), name)
-        try:
-            path = os.path.join(os.path.dirname(path), os.readlink(path))
-        except OSError:  # no link, or nothing
-            return path
-    return path
 
 
 def _await_end(state: str) -> None:

@@ -246,17 +246,18 @@ class Resolver:
                 kept.close()
                 os.unlink(path)
                 raise
-        stream = self.repository.stream(pack.digest, verify=False)
-        try:
+        with contextlib.ExitStack() as stack:  # left open when who asked has it
+            stream = self.repository.stream(pack.digest, verify=False)
+            stack.callback(stream.close)
             stored = bytearray(pack.boot_length)
             fill(stream, memoryview(stored))
             self._fetched_bytes += len(stored)
             boot = boot_of(stored, pack)
             frames = KeepingFrames(stream, path, bytes(stored), pack)
-            return self._booted(digest, parts, boot, pack, frames, hot.workload)
-        except BaseException:  # who asked never had it to close
-            stream.close()
-            raise
+            stack.callback(frames.close)
+            opened = self._booted(digest, parts, boot, pack, frames, hot.workload)
+            stack.pop_all()
+            return opened
 
     def _booted(
         self,
