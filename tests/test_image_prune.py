@@ -14,8 +14,9 @@ import pytest
 from image_mounts import publish, some_files
 
 from bootseer.blockimage import artifact, hotset
-from bootseer.errors import NotSupportedError
+from bootseer.errors import NotSupportedError, StoreUnavailableError
 from bootseer.imageprefetch import hotsets
+from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
 from bootseer.storage.oci.registry import open_repository
 
@@ -49,6 +50,29 @@ def push_hot_sets(ref: str, folder: Path, *workloads: str) -> list[str]:
             repository.push_blob(b"{}", digest_of(b"{}"), 2)
             made.append(repository.push_manifest(raw, OCI_MANIFEST).digest)
     return made
+
+
+def push_one(ref: str, workload: str, created: str) -> str:
+    """One more hot set of an image that was pushed; returns its digest."""
+    with open_repository(ref, push=True)[0] as repository:
+        subject, _ = repository.image("1")
+        (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
+        pack = Descriptor(hotset.PACK, digest_of(b"{}"), 2)
+        hot = hotset.HotSet(workload, block.digest, created, 1, pack, 1, pack.digest, None)
+        return repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST).digest
+
+
+def delete_alone(ref: str, digest: str) -> None:
+    """What a prune that is killed at once has done: the index still names it."""
+    host, _, path = ref.removesuffix(":1").partition("/")
+    asked = urllib.request.Request(f"http://{host}/v2/{path}/manifests/{digest}", method="DELETE")
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.status == 202
+
+
+def listed_at(ref: str) -> set[str]:
+    with open_repository(ref)[0] as repository:
+        return {each.digest for each in repository.referrers(repository.image("1")[0].digest)}
 
 
 def left(ref: str) -> list[str]:
@@ -100,13 +124,7 @@ def test_what_others_push_meanwhile_is_not_lost(ref: str, tmp_path: Path) -> Non
 
     def other(number: int) -> None:
         try:
-            with open_repository(ref, push=True)[0] as repository:
-                subject, _ = repository.image("1")
-                (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
-                pack = Descriptor(hotset.PACK, digest_of(b"{}"), 2)
-                created = f"2026-02-01T00:00:{number:02}Z"
-                hot = hotset.HotSet("o", block.digest, created, 1, pack, 1, pack.digest, None)
-                repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST)
+            push_one(ref, "o", f"2026-02-01T00:00:{number:02}Z")
         except BaseException as error:
             faults.append(error)
 
@@ -123,27 +141,40 @@ def test_what_others_push_meanwhile_is_not_lost(ref: str, tmp_path: Path) -> Non
 
 
 def test_a_prune_that_was_killed_hinders_nobody_who_pushes(registry: Any, tmp_path: Path) -> None:
-    """Its last word was the deletion of a manifest that the referrers' index still names."""
     ref = registry.reference("prune/killed", "1")
     made = push_hot_sets(ref, tmp_path / "image", "a", "a", "a")
-    host, _, path = ref.removesuffix(":1").partition("/")
     for digest in made[:2]:
-        asked = urllib.request.Request(
-            f"http://{host}/v2/{path}/manifests/{digest}", method="DELETE"
-        )
-        with urllib.request.urlopen(asked) as answer:
-            assert answer.status == 202
-    with open_repository(ref, push=True)[0] as repository:
-        subject, _ = repository.image("1")
-        listed = {each.digest for each in repository.referrers(subject.digest)}
-        assert set(made) < listed
-        (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
-        pack = Descriptor(hotset.PACK, digest_of(b"{}"), 2)
-        created = "2026-03-01T00:00:00Z"
-        hot = hotset.HotSet("b", block.digest, created, 1, pack, 1, pack.digest, None)
-        pushed = repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST).digest
+        delete_alone(ref, digest)
+    assert set(made) < listed_at(ref)
+    pushed = push_one(ref, "b", "2026-03-01T00:00:00Z")
     assert left(ref) == [pushed, made[2]]
+    assert not set(made[:2]) & listed_at(ref)
     with open_repository(ref, push=True)[0] as repository:  # as a prune that goes on
+        subject, _ = repository.image("1")
         repository.delete_referrer(subject.digest, made[2])
         repository.delete_referrer(subject.digest, made[0])
     assert left(ref) == [pushed]
+
+
+def test_only_what_is_surely_gone_is_taken_out(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry is real; that it fails for a while when asked for one manifest is a fake."""
+    ref = registry.reference("prune/unsure", "1")
+    made = push_hot_sets(ref, tmp_path / "image", "a", "a", "a")
+    delete_alone(ref, made[0])
+    real, looked = Client.open, []
+
+    def unsure(self: Client, endpoint: Any, method: str, tail: str, *words: Any) -> Any:
+        if made[1] in tail:
+            looked.append(method)
+            raise StoreUnavailableError("it is away for a moment; try again")
+        return real(self, endpoint, method, tail, *words)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "open", unsure)
+        pushed = push_one(ref, "b", "2026-03-01T00:00:00Z")
+    assert looked
+    listed = listed_at(ref)
+    assert {made[1], made[2], pushed} < listed
+    assert made[0] not in listed

@@ -112,7 +112,7 @@ class Fill:
                     continue
                 faults += 1
                 if faults == FAULTS:
-                    say(f"filling the cache rests: {FAULTS} requests in a row failed")
+                    say("filling the cache rests: {FAULTS} requests in a row failed")
                 if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
                     return False
             return self._stored(cached, count, say)
@@ -123,8 +123,8 @@ class Fill:
         while not self._closing.wait(POLL_S):
             if not _missing(cached, count):
                 return True
-            if time.monotonic() > end_s:
-                say(f"filling the cache ends: not all was stored within {STORED_S:.0f} s")
+            if not cached.storing or time.monotonic() > end_s:
+                say("filling the cache ends: what came last is not kept")
                 return False
         return False
 

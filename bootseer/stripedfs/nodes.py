@@ -46,6 +46,7 @@ class Node:
         "path",
         "references",
         "seen",
+        "touched",
     )
 
     def __init__(self, inode: Inode, path: str, parent: Inode, found: Found) -> None:
@@ -58,7 +59,9 @@ class Node:
         self.listed_s = 0.0
         """When `children` were asked for; 0 = ask again."""
         self.changes = 0
-        """How often its entries were changed from here; what the store said before is old."""
+        """How often all that the store had said of it became old: it was renamed, for one."""
+        self.touched: set[bytes] = set()
+        """Names in it that were changed from here since the store was asked."""
         self.asked: Future[dict[bytes, Inode]] | None = None
         """What somebody asks the store for just now."""
         self.listed = True
@@ -147,12 +150,12 @@ class Nodes:
                 folder.changes += 1
                 folder.listed_s = 0.0
 
-    def changed(self, node: Node) -> None:
-        """The store has another file under its name from now on."""
+    def touch(self, folder: Inode, name: bytes) -> None:
+        """The store has something else under this name from now on."""
         with self.lock:
-            folder = self._known.get(node.parent)
-            if folder is not None:
-                folder.changes += 1
+            node = self._known.get(folder)
+            if node is not None:
+                node.touched.add(name)
 
     def add(self, folder: Node, name: bytes, found: Found) -> Node:
         """A new entry under an inode that nobody had. For what is being made."""
@@ -177,7 +180,9 @@ class Nodes:
                 if each.path.startswith(f"{node.path}/"):
                     rest = each.path[len(node.path) :]
                     each.path = path + rest
+                    each.changes += 1
                     each.found = each.found._replace(name=found.name + rest)
+            node.changes += 1  # who lists it just now does so under its former name
             node.path, node.name, node.parent, node.found = path, name, folder.inode, found
             self._put(node, folder, name)
 
@@ -205,7 +210,7 @@ class Nodes:
 
     def _put(self, node: Node, folder: Node, name: bytes) -> None:
         self._known[node.inode], node.listed = node, True
-        folder.changes += 1
+        folder.touched.add(name)
         if folder.children is None:
             folder.children = {}
         before = folder.children.get(name)
@@ -217,10 +222,10 @@ class Nodes:
         parent = self._known.get(node.parent)
         if parent is None:
             return
-        parent.changes += 1
-        siblings = parent.children or {}
-        if siblings.get(node.name) == node.inode:
-            del siblings[node.name]
+        parent.touched.add(node.name)
+        inode = (parent.children or {}).pop(node.name, None)
+        if inode is not None and inode != node.inode:  # a listing gave the name another node
+            self.drop(inode)
 
     def _found(self, folder: Node, base: str, found: Found) -> Node:
         """The node of what a folder holds: the one that is known, when it is of these bytes."""
@@ -265,6 +270,11 @@ def readable(node: Node) -> Node:
 def below(folder: Node, base: str) -> str:
     """The path of a folder's entry."""
     return f"{folder.path}/{base}" if folder.path else base
+
+
+def base_of(found: Found) -> bytes:
+    """The last part of a name."""
+    return os.fsencode(found.name.rpartition("/")[2])
 
 
 def stamp_of(found: Found) -> str:

@@ -34,7 +34,7 @@ from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
-from bootseer.stripedfs.nodes import Node
+from bootseer.stripedfs.nodes import Node, base_of, stamp_of
 from bootseer.stripedfs.saving import Saving, is_killed
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.tree import StripedTree
@@ -212,6 +212,8 @@ class WritableTree(StripedTree):
             if writing is not None:
                 with writing.lock:  # published until then, or never
                     self._give_up(writing, errno.ESTALE)
+            for saving in list(self._saving.values()):
+                saving.removed |= saving.node.inode == node.inode
             try:
                 changing.remove(self.store, names.look(self.store, node.found.name))
             except NotFoundError:
@@ -242,16 +244,17 @@ class WritableTree(StripedTree):
                 if saving.node.found.name.startswith(f"{node.found.name}/"):
                     self._settle(saving.node)
             folder = self._changeable(self.node(new_parent))
-            over = self.listing(folder).get(new_name)
-            if over == node.inode:
+            inode = self.listing(folder).get(new_name)
+            if inode == node.inode:
                 return
+            over = None if inode is None else self.node(inode)
             if over is not None:
-                self._check_over(node, self.node(over), flags)
+                self._check_over(node, over, flags)
             target = self._name(folder, new_name)
             with contextlib.nullcontext() if writing is None else writing.lock:
                 found = self._moved(node, target, writing)
                 if over is not None:
-                    self.nodes.remove(self.node(over))
+                    self.nodes.remove(over)
                 self.nodes.move(node, folder, new_name, found)
 
     def _moved(self, node: Node, target: str, writing: Saving | None) -> Found:
@@ -263,7 +266,7 @@ class WritableTree(StripedTree):
             before = names.look(self.store, node.found.name)
         except NotFoundError:
             before = None  # nothing was there before it
-        writing.move(target, before)
+        writing.move(target, None if before is None else (node.parent, before))
         return node.found._replace(name=target)
 
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
@@ -302,9 +305,19 @@ class WritableTree(StripedTree):
                 saving.abort()
         super().destroy()
 
+    def _filled(self, node: Node, found: Sequence[Found], *, outdated: bool) -> dict[bytes, Inode]:
+        """Less what goes as soon as that is published which was moved away from it."""
+        leaving = {
+            (each.name, stamp_of(each))
+            for saving in list(self._saving.values())
+            for _, each in saving.left
+        }
+        said = [each for each in found if (each.name, stamp_of(each)) not in leaving]
+        return super()._filled(node, said, outdated=outdated)
+
     def _kept(self, node: Node, found: Sequence[Found]) -> dict[bytes, Node]:
         """Files that are being written may be on no store yet, but are in their folder."""
-        there = {os.fsencode(each.name.rpartition("/")[2]) for each in found}
+        there = {base_of(each) for each in found}
         return {
             saving.node.name: saving.node
             for saving in list(self._saving.values())
@@ -349,7 +362,9 @@ class WritableTree(StripedTree):
     def _give_up(self, saving: Saving, number: int = errno.EIO) -> None:
         """Nothing of it becomes visible; what was before may still be there."""
         saving.fail(FileSystemError(number))
-        self.nodes.outdate(self.nodes.get(saving.node.parent))
+        for folder in (saving.node.parent, *(each for each, _ in saving.left)):
+            self.nodes.outdate(self.nodes.get(folder))
+        saving.left.clear()
 
     def _publish(self, saving: Saving) -> None:
         found = saving.publish()
@@ -357,10 +372,14 @@ class WritableTree(StripedTree):
             return
         with self.nodes.lock:  # from here on the store tells of it, and no listing of before may
             saving.settle(found)
-            self.nodes.changed(saving.node)
+            self.nodes.touch(saving.node.parent, saving.node.name)
         saving.node.key = ""
         self.files.outdate(saving.node.inode)
         saving.remove_left()
+        with self.nodes.lock:
+            for folder, each in saving.left:
+                self.nodes.touch(folder, base_of(each))
+            saving.left.clear()
 
     def _changeable(self, node: Node) -> Node:
         """Refuse what lies in a directory checkpoint."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.contexts import Committing
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
-from bootseer.fuse.operations import FileSystemError
+from bootseer.fuse.operations import FileSystemError, Inode
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.settings import WriteSettings
@@ -112,8 +112,11 @@ class Saving:
         """A descriptor was closed, and nothing was written since."""
         self.orphaned = False
         """Its writer was killed, and nobody wrote since: nobody said that it is whole."""
+        self.removed = False
+        """Its name was removed; who writes from then on has ESTALE."""
+        self.left: list[tuple[Inode, Found]] = []
+        """What the names hold that it was moved away from, and in which folders."""
         self._saved: SavedFile | None = None
-        self._left: list[Found] = []
         self._failed: BaseException | None = None
         self._thread = self._writer = 0
 
@@ -135,6 +138,7 @@ class Saving:
         """
         self.check()
         try:
+            self._check_named()
             if offset != self.size_bytes:
                 raise FileSystemError(errno.ESPIPE)
             if self._saved is None:
@@ -155,6 +159,7 @@ class Saving:
         What was written is all there is, too. Anything else is refused as in `write`.
         """
         self.check()
+        self._check_named()
         if not size_bytes:
             self.begin()
         elif self.touched and self.size_bytes in (0, size_bytes):
@@ -172,12 +177,16 @@ class Saving:
                 f"{self.promised_bytes} that ftruncate announced were written; save it again"
             )
 
-    def move(self, name: str, left: Found | None) -> None:
+    def _check_named(self) -> None:
+        if self.removed:
+            raise FileSystemError(errno.ESTALE)
+
+    def move(self, name: str, left: tuple[Inode, Found] | None) -> None:
         """Publish under another name; what the name of before holds (`left`) goes with that."""
         if self._saved is not None:
             self._saved.move(name)
         if left is not None:
-            self._left.append(left)
+            self.left.append(left)
 
     def publish(self) -> Found | None:
         """Put what was written on the store; None when nothing was since the last time.
@@ -226,9 +235,8 @@ class Saving:
         return self._failed is not None
 
     def remove_left(self) -> None:
-        """Remove names that it was moved away from, unless somebody else has them by now."""
-        left, self._left = self._left, []
-        for each in left:
+        """Remove what it was moved away from, unless somebody else has these names by now."""
+        for _, each in self.left:
             try:
                 if names.look(self._store, each.name) == each:
                     changing.remove(self._store, each)

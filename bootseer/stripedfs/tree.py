@@ -35,7 +35,7 @@ from bootseer.stripedfs import names, treexattrs
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
-from bootseer.stripedfs.nodes import Node, Nodes, readable
+from bootseer.stripedfs.nodes import Node, Nodes, base_of, readable
 from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.treefiles import Answered, Complaints, OpenFiles
 
@@ -46,7 +46,7 @@ REFRESH_S = 30.0
 AGAIN_S = 5.0
 """After a store could not be asked, names that are known are not asked for again for so long."""
 MOST_ASKED = 3
-"""How often a folder is read for one listing, while names in it are changed through the mount."""
+"""How often a folder is read for one listing, while it is renamed or replaced."""
 MOST_SURVEYED = 10_000
 """Folders that are looked into for an inode of a process before us."""
 
@@ -250,7 +250,8 @@ class StripedTree:
         if asked is not None:
             return known if known is not None else asked.result()
         try:
-            listed = self._asked(node, known)
+            with limited(self._deadline_s):
+                listed = self._asked(node, known)
             mine.set_result(listed)
             return listed
         except BaseException as error:  # those who wait for this answer have it, too
@@ -266,60 +267,58 @@ class StripedTree:
         return bool(node.listed_s) and (node.fixed or recent)
 
     def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
-        left = MOST_ASKED
-        while True:
-            left -= 1
-            began_s, changes = node.listed_s, node.changes
+        for left in reversed(range(MOST_ASKED)):
+            with self.nodes.lock:
+                began_s, changes = node.listed_s, node.changes
+                node.touched.clear()
             try:
-                with limited(self._deadline_s):
-                    found = self._found(node)
+                found = self._found(node)
             except BootseerError as error:
+                if node.changes != changes and left:
+                    continue  # it was asked for under its former name
                 if error.retryable:  # with it, others would wait as long for their old names
                     self._away_until_s = time.monotonic() + AGAIN_S
                 if known is None:
                     raise
                 if node.listed_s == began_s:
                     node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
-                return known  # what was there a while ago is better than nothing
+                break  # what was there a while ago is better than nothing
             best = [self._best(node, each) for each in found]
-            listed = self._filled(node, best, changes, last=not left)
-            if listed is not None:
-                return listed
+            with self.nodes.lock:
+                if node.changes == changes or not left:
+                    return self._filled(node, best, outdated=node.changes != changes)
+        return known or {}
 
     def _found(self, node: Node) -> list[Found]:
         if node.inode == ROOT and self._single:
             return [names.look(self.store, self._name_of_root)]
-        if node.found.version is not None:
-            node.found = names.rooted(self.store, node.found)
-        return names.children(self.store, node.found, node.seen)
+        before = found = node.found
+        if found.version is not None:
+            found = names.rooted(self.store, found)
+            with self.nodes.lock:
+                if node.found is before:  # else it was renamed or replaced meanwhile
+                    node.found = found
+        return names.children(self.store, found, node.seen)
 
-    def _filled(
-        self, node: Node, found: Sequence[Found], changes: int, *, last: bool
-    ) -> dict[bytes, Inode] | None:
-        """The entries; None when they were changed from here since the store was asked.
+    def _filled(self, node: Node, found: Sequence[Found], *, outdated: bool) -> dict[bytes, Inode]:
+        """The entries: as the store said, but for names that were changed from here meanwhile.
 
-        The `last` time, those that are there stay beside what was found, for who asks next to see.
+        An outdated answer is given once, for want of a better one.
         """
-        with self.nodes.lock:
-            changed = node.changes != changes
-            if changed and not last:
-                return None
-            kept = self._kept(node, found)
-            if changed:
-                there = self.nodes.children(node, node.children or {})
-                kept = {**{each.name: each for each in there}, **kept}
-            listed = self.nodes.fill(node, found, kept)
-            if changed:
-                self.nodes.outdate(node)
-            return listed
+        here = {each.name: each for each in self.nodes.children(node, node.children or {})}
+        kept = {name: each for name, each in here.items() if name in node.touched}
+        said = [each for each in found if base_of(each) not in node.touched]
+        listed = self.nodes.fill(node, said, {**kept, **self._kept(node, said)})
+        if outdated:
+            self.nodes.outdate(node)
+        return listed
 
     def _best(self, folder: Node, found: Found) -> Found:
         """What was there a while ago where the store does not say just now what is there."""
         if found.problem is None:
             return found
         self.complaints.number(found.problem, found.name, reading=True)
-        base = os.fsencode(found.name.rpartition("/")[2])
-        earlier = self.nodes.get((folder.children or {}).get(base))
+        earlier = self.nodes.get((folder.children or {}).get(base_of(found)))
         if earlier is None or not found.problem.retryable:
             return found
         return earlier.found

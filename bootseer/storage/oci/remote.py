@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from bootseer.contexts import Closing
 from bootseer.errors import (
+    BootseerError,
     CorruptDataError,
     NotFoundError,
     NotSupportedError,
@@ -367,12 +368,13 @@ class RegistryRepository(Closing):
                 try:
                     # One try: what was read is too old to be written later.
                     self._put_manifest_once(changed, OCI_INDEX, tag)
+                    gone = frozenset()  # somebody may push it again
                 except StoreUnavailableError as error:
                     if tries == TRIES - 1:
                         raise
                     if any(code in str(error) for code in HALF_WRITTEN):
                         # Somebody deleted one, and has not taken it out yet or was killed before.
-                        gone |= self._missing(listed, what)
+                        gone = self._missing(listed, what)
             took_s = time.monotonic() - began_s
             time.sleep(CHANCE.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
         raise StoreUnavailableError(
@@ -380,14 +382,17 @@ class RegistryRepository(Closing):
         )
 
     def _missing(self, listed: Sequence[Descriptor], what: str) -> frozenset[str]:
-        """Digests of manifests that the registry itself has no more."""
+        """Digests of manifests that the registry itself surely has no more."""
+        endpoint = self._client.own
 
         def there(one: Descriptor) -> bool:
+            accept = {"Accept": f"{one.media_type}, {ACCEPT}"}
+            tail, attempt = f"manifests/{one.digest}", self._client.attempt()
             try:
-                self._manifest_at(self._client.own, one.digest, what)
-            except NotFoundError:
-                return False
-            return True
+                with self._client.open(endpoint, "HEAD", tail, accept, attempt, what) as exchange:
+                    return exchange.status != 404
+            except BootseerError:
+                return True
 
         return frozenset(one.digest for one in listed if not there(one))
 

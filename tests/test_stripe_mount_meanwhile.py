@@ -1,0 +1,202 @@
+"""Listings in the middle of what changes a mounted folder: each is one that somebody else asks for.
+
+The store is real; what is done at an unlucky moment is put there by wrapping our own functions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from stripe_faces import content, store_of
+
+from bootseer.blocks.fetch import Fetcher
+from bootseer.fuse.operations import ROOT, FileSystemError, Handle, Inode
+from bootseer.stripedfs import changing, names, rwtree
+from bootseer.stripedfs.putting import put_into
+
+Between = Callable[[str, Callable[[], object]], None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    (folder / "kept").mkdir(parents=True)
+    (folder / "kept" / "in").write_bytes(b"in")
+    (folder / "old").write_bytes(b"old")
+    return folder
+
+
+@pytest.fixture
+def tree(store: Path) -> Iterator[rwtree.WritableTree]:
+    with Fetcher() as fetcher:
+        yield rwtree.WritableTree(store_of(store), "", fetcher)
+
+
+def shown(tree: rwtree.WritableTree, folder: Inode = ROOT) -> set[bytes]:
+    return {entry.name for entry in tree.readdir(folder)}
+
+
+def listed_anew(tree: rwtree.WritableTree) -> None:
+    tree.nodes.root.listed_s = 0.0
+    shown(tree)
+
+
+def begin(tree: rwtree.WritableTree, name: bytes, data: bytes) -> tuple[Inode, Handle]:
+    attr, opened = tree.create(ROOT, name, 0o644, os.O_WRONLY)
+    tree.write(attr.inode, opened.handle, 0, memoryview(data))
+    return attr.inode, opened.handle
+
+
+def end(tree: rwtree.WritableTree, inode: Inode, handle: Handle) -> None:
+    tree.flush(inode, handle)
+    tree.release(inode, handle)
+
+
+def save(tree: rwtree.WritableTree, name: bytes, data: bytes, folder: Inode = ROOT) -> None:
+    attr, opened = tree.create(folder, name, 0o644, os.O_WRONLY)
+    tree.write(attr.inode, opened.handle, 0, memoryview(data))
+    end(tree, attr.inode, opened.handle)
+
+
+def before(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]
+) -> None:
+    """Do something in front of each call."""
+    real = getattr(owner, name)
+
+    def acting(*words: object, **options: object) -> object:
+        act()
+        return real(*words, **options)
+
+    monkeypatch.setattr(owner, name, acting)
+
+
+def after(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]
+) -> None:
+    """Do something behind the first call."""
+    real, todo = getattr(owner, name), [act]
+
+    def acting(*words: object, **options: object) -> object:
+        result = real(*words, **options)
+        if todo:
+            todo.pop()()
+        return result
+
+    monkeypatch.setattr(owner, name, acting)
+
+
+def test_a_name_goes_with_whatever_node_it_has(
+    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing gives a new file another inode, also while it is removed or renamed."""
+    for name in (b"f", b"g"):
+        save(tree, name, b"data")
+    before(monkeypatch, changing, "remove", lambda: listed_anew(tree))
+    before(monkeypatch, changing, "move", lambda: listed_anew(tree))
+    tree.unlink(ROOT, b"f")
+    tree.rename(ROOT, b"g", ROOT, b"h", 0)
+    assert shown(tree) == {b"kept", b"old", b"h"}
+    assert set(os.listdir(store)) == {"kept", "old", "h"}
+
+
+def test_a_file_that_nobody_looked_at_is_replaced(
+    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / "target").write_bytes(b"target")
+    listed_anew(tree)
+    after(monkeypatch, changing, "move", lambda: listed_anew(tree))
+    tree.rename(ROOT, b"old", ROOT, b"target", 0)
+    assert shown(tree) == {b"kept", b"target"}
+    assert tree.lookup(ROOT, b"target").size_bytes == 3
+
+
+def test_a_folder_that_is_renamed_while_it_is_listed_holds_its_own_files(
+    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tree.lookup(ROOT, b"kept").inode
+    after(monkeypatch, names, "children", lambda: tree.rename(ROOT, b"kept", ROOT, b"moved", 0))
+    assert shown(tree, kept) == {b"in"}
+    again = tree.mkdir(ROOT, b"kept", 0o755).inode
+    save(tree, b"in", b"precious", again)
+    moved = tree.lookup(ROOT, b"moved").inode
+    assert moved == kept
+    tree.unlink(moved, b"in")
+    assert (store / "kept" / "in").read_bytes() == b"precious"
+    assert not (store / "moved" / "in").exists()
+
+
+def test_a_checkpoint_that_is_renamed_while_it_is_listed_is_the_new_one(
+    tree: rwtree.WritableTree, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "w").write_bytes(content(100))
+    put_into(store_of(store), "ckpt", str(tmp_path / "source"))
+    inode = tree.lookup(ROOT, b"ckpt").inode
+    after(monkeypatch, names, "rooted", lambda: tree.rename(ROOT, b"ckpt", ROOT, b"final", 0))
+    assert shown(tree, inode) == {b"w"}
+    final = tree.lookup(ROOT, b"final").inode
+    node = tree.nodes.get(final)
+    assert node is not None
+    assert node.found.name == "final"
+    assert shown(tree, final) == {b"w"}
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_name_that_a_file_was_moved_away_from_does_not_come_back(
+    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    inode = tree.lookup(ROOT, b"old").inode
+    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
+    tree.write(inode, handle, 0, memoryview(b"fresh"))
+    tree.rename(ROOT, b"old", ROOT, b"new", 0)
+    listed_anew(tree)
+    assert shown(tree) == {b"kept", b"new"}
+    if published:
+        before(monkeypatch, changing, "remove", lambda: listed_anew(tree))
+        end(tree, inode, handle)
+        assert shown(tree) == {b"kept", b"new"}
+        assert set(os.listdir(store)) == {"kept", "new"}
+    else:  # then what it replaced is what it was
+        with pytest.raises(FileSystemError):
+            tree.write(inode, handle, 99, memoryview(b"elsewhere"))
+        with pytest.raises(FileSystemError):
+            tree.flush(inode, handle)
+        assert shown(tree) == {b"kept", b"old"}
+        assert (store / "old").read_bytes() == b"old"
+
+
+def test_another_file_under_a_name_that_was_moved_away_from_is_shown(
+    tree: rwtree.WritableTree, store: Path
+) -> None:
+    inode = tree.lookup(ROOT, b"old").inode
+    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
+    tree.write(inode, handle, 0, memoryview(b"fresh"))
+    tree.rename(ROOT, b"old", ROOT, b"new", 0)
+    save(tree, b"old", b"another")
+    listed_anew(tree)
+    assert shown(tree) == {b"kept", b"new", b"old"}
+    end(tree, inode, handle)
+    listed_anew(tree)
+    assert shown(tree) == {b"kept", b"new", b"old"}
+    assert (store / "old").read_bytes() == b"another"
+
+
+def test_what_is_removed_before_its_first_byte_stays_removed(
+    tree: rwtree.WritableTree, store: Path
+) -> None:
+    (store / "empty").write_bytes(b"")
+    listed_anew(tree)
+    inode = tree.lookup(ROOT, b"empty").inode
+    handle = tree.open(inode, os.O_WRONLY).handle
+    tree.unlink(ROOT, b"empty")
+    with pytest.raises(FileSystemError, match="ESTALE"):
+        tree.write(inode, handle, 0, memoryview(b"late"))
+    with pytest.raises(FileSystemError):
+        tree.flush(inode, handle)
+    tree.release(inode, handle)
+    assert b"empty" not in shown(tree)
+    assert not (store / "empty").exists()
