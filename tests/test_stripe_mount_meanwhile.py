@@ -17,8 +17,6 @@ from bootseer.fuse.operations import ROOT, FileSystemError, Handle, Inode
 from bootseer.stripedfs import changing, names, rwtree
 from bootseer.stripedfs.putting import put_into
 
-Between = Callable[[str, Callable[[], object]], None]
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
@@ -112,6 +110,23 @@ def test_a_file_that_nobody_looked_at_is_replaced(
     tree.rename(ROOT, b"old", ROOT, b"target", 0)
     assert shown(tree) == {b"kept", b"target"}
     assert tree.lookup(ROOT, b"target").size_bytes == 3
+
+
+@pytest.mark.parametrize("step", ["listing", "child"])
+def test_a_file_that_is_replaced_while_it_is_looked_up_is_found(
+    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Another host replaces it, and somebody else's listing drops what the first one found."""
+    listed_anew(tree)
+
+    def replaced() -> None:
+        (store / "old").write_bytes(b"another one")
+        listed_anew(tree)
+
+    after(monkeypatch, tree, step, replaced)
+    found = tree.lookup(ROOT, b"old")
+    assert found.size_bytes == 11
+    assert tree.getattr(found.inode).size_bytes == 11
 
 
 def test_a_folder_that_is_renamed_while_it_is_listed_holds_its_own_files(

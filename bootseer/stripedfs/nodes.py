@@ -107,12 +107,13 @@ class Nodes:
             found = (self._known.get(listed[name]) for name in sorted(listed))
             return [node for node in found if node is not None]
 
-    def refer(self, inode: Inode) -> None:
-        """The kernel was given one more reference."""
+    def refer(self, inode: Inode) -> bool:
+        """The kernel is given one more reference; False where there is no such node any more."""
         with self.lock:
             node = self._known.get(inode)
             if node is not None:
                 node.references += 1
+            return node is not None
 
     def forget(self, inode: Inode, count: int) -> None:
         """The kernel dropped references; it may drop some that another process gave."""

@@ -46,7 +46,7 @@ REFRESH_S = 30.0
 AGAIN_S = 5.0
 """After a store could not be asked, names that are known are not asked for again for so long."""
 MOST_ASKED = 3
-"""How often a folder is read for one listing, while it is renamed or replaced."""
+"""How often a folder is read or looked at for one request, while others rename or replace it."""
 MOST_SURVEYED = 10_000
 """Folders that are looked into for an inode of a process before us."""
 
@@ -96,9 +96,11 @@ class StripedTree:
 
     def lookup(self, parent: Inode, name: bytes) -> Attr:
         with self._answered("lookup"):
-            node = self.child(self.node(parent), name)
-            self.nodes.refer(node.inode)
-            return self._attr(node)
+            for _ in range(MOST_ASKED):
+                node = self.child(self.node(parent), name)
+                if self.nodes.refer(node.inode):
+                    return self._attr(node)
+        raise FileSystemError(errno.ESTALE)
 
     def referred(self, inodes: Iterable[Inode]) -> None:
         """The kernel was given references by a listing."""
@@ -227,10 +229,14 @@ class StripedTree:
 
     def child(self, parent: Node, name: bytes) -> Node:
         """A folder's entry. Raises FileSystemError(ENOENT); EIO or EACCES for an unreadable one."""
-        found = self.nodes.get(self.listing(parent).get(name))
-        if found is None:
-            raise FileSystemError(errno.ENOENT)
-        return readable(found)
+        for _ in range(MOST_ASKED):
+            inode = self.listing(parent).get(name)
+            if inode is None:
+                raise FileSystemError(errno.ENOENT)
+            found = self.nodes.get(inode)
+            if found is not None:
+                return readable(found)
+        raise FileSystemError(errno.ESTALE)  # replaced again and again: the kernel asks once more
 
     def listing(self, node: Node) -> Mapping[bytes, Inode]:
         """A folder's entries; read again from the store when they are old, by one at a time.
