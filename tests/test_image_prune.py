@@ -19,6 +19,7 @@ from bootseer.imageprefetch import hotsets
 from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
 from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.oci.remote import RegistryRepository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -178,3 +179,21 @@ def test_only_what_is_surely_gone_is_taken_out(
     listed = listed_at(ref)
     assert {made[1], made[2], pushed} < listed
     assert made[0] not in listed
+
+
+def test_what_is_deleted_while_it_is_pushed_was_one_too_many(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = registry.reference("prune/toomany", "1")
+    made = push_hot_sets(ref, tmp_path / "image", "a")
+    real = RegistryRepository._add_referrer
+
+    def deleted(self: RegistryRepository, subject: str, pushed: Descriptor) -> None:
+        delete_alone(ref, pushed.digest)
+        real(self, subject, pushed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RegistryRepository, "_add_referrer", deleted)
+        pushed = push_one(ref, "a", "2026-03-01T00:00:00Z")
+    assert pushed not in listed_at(ref)
+    assert left(ref) == made

@@ -171,7 +171,7 @@ class StripedFile(io.RawIOBase):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reopen is None:
             raise TypeError("this file was made from a source; only one from a URL can be pickled")
-        return _unpickled, (self._reopen, self._key, self.name, self._position, self._own_store)
+        return (_unpickled, (self._reopen, self._key, self.name, self._position))
 
     def _check(self) -> None:
         if self.closed:
@@ -303,16 +303,12 @@ def _same(source: FileSource, key: str, name: str) -> FileSource:
     return source
 
 
-def _unpickled(
-    reopen: Callable[[], FileSource], key: str, name: str, position: int, own_store: bool
-) -> StripedFile:
+def _unpickled(reopen: Callable[[], FileSource], key: str, name: str, position: int) -> StripedFile:
     source = reopen()
     try:
-        _same(source, key, name)
+        file = StripedFile(_same(source, key, name), reopen=reopen, name=name, own_store=True)
     except BaseException:
-        if own_store:
-            source.store.close()
+        source.store.close()
         raise
-    file = StripedFile(source, reopen=reopen, name=name, own_store=own_store)
     file.seek(position)
     return file

@@ -342,18 +342,23 @@ class RegistryRepository(Closing):
 
     def _add_referrer(self, subject: str, made: Descriptor) -> None:
         what = f"enter a referrer of {subject} in {self._reference.place}"
-        self._change_referrers(subject, lambda known: with_referrer(known, made), what)
+        self._change_referrers(subject, lambda known: with_referrer(known, made), what, made)
 
     def _change_referrers(
-        self, subject: str, change: Callable[[Sequence[Descriptor]], bytes | None], what: str
+        self,
+        subject: str,
+        change: Callable[[Sequence[Descriptor]], bytes | None],
+        what: str,
+        made: Descriptor | None = None,
     ) -> None:
         """Change a subject's index, which others may be writing at the same time.
 
         Registries replace a tag without asking what it was, so a change can get lost: it is
         looked for again after as long as another's read and write may take. `change` gives the
-        new index, or None when there is nothing to change.
+        new index, or None when there is nothing to change. That `made` was deleted meanwhile, as
+        one too many of its kind, is no fault.
         """
-        tag, seen = fallback_tag(subject), 0
+        tag, seen, deleted = fallback_tag(subject), 0, 0
         gone: frozenset[str] = frozenset()
         for tries in range(TRIES):
             began_s = time.monotonic()
@@ -374,7 +379,10 @@ class RegistryRepository(Closing):
                         raise
                     if any(code in str(error) for code in HALF_WRITTEN):
                         # Somebody deleted one, and has not taken it out yet or was killed before.
-                        gone = self._missing(listed, what)
+                        gone = self._missing((*listed, made) if made else listed, what)
+                        deleted = deleted + 1 if made and made.digest in gone else 0
+                        if deleted == SURE:
+                            return
             took_s = time.monotonic() - began_s
             time.sleep(CHANCE.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
         raise StoreUnavailableError(
