@@ -80,7 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         needs_machine |= not LABS.isdisjoint(getattr(item, "fixturenames", ()))
         if bool(item.get_closest_marker("soak")) != soak:
             continue  # the long counts are a run of their own (`make soak`)
-        if needs_machine or item.get_closest_marker("slow"):
+        slow = needs_machine or item.get_closest_marker("slow")
+        if slow and not config.getoption("usepdb"):
             # Real servers on a busy machine. Whatever needed its second try is listed at the end.
             item.add_marker(pytest.mark.flaky(reruns=1))
         if fast and (needs_machine or item.get_closest_marker("slow")):

@@ -13,6 +13,7 @@ import pytest
 from stripe_faces import content, store_of
 
 from bootseer.blocks.fetch import Fetcher
+from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Handle, Inode
 from bootseer.stripedfs import changing, names, rwtree
 from bootseer.stripedfs.putting import put_into
@@ -215,3 +216,85 @@ def test_what_is_removed_before_its_first_byte_stays_removed(
             close(inode, handle)
     assert b"empty" not in shown(tree)
     assert not (store / "empty").exists()
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_WRONLY | os.O_APPEND])
+def test_what_is_renamed_to_a_name_is_not_written_by_who_had_it_open(
+    tree: rwtree.WritableTree, store: Path, flags: int
+) -> None:
+    (store / "empty").write_bytes(b"")
+    listed_anew(tree)
+    inode = tree.lookup(ROOT, b"empty").inode
+    handle = tree.open(inode, flags).handle
+    tree.rename(ROOT, b"old", ROOT, b"empty", 0)
+    with pytest.raises(FileSystemError, match="ESTALE"):
+        tree.write(inode, handle, 0, memoryview(b"late"))
+    with pytest.raises(FileSystemError):
+        tree.release(inode, handle)
+    assert (store / "empty").read_bytes() == b"old"
+
+
+def test_what_is_written_in_the_middle_of_its_removal_is_removed(
+    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / "empty").write_bytes(b"")
+    listed_anew(tree)
+    inode = tree.lookup(ROOT, b"empty").inode
+    handle = tree.open(inode, os.O_WRONLY).handle
+    late = lambda: tree.write(inode, handle, 0, memoryview(b"late"))  # noqa: E731
+    after(monkeypatch, tree, "_written", late)
+    tree.unlink(ROOT, b"empty")
+    for close in (tree.flush, tree.release):
+        with pytest.raises(FileSystemError):
+            close(inode, handle)
+    assert shown(tree) == {b"kept", b"old"}
+    assert not (store / "empty").exists()
+
+
+def test_a_file_whose_removal_fails_is_written_on(
+    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / "empty").write_bytes(b"")
+    listed_anew(tree)
+    inode = tree.lookup(ROOT, b"empty").inode
+    handle = tree.open(inode, os.O_WRONLY).handle
+
+    def away() -> None:
+        raise StoreUnavailableError("it is away; wait")
+
+    with monkeypatch.context() as patched:
+        before(patched, changing, "remove", away)
+        with pytest.raises(BaseException, match="EIO"):
+            tree.unlink(ROOT, b"empty")
+    tree.write(inode, handle, 0, memoryview(b"written"))
+    end(tree, inode, handle)
+    assert (store / "empty").read_bytes() == b"written"
+
+
+def test_a_folder_from_which_a_file_is_moved_while_it_is_written_stays_until_it_is_closed(
+    tree: rwtree.WritableTree, store: Path
+) -> None:
+    kept = tree.lookup(ROOT, b"kept").inode
+    inode = tree.lookup(kept, b"in").inode
+    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
+    tree.write(inode, handle, 0, memoryview(b"fresh"))
+    tree.rename(kept, b"in", ROOT, b"new", 0)
+    with pytest.raises(FileSystemError, match="EBUSY"):
+        tree.rename(ROOT, b"kept", ROOT, b"moved", 0)
+    end(tree, inode, handle)
+    tree.rename(ROOT, b"kept", ROOT, b"moved", 0)
+    assert shown(tree, kept) == set()
+    assert (store / "new").read_bytes() == b"fresh"
+    assert not os.listdir(store / "moved")
+
+
+def test_a_name_that_was_moved_away_from_goes_with_what_is_removed(
+    tree: rwtree.WritableTree, store: Path
+) -> None:
+    inode = tree.lookup(ROOT, b"old").inode
+    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
+    tree.write(inode, handle, 0, memoryview(b"fresh"))
+    tree.rename(ROOT, b"old", ROOT, b"new", 0)
+    tree.unlink(ROOT, b"new")
+    assert shown(tree) == {b"kept"}
+    assert os.listdir(store) == ["kept"]

@@ -112,7 +112,7 @@ class Fill:
                     continue
                 faults += 1
                 if faults == FAULTS:
-                    say("filling the cache rests: {FAULTS} requests in a row failed")
+                    say(f"filling the cache rests: {FAULTS} requests in a row failed")
                 if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
                     return False
             return self._stored(cached, count, say)

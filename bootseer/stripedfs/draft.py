@@ -69,9 +69,6 @@ class Draft:
         self._error: BaseException | None = None
         self._begun_s = time.monotonic()
         self._leasing: threading.Thread | None = None
-        self._early: _Early | None = None
-        self._records: list[_Early] = []
-        self._recording = threading.Lock()
         if note is not None:
             # Beside the first stripes: a small object can take a store half a second.
             self._leasing = threading.Thread(target=self._acquire, args=(note,), daemon=True)
@@ -159,31 +156,18 @@ class Draft:
                 "put it again"
             )
 
-    def prepare(self, manifest: bytes) -> None:
-        """Begin to write what `publish` will most likely be given, beside the last stripes."""
-        if self._early is None:
-            self._early = _Early(self.store, f"{self.folder}/{MANIFEST}", manifest)
-
-    def record(self, name: str, data: bytes) -> None:
-        """Begin to write what helps who takes this draft over; nothing is lost without it."""
-        with self._recording:
-            self._records = [each for each in self._records if not each.ended]
-            self._records.append(_Early(self.store, f"{self.writing}/{name}", data))
-
     def publish(self, kind: Kind, size_bytes: int, manifest: bytes) -> Version:
         """Write the manifest, give the folder its version's name, and point to it.
 
         Of several who publish at once the last pointer wins; every version stays whole.
         """
         name = f"{self.folder}/{MANIFEST}"
-        if self._early is None or not self._early.wrote(manifest):
-            replace_surely(self.store, name, manifest)
+        replace_surely(self.store, name, manifest)
         found = self.store.stat(name).size_bytes
         if found != len(manifest):
             raise StoreUnavailableError(
                 f"{name} in {self.store.url} holds {found} of {len(manifest)} bytes; put it again"
             )
-        self._wait()
         self._check()
         self._stop_lease()
         self.store.delete_tree(self.writing)  # without a note nobody can take it over any more
@@ -274,7 +258,6 @@ class Draft:
     def keep(self) -> None:
         """Leave it to be taken over by who puts the same again."""
         self._open = False
-        self._wait()
         lease = self._leased()
         if lease is not None:
             lease.close()
@@ -284,7 +267,6 @@ class Draft:
         if not self._open:
             return
         self._open = False
-        self._wait()
         self._stop_lease()
         try:
             self.store.delete_tree(self.folder)
@@ -302,12 +284,6 @@ class Draft:
     def _base(self) -> str:
         return self.folder.rpartition("/")[0]
 
-    def _wait(self) -> None:
-        """Nothing may be written into the folder any more: it would be there again."""
-        for early in (self._early, *self._records):
-            if early is not None:
-                early.wait()
-
     def _stop_lease(self) -> None:
         lease = self._leased()
         if lease is not None:
@@ -323,38 +299,6 @@ class Draft:
         traceback: TracebackType | None,
     ) -> None:
         self.discard()
-
-
-class _Early:
-    """A small object that a thread writes ahead of its time, once."""
-
-    def __init__(self, store: Store, name: str, data: bytes) -> None:
-        self._data, self._done = data, False
-        self._thread = threading.Thread(
-            target=lambda: self._write(store, name), name="draft", daemon=True
-        )
-        self._thread.start()
-
-    def _write(self, store: Store, name: str) -> None:
-        try:
-            store.replace(name, self._data)
-            self._done = True
-        except BootseerError:
-            return  # what must be there is written once more, in its time, and its error told
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was written, or could not be."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Until it has ended."""
-        self._thread.join()
-
-    def wrote(self, data: bytes) -> bool:
-        """Whether these bytes are there; waits."""
-        self.wait()
-        return self._done and data == self._data
 
 
 def version_name() -> str:

@@ -40,16 +40,9 @@ class FileWorks:
         return sum(work.kept_bytes for work in self._striped)
 
     def striped(
-        self,
-        folder: str,
-        source: SourceFile,
-        done: Callable[[Manifest], None],
-        known: Callable[[Manifest], None] = lambda _: None,
+        self, folder: str, source: SourceFile, done: Callable[[Manifest], None]
     ) -> Iterable[Work]:
-        """Pieces of work that stripe a file below `folder`; `done` follows the last of them.
-
-        `known` is given the same before the store has answered for the last bytes.
-        """
+        """Pieces of work that stripe a file below `folder`; `done` follows the last of them."""
         plan = self.plan
         check_chunks(source.size_bytes, plan.chunk_bytes)  # now, not after hours of writing
         width = used_width(source.size_bytes, plan.chunk_bytes, plan.width)
@@ -59,10 +52,13 @@ class FileWorks:
         def record(stripe: int, digests: bytes) -> None:
             if layout.stripe_length(stripe) < plan.keep_bytes:
                 return
+            name = f"{self.draft.writing}/stripe-{tag.hex()}-{stripe:05d}.json"
             text = base64.b64encode(digests).decode("ascii")
             body = {"size": layout.size_bytes, "digests": text}
-            name = f"stripe-{tag.hex()}-{stripe:05d}.json"
-            self.draft.record(name, json.dumps(body).encode())
+            try:
+                self.store.replace(name, json.dumps(body).encode())
+            except BootseerError:
+                return  # an interrupted put would keep less; this one loses nothing
 
         claims = self._claims(folder, tag.hex(), layout)
         if self.draft.adopted and not claims and folder != self.draft.folder:
@@ -77,7 +73,6 @@ class FileWorks:
             pool=self.pool,
             progress=self.progress,
             done=lambda digests: done(Manifest(layout, digests)),
-            known=lambda digests: known(Manifest(layout, digests)),
             claims=claims,
             record=record,
         )

@@ -138,9 +138,7 @@ def _put_file(works: FileWorks, path: str) -> PutReport:
     works.clear_leftovers(None)
     source = works.open(path)
     works.progress.expect(source.size_bytes)
-    # A small object takes HDFS half a second, as does the end of each stripe: side by side.
-    early = lambda manifest: works.draft.prepare(manifest.encode())  # noqa: E731
-    works.pool.run(works.striped(works.draft.folder, source, manifests.append, early))
+    works.pool.run(works.striped(works.draft.folder, source, manifests.append))
     manifest = manifests[0]
     version = works.draft.publish("file", manifest.layout.size_bytes, manifest.encode())
     return _report(works, version, 1, manifest.layout.width)

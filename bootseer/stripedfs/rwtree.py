@@ -25,7 +25,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, NotFoundError
@@ -208,16 +208,12 @@ class WritableTree(StripedTree):
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
-            writing = self._written(node)
-            if writing is not None:
-                with writing.lock:  # published until then, or never
-                    self._give_up(writing, errno.ESTALE)
-            for saving in list(self._saving.values()):
-                saving.removed |= saving.node.inode == node.inode
-            try:
-                changing.remove(self.store, names.look(self.store, node.found.name))
-            except NotFoundError:
-                pass  # somebody else was quicker
+            self._written(node)
+            with self._forsaken(node):
+                try:
+                    changing.remove(self.store, names.look(self.store, node.found.name))
+                except NotFoundError:
+                    pass  # somebody else was quicker
             self.nodes.remove(node)
 
     def rmdir(self, parent: Inode, name: bytes) -> None:
@@ -241,7 +237,8 @@ class WritableTree(StripedTree):
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
             writing = self._written(node)
             for saving in self._unpublished():  # its draft lies below the folder's present name
-                if saving.node.found.name.startswith(f"{node.found.name}/"):
+                taken = (saving.node.found, *(each for _, each in saving.left))
+                if any(each.name.startswith(f"{node.found.name}/") for each in taken):
                     self._settle(saving.node)
             folder = self._changeable(self.node(new_parent))
             inode = self.listing(folder).get(new_name)
@@ -251,7 +248,11 @@ class WritableTree(StripedTree):
             if over is not None:
                 self._check_over(node, over, flags)
             target = self._name(folder, new_name)
-            with contextlib.nullcontext() if writing is None else writing.lock:
+            with contextlib.ExitStack() as stack:
+                if over is not None:
+                    stack.enter_context(self._forsaken(over))
+                if writing is not None:
+                    stack.enter_context(writing.lock)
                 found = self._moved(node, target, writing)
                 if over is not None:
                     self.nodes.remove(over)
@@ -375,11 +376,31 @@ class WritableTree(StripedTree):
             self.nodes.touch(saving.node.parent, saving.node.name)
         saving.node.key = ""
         self.files.outdate(saving.node.inode)
+        self._remove_left(saving)
+
+    def _remove_left(self, saving: Saving) -> None:
         saving.remove_left()
         with self.nodes.lock:
             for folder, each in saving.left:
                 self.nodes.touch(folder, base_of(each))
             saving.left.clear()
+
+    @contextlib.contextmanager
+    def _forsaken(self, node: Node) -> Iterator[None]:
+        """Who has a file open for writing that goes now cannot write any more, unless it stays."""
+        savings = [each for each in list(self._saving.values()) if each.node.inode == node.inode]
+        for saving in savings:
+            with saving.lock:  # published until then, or never
+                saving.removed = True
+                if saving.touched:
+                    self._remove_left(saving)
+                    self._give_up(saving, errno.ESTALE)
+        try:
+            yield
+        except BaseException:
+            for saving in savings:
+                saving.removed = False
+            raise
 
     def _changeable(self, node: Node) -> Node:
         """Refuse what lies in a directory checkpoint."""

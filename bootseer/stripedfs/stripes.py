@@ -109,7 +109,6 @@ class SourceFile:
 class StripeWork:
     """Writes the stripes of one file below `folder`; `done` is called once all are there.
 
-    `known` is called before that, with the same digests, once the last byte was sent.
     `claims` maps stripes that an earlier, interrupted put completed to their chunk digests; they
     are kept when they still are what the source holds. `record` is told of each stripe written.
     """
@@ -126,18 +125,15 @@ class StripeWork:
         pool: Pool,
         progress: Progress,
         done: Callable[[bytes], None],
-        known: Callable[[bytes], None],
         claims: dict[int, bytes],
         record: Callable[[int, bytes], None],
     ) -> None:
         self._store, self._plan, self._source = store, plan, source
         self._layout, self._folder, self._first = layout, folder, first
         self._pool, self._progress, self._done, self._record = pool, progress, done, record
-        self._known = known
         self._lock = threading.Lock()
         self._digests = bytearray(layout.chunk_count * DIGEST_BYTES)
         self._missing = set(range(layout.width))
-        self._unsent = set(range(layout.width))
         self._claims = claims
         self.kept_bytes = 0
 
@@ -149,13 +145,12 @@ class StripeWork:
         def work(buffer: memoryview) -> None:
             digests = self._claims.get(stripe, b"")
             kept = self._still(stripe, digests, buffer)
-            if kept:
-                self._sent(stripe, digests)
-            else:
+            if not kept:
                 digests = self._tried(stripe, buffer)
                 self._record(stripe, digests)
             with self._lock:
                 self.kept_bytes += kept
+                self._place(stripe, digests)
                 self._missing.discard(stripe)
                 last = not self._missing
             if last:
@@ -167,16 +162,6 @@ class StripeWork:
         self._source.check_unchanged()
         self._done(bytes(self._digests))
         self._source.close()
-
-    def _sent(self, stripe: int, digests: bytes) -> None:
-        """All bytes of a stripe are on their way, or there."""
-        with self._lock:
-            self._place(stripe, digests)
-            first = stripe in self._unsent
-            self._unsent.discard(stripe)
-            last = first and not self._unsent
-        if last:
-            self._known(bytes(self._digests))
 
     def _place(self, stripe: int, digests: bytes) -> None:
         for row, chunk in enumerate(self._layout.stripe_chunks(stripe)):
@@ -236,7 +221,6 @@ class StripeWork:
                 digests += digest_of(view)
                 writer.write(view)
                 sent.add(len(view))
-            self._sent(stripe, bytes(digests))
         check_length(self._store, name, layout.stripe_length(stripe))
         return bytes(digests)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ PUT_RETRY_S = 10.0
 HALF_WRITTEN = ("MANIFEST_BLOB_UNKNOWN", "DIGEST_INVALID")
 """What registries say of a manifest for the moment in which two push one of its blobs."""
 DELETES_NOTHING = frozenset((400, 405, 501))
+SURELY_DELETED = 6  # tries, seconds in all: a registry's copies may lag
+MEDIA_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
 SURE = 2  # an entry that was there so often in a row is not lost any more
 
 
@@ -373,7 +376,7 @@ class RegistryRepository(Closing):
                 try:
                     # One try: what was read is too old to be written later.
                     self._put_manifest_once(changed, OCI_INDEX, tag)
-                    gone = frozenset()  # somebody may push it again
+                    gone, deleted = frozenset(), 0  # somebody may push it again
                 except StoreUnavailableError as error:
                     if tries == TRIES - 1:
                         raise
@@ -381,7 +384,7 @@ class RegistryRepository(Closing):
                         # Somebody deleted one, and has not taken it out yet or was killed before.
                         gone = self._missing((*listed, made) if made else listed, what)
                         deleted = deleted + 1 if made and made.digest in gone else 0
-                        if deleted == SURE:
+                        if deleted == SURELY_DELETED:
                             return
             took_s = time.monotonic() - began_s
             time.sleep(CHANCE.uniform(1, 2 + tries) * max(SETTLE_S, 2 * took_s))
@@ -394,7 +397,8 @@ class RegistryRepository(Closing):
         endpoint = self._client.own
 
         def there(one: Descriptor) -> bool:
-            accept = {"Accept": f"{one.media_type}, {ACCEPT}"}
+            plain = MEDIA_TYPE.fullmatch(one.media_type)  # others wrote it
+            accept = {"Accept": f"{one.media_type}, {ACCEPT}" if plain else ACCEPT}
             tail, attempt = f"manifests/{one.digest}", self._client.attempt()
             try:
                 with self._client.open(endpoint, "HEAD", tail, accept, attempt, what) as exchange:
