@@ -16,7 +16,9 @@ from image_mounts import Mounts, mounts_below
 from images_lab import Image, directory, file, symlink, write_layout
 
 from bootseer.errors import UsageError
+from bootseer.imageprefetch import lazyrun
 from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.mounting import MountSettings
 from bootseer.imageprefetch.running import (
     Command,
     ImageConfig,
@@ -291,3 +293,23 @@ def test_first_steps_are_looked_for_where_events_go(monkeypatch: pytest.MonkeyPa
     assert events() == ""
     with pytest.raises(click.BadParameter, match="directory"):
         events("--events", "/one/file.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("ref", "plain_http", "wanted"),
+    [
+        ("127.0.0.1:5/a/b:1", None, True),
+        ("127.0.0.1:5/a/b:1", False, False),
+        ("named.example:5000/a/b:1", None, True),
+        ("other.example:5000/a/b:1", None, False),
+        ("other.example:5000/a/b:1", True, True),
+        ("no reference", None, False),
+    ],
+)
+def test_podman_pulls_by_the_protocol_that_we_use(
+    monkeypatch: pytest.MonkeyPatch, ref: str, plain_http: bool | None, wanted: bool
+) -> None:
+    monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "named.example:5000")
+    mount = MountSettings(ref=ref, directory="", plain_http=plain_http)
+    words = lazyrun._plain_words(lazyrun.RunSettings(mount=mount, words=("true",)), ())
+    assert ("--tls-verify=false" in words) == wanted

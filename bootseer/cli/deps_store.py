@@ -259,7 +259,10 @@ def verify_command(
     opened = _open(store)
     wanted = [_full_key(opened, key)] if key else records.keys(opened)
     secret = records.read_sign_key(sign_key)
-    rows = [_verify(opened, each, secret, mark) for each in wanted]
+    looked = [_verify(opened, each, secret, mark) for each in wanted]
+    rows = [row for row in looked if row is not None]
+    if key and not rows:
+        raise NotFoundError(f"nothing usable is published for {key} in {opened.url}; see `deps ls`")
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
@@ -271,7 +274,8 @@ def verify_command(
     return 0
 
 
-def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[str, str]:
+def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[str, str] | None:
+    """What is wrong with a key's snapshot; None where it has none, as an install without effect."""
     from bootseer.config import default_cache
     from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
@@ -282,7 +286,7 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[
     try:
         found = records.current(store, key, sign_key)
         if found is None:
-            return {"key": key, "problem": ""}
+            return None
         generation = found.generation
         record = found.record.archive
         limits = records.limits_of(found.record)

@@ -99,9 +99,22 @@ def _mounted_words(
 
 
 def _plain_words(settings: RunSettings, options: Sequence[str]) -> list[str]:
-    insecure = ["--tls-verify=false"] if settings.mount.plain_http else []
+    insecure = ["--tls-verify=false"] if _asks_plainly(settings.mount) else []
     words = ["podman", "run", "--rm", *insecure, *options]
     return [*words, settings.mount.ref, *settings.words]
+
+
+def _asks_plainly(mount: MountSettings) -> bool:
+    """Whether the registry is asked without TLS: podman then must not insist on it."""
+    from bootseer.storage.oci.registry import open_repository
+
+    if mount.plain_http is not None:
+        return mount.plain_http
+    try:
+        with open_repository(mount.ref, mount.options)[0] as repository:
+            return bool(getattr(repository, "plain_http", False))
+    except BootseerError:  # podman knows better what is wrong with it
+        return False
 
 
 def _check_options(options: Sequence[str]) -> None:

@@ -294,5 +294,9 @@ def _mapped(error: Exception, host: str, what: str) -> BootseerError:
     if isinstance(error, OSError) and "CA" in str(error) and "path" in str(error):
         return NotSupportedError(f"cannot {what}: the CA file cannot be read; check ca_file")
     if isinstance(error, requests.exceptions.ConnectionError):
+        if "NameResolutionError" in str(error):
+            return StoreUnavailableError(
+                f"cannot {what}: {host} is not reachable (no such host is known here)"
+            )
         return StoreUnavailableError(f"cannot {what}: {host} is not reachable or cut us off")
     return StoreUnavailableError(f"cannot {what}: {host} failed ({type(error).__name__})")

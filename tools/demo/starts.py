@@ -51,7 +51,9 @@ class Start:
     def fallbacks(self) -> list[str]:
         """Reasons of everything that fell back."""
         found = [e for e in _lines(self.events) if e["status"] == "fallback"]
-        return [str(e["attributes"].get("bootseer.reason", e["name"])) for e in found]
+        keys = ("bootseer.reason", "error.message")
+        told = (next((e["attributes"][k] for k in keys if k in e["attributes"]), "") for e in found)
+        return [str(why or e["name"]) for why, e in zip(told, found, strict=True)]
 
 
 def launch(lab: Lab, kind: Kind, number: int, config: Path) -> Start:
@@ -90,8 +92,9 @@ def settle(start: Start, limit_s: float = 120.0) -> bool:
     """Wait until a snapshot that is published in the background is there; False: it never came."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
-        if start.ends("deps.publish"):
-            return not start.fallbacks()
+        ended = [e for e in _lines(start.events) if e["name"] == "deps.publish"]
+        if any(e["event"] == "end" for e in ended):
+            return all(e["status"] != "fallback" for e in ended)
         time.sleep(0.1)
     return False
 

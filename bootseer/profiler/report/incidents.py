@@ -32,7 +32,12 @@ def killed_phases(lanes: Lanes) -> tuple[Killed, ...]:
 
 def _reason(span: Span) -> str:
     attributes = span.attributes or {}
-    keys = ("bootseer.reason", "error.type", "process.exit.code")
+    keys: tuple[str, ...] = (
+        "bootseer.reason",
+        "error.message",
+        "error.type",
+        "process.exit.code",
+    )
     if span.status == "error":
         keys = ("error.type", "process.exit.code", "bootseer.reason")
     for key in keys:

@@ -279,7 +279,7 @@ class Killed:
 class Incident:
     """Errors or fall-backs of one phase for one reason, over all processes.
 
-    For status `fallback`, `reason` is `bootseer.reason`; for `error` it is `error.type`, else
+    For status `fallback`, `reason` is `bootseer.reason`, else the message; for `error` the type, else
     the exit code as text. `nodes` names at most ten of the `count` occurrences' nodes.
     """
 

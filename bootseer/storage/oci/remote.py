@@ -86,6 +86,8 @@ class RegistryRepository(Closing):
         self._lock = threading.Lock()
         self._known: dict[str, tuple[bytes, str]] = {}
         self._has_referrers_api: dict[Endpoint, bool] = {}
+        self.plain_http = not self._client.own.origin.tls
+        """Whether the registry itself is asked without TLS."""
 
     def __repr__(self) -> str:
         return f"RegistryRepository({self._reference.place!r})"
