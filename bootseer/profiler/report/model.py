@@ -279,8 +279,8 @@ class Killed:
 class Incident:
     """Errors or fall-backs of one phase for one reason, over all processes.
 
-    For status `fallback`, `reason` is `bootseer.reason`, else the message; for `error` the type, else
-    the exit code as text. `nodes` names at most ten of the `count` occurrences' nodes.
+    For status `fallback`, `reason` is `bootseer.reason`, else the message; for `error` the type,
+    else the exit code as text. `nodes` names at most ten of the `count` occurrences' nodes.
     """
 
     status: Literal["error", "fallback"]
