@@ -231,12 +231,13 @@ class StripedTree:
         """A folder's entry. Raises FileSystemError(ENOENT); EIO or EACCES for an unreadable one."""
         for _ in range(MOST_ASKED):
             inode = self.listing(parent).get(name)
-            if inode is None:
-                raise FileSystemError(errno.ENOENT)
             found = self.nodes.get(inode)
             if found is not None:
                 return readable(found)
-        raise FileSystemError(errno.ESTALE)  # replaced again and again: the kernel asks once more
+            if inode is None:
+                break
+            # Else it was replaced or removed just now, and is listed anew.
+        raise FileSystemError(errno.ENOENT)
 
     def listing(self, node: Node) -> Mapping[bytes, Inode]:
         """A folder's entries; read again from the store when they are old, by one at a time.
