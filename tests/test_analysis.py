@@ -265,11 +265,14 @@ def test_incidents_are_joined_by_reason(tmp_path: Path) -> None:
     for rank in range(3):
         file = EventFile(f"n{rank}", rank)
         file.span("deps.install", 0, 5, status="fallback", bootseer__reason="store is gone")
+        fault = {"error__type": "StoreUnavailableError", "error__message": "the cache is full"}
+        file.span("image.fault", 5, 5, status="fallback", **fault)
         file.span("imports", 5, 6, status="error", error__type="ImportError")
         file.span("compile", 6, 7, status="error", process__exit__code=137).write(tmp_path)
     report = report_of(tmp_path)
     assert [(i.status, i.phase, i.reason, i.count) for i in report.incidents] == [
         ("fallback", "deps.install", "store is gone", 3),
+        ("fallback", "image.fault", "the cache is full", 3),
         ("error", "imports", "ImportError", 3),
         ("error", "compile", "exit code 137", 3),
     ]

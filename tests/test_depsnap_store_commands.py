@@ -199,6 +199,20 @@ def test_verify_good_and_bad(tmp_path: Path) -> None:
     assert node.last() == ("ok", "published")
 
 
+def test_a_key_without_a_snapshot_is_not_called_good(tmp_path: Path) -> None:
+    """An install that changed nothing leaves a lease and publishes nothing."""
+    make_wheel(tmp_path / "wheels", "bootseer_alpha", "1.0")
+    node = Node(tmp_path, tmp_path / "wheels", tool="uv")
+    node.run()
+    (row,) = shown(node, "ls")  # type: ignore[misc]
+    other = "f" * len(row["key"])
+    (Path(node.store) / "deps" / other / "lease").mkdir(parents=True)
+    assert [each["key"] for each in shown(node, "verify")] == [row["key"]]  # type: ignore[union-attr, attr-defined]
+    done = node.cli("verify", "--store", node.store, other[:12])
+    assert done.returncode == 3
+    assert "nothing usable is published" in done.stderr
+
+
 def test_restore_by_key_says_which_form_and_why(filled: Node, tmp_path: Path) -> None:
     (row,) = shown(filled, "ls")  # type: ignore[misc]
     place = tmp_path / "elsewhere"

@@ -220,3 +220,32 @@ def test_a_server_holds_the_images_turn(registry: Any, tmp_path: Path) -> None:
                         return
             threading.Event().wait(0.01)
     raise AssertionError("nobody holds it")
+
+
+@pytest.mark.parametrize(
+    ("looks", "storing", "kept"), [(3, True, True), (99, True, False), (99, False, False)]
+)
+def test_it_waits_for_what_a_slow_disk_stores_last(
+    source: FileSource,
+    cache: NodeCache,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: int,
+    storing: bool,
+    kept: bool,
+) -> None:
+    """The cached object is a fake: it has the last block after so many looks."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.storing, self.left = storing, looks
+
+        def missing(self, first: int, count: int) -> list[int]:
+            self.left -= 1
+            return [first] if self.left > 0 else []
+
+    monkeypatch.setattr(fill_module, "STORED_S", 0.2)
+    monkeypatch.setattr(fill_module, "POLL_S", 0.01)
+    said: list[str] = []
+    fill, _ = a_fill(source, cache, FillSettings())
+    assert fill._stored(Slow(), 1, said.append) == kept  # type: ignore[arg-type]
+    assert bool(said) != kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -246,3 +247,16 @@ def test_safe_mode_and_restart_are_waited_for(cluster: Any, store: Store) -> Non
     cluster.wait_ready()
     with pytest.raises(NotFoundError):
         store.stat("never")
+
+
+def test_a_host_that_nobody_knows_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name service is a fake: the real one may be elsewhere."""
+
+    def unknown(*words: object, **more: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    store = open_store("webhdfs://namenode:9870/", StoreOptions(retry_s=0.0))
+    with pytest.raises(StoreUnavailableError, match=r"namenode:9870 .*no such host"):
+        store.stat("x")
+    store.close()

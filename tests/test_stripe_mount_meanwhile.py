@@ -43,8 +43,10 @@ def listed_anew(tree: rwtree.WritableTree) -> None:
     shown(tree)
 
 
-def begin(tree: rwtree.WritableTree, name: bytes, data: bytes) -> tuple[Inode, Handle]:
-    attr, opened = tree.create(ROOT, name, 0o644, os.O_WRONLY)
+def begin(
+    tree: rwtree.WritableTree, name: bytes, data: bytes, folder: Inode
+) -> tuple[Inode, Handle]:
+    attr, opened = tree.create(folder, name, 0o644, os.O_WRONLY)
     tree.write(attr.inode, opened.handle, 0, memoryview(data))
     return attr.inode, opened.handle
 
@@ -55,9 +57,18 @@ def end(tree: rwtree.WritableTree, inode: Inode, handle: Handle) -> None:
 
 
 def save(tree: rwtree.WritableTree, name: bytes, data: bytes, folder: Inode = ROOT) -> None:
-    attr, opened = tree.create(folder, name, 0o644, os.O_WRONLY)
-    tree.write(attr.inode, opened.handle, 0, memoryview(data))
-    end(tree, attr.inode, opened.handle)
+    end(tree, *begin(tree, name, data, folder))
+
+
+def move_while_written(
+    tree: rwtree.WritableTree, folder: Inode, name: bytes
+) -> tuple[Inode, Handle]:
+    """Begin to write a file anew, and rename it to `new` in the root."""
+    inode = tree.lookup(folder, name).inode
+    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
+    tree.write(inode, handle, 0, memoryview(b"fresh"))
+    tree.rename(folder, name, ROOT, b"new", 0)
+    return inode, handle
 
 
 def before(
@@ -165,10 +176,7 @@ def test_a_checkpoint_that_is_renamed_while_it_is_listed_is_the_new_one(
 def test_a_name_that_a_file_was_moved_away_from_does_not_come_back(
     tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch, published: bool
 ) -> None:
-    inode = tree.lookup(ROOT, b"old").inode
-    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
-    tree.write(inode, handle, 0, memoryview(b"fresh"))
-    tree.rename(ROOT, b"old", ROOT, b"new", 0)
+    inode, handle = move_while_written(tree, ROOT, b"old")
     listed_anew(tree)
     assert shown(tree) == {b"kept", b"new"}
     if published:
@@ -188,10 +196,7 @@ def test_a_name_that_a_file_was_moved_away_from_does_not_come_back(
 def test_another_file_under_a_name_that_was_moved_away_from_is_shown(
     tree: rwtree.WritableTree, store: Path
 ) -> None:
-    inode = tree.lookup(ROOT, b"old").inode
-    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
-    tree.write(inode, handle, 0, memoryview(b"fresh"))
-    tree.rename(ROOT, b"old", ROOT, b"new", 0)
+    inode, handle = move_while_written(tree, ROOT, b"old")
     save(tree, b"old", b"another")
     listed_anew(tree)
     assert shown(tree) == {b"kept", b"new", b"old"}
@@ -275,10 +280,7 @@ def test_a_folder_from_which_a_file_is_moved_while_it_is_written_stays_until_it_
     tree: rwtree.WritableTree, store: Path
 ) -> None:
     kept = tree.lookup(ROOT, b"kept").inode
-    inode = tree.lookup(kept, b"in").inode
-    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
-    tree.write(inode, handle, 0, memoryview(b"fresh"))
-    tree.rename(kept, b"in", ROOT, b"new", 0)
+    inode, handle = move_while_written(tree, kept, b"in")
     with pytest.raises(FileSystemError, match="EBUSY"):
         tree.rename(ROOT, b"kept", ROOT, b"moved", 0)
     end(tree, inode, handle)
@@ -291,10 +293,7 @@ def test_a_folder_from_which_a_file_is_moved_while_it_is_written_stays_until_it_
 def test_a_name_that_was_moved_away_from_goes_with_what_is_removed(
     tree: rwtree.WritableTree, store: Path
 ) -> None:
-    inode = tree.lookup(ROOT, b"old").inode
-    handle = tree.open(inode, os.O_WRONLY | os.O_TRUNC).handle
-    tree.write(inode, handle, 0, memoryview(b"fresh"))
-    tree.rename(ROOT, b"old", ROOT, b"new", 0)
+    move_while_written(tree, ROOT, b"old")
     tree.unlink(ROOT, b"new")
     assert shown(tree) == {b"kept"}
     assert os.listdir(store) == ["kept"]

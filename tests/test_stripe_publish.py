@@ -10,7 +10,7 @@ import pytest
 from stripe_lab import CHUNK, leftovers, opened, sample, whole
 
 from bootseer.errors import BusyError, StoreUnavailableError
-from bootseer.storage.base import NO_HINTS, ObjectWriter, WriteHints
+from bootseer.storage.base import NO_HINTS, ObjectWriter, Stat, WriteHints
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs import stream as streams
 from bootseer.stripedfs import stripes
@@ -129,6 +129,21 @@ def test_where_both_are_gone_nothing_is_pointed_to(tmp_path: Path) -> None:
     with pytest.raises(BusyError):
         write(store, 2)
     assert current(store, "f") is None
+
+
+def test_a_version_that_cannot_be_looked_at_is_taken_back(tmp_path: Path) -> None:
+    """The store goes away in the moment between a version's renaming and the pointer."""
+
+    class Blind(WrappedStore):
+        def stat(self, name: str) -> Stat:
+            if "/v-" in name:
+                raise StoreUnavailableError("it is away; wait")
+            return self.inner.stat(name)
+
+    with pytest.raises(StoreUnavailableError):
+        write(Blind(opened(tmp_path)), 1)
+    assert not list(tmp_path.glob("*.stripes/v-*"))
+    write(WrappedStore(opened(tmp_path)), 2)
 
 
 def test_the_pointer_of_somebody_quicker_stays(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
 POLL_S = 0.2
-STORED_S = 30.0
+STORED_S = 30.0  # the last blocks of a slow disk
 TURN_S = 2.0  # between looks whether another server of the image has ended
 
 

@@ -51,9 +51,8 @@ class Start:
     def fallbacks(self) -> list[str]:
         """Reasons of everything that fell back."""
         found = [e for e in _lines(self.events) if e["status"] == "fallback"]
-        keys = ("bootseer.reason", "error.message")
-        told = (next((e["attributes"][k] for k in keys if k in e["attributes"]), "") for e in found)
-        return [str(why or e["name"]) for why, e in zip(told, found, strict=True)]
+        told = [(e["attributes"], e["name"]) for e in found]
+        return [a.get("bootseer.reason") or a.get("error.message") or name for a, name in told]
 
 
 def launch(lab: Lab, kind: Kind, number: int, config: Path) -> Start:

@@ -32,14 +32,9 @@ def killed_phases(lanes: Lanes) -> tuple[Killed, ...]:
 
 def _reason(span: Span) -> str:
     attributes = span.attributes or {}
-    keys: tuple[str, ...] = (
-        "bootseer.reason",
-        "error.message",
-        "error.type",
-        "process.exit.code",
-    )
+    keys = ["bootseer.reason", "error.message", "error.type", "process.exit.code"]
     if span.status == "error":
-        keys = ("error.type", "process.exit.code", "bootseer.reason")
+        keys = ["error.type", "process.exit.code", "bootseer.reason"]
     for key in keys:
         value = attributes.get(key)
         if value is not None and value != "":

@@ -60,7 +60,7 @@ def without_referrer(known: Sequence[Descriptor], digest: str) -> bytes | None:
     return index_bytes(left) if len(left) < len(known) else None
 
 
-def without_referrers(
+def changed_without(
     known: Sequence[Descriptor],
     gone: Container[str],
     change: Callable[[Sequence[Descriptor]], bytes | None],

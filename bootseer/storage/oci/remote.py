@@ -41,13 +41,13 @@ from bootseer.storage.oci.platforms import choose_platform, this_platform
 from bootseer.storage.oci.push import Source, Uploader
 from bootseer.storage.oci.reference import DIGEST, Reference, check_digest, check_version
 from bootseer.storage.oci.referrers import (
+    changed_without,
     describe,
     fallback_tag,
     subject_of,
     wanted,
     with_referrer,
     without_referrer,
-    without_referrers,
 )
 from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
@@ -368,7 +368,7 @@ class RegistryRepository(Closing):
         for tries in range(TRIES):
             began_s = time.monotonic()
             listed = self._listed_under(tag, what)
-            changed = without_referrers(listed, gone, change)
+            changed = changed_without(listed, gone, change)
             if changed is None:
                 seen += 1
                 if seen == SURE:
