@@ -103,11 +103,12 @@ def test_a_name_goes_with_whatever_node_it_has(
     tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing gives a new file another inode, also while it is removed or renamed."""
-    for name in (b"f", b"g"):
-        save(tree, name, b"data")
     before(monkeypatch, changing, "remove", lambda: listed_anew(tree))
     before(monkeypatch, changing, "move", lambda: listed_anew(tree))
+    save(tree, b"f", b"data")
     tree.unlink(ROOT, b"f")
+    assert shown(tree) == {b"kept", b"old"}
+    save(tree, b"g", b"data")
     tree.rename(ROOT, b"g", ROOT, b"h", 0)
     assert shown(tree) == {b"kept", b"old", b"h"}
     assert set(os.listdir(store)) == {"kept", "old", "h"}
