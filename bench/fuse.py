@@ -9,7 +9,9 @@ direct_io mounts, where none is answered by the cache. `passthrough` opens the f
 mount, `raw file` the file itself.
 
 The C servers use libfuse 3's low-level interface, 1 MiB requests, clone_fd and two threads (the
-best of 1, 2, 4 and 10 here). Cases ending in `CPU` are processor seconds of the server process a
+best of 1, 2, 4 and 10 here). `ours, system Python` is our server under /usr/bin/python3, left out
+where that is the bench's own interpreter or older than 3.11: distributions build Python with
+profile-guided optimisation, `pyenv` by default without, and small reads show it. Cases ending in `CPU` are processor seconds of the server process a
 GiB read (a million reads for `random`). Needs root, gcc, pkg-config, libfuse3-dev and, for
 fusepy, libfuse2; pyfuse3, mfusepy and fusepy are left out when they are not installed.
 """
@@ -37,6 +39,7 @@ FILE_BYTES, QUICK_FILE_BYTES = 2 << 30, 512 << 20
 READS, QUICK_READS = 40_000, 10_000
 C_THREADS, C_CLONE = 2, 1
 READ_AHEAD_KIB = 1024
+SYSTEM_PYTHON = Path("/usr/bin/python3")
 BINDINGS = {"pyfuse3": "pyfuse3", "mfusepy": "mfusepy", "fusepy": "fuse"}
 
 
@@ -84,12 +87,22 @@ def make_file(path: Path, size_bytes: int) -> None:
             file.write(block)
 
 
+def has_other_python() -> bool:
+    """Whether the system has an interpreter that can serve and is not the one running."""
+    if not SYSTEM_PYTHON.exists() or SYSTEM_PYTHON.samefile(os.path.realpath(sys.executable)):
+        return False
+    serves = [SYSTEM_PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    return subprocess.run(serves, check=False).returncode == 0
+
+
 def server_commands(folder: Path, *, direct: bool) -> dict[str, list[str]]:
     """Side -> command without its mount point, for the sides that can run here."""
     source, python = str(folder / "source" / NAME), sys.executable
-    ours = [python, "-m", "bench.fuse_ours", str(folder / "source")]
+    ours = ["-m", "bench.fuse_ours", str(folder / "source"), "direct" if direct else "buffered"]
     server, mode = str(folder / "server"), str(int(direct))
-    commands = {harness.OURS: [*ours, "direct" if direct else "buffered"]}
+    commands = {harness.OURS: [python, *ours]}
+    if has_other_python():
+        commands["ours, system Python"] = [str(SYSTEM_PYTHON), *ours]
     for kind in ("pread", "mmap"):
         commands[f"C {kind}"] = [server, kind, mode, str(C_THREADS), str(C_CLONE), source]
     for name, module in BINDINGS.items():

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -28,14 +29,23 @@ _RANGE = re.compile(rb"\r\n[Rr]ange: bytes=(\d+)-(\d+)\r\n")
 
 
 class PacedServer:
-    """Runs the server in processes of its own; a context manager. `url` is its root."""
+    """Runs the server in processes of its own; a context manager. `url` is its root.
+
+    `cpus` are the only processors it may use, any when empty.
+    """
 
     def __init__(
-        self, folder: Path, *, bytes_per_s: float, latency_s: float, processes: int = 3
+        self,
+        folder: Path,
+        *,
+        bytes_per_s: float,
+        latency_s: float,
+        processes: int = 3,
+        cpus: Collection[int] = (),
     ) -> None:
         words = [sys.executable, "-m", "bench.paced_server", str(folder)]
         words += ["--rate", str(bytes_per_s), "--latency", str(latency_s)]
-        words += ["--processes", str(processes)]
+        words += ["--processes", str(processes), "--cpus", ",".join(map(str, cpus))]
         self._child = subprocess.Popen(
             words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -114,7 +124,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.0, help="bytes a second a connection")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before each answer")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--cpus", default="", help="such as 1,3; any when empty")
     words = parser.parse_args()
+    if words.cpus:
+        os.sched_setaffinity(0, {int(cpu) for cpu in words.cpus.split(",")})
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     for _ in range(words.processes):
         if os.fork() == 0:

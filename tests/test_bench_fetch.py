@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from bench import fetch, harness
@@ -11,9 +13,13 @@ pytestmark = pytest.mark.slow
 
 def test_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "QUICK_BYTES", 8 << 20)
+    cpus = os.sched_getaffinity(0)
     cases = fetch.run(harness.Options(quick=True, runs=1))
     sides = {(case.case, case.side, case.unit) for case in cases}
     for unit in ("GB/s", "CPU s/GB"):
-        for side in ("ours", "one stream", "raw parallel"):
+        for side in ("ours", "ours, no check", "raw parallel", "one stream"):
             assert ("range fetch", side, unit) in sides
+        for side in ("ours", "ours, no check", "raw parallel"):
+            assert ("range fetch, cores apart", side, unit) in sides
     assert all(len(case.values) == 1 and case.values[0] >= 0 for case in cases)
+    assert os.sched_getaffinity(0) == cpus
