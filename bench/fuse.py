@@ -9,11 +9,12 @@ direct_io mounts, where none is answered by the cache. `passthrough` opens the f
 mount, `raw file` the file itself.
 
 The C servers use libfuse 3's low-level interface, 1 MiB requests, clone_fd and two threads (the
-best of 1, 2, 4 and 10 here). `ours, system Python` is our server under /usr/bin/python3, left out
-where that is the bench's own interpreter or older than 3.11: distributions build Python with
-profile-guided optimisation, `pyenv` by default without, and small reads show it. Cases ending in `CPU` are processor seconds of the server process a
-GiB read (a million reads for `random`). Needs root, gcc, pkg-config, libfuse3-dev and, for
-fusepy, libfuse2; pyfuse3, mfusepy and fusepy are left out when they are not installed.
+best of 1, 2, 4 and 10 here). `ours, system Python` is our server under /usr/bin/python3, left
+out where that is the bench's own interpreter or older than 3.11: distributions build Python with
+profile-guided optimisation, pyenv by default without, and small reads show it. Cases ending in
+`CPU` are processor seconds of the server process a GiB read (a million reads for `random`).
+Needs root, gcc, pkg-config, libfuse3-dev and, for fusepy, libfuse2; pyfuse3, mfusepy and fusepy
+are left out when they are not installed.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def has_other_python() -> bool:
     """Whether the system has an interpreter that can serve and is not the one running."""
     if not SYSTEM_PYTHON.exists() or SYSTEM_PYTHON.samefile(os.path.realpath(sys.executable)):
         return False
-    serves = [SYSTEM_PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    serves = [str(SYSTEM_PYTHON), "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     return subprocess.run(serves, check=False).returncode == 0
 
 
