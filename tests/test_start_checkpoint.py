@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from bootseer.config_sections import CheckpointSettings
+from bootseer.entrypoint import checkpoint_part
+from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.mounts import find_mount, unmount
 
 pytestmark = pytest.mark.slow
@@ -170,3 +174,22 @@ def test_what_a_killed_part_left_mounted_is_taken_away_for_the_plain_command(job
     subprocess.run(mount, check=True, capture_output=True)
     done = job.start("ls", str(job.to))
     assert (done.returncode, done.stdout) == (0, b"x\n")
+
+
+def test_a_store_that_the_mount_found_away_is_not_waited_for_as_long_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain way waits behind it."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        url = f"webhdfs://127.0.0.1:{nobody.getsockname()[1]}/model.pt"
+
+        def mount(_: object) -> None:
+            raise StoreUnavailableError("cannot look at it: nobody answers")
+
+        monkeypatch.setattr(checkpoint_part, "_mount", mount)
+        monkeypatch.setattr(checkpoint_part, "LAST_LOOK_S", 0.2)
+        began_s = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match="refused"):
+            checkpoint_part._make_ready(CheckpointSettings(url=url, to=str(job.to)))
+        assert time.monotonic() - began_s < 15  # a store has 30 s otherwise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,8 +32,15 @@ events_option = click.option(
     callback=_directory_of_events,
     default="",
     metavar="DIR",
-    help="Recording ends when `first_step` is told in this directory of event files.",
+    help="Recording ends when `first_step` is told in this directory of event files; ours go there "
+    "too, unless BOOTSEER_EVENTS names another place.",
 )
+
+
+def write_events_to(folder: str) -> None:
+    """Let our own events join those of the job, where nothing else is said of them."""
+    if folder:
+        os.environ.setdefault("BOOTSEER_EVENTS", os.path.abspath(folder))
 
 
 @click.command(
@@ -102,6 +110,7 @@ def command(
 ) -> None:
     from bootseer.imageprefetch import mounting, trees
 
+    write_events_to(given["events_dir"])
     settings = mounting.MountSettings(
         ref=ref, directory=directory, hot=hot, plain_http=plain_http or None, **given
     )

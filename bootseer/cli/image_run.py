@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bootseer.cli.image_mount import events_option, tell
+from bootseer.cli.image_mount import events_option, tell, write_events_to
 from bootseer.cli.image_options import plain_http_option, serving_options
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def command(
         raise UsageError(f"name the image before podman's options: what is {ref}?")
     # Podman's own pull waits for nobody: what fails for longer is pulled plainly.
     hurried = StoreOptions(retry_s=5.0, stall_s=5.0)
+    write_events_to(given["events_dir"])
     mount = MountSettings(
         ref=ref, directory="", plain_http=plain_http or None, options=hurried, **given
     )

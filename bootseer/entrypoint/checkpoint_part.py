@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -12,7 +13,14 @@ from bootseer.config_sections import CheckpointSettings, Config
 from bootseer.entrypoint import process
 from bootseer.entrypoint.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request
-from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    DeadlineError,
+    NotFoundError,
+    StoreUnavailableError,
+    UsageError,
+)
 from bootseer.profiler.events import NullWriter
 
 if TYPE_CHECKING:
@@ -20,6 +28,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 PROCESS_MIB = 80
+LAST_LOOK_S = 3.0
+"""For a store that the mount waited for in vain; the plain way waits behind this."""
 
 
 class CheckpointPart:
@@ -77,8 +87,9 @@ def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
         if same or checkpoint.form == "mount":
             raise  # a copy would meet the same
         why = f"no mount here: {error}"
+        away = isinstance(error, StoreUnavailableError | DeadlineError)
     process.say(f"checkpoint: {why}; copying it")
-    _copy(checkpoint)
+    _copy(checkpoint, look_s=LAST_LOOK_S if away else math.inf)
     return "copy", why
 
 
@@ -110,12 +121,15 @@ def _block_bytes(checkpoint: CheckpointSettings) -> int:
     return max(whole_mib - PROCESS_MIB, whole_mib // 2) * MIB
 
 
-def _copy(checkpoint: CheckpointSettings) -> None:
+def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
+    """Copy the checkpoint; its store has `look_s` at most to say what there is."""
     from bootseer.blocks.fetch import Fetcher, FetchSettings
+    from bootseer.storage import retry
     from bootseer.stripedfs.getting import get_found
     from bootseer.stripedfs.locating import locate
 
-    store, found = locate(checkpoint.url, _store_options(checkpoint))
+    with retry.limited(look_s):
+        store, found = locate(checkpoint.url, _store_options(checkpoint))
     try:
         if not found.is_folder:
             os.makedirs(checkpoint.to, exist_ok=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import queue
 import threading
@@ -23,6 +24,7 @@ from bootseer.fuse.operations import Data, Reply
 from bootseer.fuse.parked import GONE, Parked, ParkedReads, send_data, send_error
 from bootseer.fuse.replies import SUCCESS
 from bootseer.fuse.session import KILLABLE, UNANSWERED, Session
+from bootseer.fuse.spread import SAMPLE_READS, Spread
 from bootseer.fuse.wire import HOT, IN_HEADER, INTERRUPT_IN, OUT_HEADER, Opcode
 
 _GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
@@ -63,7 +65,10 @@ class Later:
 
 
 class Loop:
-    """Serves one device. `on_death` is called by a receiving thread that failed."""
+    """Serves one device. `receivers` threads will call `serve`.
+
+    `on_death` is called by a receiving thread that failed.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class Loop:
         faults: Faults,
         *,
         max_write_bytes: int,
+        receivers: int,
         slow_threads: int,
         on_death: Callable[[], None],
     ) -> None:
@@ -80,6 +86,7 @@ class Loop:
         self._faults = faults
         self._buffer_bytes = max_write_bytes + _SPARE_BYTES
         self._slow = session.slow_opcodes()
+        self._receivers, self._numbers = receivers, itertools.count()
         self._most_workers = slow_threads
         self._on_death = on_death
         self.parked = ParkedReads(device, faults)
@@ -119,38 +126,41 @@ class Loop:
         read_device = io.FileIO(device, "rb", closefd=False).readinto
         read, unpack, pack = self._session.operations.read, HOT.unpack_from, SUCCESS.pack
         opcode_read, view_type = int(Opcode.READ), memoryview
-        buffer = later.buffer
+        spread = Spread(next(self._numbers), self._receivers)
+        opcode, size, buffer = 0, 0, later.buffer
         while True:
-            try:
-                count = read_device(buffer)
-            except OSError as error:
-                if error.errno in _GO_ON:
-                    continue
-                if error.errno in _ENDED:
-                    return
-                raise
-            if not count:
-                continue
-            opcode, unique, inode, handle, offset, size = unpack(buffer)
-            if opcode != opcode_read:
-                buffer = later.buffer = self._take_other(opcode, buffer, count)
-                continue
-            try:
-                data = read(inode, handle, offset, size, later)
-            except BaseException as error:  # one failing read must cost one answer only
-                self._refuse(unique, later, error)
-                continue
-            if type(data) is view_type:
+            for _ in range(SAMPLE_READS):
                 try:
-                    write_device(device, (pack(16 + len(data), unique), data))
+                    count = read_device(buffer)
                 except OSError as error:
-                    self._unsent(unique, error)
-                del data  # its owner may want to close that memory
-                continue
-            release = self._answer_read(unique, later, data)
-            del data  # its owner may want to reuse that memory
-            if release is not None:
-                self._release(release)
+                    if error.errno in _GO_ON:
+                        continue
+                    if error.errno in _ENDED:
+                        return
+                    raise
+                if not count:
+                    continue
+                opcode, unique, inode, handle, offset, size = unpack(buffer)
+                if opcode != opcode_read:
+                    buffer = later.buffer = self._take_other(opcode, buffer, count)
+                    continue
+                try:
+                    data = read(inode, handle, offset, size, later)
+                except BaseException as error:  # one failing read must cost one answer only
+                    self._refuse(unique, later, error)
+                    continue
+                if type(data) is view_type:
+                    try:
+                        write_device(device, (pack(16 + len(data), unique), data))
+                    except OSError as error:
+                        self._unsent(unique, error)
+                    del data  # its owner may want to close that memory
+                    continue
+                release = self._answer_read(unique, later, data)
+                del data  # its owner may want to reuse that memory
+                if release is not None:
+                    self._release(release)
+            spread.sample(opcode, size)
 
     def _release(self, release: Callable[[], None]) -> None:
         try:

@@ -15,11 +15,14 @@ from bootseer.errors import DeadlineError, StoreUnavailableError
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
+TELL_AFTER_S, TELL_AGAIN_S = 2.0, 30.0
+"""When a wait for a store is told of, and how soon the next telling may come."""
 CHANCE = random.SystemRandom()
 """Programs that seed `random` get their own numbers undisturbed, and forks do not share ours."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
+_told_s = -math.inf
 _end_s: contextvars.ContextVar[float] = contextvars.ContextVar("end_s", default=math.inf)
 
 
@@ -49,11 +52,12 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
     Waits grow from a tenth of a second, with full jitter, and are never shorter than the server
     asked for. No try starts later than `retry_s` after the first one; then the last error rises.
     Within `limited`, no try starts after that limit either, and a first one gives DeadlineError.
+    A wait that a person would notice is logged as a warning.
     """
-    now_s = time.monotonic()
-    if now_s > _end_s.get():
+    began_s = time.monotonic()
+    if began_s > _end_s.get():
         raise DeadlineError("the store did not answer in time what was asked before this")
-    end_s = min(now_s + retry_s, _end_s.get())
+    end_s = min(began_s + retry_s, _end_s.get())
     wait_s = FIRST_WAIT_S
     while True:
         try:
@@ -62,5 +66,20 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
             pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
             if not error.retryable or time.monotonic() + pause_s > end_s:
                 raise
+            if time.monotonic() - began_s >= TELL_AFTER_S:
+                _tell(error, end_s)
         time.sleep(pause_s)
         wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+
+def _tell(error: BaseException, end_s: float) -> None:
+    """Log that a store is waited for, unless that was just said, of this store or another."""
+    global _told_s
+    now_s = time.monotonic()
+    if now_s - _told_s < TELL_AGAIN_S:
+        return
+    _told_s = now_s
+    import logging  # ten milliseconds, which nearly every start can save
+
+    text = "bootseer: %s; asking again for up to %d s"
+    logging.getLogger(__name__).warning(text, error, math.ceil(end_s - now_s))

@@ -1,0 +1,68 @@
+"""Waiting for a store that is away: who waits is told."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import pytest
+
+from bootseer.errors import StoreUnavailableError
+from bootseer.storage import retry
+
+
+@pytest.fixture(autouse=True)
+def told_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_told_s", -math.inf)
+
+
+def away(tries: int) -> Callable[[], str]:
+    """A call that finds its store only after so many tries."""
+    left = [tries]
+
+    def call() -> str:
+        if left[0]:
+            left[0] -= 1
+            raise StoreUnavailableError("cannot list it: nobody answers")
+        return "found"
+
+    return call
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == retry.__name__]
+
+
+def test_a_long_wait_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retry, "TELL_AFTER_S", 0.0)
+    for _ in range(2):
+        assert retry.retrying(away(3), retry_s=20.5) == "found"
+    (told,) = said(caplog)
+    assert told == "bootseer: cannot list it: nobody answers; asking again for up to 21 s"
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_it_is_told_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retry, "TELL_AFTER_S", 0.0)
+    monkeypatch.setattr(retry, "TELL_AGAIN_S", 0.0)
+    assert retry.retrying(away(3), retry_s=20) == "found"
+    assert len(said(caplog)) == 3
+
+
+def test_a_short_wait_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert retry.retrying(away(2), retry_s=20) == "found"
+    assert said(caplog) == []
+
+
+def test_a_wait_that_ends_in_an_error_says_only_that(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retry, "TELL_AFTER_S", 0.0)
+    with pytest.raises(StoreUnavailableError):
+        retry.retrying(away(99), retry_s=0.0)
+    assert said(caplog) == []
