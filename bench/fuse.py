@@ -38,6 +38,7 @@ ROOT = HERE.parent
 NAME = "data"
 FILE_BYTES, QUICK_FILE_BYTES = 2 << 30, 512 << 20
 READS, QUICK_READS = 40_000, 10_000
+RANDOM_ROUNDS = 3  # they are short, and differ more from one to the next
 C_THREADS, C_CLONE = 2, 1
 READ_AHEAD_KIB = 1024
 SYSTEM_PYTHON = Path("/usr/bin/python3")
@@ -189,10 +190,11 @@ def measure(
     def bound(side: Side) -> Callable[[], float]:
         return lambda: run(side)
 
-    values = harness.interleave({side.name: bound(side) for side in sides}, rounds=options.runs)
+    rounds = options.runs * (1 if options.quick or not is_random else RANDOM_ROUNDS)
+    values = harness.interleave({side.name: bound(side) for side in sides}, rounds=rounds)
     unit = "reads/s" if is_random else "MiB/s"
     cases = harness.cases_of(case, values, unit=unit, better="higher")
-    used = {s.name: cpu[s.name][-options.runs :] for s in sides if s.process is not None}
+    used = {s.name: cpu[s.name][-rounds:] for s in sides if s.process is not None}
     cpu_unit = "CPU s/million reads" if is_random else "CPU s/GiB"
     return cases + harness.cases_of(f"{case} CPU", used, unit=cpu_unit)
 

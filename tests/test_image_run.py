@@ -137,14 +137,20 @@ class TestContainers:
                 agent.terminate()
         assert mounts.gone()
 
-    def test_the_first_step_ends_its_recording(self, lab: Lab, ref: str, mounts: Mounts) -> None:
+    @pytest.mark.parametrize("by", ["environment", "option"])
+    def test_the_first_step_ends_its_recording(
+        self, lab: Lab, ref: str, mounts: Mounts, by: str
+    ) -> None:
         events = lab.folder / "events"
         events.mkdir()
         events.chmod(0o777)
-        lab.environment["BOOTSEER_EVENTS"] = str(events)
+        lab.environment.pop("BOOTSEER_EVENTS", None)
+        option = ["--events", str(events)] if by == "option" else []
+        if not option:
+            lab.environment["BOOTSEER_EVENTS"] = str(events)
         line = '{"v":1,"event":"point","name":"first_step"}'
         script = f"cat name; echo '{line}' > $BOOTSEER_EVENTS/rank.jsonl; sleep 2"
-        lab.run(ref, "--workload", "steps", "--entrypoint", "sh", "--", "-c", script)
+        lab.run(ref, "--workload", "steps", *option, "--entrypoint", "sh", "--", "-c", script)
         assert mounts.gone()
         told = "".join(path.read_text() for path in events.iterdir())
         assert '"bootseer.image.ended_by":"first step"' in told
@@ -217,6 +223,25 @@ class TestContainers:
         child.communicate(timeout=60)
         assert child.returncode == 0
 
+    def test_a_recorded_command_has_podmans_options(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        (lab.folder / "extra").mkdir()
+        (lab.folder / "extra" / "word").write_text("from outside")
+        lab.folder.chmod(0o755)
+        options = ["--volume", f"{lab.folder}/extra:/extra", "--network=none", "--hostname", "h1"]
+        script = "cat /extra/word; hostname"
+        words = ["record", ref, "--with", "podman", *options, "--", "sh", "-c", script]
+        done = subprocess.run(
+            [sys.executable, "-m", "bootseer", "image", *words],
+            env=lab.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "from outsideh1\n"), done.stderr
+        assert mounts.gone()
+
 
 def command_lines(part: bytes) -> list[bytes]:
     """All that hold it, of whatever process runs now."""
@@ -238,6 +263,15 @@ def command_lines(part: bytes) -> list[bytes]:
         (("a:1", "--rootfs"), "ours to give"),
         (("a:1", "sh", "-c", "x"), "put -- before"),
         (("A/B:1",), "A/B:1"),
+        (("record", "-it", "a:1", "--", "x"), "before podman's options"),
+        (("record", "a:1", "-itd", "--", "x"), "leave -itd out"),
+        (("record", "a:1", "--rootfs=x", "--", "x"), "--rootfs is ours to give"),
+        (("record", "a:1", "--name", "n", "--", "x"), "--name is ours to give"),
+        (("record", "a:1", "sh", "--", "x"), "put -- before"),
+        (("record", "a:1", "sh", "-c", "x"), "behind --"),
+        (("record", "a:1", "-v", "/a:/a", "--"), "behind --"),
+        (("record", "a:1"), "behind --"),
+        (("record", "a:1", "--with", "chroot", "-v", "/a:/a", "--", "x"), "need podman"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_done(
@@ -248,7 +282,8 @@ def test_what_cannot_be_is_said_before_anything_is_done(
     podman.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("BOOTSEER_RUNTIME", str(tmp_path / "runtime"))
-    command = [sys.executable, "-m", "bootseer", "image", "run", *words]
+    command = [sys.executable, "-m", "bootseer", "image", *([] if "record" in words else ["run"])]
+    command += words
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, said in done.stderr) == (UsageError.exit_code, True), done.stderr
     assert not (tmp_path / "was-run").exists()

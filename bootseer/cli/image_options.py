@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from bootseer.cli import sizes
 from bootseer.cli.options import Decorator, together
 
+_WORDS = "bootseer.words"
 WINDOW_S = click.FloatRange(0.1, 86_400)
 
 
@@ -102,3 +105,27 @@ serving_options = together(
     runtime_option,
 )
 """How images are served; named as the fields of `MountSettings`."""
+
+
+class BeforeDashes(click.Command):
+    """What stands behind -- is the command's; of what stands before, we know our options.
+
+    The words behind are kept for `words_behind`, which has None where there is no --.
+    """
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        # Podman has an -h of its own.
+        ours = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+        super().__init__(*words, **{"context_settings": ours, **settings})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Leave the command's words alone."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_WORDS] = tuple(args[at + 1 :]) if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
+
+
+def words_behind(context: click.Context) -> tuple[str, ...] | None:
+    """The words behind --."""
+    found: tuple[str, ...] | None = context.meta[_WORDS]
+    return found

@@ -9,11 +9,11 @@ import click
 
 from bootseer.cli import sizes
 from bootseer.cli.image_hotset import of, opened, place, which_option
-from bootseer.cli.image_options import WINDOW_S, place_options
+from bootseer.cli.image_options import WINDOW_S, BeforeDashes, place_options, words_behind
 from bootseer.errors import UsageError
 
 
-@click.command("record")
+@click.command("record", cls=BeforeDashes, options_metavar="[OPTIONS]")
 @which_option
 @click.option(
     "--window",
@@ -47,9 +47,18 @@ from bootseer.errors import UsageError
 @click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
 @place_options
 @click.argument("ref")
-@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
+@click.argument(
+    "options",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[PODMAN OPTION]... -- COMMAND...",
+)
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     ref: str,
+    options: tuple[str, ...],
     workload: str,
     variables: tuple[str, ...],
     push: bool,
@@ -60,15 +69,19 @@ def command(
     """Start COMMAND on the image REF, cold, and record what it reads until its first step.
 
     Needs the image's block image (`bootseer image build REF`) and root. The command runs by
-    podman or in a chroot, with the image's own environment, on a throw-away overlay. It tells its
+    podman or in a chroot, with the image's own environment, on a throw-away overlay; podman's own
+    options may stand behind REF. It tells its
     first step with `bootseer event first_step`, or by writing to $BOOTSEER_EVENTS. Returns the
     command's exit code.
     """
     from bootseer.imageprefetch.starting import RecordSettings, record
 
+    options, words = _parted(ref, options, words_behind(context))
     done = record(
         RecordSettings(
             ref=ref,
+            words=words,
+            podman_options=options,
             workload=workload,
             cache=place(cache),
             environment=dict(map(_variable, variables)),
@@ -99,6 +112,19 @@ def command(
             err=True,
         )
     return done.exit_code
+
+
+def _parted(
+    ref: str, before: tuple[str, ...], behind: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Podman's options and the command; a command without options may do without the --."""
+    if ref.startswith("-"):
+        raise UsageError(f"name the image before podman's options: what is {ref}?")
+    if behind is None and not any(word.startswith("-") for word in before):
+        before, behind = (), before
+    if not behind:
+        raise UsageError("name the command to be recorded, behind --")
+    return before, behind
 
 
 def _variable(given: str) -> tuple[str, str]:

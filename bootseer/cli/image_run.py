@@ -7,29 +7,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootseer.cli.image_mount import events_option, tell, write_events_to
-from bootseer.cli.image_options import plain_http_option, serving_options
+from bootseer.cli.image_options import (
+    BeforeDashes,
+    plain_http_option,
+    serving_options,
+    words_behind,
+)
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.lazyrun import Way
     from bootseer.imageprefetch.mounting import Mounted, MountSettings
 
-_WORDS = "bootseer.words"
-
-
-class _Run(click.Command):
-    """What stands behind -- is the command's; of what stands before, we know our options."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_WORDS] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
-
 
 @click.command(
     "run",
-    cls=_Run,
-    # Podman has an -h of its own.
-    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    cls=BeforeDashes,
     options_metavar="[OPTIONS]",
     help="""Run a container of the image REF by podman, on a tree that is mounted at once.
 
@@ -67,7 +59,7 @@ def command(
     mount = MountSettings(
         ref=ref, directory="", plain_http=plain_http or None, options=hurried, **given
     )
-    settings = lazyrun.RunSettings(mount=mount, options=options, words=context.meta[_WORDS])
+    settings = lazyrun.RunSettings(mount=mount, options=options, words=words_behind(context) or ())
     return lazyrun.run(settings, _tell, _mount)
 
 

@@ -22,7 +22,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -171,6 +171,11 @@ class LocalTree:
         """Nothing to do: who made the tree closes it."""
 
     # --- files --------------------------------------------------------------------------------
+
+    @property
+    def maps(self) -> Mapping[int, memoryview]:
+        """The maps of open files, for a server to answer from; none where `read` is another's."""
+        return self._views if type(self).read is LocalTree.read else {}
 
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE != os.O_RDONLY:

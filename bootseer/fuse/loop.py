@@ -1,10 +1,11 @@
 """The threads that receive requests from `/dev/fuse` and answer them.
 
 READ is answered by the thread that received it, or parked by the operations and answered from
-any other thread. What the operations call quick is answered at once too. Requests that may wait
-for a network (all of writing, and what `Operations.slow` names) go to a few more threads, so
-that no wait ever keeps a reader from being heard. Who waits for one that changes nothing may be
-killed, as a reader may; what comes of it then is taken back.
+any other thread; reads within what the operations have as `maps` (inode -> a file's bytes) are
+answered from there, and `read` is not called. What the operations call quick is answered at once
+too. Requests that may wait for a network (all of writing, and what `Operations.slow` names) go to
+a few more threads, so that no wait ever keeps a reader from being heard. Who waits for one that
+changes nothing may be killed, as a reader may; what comes of it then is taken back.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class Loop:
         read_device = io.FileIO(device, "rb", closefd=False).readinto
         read, unpack, pack = self._session.operations.read, HOT.unpack_from, SUCCESS.pack
         opcode_read, view_type = int(Opcode.READ), memoryview
+        mapped, nothing = getattr(self._session.operations, "maps", {}).get, memoryview(b"")
         spread = Spread(next(self._numbers), self._receivers)
         opcode, size, buffer = 0, 0, later.buffer
         while True:
@@ -133,22 +135,22 @@ class Loop:
                 try:
                     count = read_device(buffer)
                 except OSError as error:
-                    if error.errno in _GO_ON:
-                        continue
-                    if error.errno in _ENDED:
+                    if _has_ended(error):
                         return
-                    raise
+                    continue
                 if not count:
                     continue
                 opcode, unique, inode, handle, offset, size = unpack(buffer)
                 if opcode != opcode_read:
                     buffer = later.buffer = self._take_other(opcode, buffer, count)
                     continue
-                try:
-                    data = read(inode, handle, offset, size, later)
-                except BaseException as error:  # one failing read must cost one answer only
-                    self._refuse(unique, later, error)
-                    continue
+                data = mapped(inode, nothing)[offset : offset + size]
+                if len(data) != size:
+                    try:
+                        data = read(inode, handle, offset, size, later)
+                    except BaseException as error:  # one failing read costs one answer only
+                        self._refuse(unique, later, error)
+                        continue
                 if type(data) is view_type:
                     try:
                         write_device(device, (pack(16 + len(data), unique), data))
@@ -262,3 +264,12 @@ class Loop:
                 self._busy -= 1
                 if isinstance(buffer, bytearray) and len(self._buffers) < _MOST_IDLE_BUFFERS:
                     self._buffers.append(buffer)
+
+
+def _has_ended(error: OSError) -> bool:
+    """Whether there is nothing to receive any more; raises what is no usual end of a wait."""
+    if error.errno in _ENDED:
+        return True
+    if error.errno not in _GO_ON:
+        raise error
+    return False

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import shutil
 from collections.abc import Callable, Sequence
 
 from bootseer.config import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError
-from bootseer.imageprefetch import mounting, running, trees
+from bootseer.imageprefetch import mounting, podmanwords, running, trees
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import Mounted, MountSettings
 from bootseer.imageprefetch.running import EVENTS_INSIDE, ImageConfig
@@ -24,7 +23,6 @@ from bootseer.storage.oci.manifest import Manifest, parse_manifest
 from bootseer.storage.oci.reference import parse_reference
 
 _CONFIG = "config"
-_DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +63,9 @@ def run(
             "running a container needs podman: install it, or use `bootseer image mount` and "
             "whatever runs containers here"
         )
-    _check_options(settings.options)
+    podmanwords.check_options(
+        settings.options, instead=", or use `bootseer image mount` and podman's --rootfs"
+    )
     options = [*_events(settings.mount.events_dir), *settings.options]
     with contextlib.ExitStack() as stack:
         try:
@@ -115,21 +115,6 @@ def _asks_plainly(mount: MountSettings) -> bool:
             return bool(getattr(repository, "plain_http", False))
     except BootseerError:  # podman knows better what is wrong with it
         return False
-
-
-def _check_options(options: Sequence[str]) -> None:
-    if options and not options[0].startswith("-"):
-        raise UsageError(
-            f"{options[0]!r} is no option of podman; put -- before the command to be run"
-        )
-    for word in options:
-        if _DETACHED.fullmatch(word):
-            raise UsageError(
-                "the image is mounted for as long as the container runs in front; leave "
-                f"{word} out, or use `bootseer image mount` and podman's --rootfs"
-            )
-        if word.partition("=")[0] == "--rootfs":
-            raise UsageError("--rootfs is ours to give; leave it out")
 
 
 def _events(folder: str) -> list[str]:

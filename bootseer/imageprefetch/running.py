@@ -28,6 +28,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
+from bootseer.imageprefetch.podmanwords import names_network
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EVENTS_INSIDE = "/.bootseer-events"  # in the root, where no link of the image can stand in the way
@@ -73,13 +74,17 @@ def parse_config(raw: bytes) -> ImageConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to be run on the tree at `tree`; `events_dir` is shown to it for its events."""
+    """A command to be run on the tree at `tree`; `events_dir` is shown to it for its events.
+
+    `options` are podman's own, for a command that runs by podman.
+    """
 
     tree: str
     words: Sequence[str]
     config: ImageConfig = ImageConfig()
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     events_dir: str = ""
+    options: Sequence[str] = ()
 
     def variables(self) -> dict[str, str]:
         """The image's own, then ours, then those that were asked for."""
@@ -105,7 +110,9 @@ def podman_words(command: Command, name: str) -> list[str]:
     Other users of the machine can read a command line, so of the variables that were asked for
     it has the names alone: podman takes the values from its own environment, `podman_variables`.
     """
-    words = ["podman", "run", "--rm", "--name", name, "--network", "host", "--log-driver", "none"]
+    words = ["podman", "run", "--rm", "--name", name, "--log-driver", "none"]
+    if not names_network(command.options):
+        words += ["--network", "host"]
     hidden = podman_variables(command)
     for variable, value in command.variables().items():
         words += ["--env", variable if variable in hidden else f"{variable}={value}"]
@@ -117,7 +124,7 @@ def podman_words(command: Command, name: str) -> list[str]:
         words += ["--volume", f"{command.events_dir}:{EVENTS_INSIDE}"]
     if sys.stdin is not None and sys.stdin.isatty():
         words += ["--interactive", "--tty"]
-    return [*words, "--rootfs", f"{command.tree}:O", *command.words]
+    return [*words, *command.options, "--rootfs", f"{command.tree}:O", *command.words]
 
 
 def podman_variables(command: Command) -> dict[str, str]:

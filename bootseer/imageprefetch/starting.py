@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from bootseer.blocks.recorder import WINDOW_S
 from bootseer.blocks.trace import Trace
 from bootseer.config import default_cache, default_runtime
+from bootseer.errors import UsageError
 from bootseer.imageprefetch import mounting, running, trees
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.podmanwords import check_options
 from bootseer.imageprefetch.recording import FirstStepWatch
 from bootseer.imageprefetch.running import Command, ImageConfig, choose_runner
 from bootseer.imageprefetch.traces import TraceStore, check_workload
@@ -25,8 +27,9 @@ CONFIG_LIMIT_BYTES = 8 << 20
 class RecordSettings:
     """A start of `words` on the image `ref`. "" for `cache` is this node's usual place.
 
-    `runner`: podman, chroot or auto. With `stop` the command is ended once it is recorded, after
-    `window_s` or its first step; else it runs as long as it likes.
+    `runner`: podman, chroot or auto; `podman_options` are podman's own, and need it. With `stop`
+    the command is ended once it is recorded, after `window_s` or its first step; else it runs as
+    long as it likes.
     """
 
     ref: str
@@ -37,6 +40,7 @@ class RecordSettings:
     runner: str = "auto"
     stop: bool = False
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    podman_options: Sequence[str] = ()
     options: StoreOptions = DEFAULTS
     plain_http: bool | None = None
 
@@ -63,7 +67,10 @@ def record(settings: RecordSettings) -> Recorded:
     Raises what mounting raises. Call it in a process that has one thread.
     """
     check_workload(settings.workload)
+    check_options(settings.podman_options, instead="", ours=("--name",))
     runner = choose_runner(settings.runner)
+    if settings.podman_options and runner != "podman":
+        raise UsageError("podman's options need podman: install it, or leave them out")
     cache = os.path.abspath(settings.cache or default_cache())
     place = os.path.abspath(default_runtime())
     with trees.ending(), trees.directory(place) as tree:
@@ -81,6 +88,7 @@ def record(settings: RecordSettings) -> Recorded:
                 config=config,
                 environment=settings.environment,
                 events_dir=events,
+                options=settings.podman_options,
             )
             code = running.run(command, runner, recorded if settings.stop else None)
         # A command that broke off tells nothing of what a start reads.
