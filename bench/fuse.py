@@ -6,7 +6,8 @@ page cache is emptied, so every read reaches the server, and after it as well, s
 not share memory with what others left. The reader is a program in C: sequential streams each
 read their share by 1 MiB into warm memory, random ones 4 KiB anywhere; random reads go to the
 direct_io mounts, where none is answered by the cache. `passthrough` opens the file through our
-mount, `raw file` the file itself.
+mount, `raw file` the file itself. Our server serves `LocalTree`: it answers from maps of the
+files (`Operations.maps`), which trees of stores and images do not have.
 
 The C servers use libfuse 3's low-level interface, 1 MiB requests, clone_fd and two threads (the
 best of 1, 2, 4 and 10 here). `ours, system Python` is our server under /usr/bin/python3, left

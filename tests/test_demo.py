@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from wheelhouse import make_wheel
 
+from bootseer.errors import NoSpaceError
 from bootseer.profiler.report.model import PartUse
 from tools.demo import __main__ as demo
 from tools.demo import images, machine, options, stages, starts
@@ -176,3 +177,16 @@ def test_a_part_counts_as_used_only_where_it_was(tmp_path: Path) -> None:
     assert stages.Deps().use([good]) == PartUse(True, "restored from a snapshot (copy)")
     assert stages.Deps().use([good, bad]) == PartUse(False, "restored in 1 of 2 starts only")
     assert not stages.Deps().use([]).used
+
+
+def test_image_caches_need_more_of_a_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = types.SimpleNamespace(total=100 << 30, free=17 << 30)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    machine.require_space(tmp_path)
+    with pytest.raises(NoSpaceError, match="leave 15% of a disk to others; free space"):
+        machine.require_space(tmp_path, images=True)
+    usage.free = 18 << 30
+    machine.require_space(tmp_path, images=True)
+    usage.free = 2 << 30
+    with pytest.raises(NoSpaceError, match="2048 MiB free, the demo needs 3072; free space"):
+        machine.require_space(tmp_path)

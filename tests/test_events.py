@@ -157,6 +157,10 @@ def test_secrets_never_reach_an_event(tmp_path):
         (["--password=two s3c words", "z"], "--password=*** z"),
         (["--password", "two s3c words", "z"], "--password *** z"),
         (["--access-key=s3c", "AWS_ACCESS_KEY_ID=s3c"], "--access-key=*** AWS_ACCESS_KEY_ID=***"),
+        (
+            ["podman", "-e", "PGPASS=abc", "--env", "X=y z", "--env=DB=q", "-e", "HOME", "i=1"],
+            "podman -e PGPASS=*** --env X=*** --env=DB=*** -e HOME i=1",
+        ),
         (["sh", "-c", 'echo "$X"  y\n\nz', "--key-file", "f"], None),
     ],
 )

@@ -289,6 +289,31 @@ def test_what_cannot_be_is_said_before_anything_is_done(
     assert not (tmp_path / "was-run").exists()
 
 
+def parsed(*words: str) -> dict[str, Any]:
+    """What `image record` makes of its words, and the words of its command."""
+    from bootseer.cli.image_options import words_behind
+    from bootseer.cli.image_record import command
+
+    context = command.make_context("record", list(words))
+    return {**context.params, "words": words_behind(context)}
+
+
+@pytest.mark.parametrize("word", ["-lteam=x", "-v/data:/extra", "-w/workspace", "-it", "-p8080:80"])
+def test_short_options_of_podmans_stay_whole(word: str) -> None:
+    found = parsed("a:1", "-e", "A=b", word, "--gpus", "all", "-eC=d", "--push", "--", "x", "-e")
+    assert found["ref"] == "a:1"
+    assert found["variables"] == ("A=b", "C=d")
+    assert found["options"] == (word, "--gpus", "all")
+    assert (found["push"], found["words"]) == (True, ("x", "-e"))
+
+
+def test_a_command_without_options_needs_no_dashes() -> None:
+    from bootseer.cli.image_record import _parted
+
+    found = parsed("a:1", "cat", "-")
+    assert _parted("a:1", found["options"], found["words"]) == ((), ("cat", "-"))
+
+
 def test_an_entry_point_of_podmans_takes_the_place_of_the_images() -> None:
     config = ImageConfig(entrypoint=("in",), cmd=("cmd",), working_dir="/w", user="bob")
     own = container_words("/t", config, (), ())

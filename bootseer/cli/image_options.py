@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from bootseer.cli import sizes
 from bootseer.cli.options import Decorator, together
 
 _WORDS = "bootseer.words"
+_PODMANS = re.compile("-[^-e].")
 WINDOW_S = click.FloatRange(0.1, 86_400)
 
 
@@ -110,7 +112,9 @@ serving_options = together(
 class BeforeDashes(click.Command):
     """What stands behind -- is the command's; of what stands before, we know our options.
 
-    The words behind are kept for `words_behind`, which has None where there is no --.
+    Of short options with something attached only `-e` may be ours. The arguments of the command
+    are `ref` and `options`. The words behind are kept for `words_behind`, which has None where
+    there is no --.
     """
 
     def __init__(self, *words: Any, **settings: Any) -> None:
@@ -119,10 +123,18 @@ class BeforeDashes(click.Command):
         super().__init__(*words, **{"context_settings": ours, **settings})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Leave the command's words alone."""
+        """Leave the command's words alone, and podman's short options whole."""
+        if args == ["-h"]:
+            args = ["--help"]
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_WORDS] = tuple(args[at + 1 :]) if at < len(args) else None
-        return super().parse_args(ctx, args[:at])
+        # In `-w/work/e` click would find a short option of ours.
+        podmans = {f"\0{n}": word for n, word in enumerate(args[:at]) if _PODMANS.match(word)}
+        shown = [f"\0{n}" if f"\0{n}" in podmans else word for n, word in enumerate(args[:at])]
+        left = super().parse_args(ctx, shown)
+        ctx.params["ref"] = podmans.get(ctx.params["ref"], ctx.params["ref"])
+        ctx.params["options"] = tuple(podmans.get(word, word) for word in ctx.params["options"])
+        return left
 
 
 def words_behind(context: click.Context) -> tuple[str, ...] | None:

@@ -120,7 +120,7 @@ def _parted(
     """Podman's options and the command; a command without options may do without the --."""
     if ref.startswith("-"):
         raise UsageError(f"name the image before podman's options: what is {ref}?")
-    if behind is None and not any(word.startswith("-") for word in before):
+    if behind is None and not any(len(word) > 1 and word.startswith("-") for word in before):
         before, behind = (), before
     if not behind:
         raise UsageError("name the command to be recorded, behind --")

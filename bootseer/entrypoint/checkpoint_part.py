@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 PROCESS_MIB = 80
-LAST_LOOK_S = 3.0
-"""For a store that the mount waited for in vain; the plain way waits behind this."""
+LAST_LOOK_S = 10.0
+"""For a store that the mount may have waited for in vain: the plain way waits behind this."""
 
 
 class CheckpointPart:
@@ -122,7 +122,7 @@ def _block_bytes(checkpoint: CheckpointSettings) -> int:
 
 
 def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
-    """Copy the checkpoint; its store has `look_s` at most to say what there is."""
+    """Copy the checkpoint. Asking its store what there is, no try begins after `look_s`."""
     from bootseer.blocks.fetch import Fetcher, FetchSettings
     from bootseer.storage import retry
     from bootseer.stripedfs.getting import get_found

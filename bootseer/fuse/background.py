@@ -16,6 +16,8 @@ from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
 
 USERS_NAMED = 5
 END_S = 10.0
+TELL_AFTER_S = 5.0
+"""Who waits so long for a mount is told; the server that waits for the store has no streams."""
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -140,7 +142,7 @@ def _received(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
     data = b""
     # Not to the end of the pipe: the server's processes keep it open.
     while not data.endswith(b"\n"):
-        if not select.select([told], [], [], limit_s)[0]:
+        if not _readable(told, what, limit_s):
             raise StoreUnavailableError(f"mounting at {what} took too long; see the log file")
         more = os.read(told, 1 << 16)
         if not more:
@@ -152,6 +154,21 @@ def _received(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
         )
     answer: dict[str, Any] = json.loads(data)
     return answer
+
+
+def _readable(told: int, what: str, limit_s: float) -> bool:
+    """Wait for more of an answer; logs a warning when a person would notice."""
+    first_s = min(limit_s, TELL_AFTER_S)
+    if select.select([told], [], [], first_s)[0]:
+        return True
+    import logging  # ten milliseconds, which nearly every mount can save
+
+    logging.getLogger(__name__).warning(
+        "bootseer: what is mounted at %s has not answered yet; waiting for up to %d s more",
+        what,
+        limit_s - first_s,
+    )
+    return bool(select.select([told], [], [], limit_s - first_s)[0])
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:

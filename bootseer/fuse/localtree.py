@@ -173,9 +173,9 @@ class LocalTree:
     # --- files --------------------------------------------------------------------------------
 
     @property
-    def maps(self) -> Mapping[int, memoryview]:
-        """The maps of open files, for a server to answer from; none where `read` is another's."""
-        return self._views if type(self).read is LocalTree.read else {}
+    def maps(self) -> Mapping[int, memoryview] | None:
+        """The maps of open files, for a server to answer from; None where `read` must be asked."""
+        return self._views if self._mapped and type(self).read is LocalTree.read else None
 
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE != os.O_RDONLY:

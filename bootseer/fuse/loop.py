@@ -127,8 +127,11 @@ class Loop:
         read_device = io.FileIO(device, "rb", closefd=False).readinto
         read, unpack, pack = self._session.operations.read, HOT.unpack_from, SUCCESS.pack
         opcode_read, view_type = int(Opcode.READ), memoryview
-        mapped, nothing = getattr(self._session.operations, "maps", {}).get, memoryview(b"")
-        spread = Spread(next(self._numbers), self._receivers)
+        maps = getattr(self._session.operations, "maps", None)
+        mapped, nothing = ({} if maps is None else maps).get, memoryview(b"")
+        # What may start threads would confine them as well.
+        apart = maps is not None and not self._slow
+        spread = Spread(next(self._numbers), self._receivers if apart else 1)
         opcode, size, buffer = 0, 0, later.buffer
         while True:
             for _ in range(SAMPLE_READS):
@@ -144,13 +147,13 @@ class Loop:
                 if opcode != opcode_read:
                     buffer = later.buffer = self._take_other(opcode, buffer, count)
                     continue
-                data = mapped(inode, nothing)[offset : offset + size]
-                if len(data) != size:
-                    try:
+                try:
+                    data = mapped(inode, nothing)[offset : offset + size]
+                    if len(data) != size:
                         data = read(inode, handle, offset, size, later)
-                    except BaseException as error:  # one failing read costs one answer only
-                        self._refuse(unique, later, error)
-                        continue
+                except BaseException as error:  # one failing read must cost one answer only
+                    self._refuse(unique, later, error)
+                    continue
                 if type(data) is view_type:
                     try:
                         write_device(device, (pack(16 + len(data), unique), data))

@@ -30,6 +30,7 @@ _SECRET_WORDS = (
     "auth",
 )
 _SCHEMES = ("bearer", "basic")  # of an HTTP Authorization header: the secret is the word after
+_GIVE_A_VARIABLE = ("-e", "--env")
 _QUOTES = "'\""
 
 
@@ -39,11 +40,18 @@ def redact(words: Iterable[str]) -> list[str]:
     Hidden are the credentials and queries of URLs, the value in `NAME=VALUE` and the word after
     `--NAME` or `NAME:` where NAME speaks of a token, password, secret, signature, credential,
     authorization or a key to something; also inside a word that is itself a script or a header,
-    as in `sh -c SCRIPT`. By hand: `re` costs more than everything else that `run` does.
+    as in `sh -c SCRIPT`; and the values of all variables that `-e` or `--env` gives a container.
+    By hand: `re` costs more than everything else that `run` does.
     """
     out: list[str] = []
-    hide = False
+    hide = is_variable = False
     for word in words:
+        name, equals, _ = word.removeprefix("--env=").partition("=")
+        if equals and (is_variable or word.startswith("--env=")):
+            out.append(word[: len(word) - len(word.removeprefix("--env="))] + name + "=***")
+            hide = is_variable = False
+            continue
+        is_variable = word in _GIVE_A_VARIABLE
         name = word.partition("=")[0]
         if not (hide or _is_secret(name)) and len(word.split(None, 1)) > 1:
             out.append(_redact_script(word))

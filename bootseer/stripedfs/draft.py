@@ -254,6 +254,8 @@ class Draft:
                 self.store.delete_tree(version.folder)
         except BootseerError:
             return  # who cannot be asked may point to it already: left to gc
+        if found is None:
+            self._remove_empty(folder_of(self.name))
 
     def keep(self) -> None:
         """Leave it to be taken over by who puts the same again."""
@@ -263,7 +265,10 @@ class Draft:
             lease.close()
 
     def discard(self) -> None:
-        """Remove it, as far as the store can be reached; twice is safe, as after `publish`."""
+        """Remove it, and the checkpoint's folder when that is all there was in it.
+
+        As far as the store can be reached; twice is safe, as after `publish`.
+        """
         if not self._open:
             return
         self._open = False
@@ -272,13 +277,17 @@ class Draft:
             self.store.delete_tree(self.folder)
         except BootseerError:
             return  # gc finds it
+        self.remove_base()
 
     def remove_base(self) -> None:
         """Remove the folder of the checkpoint that it was begun in if nothing else is in it."""
+        self._remove_empty(self._base)
+
+    def _remove_empty(self, folder: str) -> None:
         try:
-            self.store.delete(self._base)
+            self.store.delete(folder)
         except BootseerError:
-            return  # there is
+            return  # it is not
 
     @property
     def _base(self) -> str:

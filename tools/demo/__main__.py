@@ -52,6 +52,8 @@ def run(chosen: options.Options, console: Console) -> int:
     cold = chosen.cold and machine.drop_page_cache()
     parts = stages.all_stages()
     with Lab(chosen) as lab:
+        if chosen.floor is not None and not lab.images.why:
+            machine.require_space(chosen.scratch.parent, images=True)
         _set_up(lab, console)
         ready = time.monotonic()
         done, faults = _all_starts(lab, parts, console)
@@ -66,8 +68,10 @@ def run(chosen: options.Options, console: Console) -> int:
 
 def _set_up(lab: Lab, console: Console) -> None:
     """Everything that is there before a start: packages, Python, the checkpoint."""
+    console.print("preparing: the example's packages, which a first run downloads ...")
     if lab.fetch_wheels():
         console.print(f"downloaded the example's packages to {lab.wheels}", soft_wrap=True)
+    console.print("preparing: a Python without them, and an install to make the checkpoint ...")
     lab.make_base()
     lab.fresh_node()
     lab.call(lab.install, "install the example's packages")
@@ -78,6 +82,7 @@ def _set_up(lab: Lab, console: Console) -> None:
     lab.place.keep(lab.made)
     console.print(f"checkpoint made: {size / 1e9:.2f} GB")
     if not lab.images.why:
+        console.print("preparing: the job's image and its hot set in a registry ...")
         said = lab.images.publish(lab.wheels)
         console.print(said or f"no image: {lab.images.why}", soft_wrap=True, markup=False)
     settings = [stage.settings(lab) for stage in stages.all_stages()]

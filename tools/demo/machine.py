@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 
+from bootseer.blockimage.serving import KEEP_FREE
 from bootseer.errors import NoSpaceError
 
 NEEDED_BYTES = 3 << 30
@@ -25,12 +26,17 @@ def drop_page_cache() -> bool:
     return True
 
 
-def require_space(path: Path) -> None:
-    """Raise NoSpaceError when the demonstration would fill the disk."""
-    free = shutil.disk_usage(path).free
-    if free < NEEDED_BYTES:
+def require_space(path: Path, *, images: bool = False) -> None:
+    """Raise NoSpaceError when the demonstration would fill the disk, or image caches keep nothing.
+
+    `images`: whether there are such caches; they leave a part of every disk to others.
+    """
+    disk = shutil.disk_usage(path)
+    needed = NEEDED_BYTES + (int(disk.total * KEEP_FREE) if images else 0)
+    if disk.free < needed:
+        left = f", for image caches leave {KEEP_FREE:.0%} of a disk to others" if images else ""
         raise NoSpaceError(
-            f"{path} has {free >> 20} MiB free, the demo needs {NEEDED_BYTES >> 20}; "
+            f"{path} has {disk.free >> 20} MiB free, the demo needs {needed >> 20}{left}; "
             "free space or name another place with --scratch"
         )
 
