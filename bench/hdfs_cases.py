@@ -104,28 +104,27 @@ def mount_dd(lab: Lab) -> dict[str, Side]:
 
 
 def mount_cat(lab: Lab) -> dict[str, Side]:
-    return _mounts(lab, by_cat, native=False)
+    return _mounts(lab, by_cat)
 
 
 def mount_torch(lab: Lab) -> dict[str, Side]:
-    return _mounts(lab, by_python("torch"), "state", native=False)
+    return _mounts(lab, by_python("torch"), "state")
 
 
 def mount_mapped(lab: Lab) -> dict[str, Side]:
-    return _mounts(lab, by_python("mapped"), "state", native=False)
+    return _mounts(lab, by_python("mapped"), "state")
 
 
-def _mounts(lab: Lab, reader: Reader, state: str = "", *, native: bool = True) -> dict[str, Side]:
+def _mounts(lab: Lab, reader: Reader, state: str = "") -> dict[str, Side]:
     """The same file by our mount, striped, and by rclone's, plain."""
     content = lab.state() if state else lab.source()
     plain, striped = (f"{state}1", state) if state else ("plain1", "steered")
     lab.plain(plain, content)
     lab.striped(striped, content)
     sides: dict[str, Side] = {
-        harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), striped, reader)
+        harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), striped, reader),
+        NATIVE: lambda: our_mount(lab, lab.hdfs("/bench"), striped, reader),
     }
-    if native:
-        sides[NATIVE] = lambda: our_mount(lab, lab.hdfs("/bench"), striped, reader)
     if shutil.which("rclone"):
         sides["rclone mount"] = lambda: rclone_mount(lab, plain, reader)
     return sides
