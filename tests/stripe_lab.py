@@ -130,8 +130,6 @@ def make_tree(root: Path, *, seed: int = 0) -> Path:
 def leftovers(store: Path, name: str) -> list[str]:
     """What lies in a checkpoint's folder besides the pointer and the current version."""
     base = store / f"{name}.stripes"
-    if not base.exists():
-        return []
     current = version_folder(store, name).name if (base / "CURRENT").exists() else ""
     return sorted(p.name for p in base.iterdir() if p.name not in ("CURRENT", current))
 

@@ -161,6 +161,11 @@ def test_secrets_never_reach_an_event(tmp_path):
             ["podman", "-e", "PGPASS=abc", "--env", "X=y z", "--env=DB=q", "-e", "HOME", "i=1"],
             "podman -e PGPASS=*** --env X=*** --env=DB=*** -e HOME i=1",
         ),
+        (["podman", "-ePGPASS=abc", "-eHOME", "x"], "podman -ePGPASS=*** -eHOME x"),
+        (["curl", "-e", "https://u:s3c@h/?a=b", "z"], "curl -e https://***@h/?*** z"),
+        (["sh", "-e", "PASSWORD: s3c a=b"], "sh -e PASSWORD: *** a=b"),
+        (["ruby", "-e", "--token s3c x=1"], "ruby -e --token *** x=1"),
+        (["x", "--env=https://u:s3c@h/?q=1"], "x --env=https://***@h/?***"),
         (["sh", "-c", 'echo "$X"  y\n\nz', "--key-file", "f"], None),
     ],
 )

@@ -307,6 +307,18 @@ def test_short_options_of_podmans_stay_whole(word: str) -> None:
     assert (found["push"], found["words"]) == (True, ("x", "-e"))
 
 
+def test_values_of_our_options_stay_ours() -> None:
+    found = parsed("--workload", "-foo", "a:1", "-w/e", "--cache", "-dir", "--", "x")
+    assert (found["workload"], found["cache"]) == ("-foo", "-dir")
+    assert (found["ref"], found["options"]) == ("a:1", ("-w/e",))
+
+
+def test_h_alone_asks_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.exceptions.Exit):
+        parsed("-h")
+    assert "--window SECONDS" in capsys.readouterr().out
+
+
 def test_a_command_without_options_needs_no_dashes() -> None:
     from bootseer.cli.image_record import _parted
 

@@ -129,7 +129,12 @@ class BeforeDashes(click.Command):
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_WORDS] = tuple(args[at + 1 :]) if at < len(args) else None
         # In `-w/work/e` click would find a short option of ours.
-        podmans = {f"\0{n}": word for n, word in enumerate(args[:at]) if _PODMANS.match(word)}
+        takers = {name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts}
+        podmans = {
+            f"\0{n}": word
+            for n, word in enumerate(args[:at])
+            if _PODMANS.match(word) and not (n and args[n - 1] in takers)
+        }
         shown = [f"\0{n}" if f"\0{n}" in podmans else word for n, word in enumerate(args[:at])]
         left = super().parse_args(ctx, shown)
         ctx.params["ref"] = podmans.get(ctx.params["ref"], ctx.params["ref"])

@@ -161,6 +161,8 @@ def _readable(told: int, what: str, limit_s: float) -> bool:
     first_s = min(limit_s, TELL_AFTER_S)
     if select.select([told], [], [], first_s)[0]:
         return True
+    if first_s == limit_s:
+        return False
     import logging  # ten milliseconds, which nearly every mount can save
 
     logging.getLogger(__name__).warning(

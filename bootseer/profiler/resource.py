@@ -40,15 +40,16 @@ def redact(words: Iterable[str]) -> list[str]:
     Hidden are the credentials and queries of URLs, the value in `NAME=VALUE` and the word after
     `--NAME` or `NAME:` where NAME speaks of a token, password, secret, signature, credential,
     authorization or a key to something; also inside a word that is itself a script or a header,
-    as in `sh -c SCRIPT`; and the values of all variables that `-e` or `--env` gives a container.
+    as in `sh -c SCRIPT`; and, outside of scripts, the value of each variable after `-e`, `--env`.
     By hand: `re` costs more than everything else that `run` does.
     """
     out: list[str] = []
     hide = is_variable = False
     for word in words:
-        name, equals, _ = word.removeprefix("--env=").partition("=")
-        if equals and (is_variable or word.startswith("--env=")):
-            out.append(word[: len(word) - len(word.removeprefix("--env="))] + name + "=***")
+        option = "--env=" if word.startswith("--env=") else word[:2] if word[:2] == "-e" else ""
+        name, equals, _ = word[len(option) :].partition("=")
+        if equals and (option or is_variable) and name.isidentifier():
+            out.append(option + name + "=***")
             hide = is_variable = False
             continue
         is_variable = word in _GIVE_A_VARIABLE

@@ -6,7 +6,6 @@ links are not followed, since they may lead out of the directory: `list` leaves 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -224,9 +223,6 @@ class LocalStore:
 
     def mkdir(self, folder: str) -> None:
         try:
-            with contextlib.suppress(FileNotFoundError):  # another removed one of its parents
-                os.makedirs(self._path(folder), exist_ok=True)
-                return
             os.makedirs(self._path(folder), exist_ok=True)
         except OSError as error:
             raise from_os_error(error, f"make the folder {folder} in {self.url}") from error

@@ -254,8 +254,6 @@ class Draft:
                 self.store.delete_tree(version.folder)
         except BootseerError:
             return  # who cannot be asked may point to it already: left to gc
-        if found is None:
-            self._remove_empty(folder_of(self.name))
 
     def keep(self) -> None:
         """Leave it to be taken over by who puts the same again."""
@@ -265,10 +263,7 @@ class Draft:
             lease.close()
 
     def discard(self) -> None:
-        """Remove it, and the checkpoint's folder when that is all there was in it.
-
-        As far as the store can be reached; twice is safe, as after `publish`.
-        """
+        """Remove it, as far as the store can be reached; twice is safe, as after `publish`."""
         if not self._open:
             return
         self._open = False
@@ -277,17 +272,13 @@ class Draft:
             self.store.delete_tree(self.folder)
         except BootseerError:
             return  # gc finds it
-        self.remove_base()
 
     def remove_base(self) -> None:
         """Remove the folder of the checkpoint that it was begun in if nothing else is in it."""
-        self._remove_empty(self._base)
-
-    def _remove_empty(self, folder: str) -> None:
         try:
-            self.store.delete(folder)
+            self.store.delete(self._base)
         except BootseerError:
-            return  # it is not
+            return  # there is
 
     @property
     def _base(self) -> str:

@@ -84,7 +84,7 @@ class SavedFile(Committing):
         self._open = False
         self._head = bytearray()
         if self._writer is not None:
-            self._writer.abort()
+            self._writer.leave_nothing()
 
     def _spill(self) -> StripedWriter:
         if self._writer is None:

@@ -315,6 +315,11 @@ class StripedWriter(Committing):
             self._fail(UsageError("this checkpoint was aborted; open it anew to write it again"))
             self.closed = True
 
+    def leave_nothing(self) -> None:
+        """As `abort`; the checkpoint's own folder goes, too, when nothing else is in it."""
+        self.abort()
+        self._draft.remove_base()
+
     def _fail(self, error: BaseException) -> None:
         if self._failed is None:
             self._failed = error

@@ -1,0 +1,45 @@
+"""Waiting for a server that was started in the background."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from bootseer.errors import StoreUnavailableError
+from bootseer.fuse import background
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    told, tell = os.pipe()
+    yield told, tell
+    os.close(told)
+    os.close(tell)
+
+
+def test_a_long_wait_is_told(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, tell = pipe
+    monkeypatch.setattr(background, "TELL_AFTER_S", 0.05)
+    timer = threading.Timer(0.5, background.write_answer, (tell, {"mounted": True}))
+    timer.start()
+    assert background.await_answer(told, what="/m", limit_s=60) == {"mounted": True}
+    timer.join()
+    (said,) = (record.getMessage() for record in caplog.records)
+    text = "bootseer: what is mounted at /m has not answered yet; waiting for up to 59 s more"
+    assert said == text
+
+
+def test_an_answer_at_once_and_a_short_limit_tell_nothing(
+    pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    told, tell = pipe
+    background.write_answer(tell, {"mounted": True})
+    assert background.await_answer(told, what="/m", limit_s=60) == {"mounted": True}
+    with pytest.raises(StoreUnavailableError, match="took too long"):
+        background.await_answer(told, what="/m", limit_s=0.05)
+    assert caplog.records == []
