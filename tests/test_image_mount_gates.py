@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def image(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
-    ref = registry.reference("gates/image", "1")
+    # A name of its own: made anew for a worker that comes back, it must not meet its first hot set.
+    ref = registry.reference(f"gates/image-{uuid.uuid4().hex[:8]}", "1")
     return publish(ref, FILES, tmp_path_factory.mktemp("image"), hot={"": HOT})
 
 

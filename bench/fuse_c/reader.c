@@ -3,7 +3,8 @@
  *   reader seq STREAMS FILE            each stream reads its share once, 1 MiB at a time
  *   reader rand STREAMS FILE READS     each stream reads 4 KiB READS times, anywhere
  *
- * Every stream opens the file itself, reads into warm memory, and all begin together. Pages that
+ * Every stream opens the file itself, reads into warm memory (a huge page, where there are any:
+ * the reader must not be the limit), and all begin together. Pages that
  * the file has in the cache are dropped before (`keep` as last word leaves them). Prints bytes,
  * reads and seconds.
  */
@@ -14,11 +15,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-static const size_t chunk_bytes = 1 << 20, page_bytes = 4096;
+static const size_t chunk_bytes = 1 << 20, page_bytes = 4096, huge_page_bytes = 2 << 20;
 static const char *path;
 static int streams, is_random;
 static long reads_each;
@@ -61,9 +63,10 @@ static void *run(void *argument)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         fail(path);
-    if (posix_memalign((void **)&buffer, 4096, chunk_bytes))
+    if (posix_memalign((void **)&buffer, huge_page_bytes, huge_page_bytes))
         exit(1);
-    memset(buffer, 1, chunk_bytes);
+    madvise(buffer, huge_page_bytes, MADV_HUGEPAGE); /* pinned at once, not page by page */
+    memset(buffer, 1, huge_page_bytes);
     pthread_barrier_wait(&start);
     if (is_random) {
         for (long i = 0; i < reads_each; i++) {
