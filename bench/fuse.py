@@ -4,10 +4,11 @@ The file (2 GiB, `--quick` 512 MiB) is wholly in the page cache. Each side's ser
 through all rounds at a mount of its own, with read-ahead 1 MiB; before each run the mount's own
 page cache is emptied, so every read reaches the server, and after it as well, so that sides do
 not share memory with what others left. The reader is a program in C: sequential streams each
-read their share by 1 MiB into warm memory, random ones 4 KiB anywhere; random reads go to the
+read their share by 1 MiB into a warm huge page, random ones 4 KiB anywhere; random reads go to the
 direct_io mounts, where none is answered by the cache. `passthrough` opens the file through our
 mount, `raw file` the file itself. Our server serves `LocalTree`: it answers from maps of the
-files (`Operations.maps`), which trees of stores and images do not have.
+files (`Operations.maps`), and while reads are small each of its two threads keeps to a half of
+the processors; neither is so for the trees of stores and images, nor for the servers beside it.
 
 The C servers use libfuse 3's low-level interface, 1 MiB requests, clone_fd and two threads (the
 best of 1, 2, 4 and 10 here). `ours, system Python` is our server under /usr/bin/python3, left

@@ -323,7 +323,7 @@ def test_a_command_without_options_needs_no_dashes() -> None:
     from bootseer.cli.image_record import _parted
 
     found = parsed("a:1", "cat", "-")
-    assert _parted("a:1", found["options"], found["words"]) == ((), ("cat", "-"))
+    assert _parted(found["options"], found["words"]) == ((), ("cat", "-"))
 
 
 def test_an_entry_point_of_podmans_takes_the_place_of_the_images() -> None:

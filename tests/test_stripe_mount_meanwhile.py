@@ -60,6 +60,16 @@ def save(tree: rwtree.WritableTree, name: bytes, data: bytes, folder: Inode = RO
     end(tree, *begin(tree, name, data, folder))
 
 
+def opened_empty(
+    tree: rwtree.WritableTree, store: Path, flags: int = os.O_WRONLY
+) -> tuple[Inode, Handle]:
+    """A file without bytes, `empty` in the root, open for writing."""
+    (store / "empty").write_bytes(b"")
+    listed_anew(tree)
+    inode = tree.lookup(ROOT, b"empty").inode
+    return inode, tree.open(inode, flags).handle
+
+
 def move_while_written(
     tree: rwtree.WritableTree, folder: Inode, name: bytes
 ) -> tuple[Inode, Handle]:
@@ -210,10 +220,7 @@ def test_another_file_under_a_name_that_was_moved_away_from_is_shown(
 def test_what_is_removed_before_its_first_byte_stays_removed(
     tree: rwtree.WritableTree, store: Path
 ) -> None:
-    (store / "empty").write_bytes(b"")
-    listed_anew(tree)
-    inode = tree.lookup(ROOT, b"empty").inode
-    handle = tree.open(inode, os.O_WRONLY).handle
+    inode, handle = opened_empty(tree, store)
     tree.unlink(ROOT, b"empty")
     with pytest.raises(FileSystemError, match="ESTALE"):
         tree.write(inode, handle, 0, memoryview(b"late"))
@@ -228,10 +235,7 @@ def test_what_is_removed_before_its_first_byte_stays_removed(
 def test_what_is_renamed_to_a_name_is_not_written_by_who_had_it_open(
     tree: rwtree.WritableTree, store: Path, flags: int
 ) -> None:
-    (store / "empty").write_bytes(b"")
-    listed_anew(tree)
-    inode = tree.lookup(ROOT, b"empty").inode
-    handle = tree.open(inode, flags).handle
+    inode, handle = opened_empty(tree, store, flags)
     tree.rename(ROOT, b"old", ROOT, b"empty", 0)
     with pytest.raises(FileSystemError, match="ESTALE"):
         tree.write(inode, handle, 0, memoryview(b"late"))
@@ -243,10 +247,7 @@ def test_what_is_renamed_to_a_name_is_not_written_by_who_had_it_open(
 def test_what_is_written_in_the_middle_of_its_removal_is_removed(
     tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (store / "empty").write_bytes(b"")
-    listed_anew(tree)
-    inode = tree.lookup(ROOT, b"empty").inode
-    handle = tree.open(inode, os.O_WRONLY).handle
+    inode, handle = opened_empty(tree, store)
     late = lambda: tree.write(inode, handle, 0, memoryview(b"late"))  # noqa: E731
     after(monkeypatch, tree, "_written", late)
     tree.unlink(ROOT, b"empty")
@@ -260,10 +261,7 @@ def test_what_is_written_in_the_middle_of_its_removal_is_removed(
 def test_a_file_whose_removal_fails_is_written_on(
     tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (store / "empty").write_bytes(b"")
-    listed_anew(tree)
-    inode = tree.lookup(ROOT, b"empty").inode
-    handle = tree.open(inode, os.O_WRONLY).handle
+    inode, handle = opened_empty(tree, store)
 
     def away() -> None:
         raise StoreUnavailableError("it is away; wait")

@@ -4,9 +4,8 @@
  *   reader rand STREAMS FILE READS     each stream reads 4 KiB READS times, anywhere
  *
  * Every stream opens the file itself, reads into warm memory (a huge page, where there are any:
- * the reader must not be the limit), and all begin together. Pages that
- * the file has in the cache are dropped before (`keep` as last word leaves them). Prints bytes,
- * reads and seconds.
+ * the reader must not be the limit), and all begin together. Pages that the file has in the cache
+ * are dropped before (`keep` as last word leaves them). Prints bytes, reads and seconds.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

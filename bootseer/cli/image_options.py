@@ -9,6 +9,7 @@ import click
 
 from bootseer.cli import sizes
 from bootseer.cli.options import Decorator, together
+from bootseer.errors import UsageError
 
 _WORDS = "bootseer.words"
 _PODMANS = re.compile("-[^-e].")
@@ -112,9 +113,8 @@ serving_options = together(
 class BeforeDashes(click.Command):
     """What stands behind -- is the command's; of what stands before, we know our options.
 
-    Of short options with something attached only `-e` may be ours. The arguments of the command
-    are `ref` and `options`. The words behind are kept for `words_behind`, which has None where
-    there is no --.
+    For commands with `podman_arguments`. Of short options with something attached only `-e` may
+    be ours. The words behind are kept for `words_behind`, which has None where there is no --.
     """
 
     def __init__(self, *words: Any, **settings: Any) -> None:
@@ -128,7 +128,7 @@ class BeforeDashes(click.Command):
             args = ["--help"]
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_WORDS] = tuple(args[at + 1 :]) if at < len(args) else None
-        # In `-w/work/e` click would find a short option of ours.
+        # In `-v/data:/e` click would find a short option of ours.
         takers = {name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts}
         podmans = {
             f"\0{n}": word
@@ -137,9 +137,26 @@ class BeforeDashes(click.Command):
         }
         shown = [f"\0{n}" if f"\0{n}" in podmans else word for n, word in enumerate(args[:at])]
         left = super().parse_args(ctx, shown)
-        ctx.params["ref"] = podmans.get(ctx.params["ref"], ctx.params["ref"])
+        if ctx.resilient_parsing:  # completion by a shell: nothing need be there
+            return left
+        ref = podmans.get(ctx.params["ref"], ctx.params["ref"])
+        if ref.startswith("-"):
+            raise UsageError(f"name the image before podman's options: what is {ref}?")
         ctx.params["options"] = tuple(podmans.get(word, word) for word in ctx.params["options"])
         return left
+
+
+def podman_arguments(command: str) -> Decorator:
+    """`ref` and podman's `options` behind it; `command` is how help shows what follows."""
+    return together(
+        click.argument("ref"),
+        click.argument(
+            "options",
+            nargs=-1,
+            type=click.UNPROCESSED,
+            metavar=f"[PODMAN OPTION]... {command}",
+        ),
+    )
 
 
 def words_behind(context: click.Context) -> tuple[str, ...] | None:

@@ -9,7 +9,13 @@ import click
 
 from bootseer.cli import sizes
 from bootseer.cli.image_hotset import of, opened, place, which_option
-from bootseer.cli.image_options import WINDOW_S, BeforeDashes, place_options, words_behind
+from bootseer.cli.image_options import (
+    WINDOW_S,
+    BeforeDashes,
+    place_options,
+    podman_arguments,
+    words_behind,
+)
 from bootseer.errors import UsageError
 
 
@@ -46,13 +52,7 @@ from bootseer.errors import UsageError
 )
 @click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
 @place_options
-@click.argument("ref")
-@click.argument(
-    "options",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    metavar="[PODMAN OPTION]... -- COMMAND...",
-)
+@podman_arguments("-- COMMAND...")
 @click.pass_context
 def command(
     context: click.Context,
@@ -70,13 +70,12 @@ def command(
 
     Needs the image's block image (`bootseer image build REF`) and root. The command runs by
     podman or in a chroot, with the image's own environment, on a throw-away overlay; podman's own
-    options may stand behind REF. It tells its
-    first step with `bootseer event first_step`, or by writing to $BOOTSEER_EVENTS. Returns the
-    command's exit code.
+    options may stand behind REF. It tells its first step with `bootseer event first_step`, or by
+    writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
     from bootseer.imageprefetch.starting import RecordSettings, record
 
-    options, words = _parted(ref, options, words_behind(context))
+    options, words = _parted(options, words_behind(context))
     done = record(
         RecordSettings(
             ref=ref,
@@ -115,11 +114,9 @@ def command(
 
 
 def _parted(
-    ref: str, before: tuple[str, ...], behind: tuple[str, ...] | None
+    before: tuple[str, ...], behind: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Podman's options and the command; a command without options may do without the --."""
-    if ref.startswith("-"):
-        raise UsageError(f"name the image before podman's options: what is {ref}?")
     if behind is None and not any(len(word) > 1 and word.startswith("-") for word in before):
         before, behind = (), before
     if not behind:

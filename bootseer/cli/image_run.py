@@ -10,6 +10,7 @@ from bootseer.cli.image_mount import events_option, tell, write_events_to
 from bootseer.cli.image_options import (
     BeforeDashes,
     plain_http_option,
+    podman_arguments,
     serving_options,
     words_behind,
 )
@@ -35,24 +36,15 @@ if TYPE_CHECKING:
 @serving_options
 @events_option
 @plain_http_option
-@click.argument("ref")
-@click.argument(
-    "options",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    metavar="[PODMAN OPTION]... [-- COMMAND...]",
-)
+@podman_arguments("[-- COMMAND...]")
 @click.pass_context
 def command(
     context: click.Context, /, ref: str, options: tuple[str, ...], plain_http: bool, **given: Any
 ) -> int:
-    from bootseer.errors import UsageError
     from bootseer.imageprefetch import lazyrun
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.storage.options import StoreOptions
 
-    if ref.startswith("-"):
-        raise UsageError(f"name the image before podman's options: what is {ref}?")
     # Podman's own pull waits for nobody: what fails for longer is pulled plainly.
     hurried = StoreOptions(retry_s=5.0, stall_s=5.0)
     write_events_to(given["events_dir"])

@@ -63,8 +63,7 @@ def _child(
             os.close(tell)
             work(store)
         code = 0
-    except BaseException:
-        # Nobody is left to tell: `work` reports its own faults as events.
+    except BaseException:  # nobody is left to tell: `work` reports its own faults as events
         code = 1
     finally:
         os._exit(code)

@@ -155,8 +155,7 @@ def _within(action: Callable[[], None], limit_s: float, what: str) -> None:
     def run() -> None:
         try:
             action()
-        except BaseException as error:
-            # A thread's exception would be lost; the caller raises it below.
+        except BaseException as error:  # a thread's would be lost; the caller raises it below
             faults.append(error)
 
     thread = threading.Thread(target=run, name="store", daemon=True)

@@ -65,8 +65,7 @@ def publish(
         if not records.add(store, record, job.sign_key, supersedes=job.supersedes):
             store.delete(f"{folder}/{name}")
             return None
-    except BaseException:
-        # Also when a signal ends us: nothing unreferenced shall stay behind.
+    except BaseException:  # a signal's too: nothing unreferenced shall stay behind
         store.delete(f"{folder}/{name}" if placed else temporary)
         raise
     on_step("recorded")
