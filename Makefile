@@ -25,8 +25,10 @@ IMAGE ?=
 image:
 	$(PYTHON) -m tools.initimage $(if $(IMAGE),--name $(IMAGE))
 
+# The long counts, module by module; what was stopped goes on: make soak SOAK_ARGS=--list shows it.
+SOAK_ARGS ?=
 soak: setup
-	$(BIN)/python -m tools.soak
+	$(BIN)/python -m tools.soak $(SOAK_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if bool(item.get_closest_marker("soak")) != soak:
             continue  # the long counts are a run of their own (`make soak`)
         slow = needs_machine or item.get_closest_marker("slow")
-        if slow and not config.getoption("usepdb"):
+        if slow and not soak and not config.getoption("usepdb"):
             # Real servers on a busy machine. Whatever needed its second try is listed at the end.
             item.add_marker(pytest.mark.flaky(reruns=1))
         if fast and (needs_machine or item.get_closest_marker("slow")):
