@@ -36,6 +36,12 @@ from bootseer.depsnap.model import ArchiveInfo, RootDelta
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import tree
 
+MEASURES = (
+    "bootseer/depsnap",
+    "bench/depsnap.py",
+    "bench/depsnap_side.py",
+    "bench/depsnap-requirements.txt",
+)
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("BOOTSEER_BENCH_CACHE", "~/.cache/bootseer-bench")).expanduser()
 TREE = "ours (tree)"

@@ -13,6 +13,11 @@ from pathlib import Path
 from bench import harness
 from bootseer.profiler import events
 
+MEASURES = (
+    "bootseer/profiler/events.py",
+    "bootseer/profiler/bootseer.sh",
+    "bench/events.py",
+)
 PROCESSES, APPENDS = 8, 5000
 ATTRIBUTES = {"bootseer.source": "phase", "bootseer.bytes": 123456}
 APPENDER = """
@@ -100,4 +105,5 @@ def run(options: harness.Options) -> list[harness.Case]:
         torn = [torn_lines(folder) for _ in range(options.runs)]
     cases = harness.cases_of("one event", values, unit="us")
     name = f"{PROCESSES} processes x {APPENDS} appends"
-    return [*cases, harness.Case(name, harness.OURS, "torn lines", "lower", torn)]
+    made = [*cases, harness.Case(name, harness.OURS, "torn lines", "lower", torn)]
+    return harness.under("events on the temporary directory's file system", made)

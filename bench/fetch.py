@@ -39,6 +39,12 @@ from bootseer.blocks.source import BlockSource, Location
 from bootseer.errors import CorruptDataError
 from bootseer.storage.base import Store
 
+MEASURES = (
+    "bootseer/blocks",
+    "bootseer/storage",
+    "bench/fetch.py",
+    "bench/paced_server.py",
+)
 BYTES_PER_S = 150e6
 LATENCY_S = 0.003
 CONNECTIONS = 24
@@ -207,8 +213,8 @@ def _over_the_network(
 
     cpus = sorted(os.sched_getaffinity(0)) if apart else []
     near, far = cpus[: len(cpus) // 2], cpus[len(cpus) // 2 :]
-    paced = PacedServer(path.parent, bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S, cpus=far)
-    with paced as server, _only_on(near):
+    server_of = PacedServer(path.parent, bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S, cpus=far)
+    with server_of as server, _only_on(near):
         store = HttpStore(server.url, StoreOptions(streams=CONNECTIONS))
         source = Verified(store, path, BLOCK_BYTES)
         trusting = Verified(store, path, BLOCK_BYTES, checks=False)
@@ -219,13 +225,17 @@ def _over_the_network(
             "ours, no check": lambda: _ours(trusting, buffer, settings),
             **raw,
         }
+        paced = f"each connection {BYTES_PER_S / 1e6:g} MB/s, answers after {LATENCY_S * 1e3:g} ms"
         if apart:
-            return _cases("range fetch, cores apart", sides, options.runs)
+            made = _cases("range fetch, cores apart", sides, options.runs)
+            cores = f"client on {len(near)} cores, store on {len(far)} others"
+            return harness.under(f"{paced}; {cores}", made)
         sides["one stream"] = lambda: _one_stream(server.port, buffer[: len(buffer) // 8])
         cases = _cases("range fetch", sides, options.runs)
         small = Verified(store, path, SMALL_BLOCK_BYTES)
         sides = {harness.OURS: lambda: _ours(small, buffer, settings), **raw}
-        return cases + _cases("range fetch, 256 KiB blocks", sides, options.runs)
+        cases += _cases("range fetch, 256 KiB blocks", sides, options.runs)
+        return harness.under(f"{paced}; cores shared", cases)
 
 
 def run(options: harness.Options) -> list[harness.Case]:
@@ -249,7 +259,8 @@ def run(options: harness.Options) -> list[harness.Case]:
                 harness.OURS: lambda near=near: _ours(near, buffer, FetchSettings()),  # type: ignore[misc]
                 "one preadv loop": lambda: _local(path, buffer),
             }
-            cases += _cases(f"local store, {name} blocks", sides, options.runs)
+            made = _cases(f"local store, {name} blocks", sides, options.runs)
+            cases += harness.under("page cache warm", made)
     return cases
 
 

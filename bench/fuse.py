@@ -35,6 +35,13 @@ from pathlib import Path
 
 from bench import harness
 
+MEASURES = (
+    "bootseer/fuse",
+    "bench/fuse.py",
+    "bench/fuse_ours.py",
+    "bench/fuse_peers.py",
+    "bench/fuse_c",
+)
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 NAME = "data"

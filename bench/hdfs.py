@@ -42,6 +42,18 @@ from bench.hdfs_cases import CASES, NATIVE, Runs
 from bench.hdfs_lab import Kind, Lab, Run, Side, lab
 from tools.netlab import own_network
 
+MEASURES = (
+    "bootseer/blocks",
+    "bootseer/fuse",
+    "bootseer/storage",
+    "bootseer/stripedfs",
+    "bench/hdfs.py",
+    "bench/hdfs_cases.py",
+    "bench/hdfs_lab.py",
+    "bench/hdfs_links.py",
+    "bench/hdfs_mounts.py",
+    "bench/hdfs_side.py",
+)
 QUICK_FILE_BYTES = 192 << 20
 Keep = Callable[[list[harness.Case]], None]
 
@@ -101,7 +113,7 @@ def _one(place: Lab, name: str, rounds: int, cold: bool) -> list[harness.Case]:
     runs: Runs = {side: [] for side in sides}
     turns = {side: _counted(runs[side], turn) for side, turn in sides.items()}
     harness.interleave(turns, rounds=rounds, warmup=0)
-    cases = spec.told(name, runs)
+    cases = harness.under(spec.kind.conditions(place.size_bytes), spec.told(name, runs))
     print(harness.table(cases), file=sys.stderr, flush=True)
     return cases
 
@@ -120,16 +132,16 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("case", nargs="+", choices=list(CASES), metavar="CASE")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small files; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="small files; results apart")
     arguments = parser.parse_args()
-    keep = None if arguments.quick else _keep
+    command = harness.command_line("hdfs", sys.argv[1:])
+
+    def keep(cases: list[harness.Case]) -> None:
+        harness.keep("hdfs", cases, names=list(CASES), command=command, quick=arguments.quick)
+
     cases = measure(harness.Options(arguments.quick, arguments.runs), arguments.case, keep)
     print(harness.table(cases))
     return 0
-
-
-def _keep(cases: list[harness.Case]) -> None:
-    harness.keep("hdfs", cases, names=list(CASES), command="python -m bench hdfs")
 
 
 if __name__ == "__main__":

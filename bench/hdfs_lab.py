@@ -49,6 +49,11 @@ class Kind:
     size_bytes: int
     mbit: float = LINK_MBIT
 
+    def conditions(self, size_bytes: int) -> str:
+        """What else decides the figures, for the result file."""
+        links = f"links {self.mbit:g} Mbit/s each" if self.mbit else "links free"
+        return f"{self.datanodes} DataNodes; {links}; file {size_bytes // MIB} MiB; no agent"
+
 
 @dataclass(frozen=True, slots=True)
 class Lab:

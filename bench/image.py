@@ -33,6 +33,21 @@ from bench.image_lab import FREE, LINKS, WORK, Lab, Link, Start, lab, own_group
 from tools.images import real
 from tools.netlab import own_network
 
+MEASURES = (
+    "bootseer/blockimage",
+    "bootseer/blocks",
+    "bootseer/fuse",
+    "bootseer/imageprefetch",
+    "bootseer/storage",
+    "bootseer/cli",
+    "bench/image.py",
+    "bench/image_hotsets.py",
+    "bench/image_lab.py",
+    "bench/image_ours.py",
+    "bench/image_peers.py",
+    "bench/image_steady.py",
+    "tools/images",
+)
 Side = Callable[[], Start]
 TOGETHER = 8
 HOT_SETS = "hot sets"
@@ -239,29 +254,18 @@ def main() -> int:
     parser.add_argument("case", nargs="+", choices=names())
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--store", type=Path, help="a folder to keep what is published in")
-    parser.add_argument("--quick", action="store_true", help="fewer peers; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="fewer peers; results apart")
     arguments = parser.parse_args()
     with _noted():
         options = harness.Options(arguments.quick, arguments.runs)
-        done = None if arguments.quick else _keep
+        command = harness.command_line("image", sys.argv[1:])
+
+        def done(cases: list[harness.Case]) -> None:
+            harness.keep("image", cases, names=names(), command=command, quick=options.quick)
+
         cases = measure(options, arguments.case, done, arguments.store)
     print(harness.table(cases))
     return 0
-
-
-def _keep(cases: list[harness.Case]) -> None:
-    """Put cases into the result file, in place of older ones."""
-    path = harness.RESULTS / "image.json"
-    held = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else []
-    new = {case.case for case in cases}
-    kept = [harness.Case(**case) for case in held if case["case"] not in new]
-    order = {name: number for number, name in enumerate(names())}
-    every = sorted([*kept, *cases], key=lambda c: order.get(_case_of(c.case), len(order)))
-    harness.save("image", every, command="python -m bench image")
-
-
-def _case_of(name: str) -> str:
-    return max((each for each in names() if name.startswith(each)), key=len, default=name)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,16 @@ from tools.initimage import payload
 from tools.podman import Podman
 from tools.registry import Registry
 
+MEASURES = (
+    "bootseer/imageprefetch",
+    "bootseer/entrypoint",
+    "bootseer/cli",
+    "tools/initimage",
+    "bench/image_files.py",
+    "bench/image_files_lazy.py",
+    "bench/image_lab.py",
+    "bench/image_peers.py",
+)
 COLD, RECORDING = "cold overlayfs", "recording"
 KINDS = (COLD, RECORDING)
 IMAGE = "bench"
@@ -200,7 +211,9 @@ def _measure(here: Place, work: str, kind: str, rounds: int) -> list[harness.Cas
             "warm": side(plain, warm=True),
         }
     values = harness.interleave(sides, rounds=rounds, warmup=0)
-    return harness.cases_of(f"{work} {kind}", values, unit="s")
+    dropped = "no agent; page cache dropped but for podman and our wrapper"
+    conditions = dict.fromkeys(sides, dropped) | {"warm": "no agent; page cache warm"}
+    return harness.cases_of(f"{work} {kind}", values, unit="s", conditions=conditions)
 
 
 def cold(here: Place) -> None:
@@ -240,24 +253,11 @@ def main() -> int:
     parser.add_argument("case", nargs="+", choices=names())
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
+    command = harness.command_line("image_files", sys.argv[1:])
     cases = measure(arguments.case, arguments.runs)
     print(harness.table(cases))
-    _keep(cases)
+    harness.keep("image_files", cases, names=names(), command=command)
     return 0
-
-
-def _keep(cases: list[harness.Case]) -> None:
-    path = harness.RESULTS / "image_files.json"
-    held = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else []
-    new = {case.case for case in cases}
-    kept = [harness.Case(**case) for case in held if case["case"] not in new]
-    every = sorted([*kept, *cases], key=lambda case: _place_of(case.case))
-    harness.save("image_files", every, command="python -m bench image_files")
-
-
-def _place_of(name: str) -> int:
-    order = names()
-    return next((order.index(each) for each in order if name.startswith(each)), len(order))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def measure(
         values = harness.interleave(each, rounds=rounds, warmup=0)
         cases += harness.cases_of(f"{work} {NAME}", values, unit="s")
         cases += harness.cases_of(f"{work} {NAME} received", received, unit="MB")
-    return cases
+    return harness.under(f"no agent; link {LINKS[0].name}", cases)
 
 
 def names() -> list[str]:

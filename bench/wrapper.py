@@ -20,6 +20,17 @@ from pathlib import Path
 from bench import harness
 
 ROOT = Path(__file__).parent.parent
+MEASURES = (
+    "bootseer/__init__.py",
+    "bootseer/__main__.py",
+    "bootseer/cli/__init__.py",
+    "bootseer/cli/main.py",
+    "bootseer/entrypoint",
+    "bootseer/profiler/events.py",
+    "bootseer/profiler/resource.py",
+    "pyproject.toml",
+    "bench/wrapper.py",
+)
 TRUE = shutil.which("true") or "/bin/true"
 
 

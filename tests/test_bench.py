@@ -5,7 +5,10 @@ That of the report stands with the report's tests.
 
 from __future__ import annotations
 
+import datetime
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 import wheelhouse
 
 from bench import __main__ as program
-from bench import depsnap, events, harness, wrapper
+from bench import depsnap, events, floors, harness, revisions, wrapper
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +29,7 @@ def sides(cases: list[harness.Case]) -> dict[str, set[str]]:
     out: dict[str, set[str]] = {}
     for case in cases:
         assert len(case.values) == 1
-        assert case.values[0] >= 0
+        assert case.values[0] > 0 or case.unit == "torn lines"
         out.setdefault(case.case, set()).add(case.side)
     return out
 
@@ -77,9 +80,15 @@ def test_ratios_are_taken_within_rounds_and_above_1_is_better() -> None:
         harness.Case("speed", "peer", "s", "lower", [1.0]),
     ]
     assert harness.ratios_of(cases) == [
-        harness.Ratio("c", "ours", "peer", median=2.0, min=1.0, max=3.0),
-        harness.Ratio("speed", "ours", "peer", median=3.0, min=3.0, max=3.0),
+        harness.Ratio("c", "ours", "peer", 2.0, min=1.0, max=3.0, unit="s", of_medians=1.5),
+        harness.Ratio("speed", "ours", "peer", 3.0, 3.0, 3.0, unit="MB/s", of_medians=3.0),
     ]
+
+
+def test_sides_of_different_runs_have_no_ratio() -> None:
+    ours = harness.Case("c", "ours", "s", "lower", [1.0], revision="a", command="one")
+    peer = harness.Case("c", "peer", "s", "lower", [2.0, 2.0], revision="b", command="one")
+    assert harness.ratios_of([ours, peer]) == []
 
 
 def test_sides_take_turns_at_being_first() -> None:
@@ -94,41 +103,210 @@ def test_sides_take_turns_at_being_first() -> None:
     assert values == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
 
 
-def test_results_are_written_and_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
-    made = [
-        harness.Case("c", "ours", "s", "lower", [1.0, 2.0]),
-        harness.Case("c", "peer", "s", "lower", [3.0, 4.0]),
-    ]
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git repository in the place of ours, with one file that bench `events` measures."""
+    root = tmp_path / "tree"
+    (root / "bench/results").mkdir(parents=True)
+    (root / "measured.py").write_text("1\n")
+    (root / "measured.md").write_text("1\n")
+    (root / "other.py").write_text("1\n")
+    monkeypatch.setattr(revisions, "ROOT", root)
+    monkeypatch.setattr(harness, "RESULTS", root / "bench/results")
+    monkeypatch.setattr(events, "MEASURES", ("measured.py", "measured.md"))
+    git(root, "init", "-q")
+    commit(root)
+    return root
+
+
+def git(root: Path, *words: str) -> str:
+    name = ["-c", "user.name=A", "-c", "user.email=a@localhost"]
+    done = subprocess.run(["git", *name, *words], cwd=root, check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def commit(root: Path) -> str:
+    """Commit all of it; later questions are asked as by a new process."""
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "--allow-empty", "-m", "x")
+    forget()
+    return git(root, "rev-parse", "HEAD")
+
+
+def forget() -> None:
+    revisions.current.cache_clear()
+    revisions.is_stale.cache_clear()
+
+
+def measure(
+    monkeypatch: pytest.MonkeyPatch, *values: float, words: tuple[str, ...] = ("--runs", "2")
+) -> list[dict[str, object]]:
+    """Run bench `events` with these figures; return the cases of its file."""
+    made = harness.cases_of(
+        "c", {"ours": list(values), "peer": [3.0, 4.0]}, unit="s", conditions="no agent"
+    )
     monkeypatch.setattr(events, "run", lambda options: made if options.runs == 2 else [])
-    assert program.main(["events", "--runs", "2"]) == 0
-    document = json.loads((tmp_path / "results" / "events.json").read_text())
-    assert set(document) == {"name", "when", "command", "machine", "cases", "ratios"}
-    assert document["command"] == "python -m bench events --runs 2"
-    assert document["cases"][0]["values"] == [1.0, 2.0]
+    assert program.main(["events", *words]) == 0
+    forget()
+    path = harness.path_of("events", quick="--quick" in words)
+    cases: list[dict[str, object]] = json.loads(path.read_text())["cases"]
+    return cases
+
+
+def test_results_are_written_and_shown(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(monkeypatch, 1.0, 2.0)
+    document = json.loads((repository / "bench/results/events.json").read_text())
+    assert set(document) == {"name", "machine", "cases", "ratios"}
+    stamps = {
+        "revision": git(repository, "rev-parse", "HEAD"),
+        "command": "python -m bench events --runs 2",
+        "conditions": "no agent",
+    }
+    first = document["cases"][0]
+    figures = {"case": "c", "side": "ours", "unit": "s", "better": "lower", "values": [1.0, 2.0]}
+    assert first == figures | stamps | {"when": first["when"]}
+    assert datetime.datetime.fromisoformat(str(first["when"])).tzinfo is not None
     (ratio,) = document["ratios"]
-    assert ratio == {"case": "c", "ours": "ours", "peer": "peer"} | {
+    assert ratio == {"case": "c", "ours": "ours", "peer": "peer", "unit": "s"} | {
         "median": 2.5,
         "min": 2.0,
         "max": 3.0,
+        "of_medians": 3.5 / 1.5,
     }
     assert program.main(["results"]) == 0
-    page = (tmp_path / "RESULTS.md").read_text()
-    assert "`python -m bench events --runs 2`" in page
-    assert "| c | peer | 2.50 | 2.00 | 3.00 |" in page
-    assert "| c | ours | 1.5 | 1 | 2 | 2 | s |" in page
-    assert capsys.readouterr().out.count("| c | peer |") == 2
+    page = (repository / "bench/RESULTS.md").read_text()
+    assert f"1. `python -m bench events --runs 2`, {first['when']}, revision " in page
+    assert "| c | s | peer | 2.50 | 2.00 | 3.00 | 2.33 |" in page
+    assert "| c | ours | 1.5 | 1 | 2 | 2 | s | no agent | 1 |" in page
+    assert capsys.readouterr().out.count("| c | s | peer |") == 1
 
 
 def test_a_quick_run_leaves_the_results_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, repository: Path
 ) -> None:
-    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(events, "run", lambda options: [])
-    assert program.main(["events", "--quick"]) == 0
-    assert list(tmp_path.iterdir()) == []
+    measure(monkeypatch, 1.0, 2.0)
+    before = harness.path_of("events").read_bytes()
+    (quick, _) = measure(monkeypatch, 5.0, 6.0, words=("--quick",))
+    assert quick["values"] == [5.0, 6.0]
+    assert harness.path_of("events").read_bytes() == before
+    assert "quick" not in program.results_page()
+
+
+def test_quick_results_are_not_committed() -> None:
+    path = harness.path_of("events", quick=True)
+    ignored = subprocess.run(["git", "check-ignore", "-q", path], cwd=path.parents[3])
+    assert ignored.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "stale"), [("measured.py", True), ("other.py", False), ("measured.md", False)]
+)
+def test_a_figure_ages_with_the_code_that_it_measures_alone(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, changed: str, stale: bool
+) -> None:
+    measure(monkeypatch, 1.0, 2.0)
+    assert "| no agent | 1 |" in program.results_page()
+    (repository / changed).write_text("2\n")
+    for _ in range(2):  # whether it is committed or not
+        forget()
+        assert ("| no agent | 1 (stale) |" in program.results_page()) == stale
+        commit(repository)
+
+
+def test_figures_of_code_that_is_not_committed_are_marked(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    (repository / "other.py").write_text("2\n")
+    assert measure(monkeypatch, 1.0, 2.0)[0]["revision"] == head
+    (repository / "measured.py").write_text("2\n")
+    forget()
+    assert measure(monkeypatch, 1.0, 2.0)[0]["revision"] == f"{head}-dirty"
+    commit(repository)
+    assert f"revision {head[:12]}-dirty (stale)" in program.results_page()
+
+
+def test_figures_of_a_revision_that_is_not_here_are_stale(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    measure(monkeypatch, 1.0, 2.0)
+    path = harness.path_of("events")
+    head = git(repository, "rev-parse", "HEAD")
+    for revision in ("unknown", "0" * 40):
+        path.write_text(path.read_text().replace(head, revision))
+        assert "| no agent | 1 (stale) |" in program.results_page()
+        head = revision
+    shutil.rmtree(repository / ".git")
+    assert measure(monkeypatch, 1.0, 2.0)[0]["revision"] == "unknown"
+
+
+def test_cases_that_are_not_measured_keep_their_own_stamps(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    def keep(command: str, *names: str) -> dict[str, harness.Case]:
+        made = [harness.Case(name, "ours", "s", "lower", [1.0]) for name in names]
+        path = harness.keep("events", made, names=["read", "write"], command=command)
+        return {case.case: case for case in harness.load(path)[1]}
+
+    old = keep("first", "read", "write", "write CPU")
+    (repository / "measured.py").write_text("2\n")
+    head = commit(repository)
+    new = keep("second", "read")
+    assert (new["read"].revision, new["read"].command) == (head, "second")
+    assert new["write"] == old["write"]
+    assert new["write CPU"] == old["write CPU"]
+    assert old["write"].revision not in ("", head)
+    page = program.results_page()
+    assert "| read | ours | 1 | 1 | 1 | 1 | s |  | 1 |" in page
+    assert "| write | ours | 1 | 1 | 1 | 1 | s |  | 2 (stale) |" in page
+    monkeypatch.setattr(harness, "machine", lambda: {"cpus": 64})
+    elsewhere = keep("third", "read")["write"].conditions
+    assert elsewhere.startswith("another machine (cpus ")
+
+
+def test_every_floor_stands_beside_its_figure(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    bounds = (
+        floors.Floor("c", "s", "peer", at_least=2.4),
+        floors.Floor("c", "s", "peer", at_least=2.4, kinds=floors.BOTH),
+        floors.Floor("c", "s", "peer", at_most=0.42, kinds=floors.BOTH),
+        floors.Floor("c", "s", at_most=1.5),
+        floors.Floor("c", "s", at_most=1.4),
+        floors.Floor("d", "s", "peer", at_least=1),
+    )
+    monkeypatch.setattr(floors, "FLOORS", {"events": bounds})
+    measure(monkeypatch, 1.0, 2.0)  # 2.5 x by pairs, 2.33 x by medians
+    page = program.results_page()
+    pairs = "| events | c | s | peer | ≥ 2.4 times | 2.5 (median of ratios)"
+    assert f"{pairs} | held |" in page
+    assert f"{pairs}, 2.33 (ratio of medians) | MISSED |" in page
+    times = "| events | c | s | peer | ≤ 0.42 times | 0.4 (median of ratios)"
+    assert f"{times}, 0.429 (ratio of medians) | MISSED |" in page
+    assert "| events | c | s |  | ≤ 1.5 s | 1.5 (median) | held |" in page
+    assert "| events | c | s |  | ≤ 1.4 s | 1.5 (median) | MISSED |" in page
+    assert "| events | d | s | peer | ≥ 1 times |  | not measured |" in page
+    beside = "≥ 2.4 times: held; ≥ 2.4 times: MISSED; ≤ 0.42 times: MISSED"
+    assert f"| c | s | peer | 2.50 | 2.00 | 3.00 | 2.33 | {beside} |" in page
+    (repository / "measured.py").write_text("2\n")
+    forget()
+    assert f"{pairs} | held (stale) |" in program.results_page()
+
+
+def test_each_bench_names_what_it_measures_and_it_is_there() -> None:
+    for name in program.NAMES:
+        paths = revisions.measured_paths(name)
+        assert f"bench/{name}.py" in paths
+        assert [path for path in paths if not (revisions.ROOT / path).exists()] == []
+    assert set(floors.FLOORS) <= set(program.NAMES)
+
+
+def test_committed_figures_have_all_their_stamps() -> None:
+    for path in harness.RESULTS.glob("*.json"):
+        for case in harness.load(path)[1]:
+            assert all((case.when, case.revision, case.command, case.conditions)), case
 
 
 @pytest.mark.parametrize("runs", ["0", "-1", "x"])
@@ -139,5 +317,8 @@ def test_runs_that_are_no_count_are_refused(runs: str) -> None:
 
 
 def test_the_results_page_is_current() -> None:
+    """But for what has become stale since it was written."""
     page = Path(program.__file__).with_name("RESULTS.md").read_text(encoding="utf-8")
-    assert page == program.results_page(), "run `python -m bench results`"
+    made = program.results_page()
+    fresh = [text.replace(program.STALE, "") for text in (page, made)]
+    assert fresh[0] == fresh[1], "run `python -m bench results`"

@@ -1,0 +1,112 @@
+"""What the figures must reach: all floors in one place, each against the figures of its case."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from bench import harness
+
+PAIRS, MEDIANS = "median of ratios", "ratio of medians"
+Verdict = Literal["held", "MISSED", "not measured"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Floor:
+    """A bound for our side's figure of one case.
+
+    With a `peer`, `at_least` bounds the ratio (above 1 = ours better), and `at_most` says of how
+    many times the peer's seconds (or other cost) ours may need, which is the same ratio turned
+    over. Without one they bound the median of the values themselves. `kinds` names which ratios
+    must keep the bound: the median of those taken pairwise within rounds, the ratio of medians.
+    """
+
+    case: str
+    unit: str
+    peer: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    kinds: tuple[str, ...] = (PAIRS,)
+
+    def __str__(self) -> str:
+        bound = f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+        return f"{bound} times" if self.peer else f"{bound} {self.unit}"
+
+    def figures(self, cases: Sequence[harness.Case]) -> dict[str, float]:
+        """What stands in the place of the bound, by kind; empty where it was not measured."""
+        if not self.peer:
+            wanted = (self.case, harness.OURS, self.unit)
+            values = [c.values for c in cases if (c.case, c.side, c.unit) == wanted and c.values]
+            return {"median": statistics.median(values[0])} if values else {}
+        for ratio in harness.ratios_of(cases):
+            if (ratio.case, ratio.unit, ratio.peer) == (self.case, self.unit, self.peer):
+                both = {PAIRS: ratio.median, MEDIANS: ratio.of_medians}
+                turned = self.at_most is not None
+                return {kind: 1 / both[kind] if turned else both[kind] for kind in self.kinds}
+        return {}
+
+    def verdict(self, cases: Sequence[harness.Case]) -> Verdict:
+        """Whether the floor holds."""
+        figures = self.figures(cases).values()
+        if not figures:
+            return "not measured"
+        if self.at_least is not None:
+            return "held" if min(figures) >= self.at_least else "MISSED"
+        assert self.at_most is not None
+        return "held" if max(figures) <= self.at_most else "MISSED"
+
+
+BOTH = (PAIRS, MEDIANS)
+_SEQUENTIAL = ("buffered 1", "buffered 4", "direct 1", "direct 4")
+_RANDOM = ("random 4k x1", "random 4k x4")
+_IMAGE_LINKS = ("1 Gbit/s", "200 Mbit/s", "unshaped")
+
+
+def _fuse() -> tuple[Floor, ...]:
+    peers = {"stripe mount": ("C pread", "C mmap"), "image mount": ("EROFS over C",)}
+    return tuple(
+        Floor(f"{mount} {access}", unit, peer, at_least=bound)
+        for mount, names in peers.items()
+        for accesses, unit, bound in ((_SEQUENTIAL, "MiB/s", 0.8), (_RANDOM, "reads/s", 0.4))
+        for access in accesses
+        for peer in names
+    )
+
+
+def _image() -> tuple[Floor, ...]:
+    bare = tuple(
+        Floor(f"{work} {link}", "s", "with agent", at_most=1.1, kinds=BOTH)
+        for link in _IMAGE_LINKS
+        for work in ("numpy+pyarrow", "torch")
+    )
+    return bare + tuple(
+        Floor(f"{work} 1 Gbit/s", "s", peer, least, most, BOTH)
+        for work, of_limit in (("numpy+pyarrow", 1.6), ("torch", 1.25))
+        for peer, least, most in (("stargz optimised", 4.0, None), ("limit", None, of_limit))
+    )
+
+
+FLOORS: dict[str, tuple[Floor, ...]] = {
+    "wrapper": (
+        Floor("run -- true, pip 3.11", "s", "bare interpreter", at_most=1.5),
+        Floor("run -- true, uv", "s", "bare interpreter", at_most=1.5),
+    ),
+    "fuse": _fuse(),
+    "fetch": (
+        Floor("range fetch", "GB/s", "raw parallel", at_least=0.9),
+        Floor("range fetch", "GB/s", "one stream", at_least=15),
+        Floor("range fetch, cores apart", "GB/s", "raw parallel", at_least=0.9),
+        Floor("range fetch, cores apart", "CPU s/GB", at_most=0.3),
+    ),
+    "hdfs": (
+        Floor("striped read r1", "MiB/s", "one reader", at_least=2.7),
+        Floor("striped read r1", "MiB/s", "link sum", at_least=0.9),
+        *(
+            Floor(f"mount {reader}", "MiB/s", "rclone mount", at_least=3.0)
+            for reader in ("read", "dd", "cat", "torch.load")
+        ),
+    ),
+    "image": _image(),
+}
