@@ -65,7 +65,12 @@ _JITTER_S = 0.0005
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What to make. `node_sigma` is noise that all ranks of a node share in a phase."""
+    """What to make.
+
+    `node_sigma` is noise that all ranks of a node share in a phase. `slow_nodes` and `slow_ranks`
+    count the slow ones, None as many as suits the size; a slow rank's node is not slow itself.
+    Factors are by how much one takes longer.
+    """
 
     seed: int = 0
     nodes: int = 1024
@@ -76,6 +81,10 @@ class Options:
     faults: bool = True
     factor_min: float = 2.0
     factor_max: float = 6.0
+    slow_nodes: int | None = None
+    slow_ranks: int | None = None
+    rank_factor_min: float = 8.0
+    rank_factor_max: float = 15.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -113,13 +122,16 @@ def _plan(options: Options, rng: random.Random) -> _Plan:
         plan.jumps = {names.pop(): rng.uniform(1.0, 30.0) for _ in range(few)}
     if options.stragglers:
         low, high = math.log(options.factor_min), math.log(options.factor_max)
-        for _ in range(max(2, options.nodes // 100)):
+        count = max(2, options.nodes // 100) if options.slow_nodes is None else options.slow_nodes
+        for _ in range(count):
             node = names.pop()
             for phase in rng.sample(slow, rng.choice((1, 1, 2))):
                 plan.slow_nodes[node, phase] = math.exp(rng.uniform(low, high))
-        for _ in range(few if options.ranks >= 4 else 0):
+        lone = few if options.slow_ranks is None else options.slow_ranks
+        for _ in range(lone if options.ranks >= 4 else 0):
             key = (names.pop(), rng.randrange(options.ranks), rng.choice(slow))
-            plan.slow_ranks[key] = rng.uniform(8.0, 15.0)
+            factor = rng.uniform(options.rank_factor_min, options.rank_factor_max)
+            plan.slow_ranks[key] = factor
     if options.faults and plan.slow_nodes:  # one of those whose wall is set back is slow too
         plan.jumps[min(plan.slow_nodes)[0]] = plan.jumps.popitem()[1]
     return plan
