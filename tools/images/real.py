@@ -19,12 +19,12 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tools import debian
 from tools.images.layout import Image, Layer, Written, open_layout, write_layout
 from tools.images.members import Member, directory
 
 REVISION = 2
 """Raised when the images change, so that older ones are not taken for these."""
-MIRROR = "http://deb.debian.org/debian"
 SUITE = "bookworm"
 PACKAGES = {
     "python": ("numpy", "pyarrow"),
@@ -100,7 +100,7 @@ def _base() -> Path:
         debs = cache() / "debs"
         debs.mkdir(exist_ok=True)
         words = ["debootstrap", "--variant=minbase", "--include=python3,ca-certificates"]
-        _call([*words, f"--cache-dir={debs}", SUITE, str(part), MIRROR])
+        _call([*words, f"--cache-dir={debs}", SUITE, str(part), debian.mirror()])
         part.replace(base)
         shutil.rmtree(debs)
     return base
