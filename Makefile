@@ -4,10 +4,10 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test test-fast k8s-test image soak lint format bench docs setup clean
+.PHONY: demo test test-fast k8s-test image soak fresh lint format bench docs setup clean
 
 # STORE=hdfs: the checkpoint lies on a real HDFS, which the first run downloads.
-demo: setup
+demo: .venv/.ready-$(if $(filter hdfs,$(STORE)),hdfs,demo)
 	$(BIN)/python -m tools.demo $(if $(STORE),--store $(STORE)) $(DEMO_ARGS)
 
 test: setup
@@ -16,7 +16,7 @@ test: setup
 test-fast: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --fast $(PYTEST_ARGS)
 
-# Injected pods on a real Kubernetes, which the first run builds in about three minutes.
+# Injected pods on a real Kubernetes.
 k8s-test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_inject*.py tests/test_initimage.py tests/test_k8s_*.py
 
@@ -29,6 +29,10 @@ image:
 SOAK_ARGS ?=
 soak: setup
 	$(BIN)/python -m tools.soak $(SOAK_ARGS)
+
+# These commands on a Debian that has never seen this tree; as root, with debootstrap.
+fresh:
+	$(PYTHON) -m tools.fresh $(FRESH_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -49,8 +53,16 @@ docs: setup
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt tools/setup.sh tools/debian-packages.txt
+SETUP := pyproject.toml constraints.txt tools/setup.sh tools/debian-packages.txt
+.venv/.ready: $(SETUP)
 	PYTHON="$(PYTHON)" sh tools/setup.sh
+
+# What the demonstration uses is a small part of that, and is there in a minute.
+.venv/.ready-demo: $(SETUP)
+	PYTHON="$(PYTHON)" sh tools/setup.sh demo
+
+.venv/.ready-hdfs: $(SETUP)
+	PYTHON="$(PYTHON)" sh tools/setup.sh demo hdfs
 
 clean:
 	rm -rf .venv demo-out build dist *.egg-info

@@ -40,6 +40,7 @@ from pathlib import Path
 from bench import harness
 from bench.hdfs_cases import CASES, NATIVE, Runs
 from bench.hdfs_lab import Kind, Lab, Run, Side, lab
+from tools.hdfs import jars
 from tools.netlab import own_network
 
 MEASURES = (
@@ -74,6 +75,7 @@ def measure(
     by_kind: dict[Kind, list[str]] = {}
     for name in wanted:
         by_kind.setdefault(_kind(name, options), []).append(name)
+    jars.jars_folder()  # the network below leads to no registry
     with own_network():
         for kind, names in by_kind.items():
             cases += _together(kind, names, options, keep)

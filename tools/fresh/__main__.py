@@ -31,7 +31,7 @@ from tools.fresh.root import HOMES, USER, BareRoot
 
 TREE = Path(__file__).parents[2]
 RESULT = TREE / "tests" / "fresh-result.txt"
-BUNDLE = "tmp/committed.bundle"
+BUNDLE = "committed.bundle"
 LIMIT_S = 5400.0
 NEEDED_BYTES = 25 << 30
 ALL_TESTS = "make test PYTEST_ARGS=--forbid-deselect"
@@ -78,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("what is not committed is not part of this run")
     revision = _git("rev-parse", "HEAD")
     _say(f"revision {revision}; logs in {logs}; the root is {folder}")
+    bundle = logs / BUNDLE
+    _git("bundle", "create", str(bundle.resolve()), "HEAD")
     wanted = [step for step in STEPS if not given.only or step.name in given.only]
     lines = _run(BareRoot(folder, read_configuration(), keep=given.keep), wanted, logs)
     text = result.to_text(revision, lines, 1 + len(wanted))
@@ -97,7 +99,7 @@ def _run(root: BareRoot, wanted: Sequence[Step], logs: Path) -> list[result.Line
             try:
                 root.make(log)
                 root.start()
-                _clone(root, log)
+                _clone(root, logs / BUNDLE, log)
             except (RuntimeError, OSError) as error:
                 _say(f"{error}; see {log.name}")
                 return [*lines, _told(GROUND, "root", result.FAILED, begun)]
@@ -109,11 +111,11 @@ def _run(root: BareRoot, wanted: Sequence[Step], logs: Path) -> list[result.Line
     return lines
 
 
-def _clone(root: BareRoot, log: BinaryIO) -> None:
+def _clone(root: BareRoot, bundle: Path, log: BinaryIO) -> None:
     """Bring the committed tree, to both users."""
-    _git("bundle", "create", str(root.folder / BUNDLE), "HEAD")
+    shutil.copyfile(bundle, root.folder / "tmp" / BUNDLE)
     for user, home in HOMES.items():
-        command = f"rm -rf bootseer && git clone -q /{BUNDLE} bootseer"
+        command = f"rm -rf bootseer && git clone -q /tmp/{BUNDLE} bootseer"
         if root.run(command, user, home, log, limit_s=LIMIT_S):
             raise RuntimeError(f"cannot clone the tree as {user}")
 
