@@ -78,7 +78,7 @@ def test_a_missing_or_failed_step_fails_the_whole() -> None:
     ],
 )
 def test_any_other_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="result begins|not a step|not counts|values to unpack"):
+    with pytest.raises(ValueError, match=r"result begins|not a step|not counts|values to unpack"):
         result.from_text(text)
 
 
