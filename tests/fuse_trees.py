@@ -198,7 +198,7 @@ class WritableTree(MemoryTree):
         return attr, Opened(Handle(attr.inode), keep_cache=False)
 
     def write(
-        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, thread: int = 0
+        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, owner: int = 0
     ) -> int:
         if self.hold is not None:
             self.hold.wait(60)
@@ -212,7 +212,7 @@ class WritableTree(MemoryTree):
         content += data
         return len(data)
 
-    def flush(self, inode: Inode, handle: Handle, *, thread: int = 0) -> None:
+    def flush(self, inode: Inode, handle: Handle, *, owner: int = 0, thread: int = 0) -> None:
         self.events.append("flush")
         if self.refuse_flush:
             raise FileSystemError(errno.EDQUOT)

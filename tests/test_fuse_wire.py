@@ -87,7 +87,7 @@ def setattr_body() -> bytes:
 
 
 READ_BODY = wire.READ_IN.struct.pack(5, 1 << 40, 4096, 0, 0, 0, 0)
-WRITE_BODY = wire.WRITE_IN.struct.pack(5, 4096, 6, 0, 0, 0, 0) + b"abcdef"
+WRITE_BODY = wire.WRITE_IN.struct.pack(5, 4096, 6, wire.FUSE_WRITE_LOCKOWNER, 9, 0, 0) + b"abcdef"
 RELEASE_BODY = wire.RELEASE_IN.struct.pack(5, 0, 0, 0)
 FSYNC_BODY = wire.FSYNC_IN.struct.pack(5, 1, 0)
 INIT_BODY = wire.INIT_IN.struct.pack(7, 38, 131072, 0xF000000F, 0x11, b"")
@@ -117,10 +117,10 @@ REQUESTS = {
     Opcode.READ: (READ_BODY, wire.Read(Handle(5), 1 << 40, 4096)),
     Opcode.READDIR: (READ_BODY, wire.Read(Handle(5), 1 << 40, 4096)),
     Opcode.READDIRPLUS: (READ_BODY, wire.Read(Handle(5), 1 << 40, 4096)),
-    Opcode.WRITE: (WRITE_BODY, wire.Write(Handle(5), 4096, memoryview(b"abcdef"))),
+    Opcode.WRITE: (WRITE_BODY, wire.Write(Handle(5), 4096, memoryview(b"abcdef"), 9)),
     Opcode.RELEASE: (RELEASE_BODY, wire.OfHandle(Handle(5))),
     Opcode.RELEASEDIR: (RELEASE_BODY, wire.OfHandle(Handle(5))),
-    Opcode.FLUSH: (wire.FLUSH_IN.struct.pack(5, 0, 0, 0), wire.OfHandle(Handle(5))),
+    Opcode.FLUSH: (wire.FLUSH_IN.struct.pack(5, 0, 0, 9), wire.Flush(Handle(5), 9)),
     Opcode.FSYNC: (FSYNC_BODY, wire.OfHandle(Handle(5))),
     Opcode.FSYNCDIR: (FSYNC_BODY, wire.OfHandle(Handle(5))),
     Opcode.GETXATTR: (struct.pack("<II", 64, 0) + b"user.k\0", wire.Getxattr(64, b"user.k")),

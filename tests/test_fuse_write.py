@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,13 @@ from pathlib import Path
 import pytest
 from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import RENAME_NOREPLACE, WritableTree, pattern
+
+from bootseer.entrypoint import children
+from bootseer.fuse.operations import Handle, Inode
+from bootseer.imageprefetch.filemode import mapped
+from bootseer.proc_files import read_proc
+from bootseer.profiler.collect import proc
+from bootseer.storage import lease
 
 pytestmark = pytest.mark.root
 
@@ -178,3 +187,45 @@ def test_waiting_writers_keep_no_reader_waiting(tree: WritableTree, where: Path)
 def test_a_read_only_mount_of_a_writable_tree(tree: WritableTree, tmp_path: Path) -> None:
     with mounted(tree, tmp_path / "m") as (where, _):
         assert refusal(lambda: (where / "f").write_bytes(b"x")) == errno.EROFS
+
+
+class _KeepsClosing(WritableTree):
+    """Answers no FLUSH before it is told to: a fault that no server of ours has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing, self.let_go = threading.Event(), threading.Event()
+
+    def flush(self, inode: Inode, handle: Handle, *, owner: int = 0, thread: int = 0) -> None:
+        self.closing.set()
+        self.let_go.wait(60)
+
+
+def test_nothing_of_ours_waits_for_a_process_that_hangs_in_exec(tmp_path: Path) -> None:
+    """The kernel keeps parts of its /proc back until the exec goes on."""
+    tree = _KeepsClosing()
+    with mounted(tree, tmp_path / "m", read_only=False) as (directory, _):
+        words = 'import os, sys; open(sys.argv[1], "w"); os.execv("/bin/sleep", ["sleep", "60"])'
+        keep = words.replace("open(", "file = open(")
+        marked = {**os.environ, children.MARKER: "of-a-test"}
+        process = subprocess.Popen([sys.executable, "-c", keep, directory / "f"], env=marked)
+        try:
+            assert tree.closing.wait(30)
+            before = lease.this_owner()
+            hanging = dataclasses.replace(before, pid=process.pid, started_ticks=1)
+            with pytest.raises(TimeoutError):  # so it does hang
+                read_proc(f"/proc/{process.pid}/stat")
+            assert in_time(lambda: lease.surely_dead(hanging), 20) is False
+            assert process.pid not in in_time(lambda: list(children._marked("of-a-test")), 20)
+            look = mapped.Mapped()
+            for _ in range(3):
+                in_time(lambda: look.look([process.pid], 0.0), 20)
+            assert look.pages() == {}
+            assert in_time(lambda: mapped.mapping_order([process.pid]), 20) == {}
+            assert in_time(lambda: mapped.read_bytes([process.pid]), 20) == 0
+            assert process.pid in in_time(lambda: mapped.tree(os.getpid()), 20)
+            assert in_time(lambda: proc.start_ticks(process.pid), 20) is None
+        finally:
+            tree.let_go.set()
+            process.kill()
+            process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -75,7 +76,37 @@ file = open(path, "wb", buffering=0)
 file.write(b"B" * size)
 if way == "among threads":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
+if way == "by its own fault":
+    import resource
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), signal.SIGSEGV)
 os.kill(os.getpid(), signal.SIGTERM if way == "asked to end" else signal.SIGKILL)
+"""
+
+STARTING = """
+path, size, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+file = open(path, "wb", buffering=2 * size)
+file.write(b"A" * size)
+def others():
+    if way == "system":
+        assert os.system("true") == 0
+    elif way == "spawn":
+        assert os.spawnl(os.P_WAIT, "/bin/true", "true") == 0
+    elif way == "fork and exec":
+        child = os.fork()
+        if child == 0:
+            os.execv("/bin/true", ["true"])
+        assert os.waitpid(child, 0)[1] == 0
+others()
+file.flush()
+others()
+if way == "exec":
+    os.execv("/bin/true", ["true"])
+if way == "exec by a thread":
+    import threading
+    threading.Thread(target=os.execv, args=("/bin/true", ["true"])).start()
+    threading.Event().wait()
+file.close()
 """
 
 
@@ -104,7 +135,34 @@ def test_what_is_handed_to_another_program_is_published_by_who_wrote_last(
             assert file.read() == b"A" * SIZE + bytes(SIZE)
 
 
-@pytest.mark.parametrize("way", ["alone", "among threads", "asked to end"])
+@pytest.mark.parametrize(
+    "way", ["system", "spawn", "fork and exec", "exec", "exec by a thread", "none"]
+)
+@pytest.mark.parametrize("size", [55, SIZE])
+def test_a_program_may_start_another_while_its_file_is_open(
+    mount: Served, tmp_path: Path, way: str, size: int
+) -> None:
+    """The kernel closes a file within exec, and keeps parts of /proc back until we answered."""
+    path = mount.directory / "x"
+    words = [sys.executable, "-c", f"import os, sys\n{STARTING}", str(path), str(size), way]
+    program = subprocess.Popen(words)
+    try:
+        assert program.wait(30) == 0
+    finally:
+        if program.poll() is None:  # nothing but our end frees it, and whoever looks at it
+            for pid in (mount.process.pid, *mount.workers()):
+                os.kill(pid, signal.SIGKILL)
+            program.kill()
+            program.wait()
+    for _ in range(1000):  # after an exec the last descriptor's end is told by and by
+        if (tmp_path / "store" / "x").exists() or (tmp_path / "store" / "x.stripes").exists():
+            break
+        time.sleep(0.01)
+    with stripedfs.open(f"{tmp_path}/store/x") as file:
+        assert file.read() == b"A" * size
+
+
+@pytest.mark.parametrize("way", ["alone", "among threads", "asked to end", "by its own fault"])
 @pytest.mark.parametrize("size", [55, SIZE])
 def test_what_a_killed_writer_left_is_not_published(
     mount: Served, tmp_path: Path, way: str, size: int
@@ -140,8 +198,8 @@ def tree(tmp_path: Path) -> Iterator[WritableTree]:
 def test_what_the_writer_left_is_published_at_the_end(tree: WritableTree, tmp_path: Path) -> None:
     """A close by others tells nothing; the last descriptor's end publishes all the same."""
     attr, opened = tree.create(ROOT, b"x", 0o644, os.O_WRONLY)
-    tree.write(attr.inode, opened.handle, 0, memoryview(content(SIZE)), thread=os.getpid())
-    tree.flush(attr.inode, opened.handle, thread=1)
+    tree.write(attr.inode, opened.handle, 0, memoryview(content(SIZE)), owner=1)
+    tree.flush(attr.inode, opened.handle, owner=2)
     assert not (tmp_path / "store" / "x.stripes" / "CURRENT").exists()
     tree.fsync(attr.inode, opened.handle)
     tree.release(attr.inode, opened.handle)
@@ -154,8 +212,8 @@ def test_a_process_that_cannot_be_told_publishes_by_its_close(
     tree: WritableTree, tmp_path: Path, known: int
 ) -> None:
     attr, opened = tree.create(ROOT, b"x", 0o644, os.O_WRONLY)
-    tree.write(attr.inode, opened.handle, 0, memoryview(content(SIZE)), thread=known)
-    tree.flush(attr.inode, opened.handle, thread=known)
+    tree.write(attr.inode, opened.handle, 0, memoryview(content(SIZE)))
+    tree.flush(attr.inode, opened.handle, owner=7, thread=known)
     assert (tmp_path / "store" / "x.stripes" / "CURRENT").exists()
     tree.release(attr.inode, opened.handle)
 

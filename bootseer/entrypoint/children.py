@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.entrypoint.replace import RESET_SIGNALS
+from bootseer.proc_files import read_proc
 
 MARKER = "BOOTSEER_PART_ID"
 """Variable by which the processes of one part are found again, whatever group they moved to."""
@@ -190,8 +191,7 @@ def _marked(marker: str) -> Iterable[int]:
         if not name.isdecimal() or int(name) == os.getpid():
             continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if wanted in file.read().split(b"\0"):
-                    yield int(name)
+            if wanted in read_proc(f"/proc/{name}/environ").split(b"\0"):
+                yield int(name)
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # ended meanwhile, another user's, or in a call that hangs

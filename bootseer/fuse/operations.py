@@ -130,15 +130,18 @@ class WritableOperations(Operations, Protocol):
     def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]: ...
 
     def write(
-        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, thread: int = 0
+        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, owner: int = 0
     ) -> int:
         """Take bytes at the end of what was written; any other offset is refused (ESPIPE).
 
-        `thread` is who asks, as our PID namespace knows it; 0 where it does not.
+        `owner` stands for the process that asks: the same number in `flush`; 0 = not known.
         """
 
-    def flush(self, inode: Inode, handle: Handle, *, thread: int = 0) -> None:
-        """A descriptor was closed: errors of writing must be told now. `thread` as in `write`."""
+    def flush(self, inode: Inode, handle: Handle, *, owner: int = 0, thread: int = 0) -> None:
+        """A descriptor was closed: errors of writing must be told now. `owner` as in `write`.
+
+        `thread` is who closes it, as our PID namespace knows it; 0 where it does not.
+        """
 
     def fsync(self, inode: Inode, handle: Handle) -> None: ...
 

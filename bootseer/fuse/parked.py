@@ -14,11 +14,11 @@ from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Data
 from bootseer.fuse.replies import header
+from bootseer.fuse.requesters import is_being_killed
 from bootseer.fuse.wire import OUT_HEADER
 
 _EARLY_KEPT = 256
 _WATCH_S = 0.1
-_KILLED = 1 << 8
 _MOST_VIEWS = 1000
 Answer = TypeVar("Answer")
 _pack = OUT_HEADER.struct.pack
@@ -153,23 +153,6 @@ class ParkedReads:
                     self._watching = False
                     return
             for parked in suspects:
-                if _is_killed(parked.pid):
+                if is_being_killed(parked.pid):
                     parked.give_up()
             time.sleep(_WATCH_S)
-
-
-def _is_killed(thread: int) -> bool:
-    """Whether SIGKILL is pending, which every deadly signal becomes for each thread it ends.
-
-    0 = a process outside our PID namespace, of which nothing can be known.
-    """
-    if thread == 0:
-        return False
-    try:
-        with open(f"/proc/{thread}/status", "rb") as file:
-            for line in file:
-                if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line[8:], 16) & _KILLED:
-                    return True
-    except OSError:
-        return False
-    return False

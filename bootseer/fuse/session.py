@@ -363,12 +363,15 @@ class Session:
         return replies.entry(attr, self._timeout_s) + answer
 
     def _write(self, request: Request) -> bytes:
-        handle, offset, data = request.body
-        taken = self._writable.write(request.inode, handle, offset, data, thread=request.pid)
+        body: wire.Write = request.body
+        taken = self._writable.write(
+            request.inode, body.handle, body.offset, body.data, owner=body.owner
+        )
         return replies.written(taken)
 
     def _flush(self, request: Request) -> bytes:
-        self._writable.flush(request.inode, request.body.handle, thread=request.pid)
+        body: wire.Flush = request.body
+        self._writable.flush(request.inode, body.handle, owner=body.owner, thread=request.pid)
         return b""
 
     def _fsync(self, request: Request) -> bytes:

@@ -108,6 +108,8 @@ WRITE_IN = Layout(
     "fh:Q offset:Q size:I write_flags:I lock_owner:Q flags:I padding:I",
 )
 RELEASE_IN = Layout("fuse_release_in", "fh:Q flags:I release_flags:I lock_owner:Q")
+FUSE_WRITE_LOCKOWNER = 1 << 1
+"""`lock_owner` of WRITE_IN is set."""
 FLUSH_IN = Layout("fuse_flush_in", "fh:Q unused:I padding:I lock_owner:Q")
 FSYNC_IN = Layout("fuse_fsync_in", "fh:Q fsync_flags:I padding:I")
 GETXATTR_IN = Layout("fuse_getxattr_in", "size:I padding:I")
@@ -200,15 +202,26 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """`data` is a view of the request itself."""
+    """`data` is a view of the request itself; `owner` as in `Flush`, 0 = not told."""
 
     handle: Handle
     offset: int
     data: memoryview
+    owner: int = 0
+
+
+class Flush(NamedTuple):
+    """`owner` stands for the table of open files whose descriptor was closed.
+
+    Threads share it, a forked process has its own (`fuse_lock_owner_id` in fs/fuse/file.c).
+    """
+
+    handle: Handle
+    owner: int
 
 
 class OfHandle(NamedTuple):
-    """RELEASE, RELEASEDIR, FLUSH, FSYNC and FSYNCDIR."""
+    """RELEASE, RELEASEDIR, FSYNC and FSYNCDIR."""
 
     handle: Handle
 
@@ -336,11 +349,17 @@ def _read(data: memoryview) -> Read:
 
 
 def _write(data: memoryview) -> Write:
-    handle, offset, size, *_ = WRITE_IN.struct.unpack_from(data)
+    handle, offset, size, write_flags, owner, *_ = WRITE_IN.struct.unpack_from(data)
     start = WRITE_IN.struct.size
     if size > len(data) - start:
         raise WireError(f"{size} bytes to write, {len(data) - start} sent")
-    return Write(handle, offset, data[start : start + size])
+    known = owner if write_flags & FUSE_WRITE_LOCKOWNER else 0
+    return Write(handle, offset, data[start : start + size], known)
+
+
+def _flush(data: memoryview) -> Flush:
+    handle, _, _, owner = FLUSH_IN.struct.unpack_from(data)
+    return Flush(handle, owner)
 
 
 def _of_handle(layout: Layout) -> Callable[[memoryview], OfHandle]:
@@ -385,7 +404,7 @@ _PARSERS: dict[int, Callable[[memoryview], Any]] = {
     Opcode.WRITE: _write,
     Opcode.RELEASE: _of_handle(RELEASE_IN),
     Opcode.RELEASEDIR: _of_handle(RELEASE_IN),
-    Opcode.FLUSH: _of_handle(FLUSH_IN),
+    Opcode.FLUSH: _flush,
     Opcode.FSYNC: _of_handle(FSYNC_IN),
     Opcode.FSYNCDIR: _of_handle(FSYNC_IN),
     Opcode.GETXATTR: _getxattr,

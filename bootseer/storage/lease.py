@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from bootseer.contexts import Closing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
+from bootseer.proc_files import read_proc
 from bootseer.storage.base import Store
 
 BEAT_S = 3.0
@@ -76,7 +77,10 @@ def surely_dead(owner: Owner) -> bool:
         return False
     if (owner.boot_id, owner.pid_namespace) != (here.boot_id, here.pid_namespace):
         return False
-    return _started_ticks(owner.pid) != owner.started_ticks
+    try:
+        return _started_ticks(owner.pid) != owner.started_ticks
+    except TimeoutError:
+        return False  # it lives: the kernel keeps back only what is in execve(2)
 
 
 class Lease(Closing):
@@ -315,8 +319,18 @@ def _link(path: str) -> str:
 
 
 def _started_ticks(pid: int) -> int:
-    """Field 22 of /proc/PID/stat; 0 for a process that is gone or a zombie."""
-    text = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    """Field 22 of /proc/PID/stat; 0 for a process that is gone or a zombie.
+
+    Raises TimeoutError when the kernel keeps it back: the process lives, in execve(2).
+    """
+    try:
+        path = f"/proc/{pid}/stat"
+        stat = _read(path).encode() if pid == os.getpid() else read_proc(path)
+    except TimeoutError:
+        raise
+    except OSError:
+        return 0
+    text = stat.decode("ascii", "replace").rpartition(")")[2].split()
     if len(text) < 20 or text[0] in ("Z", "X"):
         return 0
     return int(text[19])

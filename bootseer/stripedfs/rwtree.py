@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
+from bootseer.fuse.requesters import closes_because_killed
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node, base_of, stamp_of
-from bootseer.stripedfs.saving import Saving, is_killed
+from bootseer.stripedfs.saving import Saving
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.tree import StripedTree
 from bootseer.stripedfs.versions import SUFFIX
@@ -115,25 +116,25 @@ class WritableTree(StripedTree):
         return super().read(inode, handle, offset, size, later)
 
     def write(
-        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, thread: int = 0
+        self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, owner: int = 0
     ) -> int:
         saving = self._saving_of(handle)
         with self._answered("write"), saving.lock:
             try:
-                return saving.write(offset, data, thread)
+                return saving.write(offset, data, owner)
             except BaseException:  # whatever it is: the name is what it was before
                 self._give_up(saving)
                 raise
 
-    def flush(self, inode: Inode, handle: Handle, *, thread: int = 0) -> None:
+    def flush(self, inode: Inode, handle: Handle, *, owner: int = 0, thread: int = 0) -> None:
         if handle & WRITE_MASK != WRITE_HANDLE:
             return
         saving = self._saving_of(handle)
         with self._answered("close"), saving.lock:
             saving.check()
-            if not saving.written_by(thread):
+            if not saving.written_by(owner):
                 return  # a child closes what it inherited; the writer goes on
-            if saving.touched and is_killed(thread):
+            if saving.touched and closes_because_killed(thread):
                 saving.orphaned = True
                 if self._say is not None:
                     self._say(f"{saving.node.found.name} is not published: its writer was killed")

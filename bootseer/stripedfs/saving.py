@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from bootseer.stripedfs.stream import StripedWriter
 
 COPY_BYTES = 8 << 20
-_KILLED = 0x400
 
 
 class SavedFile(Committing):
@@ -118,20 +117,23 @@ class Saving:
         """What the names hold that it was moved away from, and in which folders."""
         self._saved: SavedFile | None = None
         self._failed: BaseException | None = None
-        self._thread = self._writer = 0
+        self._writer = 0
 
     def begin(self) -> None:
         """From here on the file is empty, and will be published, whether or not bytes follow."""
         self.abort()
         self.size_bytes = self.promised_bytes = 0
         self.touched, self.flushed, self.orphaned = True, False, False
-        self._thread = self._writer = 0
+        self._writer = 0
 
-    def written_by(self, thread: int) -> bool:
-        """Whether a thread's process wrote last what is not published; True when nobody did."""
-        return not (self.touched and self._writer) or process_of(thread) == self._writer
+    def written_by(self, owner: int) -> bool:
+        """Whether a process wrote last what is not published; True when none did.
 
-    def write(self, offset: int, data: memoryview, thread: int = 0) -> int:
+        `owner` as in `WritableOperations.write`.
+        """
+        return not (self.touched and self._writer) or owner == self._writer
+
+    def write(self, offset: int, data: memoryview, owner: int = 0) -> int:
         """Take bytes at the end; FileSystemError(ESPIPE) anywhere else.
 
         After an error nothing is published: the bytes that were refused are missing.
@@ -147,8 +149,7 @@ class Saving:
         except BaseException as error:  # whatever it is, `close` must tell of it as well
             self.fail(error)
             raise
-        if thread != self._thread:
-            self._thread, self._writer = thread, process_of(thread)
+        self._writer = owner
         self.touched, self.flushed, self.orphaned = True, False, False
         self.size_bytes += len(data)
         return len(data)
@@ -266,28 +267,3 @@ class Saving:
         """Raise the error that writing has met, if any."""
         if self._failed is not None:
             raise self._failed
-
-
-def process_of(thread: int) -> int:
-    """The process of a thread; 0 when it cannot be known, as for those of other namespaces."""
-    try:
-        with open(f"/proc/{thread}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"Tgid:"):
-                    return int(line[5:])
-    except OSError:
-        return 0
-    return 0
-
-
-def is_killed(thread: int) -> bool:
-    """Whether a signal is ending a thread: then the kernel closes its files, and not the program.
-
-    The flag is PF_SIGNALED of `linux/sched.h`; its place in the line is told by proc(5).
-    """
-    try:
-        with open(f"/proc/{thread}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return bool(int(fields[6]) & _KILLED)
-    except (OSError, IndexError, ValueError):
-        return False

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from bootseer.blocks.extent import PAGE_BYTES, Extent, union
 from bootseer.imageprefetch.filemode.residency import page_runs
+from bootseer.proc_files import LIMIT_S, call_within, read_proc
 
 _ENTRY_BYTES = 8
 # In the last byte of an entry: bit 7 present, bit 6 swapped out.
@@ -38,8 +39,9 @@ def tree(pid: int) -> list[int]:
 
 def _parent(name: str) -> int | None:
     try:
-        with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-            return int(file.read(4096).rpartition(b")")[2].split()[1])
+        # Not `stat`, which the kernel keeps back while the process is in execve(2).
+        with open(f"/proc/{name}/status", "rb", buffering=0) as file:
+            return int(file.read(4096).partition(b"\nPPid:")[2].split(None, 1)[0])
     except (OSError, IndexError, ValueError):
         return None
 
@@ -49,10 +51,9 @@ def read_bytes(pids: Iterable[int]) -> int:
     total = 0
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
-                for line in file.read(4096).splitlines():
-                    if line.startswith(b"read_bytes:"):
-                        total += int(line.split()[1])
+            for line in read_proc(f"/proc/{pid}/io").splitlines():
+                if line.startswith(b"read_bytes:"):
+                    total += int(line.split()[1])
         except (OSError, ValueError):
             continue  # ended meanwhile, or not ours to look at
     return total
@@ -64,34 +65,44 @@ class Mapped:
     def __init__(self) -> None:
         self.first_s: dict[str, float] = {}
         self._pages: dict[str, list[Extent]] = {}
+        self._hanging: set[int] = set()
 
     def look(self, pids: Iterable[int], now_s: float) -> None:
         """Take in what these processes have in their page tables now."""
         for pid in pids:
+            if pid in self._hanging:
+                continue
             try:
-                self._look_at(pid, now_s)
+                for path, runs in call_within(LIMIT_S, _touched_pages, pid):
+                    self.first_s.setdefault(path, now_s)
+                    self._pages[path] = union([*self._pages.get(path, []), *runs])
+            except TimeoutError:
+                self._hanging.add(pid)
             except OSError:
                 continue  # ended meanwhile, or not ours to look at
-
-    def _look_at(self, pid: int, now_s: float) -> None:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            maps = file.read()
-        table = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for path, start, end, offset in file_maps(maps):
-                count = min((end - start) // PAGE_BYTES, MAX_PAGES)
-                at = start // PAGE_BYTES * _ENTRY_BYTES
-                marks = os.pread(table, count * _ENTRY_BYTES, at)[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]
-                found = page_runs(marks.translate(_TOUCHED), offset)
-                if found:
-                    self.first_s.setdefault(path, now_s)
-                    self._pages[path] = union([*self._pages.get(path, []), *found])
-        finally:
-            os.close(table)
 
     def pages(self) -> Mapping[str, list[Extent]]:
         """Path to touched pages; the last one of a file may reach beyond its end."""
         return self._pages
+
+
+def _touched_pages(pid: int) -> list[tuple[str, list[Extent]]]:
+    """Of each mapping of a process, its file and the pages that are in its page table."""
+    out = []
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        maps = file.read()
+    table = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for path, start, end, offset in file_maps(maps):
+            count = min((end - start) // PAGE_BYTES, MAX_PAGES)
+            at = start // PAGE_BYTES * _ENTRY_BYTES
+            marks = os.pread(table, count * _ENTRY_BYTES, at)[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]
+            runs = page_runs(marks.translate(_TOUCHED), offset)
+            if runs:
+                out.append((path, runs))
+    finally:
+        os.close(table)
+    return out
 
 
 def mapping_order(pids: Iterable[int]) -> dict[str, int]:
@@ -100,8 +111,7 @@ def mapping_order(pids: Iterable[int]) -> dict[str, int]:
     out: dict[str, int] = {}
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/maps", "rb") as file:
-                found = sorted(file_maps(file.read()), key=lambda one: -one[2])
+            found = sorted(file_maps(read_proc(f"/proc/{pid}/maps")), key=lambda one: -one[2])
         except OSError:
             continue  # ended meanwhile, or not ours to look at
         for path, *_ in found:

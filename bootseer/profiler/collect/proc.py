@@ -17,10 +17,19 @@ def start_ticks(pid: int) -> int | None:
     parentheses, so fields are counted from the last parenthesis.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            return int(file.read(4096).rpartition(b")")[2].split()[19])
+        return int(_read_stat(pid).rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _read_stat(pid: int) -> bytes:
+    path = f"/proc/{pid}/stat"
+    if pid not in (1, os.getpid()):
+        from bootseer.proc_files import read_proc  # costs a thread, so not on a start's way
+
+        return read_proc(path)
+    with open(path, "rb", buffering=0) as file:
+        return file.read(4096)
 
 
 def start_age_ns(pid: int) -> int | None:
