@@ -173,24 +173,37 @@ def every_step(case: Case, *, nested: int) -> Counter[str]:
             code = in_child(lambda again=again, t=target: recover(t, killer(again)) and None)
             if code == 0:
                 break
+            assert code == -signal.SIGKILL, code
+            found["recoveries killed"] += 1
         found[case.check()] += 1
     return found
 
 
+def killed_in_the_middle(case: Case, after_s: float) -> bool:
+    """Kill a restore some time after its first step; False when it was faster."""
+    begun, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        case.restore(lambda _: os.write(tell, b".") and None)
+        os._exit(0)
+    os.close(tell)
+    with open(begun, "rb", buffering=0) as steps:
+        assert steps.read(1) == b".", "the restore never began"
+        time.sleep(after_s)
+        os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
 def at_random(case: Case, count: int, seed: int) -> Counter[str]:
-    """Kill from outside at random moments."""
+    """Kill from outside at random moments, until `count` kills met a restore at work."""
     chance = random.Random(seed)
     case.loose_root_times = True
     found: Counter[str] = Counter()
-    for _ in range(count):
+    for _ in range(20 * count):
+        if found["kills"] == count:
+            break
         case.reset()
-        pid = os.fork()
-        if pid == 0:
-            case.restore(lambda _: None)
-            os._exit(0)
-        time.sleep(chance.random() * 0.06)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        found["kills"] += killed_in_the_middle(case, chance.random() * 0.06)
         deadline = time.monotonic() + 5
         while True:
             try:
@@ -211,7 +224,7 @@ def main() -> None:
             found = at_random(case, count, seed)
         else:
             found = every_step(case, nested=nested)
-            assert found.total() == len(case.steps)
+            assert found["old"] + found["new"] == len(case.steps)
     print(json.dumps(found))
 
 

@@ -169,20 +169,34 @@ def every_step(case: Case) -> Counter[str]:
 
 
 def at_random(case: Case, count: int, seed: int) -> Counter[str]:
-    """Kill the real command from outside at random moments."""
+    """Kill the real command from outside at random moments, until `count` kills met its work.
+
+    That begins with the first change of the store; the first put measures how long it takes.
+    """
     chance, found = random.Random(seed), Counter[str]()
     words = [sys.executable, "-m", "bootseer", "stripe", "put", "--chunk", "4k", "--width", "3"]
     words += [str(case.source), str(case.store / "ck")]
-    began = time.monotonic()
-    subprocess.run(words, check=True, capture_output=True)
-    usual_s = time.monotonic() - began
-    for _ in range(count):
+    work_s = 0.0
+    for turn in range(20 * count + 1):
+        if found["kills"] == count:
+            break
         case.reset()
-        child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        time.sleep(usual_s * chance.uniform(0.4, 1.05))
-        child.kill()
-        found["kills"] += child.wait() == -signal.SIGKILL
-        case.after_kill(found)
+        versions = set(os.listdir(case.store / "ck.stripes"))
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as child:
+            while set(os.listdir(case.store / "ck.stripes")) == versions:
+                assert child.poll() is None, "the put ended before it began"
+                time.sleep(0.0005)
+            began = time.monotonic()
+            if not turn:
+                assert child.wait() == 0
+                work_s = time.monotonic() - began
+                continue
+            time.sleep(work_s * chance.uniform(0.0, 1.0))
+            child.kill()
+        assert child.returncode in (0, -signal.SIGKILL)
+        if child.returncode:
+            found["kills"] += 1
+            case.after_kill(found)
     return found
 
 

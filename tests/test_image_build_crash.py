@@ -142,8 +142,17 @@ def wait_for_part(folder: Path) -> Path:
     raise AssertionError("the build did not begin to fetch")
 
 
+def written(folder: Path) -> list[tuple[int, int]]:
+    """What builds have written: each data file's size and time."""
+    found = []
+    for path in sorted(folder.glob("*/data")):
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.stat().st_size, path.stat().st_mtime_ns))
+    return found
+
+
 def kill_and_build(registry: Any, folder: Path, kills: int) -> None:
-    """Kill builds at any moment; the next one after all of them gives the right block image."""
+    """Kill so many builds at work; the next one after all of them gives the right block image."""
     rng = random.Random(5)
     members = [file(f"f{n}", rng.randbytes(rng.randrange(1 << 20))) for n in range(24)]
     image = Image([members[:12], members[12:]])
@@ -151,16 +160,21 @@ def kill_and_build(registry: Any, folder: Path, kills: int) -> None:
     ref = pushed(registry, folder, "crashed", image)
     command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "bootseer", "image", "build"]
     environment = {**os.environ, "BOOTSEER_CACHE": str(folder / "cache")}
-    for _ in range(kills):
+    begun, killed = folder / "cache/images/build", 0
+    for _ in range(20 * kills):
+        if killed == kills:
+            break
+        left = written(begun)
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen([*command, "--rebuild", ref], env=environment, **silent)
-        begun = folder / "cache/images/build"
-        until = time.monotonic() + 60
-        while not list(begun.glob("*/data")) and time.monotonic() < until:
+        while written(begun) == left:
+            assert process.poll() is None, "the build ended before it began"
             time.sleep(0.002)
         time.sleep(rng.random() * 0.6)
         process.kill()
-        process.wait()
+        assert process.wait() in (0, -signal.SIGKILL)
+        killed += process.returncode == -signal.SIGKILL
+    assert killed == kills, "builds end too early to be killed"
     assert build(ref, folder).block_image == wanted.block_image
     with open_repository(ref)[0] as repository:
         found = repository.referrers(wanted.subject, artifact.ARTIFACT)
