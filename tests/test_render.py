@@ -340,7 +340,7 @@ def test_text_is_escaped_unless_it_is_markup():
 def test_bars_stay_inside_and_can_be_seen():
     for begin, end in ((0.0, 0.0), (0.999, 1.0), (1.0, 1.0), (-0.5, 2.0)):
         x, width = (
-            float(re.search(rf' {key}="([\d.]+)%"', h.bar(begin, end, "own"))[1])
+            float(re.search(rf' {key}="([-\d.]+)%"', h.bar(begin, end, "own"))[1])
             for key in ("x", "width")
         )
         assert width >= 0.25
