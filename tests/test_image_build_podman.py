@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from images_lab import (
     whiteout,
     write_layout,
 )
+
+from bootseer.imageprefetch.building import BuildSettings, build_image
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 CAPABILITY = b"\x01\x00\x00\x02\x00\x20\x00\x00" + bytes(12)
@@ -200,6 +203,40 @@ def test_what_podman_itself_commits(registry: Any, podman: Any, tmp_path: Path) 
         assert os.listdir(tree.root / "etc/cron.d") == ["job"]
         implied = {(p, "mtime_ns") for p, f in facts(tree.root).items() if not f["mtime_ns"]}
         assert differences(tree.root, theirs, besides=ROOT | implied) == []
+
+
+def compare_real(registry: Any, podman: Any, folder: Path, name: str) -> int:
+    """A real image as `image mount` shows it, against podman's; returns how many entries."""
+    from tools.images import real
+
+    ref = registry.push(real.image(name).source, f"real/{name}", "1")
+    build_image(BuildSettings(ref=ref, cache_dir=str(folder / "build")))
+    podman.pull(ref)
+    place = folder / "mounted"
+    place.mkdir()
+    runtime = ["--runtime", str(folder / "runtime")]
+    bootseer = [sys.executable, "-m", "bootseer", "image"]
+    words = ["mount", *runtime, "--cache", str(folder / "cache"), "--no-record", ref, str(place)]
+    subprocess.run([*bootseer, *words], check=True, stdout=subprocess.DEVNULL)
+    try:
+        with podman.mounted(ref) as theirs:
+            entries = sum(len(folders) + len(files) for _, folders, files in os.walk(theirs))
+            implied = {(p, "mtime_ns") for p, f in facts(place).items() if not f["mtime_ns"]}
+            assert len(implied) < 20  # folders that no layer lists
+            assert differences(place, theirs, besides=ROOT | implied) == []
+    finally:
+        subprocess.run([*bootseer, "umount", *runtime, str(place)], check=True)
+    return entries
+
+
+def test_a_real_image(registry: Any, podman: Any, tmp_path: Path) -> None:
+    assert compare_real(registry, podman, tmp_path, "debian") > 5_000
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["python", "torch"])
+def test_large_real_images(registry: Any, podman: Any, tmp_path: Path, name: str) -> None:
+    assert compare_real(registry, podman, tmp_path, name) > 9_000
 
 
 @pytest.mark.parametrize("words", ["--format=gnu", "--format=posix"])

@@ -1,9 +1,10 @@
 """Real images of a training job's kind: Debian, Python and large packages, made without a daemon.
 
-`python` holds numpy and pyarrow; `torch` holds pandas, scipy and torch as well, in a further
-layer. Both are made once (some minutes) below `~/.cache/bootseer/lab-images` and reused.
+`debian` is the smallest system with Python, one layer; `python` holds numpy and pyarrow above it;
+`torch` holds pandas, scipy and torch as well, in a further layer. Each is made once (a minute, the
+last some) below `~/.cache/bootseer/lab-images` and reused.
 
-    python -m tools.images.real [python|torch]
+    python -m tools.images.real [debian|python|torch]
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tools.images.members import Member, directory
 REVISION = 2
 """Raised when the images change, so that older ones are not taken for these."""
 SUITE = "bookworm"
-PACKAGES = {
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "debian": (),
     "python": ("numpy", "pyarrow"),
     "torch": ("numpy", "pyarrow", "pandas", "scipy", "torch==2.13.0"),
 }
@@ -65,10 +67,11 @@ def _make(name: str, folder: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
-        base = _base()
-        small = _site(work, PACKAGES["python"])
-        layers = [Layer(list(tree_members(base, ""))), Layer(list(tree_members(small, SITE)))]
-        if name != "python":
+        layers = [Layer(list(tree_members(_base(), "")))]
+        if name != "debian":
+            small = _site(work, PACKAGES["python"])
+            layers.append(Layer(list(tree_members(small, SITE))))
+        if name not in ("debian", "python"):
             large = _site(work, PACKAGES[name])
             _take_away(large, small)
             layers.append(Layer(list(tree_members(large, SITE))))
