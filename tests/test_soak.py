@@ -111,6 +111,9 @@ def test_every_module_is_kept_with_its_revision_and_outcomes(repository: Path) -
 
 def test_it_goes_on_where_it_stopped(repository: Path) -> None:
     assert "test_good: 2 tests" in run(repository, "test_good").stdout
+    text = (repository / "tests/soak-result.txt").read_text()
+    assert text.startswith("make soak: IN PART, 2 tests not taken yet; passed, 2 tests in 1 mod")
+    assert "test_bad: not taken yet\n  not taken yet  test_bad\n" in text
     said = run(repository).stdout
     assert "test_good: 2 tests" not in said  # of this revision already
     assert "test_bad: 2 tests" in said
@@ -143,15 +146,30 @@ def test_a_result_ages_with_what_its_tests_reach(repository: Path) -> None:
     assert kept(repository)["test_good"].revision == revision
 
 
+def test_the_committed_result_lists_the_soak_tests_that_exist() -> None:
+    """A test that it does not list was never thought of: `python -m tools.soak --note` lists it."""
+    assert soak.problems(soak.Results.read(), soak.collect_tests()) == []
+
+
+def test_new_tests_are_noted_and_gone_ones_are_dropped() -> None:
+    outcomes = (soak.Outcome("test_a", True, 1.0), soak.Outcome("test_gone", True, 1.0))
+    result = soak.Result("test_m", "abc", "now", "Python 3, kernel 6", 2.0, "0", outcomes)
+    exist = {"test_m": ["test_a", "test_b"], "test_n": ["test_c"]}
+    known = soak.Results({"test_m": result, "test_old": result}).known(exist)
+    assert soak.problems(known, exist) == []
+    assert known.untaken == {"test_m": ["test_b"], "test_n": ["test_c"]}
+    assert [outcome.test for outcome in known.by_module["test_m"].outcomes] == ["test_a"]
+
+
 def test_what_is_missing_or_gone_is_named() -> None:
     outcomes = (soak.Outcome("test_a", True, 1.0), soak.Outcome("test_gone", False, 1.0))
     result = soak.Result("test_m", "abc", "now", "Python 3, kernel 6", 2.0, "0", outcomes)
     exist = {"test_m": ["test_a", "test_b"], "test_n": ["test_c"]}
     assert soak.problems(soak.Results({"test_m": result}), exist) == [
-        "test_m::test_b: no result",
+        "test_m::test_b: not in the result",
         "test_m::test_gone: no such test",
         "test_m::test_gone: failed",
-        "test_n::test_c: no result",
+        "test_n::test_c: not in the result",
     ]
 
 

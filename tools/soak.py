@@ -3,12 +3,14 @@
     python -m tools.soak                 what has no result of this revision
     python -m tools.soak --stale         only what has none, failed, or measured other code
     python -m tools.soak MODULE...       these modules, such as test_truth
+    python -m tools.soak --note          none; only note which tests exist and were not taken
     python -m tools.soak --list          what stands in the result, and what of it is stale
 
 The result is kept module by module as each one ends, so a run that was stopped goes on where it
 stopped. Each module's result names the revision, the time and the machine that it was taken with,
 and a digest of the files that its tests reach: where these have changed since, it is stale. A tree
-with uncommitted changes is refused, for its revision would not say what ran.
+with uncommitted changes is refused, for its revision would not say what ran. Tests that no run
+has reached yet stand in the result as not taken yet, and its first line counts them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET  # pytest's own report of a run that we started
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +42,8 @@ _HEAD = re.compile(
     r"code (?P<code>\w+)"
 )
 _LINE = re.compile(r"  (?P<outcome>passed|FAILED) +(?P<seconds>[\d.]+) s  (?P<test>\S.*)")
+_NOT_TAKEN = "not taken yet"
+_UNTAKEN_LINE = re.compile(rf"  {_NOT_TAKEN}  (?P<test>\S.*)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,50 +82,72 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Results:
-    """The whole file, by module."""
+    """The whole file: what was taken, and the tests that were not, both by module."""
 
     by_module: dict[str, Result]
+    untaken: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path = RESULT) -> Self:
         """Nothing where there is no file. ValueError names a line that is none of ours."""
-        found: dict[str, Result] = {}
+        made = cls({})
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         for paragraph in text.split("\n\n")[1:]:
             first, *rest = paragraph.strip("\n").splitlines()
-            head, lines = _HEAD.fullmatch(first), [_LINE.fullmatch(line) for line in rest]
-            if head is None or None in lines:
+            if not made._take(first, rest):
                 raise ValueError(f"{path}: not a result of tools.soak: {first}")
-            outcomes = [
-                Outcome(line["test"], line["outcome"] == "passed", float(line["seconds"]))
-                for line in lines
-                if line is not None
-            ]
-            found[head["module"]] = Result(
-                head["module"],
-                head["revision"],
-                head["when"],
-                head["machine"],
-                float(head["seconds"]),
-                head["code"],
-                tuple(outcomes),
-            )
-        return cls(found)
+        return made
+
+    def _take(self, first: str, rest: list[str]) -> bool:
+        """One module's paragraph; False where it is none."""
+        head = _HEAD.fullmatch(first)
+        outcomes = []
+        module = head["module"] if head else first.removesuffix(f": {_NOT_TAKEN}")
+        for line in rest:
+            if untaken := _UNTAKEN_LINE.fullmatch(line):
+                self.untaken.setdefault(module, []).append(untaken["test"])
+            elif taken := _LINE.fullmatch(line):
+                passed = taken["outcome"] == "passed"
+                outcomes.append(Outcome(taken["test"], passed, float(taken["seconds"])))
+            else:
+                return False
+        if head is not None:
+            about = (head["revision"], head["when"], head["machine"], float(head["seconds"]))
+            self.by_module[module] = Result(module, *about, head["code"], tuple(outcomes))
+        return head is not None or first == f"{module}: {_NOT_TAKEN}"
+
+    def known(self, exist: dict[str, list[str]]) -> Self:
+        """Without modules and tests that are gone, and with all that were not taken."""
+        by_module, untaken = {}, {}
+        for module, tests in exist.items():
+            result = self.by_module.get(module)
+            if result is not None:
+                kept = tuple(outcome for outcome in result.outcomes if outcome.test in tests)
+                by_module[module] = dataclasses.replace(result, outcomes=kept)
+            taken = {outcome.test for outcome in result.outcomes} if result else set()
+            untaken[module] = sorted({*tests} - taken)
+        return dataclasses.replace(self, by_module=by_module, untaken=untaken)
 
     def write(self, path: Path = RESULT) -> None:
-        """Sorted by module, below a line that says whether all is of one revision."""
-        results = [self.by_module[module] for module in sorted(self.by_module)]
-        parts = [summary(results), *map(str, results)]
+        """Sorted by module, below a line that says what is missing and of which revisions."""
+        parts = [summary(self)]
+        for module in sorted({*self.by_module, *self.untaken}):
+            result, untaken = self.by_module.get(module), self.untaken.get(module, [])
+            lines = [str(result) if result else f"{module}: {_NOT_TAKEN}"]
+            parts.append("\n".join([*lines, *(f"  {_NOT_TAKEN}  {test}" for test in untaken)]))
         path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def summary(results: Sequence[Result]) -> str:
+def summary(whole: Results) -> str:
     """The file's first line."""
+    results = list(whole.by_module.values())
     tests = sum(len(result.outcomes) for result in results)
     failed = sum(not outcome.passed for result in results for outcome in result.outcomes)
     revisions = sorted({result.revision for result in results})
     of = f"revision {revisions[0]}" if len(revisions) == 1 else f"{len(revisions)} revisions"
     verdict = f"{failed} FAILED" if failed else "passed"
+    untaken = sum(map(len, whole.untaken.values()))
+    verdict = f"IN PART, {untaken} tests {_NOT_TAKEN}; {verdict}" if untaken else verdict
     seconds = sum(result.seconds for result in results)
     return (
         f"make soak: {verdict}, {tests} tests in {len(results)} modules, {seconds / 60:.0f} min, "
@@ -211,7 +237,11 @@ def problems(results: Results, exist: dict[str, list[str]]) -> list[str]:
     for module in sorted({*exist, *results.by_module}):
         result = results.by_module.get(module)
         shown = {outcome.test for outcome in result.outcomes} if result else set()
-        out += [f"{module}::{test}: no result" for test in sorted({*exist.get(module, ())} - shown)]
+        shown |= {*results.untaken.get(module, ())}
+        out += [
+            f"{module}::{test}: not in the result"
+            for test in sorted({*exist.get(module, ())} - shown)
+        ]
         out += [
             f"{module}::{test}: no such test" for test in sorted(shown - {*exist.get(module, ())})
         ]
@@ -278,12 +308,15 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("modules", nargs="*", metavar="MODULE")
     parser.add_argument("--stale", action="store_true", help="leave out what is not stale")
+    parser.add_argument("--note", action="store_true", help="list new tests, run nothing")
     parser.add_argument("--list", action="store_true", help="show the result's state, run nothing")
     parser.add_argument("--workers", type=int, default=WORKERS, help="tests side by side")
     given = parser.parse_args()
     exist, results = collect_tests(), Results.read()
-    if given.list:
-        return _show(results, exist)
+    if given.note:
+        results.known(exist).write()
+    if given.list or given.note:
+        return _show(Results.read(), exist)
     unknown = sorted({*given.modules} - {*exist})
     if unknown:
         parser.error(f"no soak tests in {', '.join(unknown)}; there are {', '.join(sorted(exist))}")
@@ -292,8 +325,7 @@ def main() -> int:
         for module in given.modules or _due(results, exist, revision, stale_only=given.stale):
             print(f"{module}: {len(exist[module])} tests", flush=True)
             results.by_module[module] = run_module(module, revision, given.workers)
-            kept = {name: known for name, known in results.by_module.items() if name in exist}
-            results = Results(kept)
+            results = results.known(exist)
             results.write()
     except RuntimeError as error:
         print(f"make soak: {error}", file=sys.stderr)
@@ -320,13 +352,16 @@ def _due(
 
 def _show(results: Results, exist: dict[str, list[str]]) -> int:
     """Print the state; 1 where anything is missing or failed, stale results are only named."""
-    print(summary(list(results.by_module.values())))
+    print(summary(results))
     for module, result in sorted(results.by_module.items()):
         stale = "" if result.code == digest_of(module) else ", STALE: its code has changed since"
         print(
             f"  {module}: {_word(result.passed)}, {result.seconds:.0f} s, {result.revision}{stale}"
         )
     lines = problems(results, exist)
+    lines += [
+        f"{m}::{test}: {_NOT_TAKEN}" for m, tests in results.untaken.items() for test in tests
+    ]
     print("\n".join(lines), end="\n" if lines else "")
     return 1 if lines else 0
 
