@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, noise, publish, some_files, tree_of
+from oci_proxy import Gate
+from web_fakes import Request, head
 
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.imageprefetch import mounting, runtime
@@ -93,12 +95,53 @@ def test_a_hanging_registry_is_waited_for(mounts: Mounts, own: Any, image: Publi
 def test_a_registry_that_dies_within_the_hot_set_costs_errors_only(
     mounts: Mounts, own: Any, tmp_path: Path
 ) -> None:
+    """Half of the pack has come when the registry dies, and readers wait until it is back.
+
+    A FAKE stands between, so that the pack stops where it should.
+    """
     files = {f"f{n}": noise(3_000_000, n) for n in range(8)}
     ref = own.reference("faults/large", "1")
     image = publish(ref, files, tmp_path / "large", hot={"": sorted(files)[:6]})
-    mounted = mounts.mount(image.ref, deadline_s=20.0)
-    own.restart()
-    assert tree_of(mounted.directory) == files
+    pack_bytes = own.blob_path(image.packs[""]).stat().st_size
+    half_sent, died, refused = threading.Event(), threading.Event(), threading.Event()
+
+    def cut(sock: Any, request: Request) -> bool | None:
+        if half_sent.is_set() or image.packs[""] not in request.target:
+            return None
+        status, reason, headers, body = gate.ask(request)
+        if len(body) < pack_bytes // 2:  # its boot part
+            return None
+        sock.sendall(head(f"{status} {reason}", **headers) + body[: len(body) // 2])
+        half_sent.set()
+        died.wait(60)
+        return False
+
+    def told(sock: Any, request: Request) -> bool:
+        try:
+            return gate.forward(sock, request)
+        except OSError:
+            refused.set()
+            raise
+
+    with Gate(own.host) as gate:
+        gate.rules = [cut, told]
+        mounted = mounts.mount(ref.replace(own.host, gate.authority), deadline_s=300.0)
+        trees: list[dict[str, bytes]] = []
+        reader = threading.Thread(target=lambda: trees.append(tree_of(mounted.directory)))
+        reader.start()
+        try:
+            assert half_sent.wait(60), "the hot set was not being fetched"
+            own.stop()
+            died.set()
+            assert refused.wait(60), "the registry was asked for nothing while it was away"
+            assert trees == []
+        finally:
+            died.set()
+            own.restart()
+            reader.join(120)
+        assert trees == [files]
+        mounts.umount(mounted)
+        assert mounts.gone()
 
 
 def test_a_complete_image_is_mounted_with_its_registry_gone(
