@@ -148,7 +148,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     names = [step.name for step in STEPS]
     parser.add_argument(
-        "--only", action="append", choices=names, help="run these steps alone; no result is written"
+        "--only",
+        action="append",
+        choices=[GROUND, *names],
+        help="run these steps alone; writes no result",
     )
     parser.add_argument("--keep", action="store_true", help="leave the root for another run")
     parser.add_argument("--root", type=Path, help="where the root is or is made; writes no result")
