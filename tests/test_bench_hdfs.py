@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,24 @@ def test_every_side_reads_and_writes_the_same_bytes(monkeypatch: pytest.MonkeyPa
         assert len(sides) >= 2
         assert ("rclone mount" in sides) == name.startswith("mount")
     assert "fsspec webhdfs" in {c.side for c in cases}
+
+
+def test_jars_are_fetched_before_the_network_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without them, what is asked first decides whether they can be had at all."""
+    asked = []
+
+    @contextlib.contextmanager
+    def empty_network() -> Iterator[None]:
+        asked.append("network")
+        raise RuntimeError("far enough")
+        yield
+
+    monkeypatch.setattr(hdfs.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(hdfs.jars, "jars_folder", lambda: asked.append("jars"))
+    monkeypatch.setattr(hdfs, "own_network", empty_network)
+    with pytest.raises(RuntimeError, match="far enough"):
+        hdfs.measure(QUICK, ["striped read r1"])
+    assert asked == ["jars", "network"]
 
 
 def test_other_bytes_than_the_source_has_are_an_error() -> None:

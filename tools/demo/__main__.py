@@ -44,6 +44,7 @@ def _end(number: int, _: FrameType | None) -> None:
 def run(chosen: options.Options, console: Console) -> int:
     """Run a demonstration; reports go to `chosen.out`, the printed one to standard output."""
     begun = time.monotonic()
+    say = Progress(console)
     chosen.out.mkdir(parents=True, exist_ok=True)
     chosen.kept.mkdir(parents=True, exist_ok=True)
     chosen.scratch.parent.mkdir(parents=True, exist_ok=True)
@@ -54,9 +55,9 @@ def run(chosen: options.Options, console: Console) -> int:
     with Lab(chosen) as lab:
         if chosen.floor is not None and not lab.images.why:
             machine.require_space(chosen.scratch.parent, images=True)
-        _set_up(lab, console)
+        _set_up(lab, say)
         ready = time.monotonic()
-        done, faults = _all_starts(lab, parts, console)
+        done, faults = _all_starts(lab, parts, say)
         result = outcome.evaluate(done, parts, faults, _emulated(chosen, cold))
         page, data = outcome.write(result, chosen.out)
     outcome.show(result, Console(highlight=False))
@@ -66,12 +67,24 @@ def run(chosen: options.Options, console: Console) -> int:
     return _verdict(result, chosen, console)
 
 
-def _set_up(lab: Lab, console: Console) -> None:
+class Progress:
+    """Lines for who waits, each with the seconds since the demonstration began."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begun = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        took = time.monotonic() - self._begun
+        self._console.print(f"{took:4.0f} s  {text}", soft_wrap=True, markup=False)
+
+
+def _set_up(lab: Lab, say: Progress) -> None:
     """Everything that is there before a start: packages, Python, the checkpoint."""
-    console.print("preparing: the example's packages, which a first run downloads ...")
+    say("preparing: the example's packages, which a first run downloads ...")
     if lab.fetch_wheels():
-        console.print(f"downloaded the example's packages to {lab.wheels}", soft_wrap=True)
-    console.print("preparing: a Python without them, and an install to make the checkpoint ...")
+        say(f"downloaded the example's packages to {lab.wheels}")
+    say("preparing: a Python without them, and an install to make the checkpoint ...")
     lab.make_base()
     lab.fresh_node()
     lab.call(lab.install, "install the example's packages")
@@ -80,17 +93,17 @@ def _set_up(lab: Lab, console: Console) -> None:
     lab.call([*make, *lab.options.checkpoint_arguments], "make the checkpoint")
     size = lab.made.stat().st_size
     lab.place.keep(lab.made)
-    console.print(f"checkpoint made: {size / 1e9:.2f} GB")
+    say(f"checkpoint made: {size / 1e9:.2f} GB")
     if not lab.images.why:
-        console.print("preparing: the job's image and its hot set in a registry ...")
+        say("preparing: the job's image and its hot set in a registry ...")
         said = lab.images.publish(lab.wheels)
-        console.print(said or f"no image: {lab.images.why}", soft_wrap=True, markup=False)
+        say(said or f"no image: {lab.images.why}")
     settings = [stage.settings(lab) for stage in stages.all_stages()]
     (lab.options.scratch / "bootseer.toml").write_text("\n".join(settings), encoding="utf-8")
 
 
 def _all_starts(
-    lab: Lab, parts: tuple[stages.Stage, ...], console: Console
+    lab: Lab, parts: tuple[stages.Stage, ...], say: Progress
 ) -> tuple[list[Start], list[str]]:
     """The recording start, then rounds in which the three kinds take turns at being first."""
     done: list[Start] = []
@@ -112,9 +125,9 @@ def _all_starts(
         faults += found
         done.append(start)
         seconds = "no first step" if start.wall_s is None else f"{start.wall_s:.2f} s"
-        console.print(f"{starts.LABELS[kind]}: {seconds}")
+        say(f"{starts.LABELS[kind]}: {seconds}")
         for fault in found:
-            console.print(f"  wrong: {fault}", soft_wrap=True, markup=False)
+            say(f"  wrong: {fault}")
         if start.exit_code != 0:
             raise NotSupportedError(f"the job failed ({start.exit_code}): {start.output.strip()}")
     return done, faults
