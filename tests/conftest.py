@@ -37,6 +37,10 @@ LABS = frozenset(
 )
 """Fixtures whose servers are made of Debian's packages."""
 
+# Tests serve and call gRPC in this process, and mount from it: in each child that a mount forks,
+# gRPC would start threads of its own, for as long as any server or channel here is not collected.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 CAP_SYS_ADMIN = 21
 FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or browsers"
 
@@ -80,10 +84,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         needs_machine |= not LABS.isdisjoint(getattr(item, "fixturenames", ()))
         if bool(item.get_closest_marker("soak")) != soak:
             continue  # the long counts are a run of their own (`make soak`)
-        slow = needs_machine or item.get_closest_marker("slow")
-        if slow and not soak and not config.getoption("usepdb"):
-            # Real servers on a busy machine. Whatever needed its second try is listed at the end.
-            item.add_marker(pytest.mark.flaky(reruns=1))
         if fast and (needs_machine or item.get_closest_marker("slow")):
             other.append(item)
         elif needs_machine and not privileged:

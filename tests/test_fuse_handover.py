@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuse_mounts import end_mount, in_time
+from fuse_mounts import end_mount, in_time, output
 from fuse_trees import pattern
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -323,11 +323,37 @@ def test_a_supervisor_with_threads_is_refused(tmp_path: Path) -> None:
     from bootseer.fuse.handover import supervise
 
     stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
+    thread = threading.Thread(target=stop.wait, name="stays")
     thread.start()
     try:
-        with pytest.raises(NotSupportedError, match="one thread"):
+        with pytest.raises(NotSupportedError, match=r"one thread only.* run also .*stays"):
             supervise(lambda: None, str(tmp_path))  # type: ignore[arg-type, return-value]
     finally:
         stop.set()
         thread.join()
+
+
+# A thread that Python knows nothing of, as libraries have them.
+_FOREIGN = """
+import ctypes, os
+from bootseer.errors import NotSupportedError
+from bootseer.fuse.handover import supervise
+from bootseer.fuse.mounts import find_mount
+libc = ctypes.CDLL(None)
+sleeper, thread = ctypes.cast(libc.pause, ctypes.c_void_p), ctypes.c_ulong()
+assert libc.pthread_create(ctypes.byref(thread), None, sleeper, None) == 0
+(task,) = {int(t) for t in os.listdir("/proc/self/task")} - {os.getpid()}
+with open(f"/proc/self/task/{task}/comm", "w") as name:
+    name.write("foreign")
+try:
+    supervise(None, sys.argv[1])
+except NotSupportedError as error:
+    print(error, find_mount(sys.argv[1]))
+"""
+
+
+def test_a_supervisor_names_the_threads_of_libraries(tmp_path: Path) -> None:
+    said = output(_FOREIGN, tmp_path)
+    assert "one thread only" in said
+    assert "run also foreign;" in said
+    assert said.endswith("None\n")

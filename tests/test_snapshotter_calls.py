@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from snapshot_client import (
     remote_labels,
 )
 
+from bootseer.fuse import background
 from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image
 from bootseer.profiler.events import Writer
 
@@ -267,3 +270,17 @@ def test_what_cannot_be_is_refused_by_the_code_that_containerd_expects(
     assert caught.value.code == code
     assert sorted(client.names()) == before
     assert len(list((running.root / "snapshots").iterdir())) == 3  # nothing was left behind
+
+
+def test_no_thread_of_grpc_runs_in_what_is_forked(running: Running) -> None:
+    """Other tests mount from this process, and a mount's server must have one thread."""
+    assert running.client.names() == []
+    told = background.start(
+        lambda tell: tell({"threads": _threads_after(0.2)}), what="threads", limit_s=60
+    )
+    assert told["threads"] == 1
+
+
+def _threads_after(wait_s: float) -> int:
+    time.sleep(wait_s)
+    return len(os.listdir("/proc/self/task"))

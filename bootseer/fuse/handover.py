@@ -81,9 +81,11 @@ def supervise(
     first worker, if that is a BootseerError; NotSupportedError when threads run here;
     StoreUnavailableError when workers die one after the other.
     """
-    if not _alone():
+    threads = _other_threads()
+    if threads:
         raise NotSupportedError(
-            "a supervisor must have one thread only, as it forks its workers; start it first"
+            "a supervisor must have one thread only, as it forks its workers, and here run also "
+            f"{', '.join(threads)}; start it before them, or in a process of its own"
         )
     options = options or MountOptions()
     mountpoint = absolute(mountpoint)
@@ -99,14 +101,32 @@ def supervise(
         os.close(device)
 
 
-def _alone() -> bool:
-    """Whether no other thread runs here; one that was joined is gone only a moment later."""
+def _other_threads() -> list[str]:
+    """Names of the threads that run here besides this one, those of libraries included.
+
+    A library's may have been started by the fork that made this process: gRPC does so. The kernel
+    removes a thread that was joined only a moment later, so these are looked at until they stay.
+    """
     end_s = time.monotonic() + _LAST_THREADS_S
-    while threading.active_count() == 1 and time.monotonic() < end_s:
-        if len(os.listdir("/proc/self/task")) == 1:
-            return True
+    while True:
+        last = time.monotonic() >= end_s  # read before looking: we may be stopped in between
+        others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+        if others or len(os.listdir("/proc/self/task")) == 1:
+            return others
+        if last:
+            return _kernel_names(threading.get_native_id())
         time.sleep(0.001)
-    return False
+
+
+def _kernel_names(ours: int) -> list[str]:
+    """What the kernel calls the other threads of this process."""
+    names = []
+    for number in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if int(number) != ours:
+                with open(f"/proc/self/task/{number}/comm", encoding="utf-8") as file:
+                    names.append(file.read().strip())
+    return names
 
 
 class _Supervisor:
