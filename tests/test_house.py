@@ -1,4 +1,5 @@
-"""What a test run says about the tests that it leaves out, and that `.ci/run` allows none."""
+"""What a test run says about the tests that it leaves out, that `.ci/run` allows none, and that
+no test has a second try."""
 
 from __future__ import annotations
 
@@ -25,6 +26,17 @@ def test_long(): pass
 @pytest.mark.slow
 def test_slow(): pass
 """
+FAILS_ONCE = """
+import pathlib
+import pytest
+@pytest.mark.root
+@pytest.mark.slow
+def test_fails_once():
+    tries = pathlib.Path(__file__).with_name("tries")
+    with tries.open("a") as file:
+        file.write("x")
+    assert len(tries.read_text()) > 1
+"""
 INI = """
 [pytest]
 addopts = -p no:cacheprovider
@@ -45,11 +57,11 @@ def pytest_collection_modifyitems(config, items):
 """
 
 
-def run(tmp_path: Path, *options: str, user: int) -> tuple[int, list[str]]:
+def run(tmp_path: Path, *options: str, user: int, tests: str = TESTS) -> tuple[int, list[str]]:
     """Run the small tests above under our conftest as if by this user; return the lines printed."""
     for file in (CONFTEST, *(CONFTEST.with_name(f"{lab}_lab.py") for lab in LABS)):
         (tmp_path / file.name).write_text(file.read_text(encoding="utf-8"))
-    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_some.py").write_text(tests)
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "as_user.py").write_text(AS_USER.format(privileged=user == 0))
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
@@ -99,3 +111,20 @@ def test_with_every_privilege_all_but_the_long_counts_run(tmp_path: Path, worker
 def test_fast_and_soak_choose_their_own(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "--fast", user=0)[1][-1]
     assert "1 passed" in run(tmp_path, "--soak", user=0)[1][-1]
+
+
+@WORKERS
+def test_no_test_has_a_second_try(tmp_path: Path, workers: str) -> None:
+    code, said = run(tmp_path, "-n", workers, user=0, tests=FAILS_ONCE)
+    assert code == 1
+    assert "1 failed" in said[-1]
+    assert (tmp_path / "tries").read_text() == "x"
+
+
+def test_nothing_asks_for_second_tries() -> None:
+    top = CONFTEST.parent.parent
+    files = ["pyproject.toml", "constraints.txt", "Makefile", ".ci/run"]
+    for file in (*(top / name for name in files), *CONFTEST.parent.glob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        for word in ("--re" + "runs", "rerun" + "failures", "mark." + "flaky"):
+            assert word not in text, f"{file} asks for second tries: {word}"
