@@ -53,6 +53,17 @@ def test_a_pods_tier_and_its_reason(
     assert tier in check.ALLOWED
 
 
+@pytest.mark.parametrize(
+    ("added", "noted"), [("[]", True), ("[NET_ADMIN]", True), ("[SYS_ADMIN]", False)]
+)
+def test_a_device_without_the_right_to_mount_is_noted(added: str, noted: bool) -> None:
+    more = f"securityContext: {{capabilities: {{add: {added}}}}}"
+    for options in ({"tier": "fuse", "fuse_resource": "a.b/fuse"}, {}):
+        (one,) = found(manifest(more=more), **options)
+        expected = noted and bool(options)
+        assert any("without the capability SYS_ADMIN" in note for note in one.notes) == expected
+
+
 def test_what_will_not_work_is_noted() -> None:
     more = "securityContext: {readOnlyRootFilesystem: true}"
     (one,) = found(manifest(more=more), cache=Place("host", "/c"))

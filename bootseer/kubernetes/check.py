@@ -1,7 +1,7 @@
 """Which tier of privilege each pod of a manifest has, what that allows, and what stands in the way.
 
 Tiers: `none` (any pod: restore by copy, checkpoints through fsspec or copied), `fuse` (a device
-plugin gives /dev/fuse: checkpoints mounted), `privileged` (mounts of every kind).
+plugin gives /dev/fuse: with SYS_ADMIN, checkpoints mounted), `privileged` (mounts of every kind).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from bootseer.errors import BootseerError
 from bootseer.kubernetes import inject, pods, uninject, yamltext
 from bootseer.kubernetes.options import Options, Tier
 from bootseer.kubernetes.pods import Pod
-from bootseer.kubernetes.yamltext import Text, child, labels, scalar
+from bootseer.kubernetes.yamltext import Text, child, items, labels, scalar
 
 ALLOWED: dict[Tier, str] = {
     "none": "the image's files are read ahead, dependencies restored by copy, checkpoints read "
     "through fsspec or copied",
-    "fuse": "as none, and checkpoints are mounted through the device plugin's /dev/fuse",
+    "fuse": "as none, and checkpoints are mounted through the device plugin's /dev/fuse where the "
+    "container has the capability SYS_ADMIN",
     "privileged": "as none, and dependencies and checkpoints are mounted",
 }
 
@@ -73,7 +74,7 @@ def _finding(pod: Pod, options: Options, injected: bool, refusal: str) -> Findin
         injected=injected,
         tier=tier,
         why=why,
-        notes=tuple(_notes(pod, container, options)),
+        notes=tuple(_notes(pod, container, options, tier)),
         refusal=refusal,
     )
 
@@ -92,13 +93,19 @@ def _tier(container: yaml.MappingNode, options: Options) -> tuple[Tier, str]:
     return "none", "the container is not privileged and asks for no FUSE device"
 
 
-def _notes(pod: Pod, container: yaml.MappingNode, options: Options) -> list[str]:
+def _notes(pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier) -> list[str]:
     out = []
     context = child(container, "securityContext")
     if scalar(child(context, "readOnlyRootFilesystem")) == "true":
         out.append(
             "its root file system is read-only: dependencies need a writable target, such as a "
             "virtual environment on an emptyDir"
+        )
+    added = {scalar(name) for name in items(child(context, "capabilities", "add"))}
+    if tier == "fuse" and not added & {"SYS_ADMIN", "CAP_SYS_ADMIN", "ALL"}:
+        out.append(
+            "without the capability SYS_ADMIN nothing can be mounted, so checkpoints are copied; "
+            "add it to the container's securityContext.capabilities.add"
         )
     if "events" in options.parts and options.events.kind == "pod":
         out.append("events lie in the pod and go with it; keep them by --events pvc:CLAIM")
