@@ -7,16 +7,18 @@ not yet asked for when the fault comes must be fetched after it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fuse_mounts import in_time
-from stripe_faces import served
+from stripe_faces import served, wait_until
 
 from bootseer import stripedfs
 from bootseer.blocks.fetch import Fetcher
@@ -27,7 +29,8 @@ from bootseer.errors import (
     NoSpaceError,
     StoreUnavailableError,
 )
-from bootseer.storage.base import WriteHints, open_store
+from bootseer.imageprefetch.filemode.opens import Opens
+from bootseer.storage.base import Store, WriteHints, open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.settings import WriteSettings
@@ -38,6 +41,7 @@ CHUNK = 1 << 20
 SIZE = 24 * CHUNK + 77
 FIRST = 3 * CHUNK + 5
 PIECE = 256 << 10
+ROT_EVERY = 64 << 10
 STALL_S = 5.0
 """No reader may stand still for as long as this because one DataNode hangs."""
 SCHEMES = pytest.mark.parametrize("scheme", ["webhdfs", "hdfs"])
@@ -81,22 +85,49 @@ def root_of(cluster: Any, scheme: str) -> str:
 @contextlib.contextmanager
 def half_read(
     cluster: Any, scheme: str, data: Path, fetcher: Fetcher, settings: WriteSettings = TWICE
-) -> Iterator[tuple[StripedFile, bytes]]:
-    """A checkpoint of `data` whose start has been read, and the bytes that are still to come."""
+) -> Iterator[tuple[StripedFile, bytes, int]]:
+    """A checkpoint of `data` whose start has been read, and the bytes that are still to come.
+
+    The third value is the number of a DataNode that the start was read from.
+    """
+    before = {path.name for n in range(3) for path in cluster.block_files(n)}
     url = f"{root_of(cluster, scheme)}/{settings.replication}"
     stripedfs.put(str(data), url, settings=settings)
+    with contextlib.closing(open_store(root_of(cluster, "webhdfs"))) as store:
+        wait_until(lambda: replicated(store, str(settings.replication), settings.replication))
+    new = [path for n in range(3) for path in cluster.block_files(n) if path.name not in before]
     wanted = data.read_bytes()
-    with stripedfs.open(url, fetcher=fetcher) as file:
-        assert file.read(FIRST) == wanted[:FIRST]
-        yield file, wanted[FIRST:]
+    with Opens() as opens:
+        for folder in {str(path.parent) for path in new}:
+            opens.add(folder)
+
+        def serving() -> list[int]:
+            """The DataNodes that opened any of these blocks, the latest first."""
+            names = {path.name for path in new}
+            found = [Path(path) for path in list(opens.first_s) if os.path.basename(path) in names]
+            folders = [server.folder for server in cluster.datanodes]
+            return [n for p in reversed(found) for n in range(3) if folders[n] in p.parents]
+
+        with stripedfs.open(url, fetcher=fetcher) as file:
+            assert file.read(FIRST) == wanted[:FIRST]
+            wait_until(serving)
+            yield file, wanted[FIRST:], serving()[0]
+
+
+def replicated(store: Store, name: str, count: int) -> bool:
+    """Whether every stripe has so many replicas; one may come later."""
+    folders = [one.name for one in store.list(f"{name}.stripes") if one.is_folder]
+    stripes = [s.name for folder in folders for s in store.list(folder) if "stripe-" in s.name]
+    places = [place for stripe in stripes for place in store.places(stripe)]
+    return len(stripes) >= 3 and all(len(place.replicas) == count for place in places)
 
 
 @SCHEMES
 def test_datanode_killed_in_the_middle_of_a_read(
     cluster: Any, scheme: str, data: Path, fetcher: Fetcher
 ) -> None:
-    with half_read(cluster, scheme, data, fetcher) as (file, rest):
-        cluster.kill_datanode(0)
+    with half_read(cluster, scheme, data, fetcher) as (file, rest, serving):
+        cluster.kill_datanode(serving)
         assert file.read() == rest
 
 
@@ -104,9 +135,14 @@ def test_datanode_killed_in_the_middle_of_a_read(
 def test_datanode_that_hangs_in_the_middle_of_a_read(
     cluster: Any, scheme: str, data: Path, fetcher: Fetcher
 ) -> None:
-    with half_read(cluster, scheme, data, fetcher) as (file, rest):
-        cluster.pause_datanode(1)
-        assert longest_pause_s(file.read, rest) < STALL_S
+    for _ in range(10):  # which replica is asked is left to chance
+        with half_read(cluster, scheme, data, fetcher) as (file, rest, serving):
+            cluster.pause_datanode(serving)
+            assert longest_pause_s(file.read, rest) < STALL_S
+            if unread_bytes(cluster, serving):
+                return
+        cluster.restore()
+    raise AssertionError("the hanging DataNode was never asked for anything")
 
 
 @pytest.mark.root
@@ -115,26 +151,42 @@ def test_datanode_that_hangs_under_a_mount(
     cluster: Any, scheme: str, data: Path, tmp_path: Path
 ) -> None:
     root, wanted = root_of(cluster, scheme), data.read_bytes()
-    stripedfs.put(str(data), f"{root}/mounted", settings=TWICE)
-    with served(root, tmp_path / "mnt", memory_bytes=PATIENCE.memory_bytes) as mount:
+    for turn in range(10):  # which replica is asked is left to chance
+        stripedfs.put(str(data), f"{root}/mounted", settings=TWICE)
+        mounted = served(root, tmp_path / f"mnt{turn}", memory_bytes=PATIENCE.memory_bytes)
+        with mounted as mount:
 
-        def read() -> float:
-            with (mount.directory / "mounted").open("rb", buffering=0) as file:
-                assert file.read(FIRST) == wanted[:FIRST]
-                cluster.pause_datanode(1)
-                return longest_pause_s(file.read, wanted[FIRST:])
+            def read(path: Path = mount.directory / "mounted") -> float:
+                with path.open("rb", buffering=0) as file:
+                    assert file.read(FIRST) == wanted[:FIRST]
+                    cluster.pause_datanode(1)
+                    return longest_pause_s(file.read, wanted[FIRST:])
 
-        assert in_time(read) < STALL_S
+            assert in_time(read) < STALL_S
+            if unread_bytes(cluster, 1):
+                return
+        cluster.restore()
+    raise AssertionError("the hanging DataNode was never asked for anything")
 
 
 @SCHEMES
-def test_namenode_restarted_in_the_middle_of_a_read(
-    cluster: Any, scheme: str, data: Path, fetcher: Fetcher
-) -> None:
-    with half_read(cluster, scheme, data, fetcher) as (file, rest):
+def test_namenode_restarted_in_the_middle_of_a_read(cluster: Any, scheme: str, data: Path) -> None:
+    """A reader meets its absence, and goes on when it is back."""
+    patient = dataclasses.replace(PATIENCE, demand_deadline_s=300.0, tries=1000)
+    with (
+        Fetcher(patient) as fetcher,
+        half_read(cluster, scheme, data, fetcher) as (file, rest, _),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        before = fetcher.stats.total().failures
         cluster.namenodes[0].kill()
-        cluster.namenodes[0].start()
-        assert file.read() == rest
+        try:
+            under_way = pool.submit(file.read)
+            wait_until(lambda: fetcher.stats.total().failures > before or under_way.done())
+            assert not under_way.done(), "it was read without the NameNode"
+        finally:
+            cluster.namenodes[0].start()
+        assert under_way.result() == rest
 
 
 @SCHEMES
@@ -142,7 +194,7 @@ def test_safe_mode_lets_read_and_says_why_not_to_write(
     cluster: Any, scheme: str, data: Path, fetcher: Fetcher
 ) -> None:
     hasty = StoreOptions(retry_s=0.5)
-    with half_read(cluster, scheme, data, fetcher) as (file, rest):
+    with half_read(cluster, scheme, data, fetcher) as (file, rest, _):
         cluster.safe_mode(True)
         assert file.read() == rest
         with pytest.raises(StoreUnavailableError, match="safe mode"):
@@ -185,17 +237,30 @@ def test_rot_of_the_only_replica_is_an_error_never_wrong_bytes(
 
 
 @SCHEMES
-def test_rot_of_one_replica_is_healed_by_another(
-    cluster: Any, scheme: str, data: Path, fetcher: Fetcher
-) -> None:
-    before = {n: set(cluster.block_files(n)) for n in range(3)}
+def test_rot_of_one_replica_is_healed_by_another(cluster: Any, scheme: str, data: Path) -> None:
+    """All that one DataNode stores of a checkpoint is rotten, and it is asked for some of it."""
+    before = set(cluster.block_files(0))
     url = f"{root_of(cluster, scheme)}/healed-{scheme}"
     stripedfs.put(str(data), url, settings=WriteSettings(width=3, chunk_bytes=CHUNK, replication=3))
-    for path in set(cluster.block_files(0)) - before[0]:
-        if path.stat().st_size > CHUNK:
-            flip(path, path.stat().st_size // 2)
-    with stripedfs.open(url, fetcher=fetcher) as file:
-        assert file.read() == data.read_bytes()
+    new = [path for path in cluster.block_files(0) if path not in before]
+    rotten = [path for path in new if path.stat().st_size > CHUNK]
+    assert len(rotten) == 3  # its replica of each stripe
+    for path in rotten:
+        whole = path.read_bytes()
+        for at in range(0, len(whole), ROT_EVERY):
+            flip(path, at)
+        assert path.read_bytes() != whole
+    asked: list[str] = []
+    for _ in range(20):  # which replica is asked first is left to chance
+        with Opens() as opens, Fetcher(PATIENCE) as fetcher:
+            for path in rotten:
+                opens.add(str(path.parent))
+            with stripedfs.open(url, fetcher=fetcher) as file:
+                assert file.read() == data.read_bytes()
+        asked = [str(path) for path in rotten if str(path) in opens.first_s]
+        if asked:
+            break
+    assert asked, "no rotten block was ever read"
 
 
 @SCHEMES
@@ -243,6 +308,20 @@ def test_user_without_permission(cluster: Any, data: Path) -> None:
     ):
         with pytest.raises(AccessDeniedError, match="alice"):
             forbidden()
+
+
+def unread_bytes(cluster: Any, number: int) -> int:
+    """What was sent to a DataNode that stands still: the kernel keeps it for the process."""
+    ports = cluster.datanode_ports[number]
+    own = {ports.http, ports.data}
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    rows = [line.split() for line in lines]
+    listening = "0A"  # its queue counts connections
+    return sum(
+        int(row[4].partition(":")[2], 16)
+        for row in rows
+        if int(row[1].partition(":")[2], 16) in own and row[3] != listening
+    )
 
 
 def longest_pause_s(read: Callable[[int], bytes], wanted: bytes) -> float:
