@@ -2,7 +2,7 @@
 
 Arguments: the cache's directory, its limit in bytes, a seed, the number of blocks to handle (0 =
 until killed). Every block it reads is compared with what it must be; a difference ends the
-process with exit code 3. Prints `ready` when it has begun, and counts as JSON at its end.
+process with exit code 3. Prints `ready` when it has handled some, and counts as JSON at its end.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def check_all(directory: str, limit_bytes: int) -> tuple[int, int]:
 def main(directory: str, limit_bytes: int, seed: int, count: int) -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     chance = random.Random(seed)
-    print("ready", flush=True)
     hits = 0
     with NodeCache(directory, limit_bytes) as cache:
         for done in itertools.count():
+            if done == 1:
+                print("ready", flush=True)
             source = Numbered(chance.randrange(OBJECTS))
             with cache.open(source) as kept:  # type: ignore[arg-type]
                 for index in chance.sample(range(BLOCKS), 8):

@@ -166,6 +166,7 @@ def kill_loop(place: Place, rounds: range) -> None:
             fetching(place, workers[0])
             time.sleep(chance.uniform(0.0, 0.1))
             workers[0].kill()
+            assert workers[0].wait() == -signal.SIGKILL
             (found,) = finish(workers[1:])
         finally:
             for worker in workers:
