@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from types import TracebackType
 from typing import Self
 
@@ -28,7 +27,7 @@ class Draft:
     ) -> None:
         self.path = path
         self.folder = os.path.dirname(path) or "."
-        self._temporary = os.path.join(self.folder, prefix + secrets.token_hex(8))
+        self._temporary = os.path.join(self.folder, prefix + os.urandom(8).hex())
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.fd = os.open(self._temporary, flags, mode)
         if exact_mode:

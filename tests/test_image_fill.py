@@ -14,7 +14,8 @@ from block_sources import FileSource, make_source
 from image_mounts import mounts_below, publish, some_files
 
 from bootseer.blockimage import fill as fill_module
-from bootseer.blockimage.fill import Activity, Fill, FillSettings
+from bootseer.blockimage.fill import Fill
+from bootseer.blockimage.fill_settings import Activity, FillSettings
 from bootseer.blockimage.front import DATA, ImageFront
 from bootseer.blockimage.opened import BlockImage
 from bootseer.blockimage.serving import ImageServer, ServeSettings

@@ -17,7 +17,7 @@ from image_mounts import Mounts, Published, evict, mounts_below, publish, some_f
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.serving import ImageServer
-from bootseer.cli import image_mount
+from bootseer.cli import image_outcome
 from bootseer.errors import BootseerError, NotFoundError, UsageError
 from bootseer.imageprefetch import mounting, runtime
 from bootseer.imageprefetch.replaying import replay_beside
@@ -250,7 +250,7 @@ def test_a_mount_hides_nothing_that_it_needs(where: str, mounts: Mounts, tmp_pat
 def test_a_complete_image_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     about: dict[str, Any] = {"shared": False, "loop": False, "hot_set": "sha256:1", "hot_bytes": 5}
     made = mounting.Mounted("/mnt", "sha256:2", "", **about, offline=False, complete=True)
-    image_mount.tell(made)
+    image_outcome.tell(made)
     said = capsys.readouterr().err
     assert "all of it is on this node's disk" in said
     assert "follows" not in said

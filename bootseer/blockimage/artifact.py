@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bootseer.atomic import replace_file
+from bootseer.blockimage import media_types
 from bootseer.blockimage.build import DATA_NAME, Built
 from bootseer.errors import from_os_error
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor
     from bootseer.storage.oci.registry import Repository
 
-ARTIFACT = "application/vnd.bootseer.blockimage.v1"
+ARTIFACT = media_types.BLOCK_IMAGE
+DATA = media_types.DATA
+META = media_types.META
+TABLE = media_types.TABLE
 CONFIG = "application/vnd.bootseer.blockimage.config.v1+json"
-META = "application/vnd.bootseer.blockimage.meta.v1+zstd"
-TABLE = "application/vnd.bootseer.blockimage.table.v1"
-DATA = "application/vnd.bootseer.blockimage.data.v1"
 FILES = "application/vnd.bootseer.blockimage.files.v1+zstd"
 VERSION = 1
 META_LEVEL, LARGE_META_LEVEL = 19, 9

@@ -8,9 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
+from bootseer.blockimage.fill_settings import Activity, FillSettings
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.cached import CachedObject
 from bootseer.blocks.fetch import Fetcher
@@ -25,27 +24,6 @@ FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
 POLL_S = 0.2
 STORED_S = 30.0  # the last blocks of a slow disk
 TURN_S = 2.0  # between looks whether another server of the image has ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FillSettings:
-    """`rate_bytes_s` bounds the fill (0 = as fast as it can).
-
-    It waits until nobody has read for `quiet_s`, or for `start_quiet_s` while a start may still be
-    under way. `lock` is a file by which one server of a node fills at a time ("": none).
-    """
-
-    rate_bytes_s: int = 0
-    quiet_s: float = 2.0
-    start_quiet_s: float = 5.0
-    lock: str = ""
-
-
-class Activity(NamedTuple):
-    """Reads so far, programs' own and replay's; how many programs wait for their bytes now."""
-
-    reads: int
-    waiting: int
 
 
 class Fill:

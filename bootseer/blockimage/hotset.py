@@ -15,20 +15,21 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from bootseer.blockimage import media_types
 from bootseer.blockimage.pack import BOOT_DIGEST, BOOT_LENGTH, LIMITS
 from bootseer.errors import CorruptDataError, NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest
-    from bootseer.storage.oci.registry import Repository
+    from bootseer.storage.oci.registry import RepositoryReader
 
-ARTIFACT = "application/vnd.bootseer.hotset.v1"
-PACK = "application/vnd.bootseer.hotset.pack.v1"
+CREATED = media_types.CREATED_NOTE
+ARTIFACT = media_types.HOT_SET
+PACK = media_types.PACK
+WORKLOAD = media_types.WORKLOAD_NOTE
 TRACE = "application/vnd.bootseer.hotset.trace.v1+zstd"
-WORKLOAD = "dev.bootseer.workload"  # annotations of the manifest
-BLOCK_IMAGE = "dev.bootseer.blockimage"
+BLOCK_IMAGE = "dev.bootseer.blockimage"  # further annotations of the manifest
 STARTS = "dev.bootseer.starts"
-CREATED = "org.opencontainers.image.created"
 _AHEAD = datetime.timedelta(days=1)  # clocks may differ by less
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_TRIED = 8  # damaged ones of a workload; a mount waits for each
@@ -144,7 +145,7 @@ def newest(
 
 
 def choose(
-    repository: Repository,
+    repository: RepositoryReader,
     listed: Sequence[Descriptor],
     block_image: str,
     workload: str = "",
@@ -170,7 +171,9 @@ def choose(
     return None
 
 
-def with_annotations(repository: Repository, listed: Sequence[Descriptor]) -> list[Descriptor]:
+def with_annotations(
+    repository: RepositoryReader, listed: Sequence[Descriptor]
+) -> list[Descriptor]:
     """Referrers as listed, with the annotations of their manifests where the list told none."""
     out = []
     looked = 0

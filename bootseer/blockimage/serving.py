@@ -18,23 +18,24 @@ from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.arena import Arena
-from bootseer.blockimage.fill import Activity, Fill, FillSettings
+from bootseer.blockimage.fill_settings import Activity, FillSettings
 from bootseer.blockimage.frames import Frames
 from bootseer.blockimage.front import ImageFront
 from bootseer.blockimage.opened import BlockImage, FrameStream
 from bootseer.blockimage.pack import EMPTY, Frame, Index, open_frame_into
 from bootseer.blockimage.supply import Bytes, Reads
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cached import CachedObject
-from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import DEFAULTS, FetchSettings
 from bootseer.blocks.source import BlockSource
-from bootseer.blocks.stats import Counters
 from bootseer.errors import BootseerError, CorruptDataError
 
 if TYPE_CHECKING:
+    from bootseer.blockimage.fill import Fill
     from bootseer.blockimage.warm import Warmer
     from bootseer.blockimage.whole import WholeFetch
+    from bootseer.blocks.cache import NodeCache
+    from bootseer.blocks.cached import CachedObject
+    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.stats import Counters
 
 NAME = "d"
 ROOM_WAIT_S = 10.0
@@ -138,6 +139,8 @@ class ImageServer:
             if self._closed:
                 raise CorruptDataError("the image's server has ended")
             if self._fetcher is None:
+                from bootseer.blocks.fetch import Fetcher  # a mount need not wait for it
+
                 self._source = self.image.source()
                 self._cache = self._open_cache()
                 self._fetcher = Fetcher(self.settings.fetch, cache=self._cache)
@@ -148,6 +151,8 @@ class ImageServer:
         settings = self.settings
         if not settings.cache_dir:
             return None
+        from bootseer.blocks.cache import NodeCache
+
         try:
             return NodeCache(
                 settings.cache_dir,
@@ -166,6 +171,8 @@ class ImageServer:
 
     def fetched(self) -> Counters:
         """What the fetcher has brought so far."""
+        from bootseer.blocks.stats import Counters
+
         return self._fetcher.stats.total() if self._fetcher is not None else Counters()
 
     def start_is_over(self) -> None:
@@ -330,6 +337,8 @@ class ImageServer:
         cache = self._cache
         if cache is None:
             return
+        from bootseer.blockimage.fill import Fill
+
         self._fill = Fill(
             fetcher,
             source,

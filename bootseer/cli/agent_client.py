@@ -67,6 +67,13 @@ def ask(args: list[str], output: int = 1) -> int | None:
     return None if answer[0] == REFUSED else answer[0]
 
 
+def stands_by(runtime: str) -> bool:
+    """Whether an agent may be asked; one that was killed is taken for one that stands by."""
+    from bootseer.config_paths import default_runtime
+
+    return _is_trusted(os.path.join(runtime or default_runtime(), SOCKET))
+
+
 def _answer(link: socket, args: list[str], output: int) -> bytes:
     from _socket import SOL_SOCKET
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from bootseer.cli import sizes
 from bootseer.cli.image_options import WINDOW_S, plain_http_option, serving_options
 from bootseer.cli.options import json_option
-
-if TYPE_CHECKING:
-    from bootseer.imageprefetch.mounting import Mounted
 
 
 def _directory_of_events(context: click.Context, option: click.Parameter, value: str) -> str:
@@ -35,12 +30,6 @@ events_option = click.option(
     help="Recording ends when `first_step` is told in this directory of event files; ours go there "
     "too, unless BOOTSEER_EVENTS names another place.",
 )
-
-
-def write_events_to(folder: str) -> None:
-    """Let our own events join those of the job, where nothing else is said of them."""
-    if folder:
-        os.environ.setdefault("BOOTSEER_EVENTS", os.path.abspath(folder))
 
 
 @click.command(
@@ -108,33 +97,9 @@ def write_events_to(folder: str) -> None:
 def command(
     ref: str, directory: str, hot: bool, plain_http: bool, as_json: bool, **given: Any
 ) -> None:
-    from bootseer.imageprefetch import mounting, trees
+    from bootseer.cli import image_direct
 
-    write_events_to(given["events_dir"])
-    settings = mounting.MountSettings(
-        ref=ref, directory=directory, hot=hot, plain_http=plain_http or None, **given
+    given["plain_http"] = plain_http or None
+    image_direct.mount(
+        {"ref": ref, "directory": directory, "hot": hot, "as_json": as_json, **given}
     )
-    with trees.ending():
-        made = mounting.mount(settings)
-    if as_json:
-        import dataclasses
-        import json
-
-        click.echo(json.dumps(dataclasses.asdict(made), indent=1))
-        return
-    tell(made)
-
-
-def tell(made: Mounted) -> None:
-    """Which way it went: what is not as usual, then one line."""
-    for note in made.notes:
-        click.echo(f"bootseer: {note}", err=True)
-    if made.shared:
-        way = "another mount of this node serves it"
-    elif made.complete:
-        way = "all of it is on this node's disk"
-    elif made.hot_set:
-        way = f"a hot set of {sizes.shown(made.hot_bytes)} follows"
-    else:
-        way = "no hot set: bytes arrive as they are read"
-    click.echo(f"bootseer: mounted {made.digest[:19]}; {way}", err=True)

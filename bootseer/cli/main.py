@@ -37,6 +37,24 @@ def main(argv: list[str] | None = None) -> int:
         answered = agent_client.command(args)
         if answered is not None:
             return answered
+    if args[:2] in (["image", "mount"], ["image", "run"]):
+        from bootseer.cli import image_direct
+
+        ended = image_direct.command(args)
+        if ended is not None:
+            return _leave_now(ended) if argv is None else ended
     from bootseer.cli import root
 
     return root.main(args)
+
+
+def _leave_now(code: int) -> int:
+    """End this process at once: tearing down what a mount imported takes longer than telling."""
+    import os
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # closed, or its reader left
+    os._exit(code)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 import click
 
 import bootseer
+from bootseer.cli import failures
 from bootseer.cli.lazy import LazyGroup
-from bootseer.errors import BootseerError, from_os_error
+from bootseer.errors import BootseerError
 
 # command -> (module with a click command named `command`, one-line help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -56,19 +56,9 @@ def main(args: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "bootseer"
         fault = " ".join(error.format_message().split()).rstrip(".")
-        return _fail(f"{fault}; see `{path} --help`", error.exit_code)
-    except BootseerError as error:
-        return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        _forget_output()
-        return 141
-    except OSError as error:
-        named = error.filename is not None
-        action = f"use {os.fsdecode(error.filename)}" if named else "write the output"
-        mapped = from_os_error(error, action)
-        if not named:
-            _forget_output()
-        return _fail(str(mapped), mapped.exit_code)
+        return failures.fail(f"{fault}; see `{path} --help`", error.exit_code)
+    except (BootseerError, OSError) as error:
+        return failures.report(error)
     return exit_code
 
 
@@ -78,16 +68,3 @@ def _invoke(args: Sequence[str]) -> int:
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     return result if isinstance(result, int) else 0
-
-
-def _fail(text: str, exit_code: int) -> int:
-    if sys.stderr is not None:
-        # Names come from anywhere; none may begin a second line or drive the terminal.
-        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-        sys.stderr.write(f"bootseer: {shown}\n")
-    return exit_code
-
-
-def _forget_output() -> None:
-    """Nobody can be told any more; Python would complain again when it flushes at exit."""
-    sys.stdout = None

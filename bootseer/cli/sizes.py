@@ -6,6 +6,10 @@ import re
 
 import click
 
+from bootseer.cli.size_text import shown
+
+__all__ = ["parsed", "shown"]
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?\Z", re.IGNORECASE)
 
@@ -18,13 +22,3 @@ def parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> in
     if match is None:
         raise click.BadParameter(f"{text!r} is no size; give bytes, or a number with K, M, G or T")
     return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def shown(size_bytes: int) -> str:
-    """Bytes with a unit, powers of 1024, three digits or so."""
-    amount = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1023.95:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"

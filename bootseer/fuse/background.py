@@ -49,6 +49,7 @@ def start(
     limit_s: float,
     log_file: str = "",
     keep: Sequence[int] | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Have a child of this process `serve`; returns what it told first, and leaves it running.
 
@@ -57,7 +58,8 @@ def start(
     that; what it raises later goes to `log_file`. StoreUnavailableError after `limit_s`: then,
     and when this process is interrupted, the child is asked to end (SIGTERM). With
     `keep`, the child has no other descriptors of this process than these: it would hold others'
-    pipes and locks for as long as it lives. Call it in a process that has one thread.
+    pipes and locks for as long as it lives. `meanwhile` is called here while the child comes up.
+    Call it in a process that has one thread.
     """
     told, tell = os.pipe()
     pid = os.fork()
@@ -66,6 +68,8 @@ def start(
         _background(serve, tell, log_file, keep)
     os.close(tell)
     try:
+        if meanwhile is not None:
+            meanwhile()
         answer = _received(told, what=what, limit_s=limit_s)
     except BaseException:  # an interrupt too: no server that nobody asked for
         _end(pid)

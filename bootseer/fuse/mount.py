@@ -5,8 +5,8 @@ from __future__ import annotations
 import array
 import errno
 import os
-import socket
 import stat
+from typing import TYPE_CHECKING
 
 from bootseer.errors import (
     AccessDeniedError,
@@ -17,6 +17,9 @@ from bootseer.errors import (
 )
 from bootseer.fuse.mounts import FUSERMOUNT_S, KIND, OTHER_WAYS, can_mount, clear_stale, run_helper
 from bootseer.fuse.options import MountOptions
+
+if TYPE_CHECKING:
+    import socket
 
 DEVICE = "/dev/fuse"
 MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
@@ -63,6 +66,8 @@ def _inherited(mountpoint: str) -> int:
 
 def receive_descriptor(path: str, timeout_s: float = 30.0) -> int:
     """Connect to the Unix socket `path` and take one mounted descriptor from it."""
+    import socket  # milliseconds, which a mount by root shall not wait for
+
     try:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(timeout_s)
@@ -74,11 +79,15 @@ def receive_descriptor(path: str, timeout_s: float = 30.0) -> int:
 
 def send_descriptor(link: socket.socket, descriptor: int) -> None:
     """The other side of `receive_descriptor`, on a connected Unix socket."""
+    import socket
+
     socket.send_fds(link, [b"\0"], [descriptor])
 
 
 def _take_descriptor(link: socket.socket) -> int:
     """One descriptor, closed on exec from the start; socket.recv_fds cannot ask for that."""
+    import socket
+
     numbers = array.array("i")
     space = socket.CMSG_SPACE(numbers.itemsize)
     _, ancillary, _, _ = link.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
@@ -141,6 +150,8 @@ def _mount_as_root(mountpoint: str, options: MountOptions) -> int:
 
 def _mount_by_helper(mountpoint: str, options: MountOptions) -> int:
     """Mount through the setuid `fusermount3`, which sends the descriptor back."""
+    import socket
+
     os.close(open_device())  # its own message says less than ours
     words = [_data(options), f"fsname={options.fsname}", "subtype=bootseer", "nosuid", "nodev"]
     words += ["ro"] * options.read_only

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.traces import TraceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,13 +37,16 @@ def complete_of(
 
 def _sealed_of(settings: MountSettings, digest: str, opened: Opened) -> Sealed | None:
     """The image's data, if all of it is here and sure, and the start need not be recorded."""
+    blocks = os.path.join(settings.cache, "blocks")
+    if not os.path.isdir(blocks):  # nothing is here: nothing is imported for it
+        return None
     from bootseer.blocks.sealing import open_sealed
 
     identity = opened.image.identity
     if identity is None:
         return None
     try:
-        found = open_sealed(os.path.join(settings.cache, "blocks"), identity())
+        found = open_sealed(blocks, identity())
     except CorruptDataError:
         return None
     if found is not None and _must_record(settings, digest, opened):
@@ -60,6 +62,8 @@ def _must_record(settings: MountSettings, digest: str, opened: Opened) -> bool:
     """
     if not settings.record or (opened.hot_set and settings.hot):
         return False
+    from bootseer.imageprefetch.traces import TraceStore
+
     store = TraceStore(settings.traces or LocalStore(settings.cache).trace_folder(digest))
     try:
         known = store.load(settings.workload)

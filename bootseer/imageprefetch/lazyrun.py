@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from bootseer.config import default_cache, default_runtime
+from bootseer.config_paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError
-from bootseer.imageprefetch import mounting, podmanwords, running, trees
-from bootseer.imageprefetch.localstore import LocalStore
+from bootseer.imageprefetch import mounting, podmanwords, trees
 from bootseer.imageprefetch.mounting import Mounted, MountSettings
-from bootseer.imageprefetch.running import EVENTS_INSIDE, ImageConfig
-from bootseer.imageprefetch.starting import CONFIG_LIMIT_BYTES
-from bootseer.storage.oci.manifest import Manifest, parse_manifest
+from bootseer.imageprefetch.podmanwords import EVENTS_INSIDE
 from bootseer.storage.oci.reference import parse_reference
 
-_CONFIG = "config"
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.localstore import LocalStore
+    from bootseer.imageprefetch.running import ImageConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ def run(
     where there is no podman. Call it in a process that has one thread.
     """
     parse_reference(settings.mount.ref)
-    if not shutil.which("podman"):
+    if not _is_installed("podman"):
         raise NotSupportedError(
             "running a container needs podman: install it, or use `bootseer image mount` and "
             "whatever runs containers here"
@@ -76,7 +75,23 @@ def run(
             stack.close()
             tell(Way(reason=str(error) or type(error).__name__))
             words = _plain_words(settings, options)
+        from bootseer.imageprefetch import running
+
         return running.run_foreground(words)
+
+
+def import_the_rest() -> None:
+    """Import what a container's run needs besides its mount, while that is coming up."""
+    from bootseer.imageprefetch import image_config, localstore, running
+    from bootseer.storage.oci import manifest
+
+    del image_config, localstore, running, manifest
+
+
+def _is_installed(program: str) -> bool:
+    """Whether a program is on the path; `shutil.which` would take milliseconds to import."""
+    paths = (os.path.join(folder, program) for folder in os.get_exec_path())
+    return any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths)
 
 
 def _mounted_words(
@@ -92,6 +107,8 @@ def _mounted_words(
     tree = stack.enter_context(trees.directory(place))
     stack.enter_context(trees.unmounting(tree, place))
     mounted = mount(dataclasses.replace(settings.mount, directory=tree))
+    from bootseer.imageprefetch import running
+
     config = _config(settings.mount, mounted.digest)
     words = running.container_words(tree, config, options, settings.words)
     tell(Way(mounted))
@@ -131,25 +148,19 @@ def _events(folder: str) -> list[str]:
 
 def _config(mount: MountSettings, digest: str) -> ImageConfig:
     """How the image wants to be run, kept on this node. Raises what the registry raises."""
+    from bootseer.imageprefetch import image_config, running
+    from bootseer.imageprefetch.localstore import LocalStore
+
     local = LocalStore(os.path.abspath(mount.cache or default_cache()))
-    raw = local.has(digest, _CONFIG, digest)
-    manifest = parse_manifest(raw) if raw is not None else None
-    if isinstance(manifest, Manifest):
-        kept = local.has(digest, _CONFIG, manifest.config.digest)
-        if kept is not None:
-            return running.parse_config(kept)
-    return _fetched_config(mount, digest, local)
+    raw = image_config.kept(digest, local)
+    return running.parse_config(raw if raw is not None else _fetched_config(mount, digest, local))
 
 
-def _fetched_config(mount: MountSettings, digest: str, local: LocalStore) -> ImageConfig:
+def _fetched_config(mount: MountSettings, digest: str, local: LocalStore) -> bytes:
+    from bootseer.imageprefetch import image_config
     from bootseer.storage.oci.registry import open_repository
 
     repository, _ = open_repository(mount.ref, mount.options, plain_http=mount.plain_http)
     with repository:
-        _, manifest = repository.image(digest)
-        raw = repository.blob(manifest.config, limit_bytes=CONFIG_LIMIT_BYTES)
-    config = running.parse_config(raw)
-    with contextlib.suppress(BootseerError):  # a full disk: it is fetched again next time
-        local.keep(digest, _CONFIG, manifest.config.digest, raw)
-        local.keep(digest, _CONFIG, digest, manifest.raw)
-    return config
+        image, manifest = repository.image(digest)
+        return image_config.fetch_and_keep(repository, image, manifest, local)

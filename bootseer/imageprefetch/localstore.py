@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -209,6 +208,8 @@ class LocalStore:
 
     def forget(self, digest: str) -> None:
         """Remove all that is kept of an image, its traces too."""
+        import shutil  # milliseconds, which a mount shall not wait for
+
         shutil.rmtree(self.folder_of(digest), ignore_errors=True)
 
 
@@ -235,6 +236,8 @@ def _fetched_bytes(folder: str) -> int:
 
 
 def _remove_fetched(folder: str) -> None:
+    import shutil
+
     os.unlink(os.path.join(folder, _IMAGE))
     for entry in os.scandir(folder):
         if entry.name.partition("-")[0] in _FETCHED and entry.is_file(follow_symlinks=False):

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootseer.config_paths import default_cache, default_runtime
 from bootseer.errors import (
@@ -28,6 +28,10 @@ from bootseer.fuse import background, mounts
 from bootseer.fuse.mounts import all_mounts, can_mount, shown_at, unmount
 from bootseer.imageprefetch import runtime
 from bootseer.storage.options import DEFAULTS, StoreOptions
+
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable
 
 OTHER_WAYS = (
     "use the file mode, which needs no privilege (`bootseer image files`), or pull the image the "
@@ -117,26 +121,44 @@ class Mounted:
     notes: tuple[str, ...] = ()
 
 
-def mount(settings: MountSettings) -> Mounted:
+def mount(
+    settings: MountSettings,
+    helper: socket | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> Mounted:
     """Mount, and leave the server running in the background; returns once the tree is there.
 
     Raises NotFoundError for an image without a block image, UsageError for a name that is none,
     NotSupportedError where this machine or user cannot mount, and what the registry raises; then
     nothing is left behind. Call it in a process that has one thread.
+
+    `helper` is the link of a registry helper for this mount; it is closed here. `meanwhile` is
+    called while the server comes up: it may import, but must not start a thread or raise.
     """
-    settings = absolute(settings)
-    _check_names(settings)
-    check_machine(settings.directory)
-    _check_place(settings)
+    try:
+        settings = absolute(settings)
+        _check_names(settings)
+        check_machine(settings.directory)
+        _check_place(settings)
+        return _mount(settings, helper, meanwhile)
+    finally:
+        if helper is not None:
+            helper.close()
+
+
+def _mount(
+    settings: MountSettings, helper: socket | None, meanwhile: Callable[[], None] | None
+) -> Mounted:
     for _ in range(TRIES):
         state = runtime.State(settings.runtime)
         try:
             answer = background.start(
-                lambda tell, state=state: serve(settings, state, tell),  # type: ignore[misc]
+                lambda tell, state=state, helper=helper: serve(settings, state, tell, helper),  # type: ignore[misc]
                 what=settings.directory,
                 limit_s=START_LIMIT_S,
                 log_file=settings.log_file,
-                keep=(state.lock,),
+                keep=(state.lock,) if helper is None else (state.lock, helper.fileno()),
+                meanwhile=meanwhile,
             )
         except BaseException:  # a signal too: nothing half-mounted stays
             state.release()
@@ -146,6 +168,9 @@ def mount(settings: MountSettings) -> Mounted:
         found = _mounted(settings, answer)
         if found is not None:
             return found
+        if helper is not None:  # its answers went to the server that is gone
+            helper.close()
+        helper = meanwhile = None
     raise StoreUnavailableError(
         f"{settings.ref} was unmounted elsewhere each time it was to be shown at "
         f"{settings.directory}; try again"
@@ -182,7 +207,12 @@ def _shown(settings: MountSettings, server: runtime.Server) -> bool:
     return False
 
 
-def serve(settings: MountSettings, state: runtime.State, tell: background.Tell) -> None:
+def serve(
+    settings: MountSettings,
+    state: runtime.State,
+    tell: background.Tell,
+    helper: socket | None = None,
+) -> None:
     """Serve in this process, which must have one thread, until the image is unmounted."""
     from bootseer.fuse.handover import supervise
     from bootseer.fuse.options import MountOptions
@@ -191,6 +221,10 @@ def serve(settings: MountSettings, state: runtime.State, tell: background.Tell) 
     log = background.Log(settings.log_file)
 
     def died(worker: int) -> None:
+        nonlocal helper
+        if helper is not None:  # the next worker could not tell which answers were read
+            helper.close()
+            helper = None
         log.say(f"worker {worker} of {settings.ref} ended; another one takes over")
 
     options = MountOptions(
@@ -202,7 +236,7 @@ def serve(settings: MountSettings, state: runtime.State, tell: background.Tell) 
     )
     try:
         supervise(
-            lambda: Worker(settings, state, tell, log.say).front,
+            lambda: Worker(settings, state, tell, log.say, helper).front,
             state.front,
             options,
             on_death=died,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bootseer.blockimage import hotset
+from bootseer.blockimage.media_types import BLOCK_IMAGE as ARTIFACT
+from bootseer.blockimage.media_types import DATA, META, TABLE
 from bootseer.blockimage.pack import Boot, parse_boot
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.localstore import KeptPack, Stream
@@ -16,12 +18,8 @@ from bootseer.imageprefetch.localstore import KeptPack, Stream
 if TYPE_CHECKING:
     from bootseer.blocks.presence import Identity
     from bootseer.storage.oci.manifest import Descriptor, Manifest
-    from bootseer.storage.oci.registry import Repository
+    from bootseer.storage.oci.registry import RepositoryReader
 
-ARTIFACT = "application/vnd.bootseer.blockimage.v1"
-META = "application/vnd.bootseer.blockimage.meta.v1+zstd"
-TABLE = "application/vnd.bootseer.blockimage.table.v1"
-DATA = "application/vnd.bootseer.blockimage.data.v1"
 META_LIMIT_BYTES = 1 << 30
 TABLE_LIMIT_BYTES = 1 << 30
 
@@ -71,7 +69,7 @@ class Asked(Generic[T]):
         return self._found[0]
 
 
-def block_image_of(repository: Repository, listed: Sequence[Descriptor]) -> Descriptor | None:
+def block_image_of(repository: RepositoryReader, listed: Sequence[Descriptor]) -> Descriptor | None:
     """The block image among all of an image's referrers.
 
     Of several (made by different versions of zstd, say) one that hot sets were made for, and of
@@ -85,7 +83,7 @@ def block_image_of(repository: Repository, listed: Sequence[Descriptor]) -> Desc
     return found[0] if found else None
 
 
-def manifest_of(repository: Repository, digest: str) -> Manifest:
+def manifest_of(repository: RepositoryReader, digest: str) -> Manifest:
     from bootseer.storage.oci.manifest import Manifest
 
     found = repository.manifest(digest)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from bootseer.errors import UsageError
 
+EVENTS_INSIDE = "/.bootseer-events"
+"""Where a container sees its job's events: in the root, where no link of the image can stand in
+the way."""
 _DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
 

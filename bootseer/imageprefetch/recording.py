@@ -14,13 +14,16 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.journal import SAVE_S, Journal
-from bootseer.imageprefetch.traces import TraceStore
 from bootseer.profiler import events
+
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.traces import TraceStore
 
 FIRST_STEP = "first_step"
 POLL_S = 0.1

@@ -54,9 +54,12 @@ from bootseer.imageprefetch.runtime import SPARE_META
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
+    from _socket import socket
+
     from bootseer.blocks.source import BlockSource
+    from bootseer.imageprefetch.helped_repository import HelpedRepository
     from bootseer.storage.oci.manifest import Descriptor
-    from bootseer.storage.oci.registry import Repository
+    from bootseer.storage.oci.registry import Repository, RepositoryReader
 
 HURRIED_S = 3.0  # how long a registry is waited for when all is here already
 _GONE = (StoreUnavailableError, DeadlineError, AccessDeniedError)
@@ -89,7 +92,8 @@ class Opened:
 class Resolver:
     """One image's name, on its way to a mount. `note` hears of every choice that is not usual.
 
-    `scratch` is a directory for metadata that the cache cannot take.
+    `scratch` is a directory for metadata that the cache cannot take. `helper` is the link of a
+    registry helper, which has asked for all that is needed first.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Resolver:
         plain_http: bool | None = None,
         scratch: str,
         note: Note,
+        helper: socket | None = None,
     ) -> None:
         from bootseer.storage.oci.reference import parse_reference
 
@@ -111,7 +116,8 @@ class Resolver:
         self._ref, self._options, self._plain_http = ref, options, plain_http
         self._patient = options
         self._fetched_bytes = 0
-        self._repository: Repository | None = None
+        self._repository: RepositoryReader | None = None
+        self._helped: HelpedRepository | None = None
         self._offline = False
         self._published = True  # until the registry says otherwise
         # a digest may be an index's, of which only this machine's image is kept
@@ -123,17 +129,27 @@ class Resolver:
                 stall_s=min(options.stall_s, HURRIED_S),
                 retry_s=min(options.retry_s, HURRIED_S),
             )
+        if helper is not None:
+            from bootseer.imageprefetch.helped_repository import HelpedRepository
 
-    @property
-    def repository(self) -> Repository:
-        """Where the image is; opened at its first use."""
+            self._repository = self._helped = HelpedRepository(helper, self._open_repository)
+
+    def _open_repository(self) -> Repository:
         from bootseer.storage.oci.registry import open_repository
 
+        return open_repository(self._ref, self._options, plain_http=self._plain_http)[0]
+
+    @property
+    def repository(self) -> RepositoryReader:
+        """Where the image is; opened at its first use."""
         if self._repository is None:
-            self._repository = open_repository(
-                self._ref, self._options, plain_http=self._plain_http
-            )[0]
+            self._repository = self._open_repository()
         return self._repository
+
+    def dismiss_helper(self) -> None:
+        """Nothing more is asked of the helper, if there is one; what it streams goes on."""
+        if self._helped is not None:
+            self._helped.dismiss()
 
     def digest(self) -> str:
         """What the name stands for, for this machine. Raises as `Repository.image`.

@@ -15,9 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -28,10 +26,9 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.imageprefetch.podmanwords import names_network
+from bootseer.imageprefetch.podmanwords import EVENTS_INSIDE, names_network
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-EVENTS_INSIDE = "/.bootseer-events"  # in the root, where no link of the image can stand in the way
 GRACE_S = 10.0
 _POLL_S = 0.05
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
@@ -173,13 +170,15 @@ def run(command: Command, runner: str, until: Callable[[], bool] | None = None) 
     """
     if runner == "podman":
         return _by_podman(command, until)
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="bootseer-root-") as work:
         pid = _in_chroot(command, work)
         return _await(pid, until, lambda: os.kill(pid, signal.SIGKILL))
 
 
 def _by_podman(command: Command, until: Callable[[], bool] | None) -> int:
-    name = f"bootseer-{uuid.uuid4().hex[:12]}"
+    name = f"bootseer-{os.urandom(6).hex()}"
 
     def kill() -> None:
         # Killing podman itself would leave the container behind, on a tree that is in use then.

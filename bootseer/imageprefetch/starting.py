@@ -11,6 +11,7 @@ from bootseer.blocks.recorder import WINDOW_S
 from bootseer.blocks.trace import Trace
 from bootseer.config import default_cache, default_runtime
 from bootseer.errors import UsageError
+from bootseer.imageprefetch import image_config as image_config_file
 from bootseer.imageprefetch import mounting, running, trees
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
@@ -19,8 +20,6 @@ from bootseer.imageprefetch.recording import FirstStepWatch
 from bootseer.imageprefetch.running import Command, ImageConfig, choose_runner
 from bootseer.imageprefetch.traces import TraceStore, check_workload
 from bootseer.storage.options import DEFAULTS, StoreOptions
-
-CONFIG_LIMIT_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,5 +141,5 @@ def image_config(settings: RecordSettings) -> ImageConfig:
     with repository:
         _, manifest = repository.image(reference.version)
         return running.parse_config(
-            repository.blob(manifest.config, limit_bytes=CONFIG_LIMIT_BYTES)
+            repository.blob(manifest.config, limit_bytes=image_config_file.LIMIT_BYTES)
         )

@@ -9,42 +9,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
-import signal
-import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from typing import NoReturn
 
 from bootseer.errors import BootseerError, BusyError, from_os_error
 from bootseer.fuse.mounts import unmount
 from bootseer.imageprefetch import mounting
+from bootseer.imageprefetch.interrupts import ending
+
+__all__ = ["directory", "ending", "unmounting"]
 
 _FOLDER, _TREE = "containers", "tree"
 _UNMOUNT_S = 10.0
-
-
-@contextlib.contextmanager
-def ending() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an interrupt does: what it began is taken back.
-
-    Outside the main thread they do what they did.
-    """
-
-    def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    old = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish
-                old[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -59,7 +35,8 @@ def directory(runtime: str) -> Iterator[str]:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             with _locked(folder, fcntl.LOCK_EX):
                 _sweep(folder)
-                above = tempfile.mkdtemp(dir=folder)
+                above = os.path.join(folder, os.urandom(8).hex())
+                os.mkdir(above, mode=0o700)
                 stack.enter_context(_locked(above, fcntl.LOCK_EX))
             tree = os.path.join(above, _TREE)
             os.mkdir(tree)
@@ -116,6 +93,8 @@ def _remove(above: str) -> None:
         pass
     except OSError:
         return
+    import shutil  # milliseconds, which a start shall not wait for
+
     shutil.rmtree(above, ignore_errors=True)
 
 

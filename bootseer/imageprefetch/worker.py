@@ -21,6 +21,8 @@ from bootseer.imageprefetch.resolving import Opened, Resolver
 from bootseer.imageprefetch.telling import MOUNT, Story
 
 if TYPE_CHECKING:
+    from _socket import socket
+
     from bootseer.blockimage.complete import CompleteImage
     from bootseer.blockimage.erofsmount import Erofs
     from bootseer.blockimage.opened import BlockImage
@@ -38,8 +40,10 @@ class Worker:
         state: runtime.State,
         tell: Tell,
         say: Callable[[str], None],
+        helper: socket | None = None,
     ) -> None:
         self._settings, self._state, self._tell, self._say = settings, state, tell, say
+        self._helper = helper
         self._story = Story(settings.ref, settings.workload, say)
         self._server: ImageServer | None = None
         self._complete: CompleteImage | None = None  # instead of a server
@@ -93,12 +97,19 @@ class Worker:
             plain_http=settings.plain_http,
             scratch=self._state.folder,
             note=self._story.note,
+            helper=self._helper,
         )
 
     def _bring_up(self) -> None:
-        settings, state = self._settings, self._state
         self._story.begin(MOUNT)
         resolver = self._resolver()
+        try:
+            self._mount_resolved(resolver)
+        finally:
+            resolver.dismiss_helper()
+
+    def _mount_resolved(self, resolver: Resolver) -> None:
+        settings, state = self._settings, self._state
         digest = resolver.digest()
         with runtime.bringing_up(settings.runtime, digest):
             other = self._other(digest) if settings.share else None
@@ -106,6 +117,7 @@ class Worker:
                 self._share(digest, other)
                 return
             opened = self._opened = resolver.open(digest)
+            resolver.dismiss_helper()
             os.symlink(opened.image.meta_path, state.meta)
             image = dataclasses.replace(opened.image, meta_path=state.meta)
             mounted = self._mount(digest, dataclasses.replace(opened, image=image))
@@ -234,7 +246,7 @@ class Worker:
         return server
 
     def _serve_settings(self, digest: str) -> ServeSettings:
-        from bootseer.blockimage.fill import FillSettings
+        from bootseer.blockimage.fill_settings import FillSettings
         from bootseer.blockimage.serving import ServeSettings
         from bootseer.blocks.settings import DEFAULTS as FETCH
 

@@ -35,6 +35,7 @@ __all__ = [
     "Progress",
     "Reference",
     "Repository",
+    "RepositoryReader",
     "digest_of",
     "index_bytes",
     "manifest_bytes",
@@ -82,23 +83,16 @@ class BlobStream(Protocol):
     ) -> None: ...
 
 
-class Repository(Protocol):
-    """One repository; any number of threads may use it. A context manager.
+class RepositoryReader(Protocol):
+    """What is read of a repository; any number of threads may use it. A context manager.
 
     Raises NotFoundError, AccessDeniedError, StoreUnavailableError, CorruptDataError and
     NotSupportedError as stores do.
     """
 
     @property
-    def reference(self) -> Reference:
-        """Where this is: a reference without tag and digest."""
-
-    @property
     def store(self) -> Store:
         """Its blobs, named by digest; read-only."""
-
-    def resolve(self, version: str) -> Descriptor:
-        """The manifest or index that a tag or digest names; its bytes are then at hand."""
 
     def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
         """A manifest or index by its descriptor or digest."""
@@ -117,6 +111,29 @@ class Repository(Protocol):
 
     def referrers(self, digest: str, artifact_type: str = "") -> list[Descriptor]:
         """Manifests whose subject is `digest`, of one artifact type or of all."""
+
+    def close(self) -> None:
+        """Close idle connections; twice is safe."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class Repository(RepositoryReader, Protocol):
+    """One repository, also to be written."""
+
+    @property
+    def reference(self) -> Reference:
+        """Where this is: a reference without tag and digest."""
+
+    def resolve(self, version: str) -> Descriptor:
+        """The manifest or index that a tag or digest names; its bytes are then at hand."""
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository holds a blob."""
@@ -148,18 +165,6 @@ class Repository(Protocol):
 
     def tags(self) -> list[str]:
         """All tags, sorted."""
-
-    def close(self) -> None:
-        """Close idle connections; twice is safe."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
 
 
 def open_repository(

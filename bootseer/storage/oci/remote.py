@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from bootseer.contexts import Closing
@@ -38,7 +39,6 @@ from bootseer.storage.oci.manifest import (
     parse_object,
 )
 from bootseer.storage.oci.platforms import choose_platform, this_platform
-from bootseer.storage.oci.push import Source, Uploader
 from bootseer.storage.oci.reference import DIGEST, Reference, check_digest, check_version
 from bootseer.storage.oci.referrers import (
     changed_without,
@@ -53,6 +53,9 @@ from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import CHANCE, retrying
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.push import Uploader
 
 KNOWN_MANIFESTS = 64
 MOST_PAGES = 1000
@@ -81,7 +84,7 @@ class RegistryRepository(Closing):
         self._reference = Reference(reference.host, reference.repository)
         self._client = Client(self._reference, options, plain_http=plain_http, push=push)
         self._blobs = BlobStore(self._client)
-        self._uploads = Uploader(self._client)
+        self._uploader: Uploader | None = None
         self._retry_s = options.retry_s
         self._lock = threading.Lock()
         self._known: dict[str, tuple[bytes, str]] = {}
@@ -95,6 +98,14 @@ class RegistryRepository(Closing):
     @property
     def reference(self) -> Reference:
         return self._reference
+
+    @property
+    def _uploads(self) -> Uploader:
+        from bootseer.storage.oci.push import Uploader  # who only reads shall not wait for it
+
+        if self._uploader is None:
+            self._uploader = Uploader(self._client)
+        return self._uploader
 
     @property
     def store(self) -> Store:
@@ -176,6 +187,8 @@ class RegistryRepository(Closing):
         mount_from: str = "",
         progress: Progress | None = None,
     ) -> bool:
+        from bootseer.storage.oci.push import Source
+
         return self._uploads.push(Source(source, digest, size_bytes), mount_from, progress)
 
     def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:

@@ -1,0 +1,27 @@
+"""How an image is filled, and what is read meanwhile; needed long before the fill itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillSettings:
+    """`rate_bytes_s` bounds the fill (0 = as fast as it can).
+
+    It waits until nobody has read for `quiet_s`, or for `start_quiet_s` while a start may still be
+    under way. `lock` is a file by which one server of a node fills at a time ("": none).
+    """
+
+    rate_bytes_s: int = 0
+    quiet_s: float = 2.0
+    start_quiet_s: float = 5.0
+    lock: str = ""
+
+
+class Activity(NamedTuple):
+    """Reads so far, programs' own and replay's; how many programs wait for their bytes now."""
+
+    reads: int
+    waiting: int

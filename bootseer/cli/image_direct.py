@@ -1,0 +1,166 @@
+"""`image mount` and `image run` themselves; click reads their words only where it has to.
+
+On a node without an agent all that is imported here delays a job, so everything is imported late.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bootseer.cli import agent_client, image_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable
+    from typing import Any
+
+    from bootseer.imageprefetch.mounting import Mounted, MountSettings
+    from bootseer.storage.options import StoreOptions
+
+_LAYOUT = "oci-layout:"
+
+
+def command(args: list[str]) -> int | None:
+    """Run `image mount ...` or `image run ...`; None where click is to read the words."""
+    if args[1] == "mount":
+        given = image_words.mount_words(args[2:], os.environ)
+        return None if given is None else _guarded(lambda: mount(given))
+    read = image_words.run_words(args[2:], os.environ)
+    return None if read is None else _guarded(lambda: run(*read))
+
+
+def _guarded(body: Callable[[], int]) -> int:
+    """As `root.main` has it: errors are one line and an exit code."""
+    from bootseer.errors import BootseerError
+
+    try:
+        code = body()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            sys.stderr.write("\n")
+        return agent_client.INTERRUPTED
+    except (BootseerError, OSError) as error:
+        from bootseer.cli import failures
+
+        return failures.report(error)
+
+
+def mount(given: dict[str, Any]) -> int:
+    """`image mount`: `given` are fields of `MountSettings`, and `as_json`."""
+    helper = _helper(given, given["directory"])
+    from bootseer.cli import image_outcome
+    from bootseer.imageprefetch import mounting
+    from bootseer.imageprefetch.interrupts import ending
+
+    as_json = given.pop("as_json")
+    image_outcome.write_events_to(given.get("events_dir", ""))
+    with ending():
+        made = mounting.mount(mounting.MountSettings(**given), helper)
+    if as_json:
+        image_outcome.print_json(made)
+    else:
+        image_outcome.tell(made)
+    return 0
+
+
+def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]) -> int:
+    """`image run`: `given` are fields of `MountSettings`; podman's options, a command."""
+    helper = None
+    if not agent_client.stands_by(given.get("runtime", "")):
+        helper = _helper(given, None, hurried=True)
+    from bootseer.cli import image_outcome
+    from bootseer.imageprefetch import lazyrun
+    from bootseer.imageprefetch.mounting import MountSettings
+
+    image_outcome.write_events_to(given.get("events_dir", ""))
+    settings = lazyrun.RunSettings(
+        mount=MountSettings(directory="", options=_hurried(), **given),
+        options=options,
+        words=words,
+    )
+    try:
+        return lazyrun.run(
+            settings, image_outcome.tell_way, lambda wanted: _mounted(wanted, helper)
+        )
+    finally:
+        if helper is not None:  # where it was not mounted at all
+            helper.close()
+
+
+def _mounted(settings: MountSettings, helper: socket | None) -> Mounted:
+    """Have the node's agent mount, which has all imported that it takes; else do it here."""
+    from bootseer.imageprefetch import lazyrun, mounting
+
+    if helper is None:
+        made = _mounted_by_agent(settings)
+        if made is not None:
+            return made
+    return mounting.mount(settings, helper, lazyrun.import_the_rest)
+
+
+def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
+    """What the agent mounted; None where there is none."""
+    import json
+
+    from bootseer.errors import StoreUnavailableError
+    from bootseer.fuse import background
+    from bootseer.imageprefetch import mounting
+
+    place = ["--runtime", settings.runtime] if settings.runtime else []
+    readable, writable = os.pipe()
+    with open(readable, "rb") as told:
+        try:
+            asked = [*agent_client.MOUNTING, mounting.encoded(settings), *place]
+            code = agent_client.ask(asked, output=writable)
+        finally:
+            os.close(writable)
+        if code is None:
+            return None
+        line = told.readline()
+    if not line:
+        raise StoreUnavailableError("the agent ended while it mounted; start it again")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise background.unpacked(answer)
+    return mounting.Mounted(**{**answer, "notes": tuple(answer["notes"])})
+
+
+def _helper(
+    given: dict[str, Any], directory: str | None, *, hurried: bool = False
+) -> socket | None:
+    """A process that asks the registry from now on; None where mounting has no chance."""
+    if given["ref"].startswith(_LAYOUT) or not image_words.may_mount(directory):
+        return None
+    from bootseer.imageprefetch import registry_helper
+
+    return registry_helper.start(
+        given["ref"],
+        workload=given.get("workload", ""),
+        plain_http=given["plain_http"],
+        options=_hurried if hurried else _usual,
+        keep_config_in=_cache(given) if hurried else None,
+    )
+
+
+def _cache(given: dict[str, Any]) -> str:
+    from bootseer.config_paths import default_cache
+
+    return os.path.abspath(given.get("cache") or default_cache())
+
+
+def _usual() -> StoreOptions:
+    from bootseer.storage.options import DEFAULTS
+
+    return DEFAULTS
+
+
+def _hurried() -> StoreOptions:
+    """Podman's own pull waits for nobody: what fails for longer is pulled plainly."""
+    from bootseer.storage.options import StoreOptions
+
+    return StoreOptions(retry_s=5.0, stall_s=5.0)

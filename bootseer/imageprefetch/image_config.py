@@ -1,0 +1,39 @@
+"""How an image wants its programs to be run: its config, as the registry has it, kept here."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from bootseer.errors import BootseerError
+
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.localstore import LocalStore
+    from bootseer.storage.oci.manifest import Descriptor, Manifest
+    from bootseer.storage.oci.registry import RepositoryReader
+
+KIND = "config"
+"""The kind of file, as `LocalStore` has kinds, of an image's manifest and config."""
+LIMIT_BYTES = 8 << 20
+
+
+def kept(digest: str, local: LocalStore) -> bytes | None:
+    """The config of the image with this digest, if this node keeps it."""
+    from bootseer.storage.oci.manifest import Manifest, parse_manifest
+
+    raw = local.has(digest, KIND, digest)
+    manifest = parse_manifest(raw) if raw is not None else None
+    if not isinstance(manifest, Manifest):
+        return None
+    return local.has(digest, KIND, manifest.config.digest)
+
+
+def fetch_and_keep(
+    repository: RepositoryReader, image: Descriptor, manifest: Manifest, local: LocalStore
+) -> bytes:
+    """The config of an image by its manifest, checked. Raises what the repository raises."""
+    raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)
+    with contextlib.suppress(BootseerError):  # a full disk: it is fetched again next time
+        local.keep(image.digest, KIND, manifest.config.digest, raw)
+        local.keep(image.digest, KIND, image.digest, manifest.raw)
+    return raw

@@ -1,0 +1,281 @@
+"""The process that asks the registry for a mount: with it, without it, or with half of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from _socket import socket, socketpair
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+
+from bootseer.errors import BootseerError
+from bootseer.imageprefetch import helped_repository, registry_helper
+from bootseer.imageprefetch.helped_repository import HelpedRepository
+from bootseer.imageprefetch.traces import TraceStore
+from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.options import DEFAULTS
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
+
+FILES = some_files()
+HOT = sorted(FILES)[:12]
+
+
+@pytest.fixture(scope="module")
+def image(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    ref = registry.reference("helper/plain", "1")
+    return publish(ref, FILES, tmp_path_factory.mktemp("image"), hot={"": HOT})
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with mounts_below(tmp_path) as made:
+        yield made
+
+
+def helper_for(image: Published) -> socket:
+    return registry_helper.start(image.ref, workload="", plain_http=None, options=lambda: DEFAULTS)
+
+
+def all_of(repository: Any, version: str) -> tuple[Any, ...]:
+    """What a mount asks, in its order."""
+    described, manifest = repository.image(version)
+    listed = repository.referrers(described.digest)
+    found = {one.artifact_type: repository.manifest(one) for one in listed}
+    (hot,) = (made for kind, made in found.items() if "hotset" in kind)
+    with repository.stream(hot.layers[0].digest, verify=False) as stream:
+        data = stream.read()
+    return described, manifest, listed, sorted(found.items()), data
+
+
+@contextlib.contextmanager
+def counting(image: Published) -> Iterator[tuple[list[int], Any]]:
+    """Opens the repository itself, and tells how often that was asked for."""
+    asked: list[int] = []
+
+    def opened() -> Any:
+        asked.append(1)
+        return open_repository(image.ref)[0]
+
+    yield asked, opened
+
+
+def test_a_helper_answers_all_that_a_mount_asks(image: Published) -> None:
+    with open_repository(image.ref)[0] as plain:
+        expected = all_of(plain, "1")
+    with counting(image) as (asked, opened), HelpedRepository(helper_for(image), opened) as helped:
+        assert all_of(helped, "1") == expected
+        assert not asked
+        assert helped.blob(expected[1].config, limit_bytes=4096)
+        assert asked == [1]  # what the helper does not know
+
+
+class Cut:
+    """Fault injection: passes the helper's bytes on until so many, then ends the link."""
+
+    def __init__(self, link: socket, after_bytes: int) -> None:
+        self.ours, self._theirs = socketpair()
+        self._link, self._left = link, after_bytes
+        self.struck = False
+        self._threads = [
+            threading.Thread(target=body, daemon=True) for body in (self._down, self._up)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _down(self) -> None:
+        while data := self._link.recv(4096):
+            self._theirs.sendall(data[: self._left])
+            self._left -= len(data)
+            if self._left <= 0:
+                self.struck = True
+                break
+        registry_helper.shut(self._theirs)
+        registry_helper.shut(self._link)
+
+    def _up(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._theirs.recv(4096):
+                self._link.sendall(data)
+        registry_helper.shut(self._link)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._link.close()
+        self._theirs.close()
+
+
+@pytest.mark.parametrize("after_bytes", [1, 3, 30, 700, 1500, 2500, 100_000, 1_000_000])
+def test_what_a_helper_leaves_out_is_asked_of_the_registry(
+    image: Published, after_bytes: int
+) -> None:
+    with open_repository(image.ref)[0] as plain:
+        expected = all_of(plain, "1")
+    cut = Cut(helper_for(image), after_bytes)
+    with counting(image) as (asked, opened), HelpedRepository(cut.ours, opened) as helped:
+        assert all_of(helped, "1") == expected
+        assert asked == [1]
+    cut.join()
+    assert cut.struck
+
+
+def test_a_helper_that_says_nothing_is_not_waited_for(
+    image: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helped_repository, "PATIENCE_S", 0.2)
+    ours, silent = socketpair()
+    with open_repository(image.ref)[0] as plain:
+        expected = all_of(plain, "1")
+    with counting(image) as (asked, opened), HelpedRepository(ours, opened) as helped:
+        assert all_of(helped, "1") == expected
+        assert asked == [1]
+    assert silent.recv(1) == b""  # nothing was asked of it, and it was ended
+    silent.close()
+
+
+def test_a_manifest_with_other_bytes_is_refused(image: Published) -> None:
+    """Fault injection: the helper's words with one byte of a manifest changed."""
+    link, (ours, theirs) = helper_for(image), socketpair()
+    held = bytearray()
+    while b"ready" not in held:
+        held += link.recv(65536)
+    registry_helper.end(link)
+    at = held.index(b'"schemaVersion"')
+    held[at + 1] ^= 1
+    theirs.sendall(held)
+    with counting(image) as (asked, opened), HelpedRepository(ours, opened) as helped:
+        with pytest.raises(BootseerError, match="other bytes"):
+            helped.image("1")
+        assert not asked
+    theirs.close()
+
+
+def test_a_stream_that_is_cancelled_ends(image: Published) -> None:
+    with counting(image) as (_, opened), HelpedRepository(helper_for(image), opened) as helped:
+        described, _ = helped.image("1")
+        (hot,) = (o for o in helped.referrers(described.digest) if "hotset" in o.artifact_type)
+        stream = helped.stream(helped.manifest(hot).layers[0].digest, verify=False)  # type: ignore[union-attr]
+        assert stream.readinto(memoryview(bytearray(10))) == 10
+        stream.cancel()
+        with pytest.raises(BootseerError, match="cancelled"):
+            stream.read()
+        stream.close()
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose command line names a folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found
+
+
+def mounted(mounts: Mounts, image: Published, name: str) -> dict[str, Any]:
+    """What `image mount` says of a mount with a cache of its own; unmounted again."""
+    directory = mounts.folder / name
+    directory.mkdir()
+    bootseer = [sys.executable, "-m", "bootseer", "image"]
+    words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / f"{name}-cache")]
+    words += ["--no-fill", "--json"]
+    done = subprocess.run(
+        [*bootseer, "mount", *words, image.ref, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tree_of(directory) == FILES
+    mounts.umount(str(directory))
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said.pop("directory") == str(directory)
+    (place,) = (mounts.folder / f"{name}-cache/images").glob("sha256-*")
+    trace = TraceStore(place / "traces").load("")
+    assert trace is not None
+    # What was not hot had to be fetched, so all of it was noted; of the rest, what came too late.
+    assert trace.touched_bytes() >= sum(len(FILES[path]) for path in set(FILES) - set(HOT))
+    return said
+
+
+def test_a_mount_is_the_same_with_an_agent_without_one_and_with_a_dead_one(
+    mounts: Mounts, image: Published
+) -> None:
+    bare = mounted(mounts, image, "bare")
+    assert bare["hot_set"]
+    words = [sys.executable, "-m", "bootseer", "image", "agent", "--runtime", str(mounts.runtime)]
+    socket_file = mounts.runtime / "images/agent.sock"
+    with subprocess.Popen(words) as agent:
+        try:
+            while not socket_file.exists():
+                assert agent.poll() is None
+                time.sleep(0.01)
+            assert mounted(mounts, image, "agent") == bare
+        finally:
+            agent.send_signal(signal.SIGKILL)
+    assert socket_file.exists()  # nobody listens there any more
+    assert mounted(mounts, image, "dead") == bare
+    socket_file.unlink()
+    until_s = time.monotonic() + 10
+    while processes_of(mounts.folder) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not processes_of(mounts.folder)
+
+
+HEAVY = {
+    *("click", "http.client", "ssl", "socket", "email", "shutil", "tempfile", "uuid", "pathlib"),
+    *("subprocess", "logging", "tomllib", "urllib.parse", "asyncio", "argparse"),
+    *("bootseer.config", "bootseer.storage.connection", "bootseer.storage.oci.remote"),
+    *("bootseer.blocks.fetch", "bootseer.blocks.cache", "bootseer.blockimage.fill"),
+    *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.sealing"),
+}
+
+
+def test_a_bare_mount_imports_no_client_and_no_cache_before_it_is_there(
+    mounts: Mounts, image: Published
+) -> None:
+    """Each of these would delay a job; the helper imports the registry's client beside us."""
+    directory, told = mounts.folder / "m", mounts.folder / "modules"
+    directory.mkdir()
+    code = f"""
+import sys
+from bootseer.cli import main
+from bootseer.imageprefetch import registry_helper
+helper = registry_helper.start
+def start(*words, **options):
+    link = helper(*words, **options)
+    from bootseer.imageprefetch import worker
+    hand_over = worker.Worker._hand_over
+    def noted(self, *about):
+        with open({str(told)!r}, "w") as file:
+            file.write(" ".join(sys.modules))
+        hand_over(self, *about)
+    worker.Worker._hand_over = noted
+    return link
+registry_helper.start = start
+sys.exit(main.main(sys.argv[1:]))
+"""
+    words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "image", "mount", *words, image.ref, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tree_of(directory) == FILES
+    modules = set(told.read_text().split())
+    assert "bootseer.imageprefetch.helped_repository" in modules
+    assert not modules & HEAVY
+    mounts.umount(str(directory))
