@@ -77,7 +77,8 @@ def _fuse() -> tuple[Floor, ...]:
 
 def _image() -> tuple[Floor, ...]:
     bare = tuple(
-        Floor(f"{work} {link}", "s", "with agent", at_most=1.1, kinds=BOTH)
+        Floor(f"{command}{work} {link}", "s", "with agent", at_most=1.1, kinds=BOTH)
+        for command in ("", "image run ")
         for link in _IMAGE_LINKS
         for work in ("numpy+pyarrow", "torch")
     )

@@ -11,17 +11,27 @@ each start begins without any of it on disk. Figures are seconds until the progr
 `received` what came over the link until then. A container of podman's runs on a mounted tree
 under a throw-away overlay, for ours and for the disk; runc runs all of them.
 
+`ours` begins on a bare node: no process of ours runs. `with agent` has one that stands by, started
+for that side alone; the cases of `image run` are of that command, the others of `image mount` and
+`podman run`. Each side runs once uncounted before the first round, so that its programs (our
+modules, podman, containerd, the stargz snapshotter) are in the page cache for all.
+
 `limit` is the longer of: the hot set over the link, the same run on a local EROFS in memory.
 `cold local disk` is that EROFS with nothing of it in memory. `stargz optimised` has an image for
-each program, optimised by running it. Needs root; minutes to make the images at the first run.
+each program, optimised by running it. `full pull` is containerd's, which unpacks by `unpigz`.
+Needs root; minutes to make the images at the first run. A case of starts with whole pulls takes
+two minutes a round; `--sides` measures some of the sides and keeps nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -51,17 +61,22 @@ MEASURES = (
 Side = Callable[[], Start]
 TOGETHER = 8
 HOT_SETS = "hot sets"
+WITH_AGENT = "with agent"
+BY_RUN = "image run "
+RECORDING_ROUNDS = 10  # times the rounds of other cases: processor time differs by 2 % at most
+COLD = "nothing of the image on disk or in memory; each side's programs in memory"
 
 
 def names() -> list[str]:
     """All cases."""
     starts = [f"{work} {link.name}" for link in LINKS for work in WORK]
-    return [*starts, *EXTRA]
+    return [*starts, *(f"{BY_RUN}{name}" for name in starts), *EXTRA]
 
 
 def run(options: harness.Options) -> list[harness.Case]:
     """Measure all cases."""
-    return measure(options, ["numpy+pyarrow 1 Gbit/s", *EXTRA] if options.quick else names())
+    first = "numpy+pyarrow 1 Gbit/s"
+    return measure(options, [first, f"{BY_RUN}{first}", *EXTRA] if options.quick else names())
 
 
 def measure(
@@ -69,11 +84,14 @@ def measure(
     wanted: Sequence[str],
     done: Callable[[list[harness.Case]], None] | None = None,
     store: Path | None = None,
+    sides: Sequence[str] = (),
 ) -> list[harness.Case]:
     """Measure these cases; `done` gets each one's as soon as they are there.
 
-    `store` keeps our registry's content for the next run, which then publishes nothing.
+    `store` keeps our registry's content for the next run, which then publishes nothing. `sides`
+    are those to be measured of cases of starts, besides ours; none: all.
     """
+    image_ours.compile_modules()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it would have programs compiled each time
     image = real.image("torch")
     storage, disk = image_peers.prepare(image)
@@ -89,12 +107,10 @@ def measure(
             for link in LINKS:
                 here = [name for name in wanted if _link_of(name) == link]
                 if here:
-                    with (
-                        lab(link, scratch, storage, group) as place,
-                        image_ours.agent(scratch / "run"),
-                    ):
+                    with lab(link, scratch, storage, group) as place:
                         for name in here:
-                            cases += (made := _one(place, name, sizes, disk, options))
+                            made = _one(place, name, sizes, disk, options, sides)
+                            cases += made
                             if done is not None:
                                 done(made)
     finally:
@@ -108,7 +124,8 @@ def _published(place: Lab, source: str, stored: Path) -> dict[str, int]:
     if told.exists():
         sizes: dict[str, int] = json.loads(told.read_text(encoding="utf-8"))
         return sizes
-    sizes = image_ours.publish(place, source, list(WORK), image_hotsets.publish)
+    also = functools.partial(image_hotsets.publish, other=real.image("python").source)
+    sizes = image_ours.publish(place, source, list(WORK), also)
     told.write_text(json.dumps(sizes), encoding="utf-8")
     return sizes
 
@@ -118,20 +135,42 @@ def _link_of(name: str) -> Link:
 
 
 def _one(
-    place: Lab, name: str, sizes: dict[str, int], disk: Path, options: harness.Options
+    place: Lab,
+    name: str,
+    sizes: dict[str, int],
+    disk: Path,
+    options: harness.Options,
+    wanted: Sequence[str],
 ) -> list[harness.Case]:
     if name in EXTRA:
-        return EXTRA[name](place, name, disk, options.runs)
-    work = next(work for work in WORK if name.startswith(work))
-    runs = _interleaved(name, start_sides(place, work, disk, options.quick), options.runs)
-    return _cases(name, runs, place.link, sizes[work])
+        return harness.under(_link(place), EXTRA[name](place, name, disk, options.runs))
+    work = next(work for work in WORK if name.removeprefix(BY_RUN).startswith(work))
+    by_run = name.startswith(BY_RUN)
+    sides = run_sides(place, work) if by_run else start_sides(place, work, disk, options.quick)
+    sides = {s: side for s, side in sides.items() if not wanted or s in (harness.OURS, *wanted)}
+    runs = _interleaved(name, sides, options.runs)
+    return harness.under(_link(place), _cases(name, runs, place.link, sizes[work]))
+
+
+def _link(place: Lab) -> str:
+    link = place.link
+    shape = f"link {link.mbit:g} Mbit/s, {link.rtt_ms:g} ms" if link.mbit else "link unshaped"
+    return f"{shape}; {COLD}"
+
+
+def run_sides(place: Lab, work: str) -> dict[str, Side]:
+    """What is compared in a case of `image run`."""
+    return {
+        harness.OURS: lambda: image_ours.run_start(place, work),
+        WITH_AGENT: lambda: image_ours.run_start(place, work, with_agent=True),
+    }
 
 
 def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Side]:
     """What is compared in a case of starts."""
     sides: dict[str, Side] = {
         harness.OURS: lambda: image_ours.start(place, work),
-        "without agent": lambda: image_ours.start(place, work, with_agent=False),
+        WITH_AGENT: lambda: image_ours.start(place, work, with_agent=True),
         "no hot set": lambda: image_ours.start(place, work, "--no-hot"),
         "stargz optimised": lambda: image_peers.stargz_pull(
             place, work, image_peers.optimised(work)
@@ -141,19 +180,16 @@ def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Sid
     }
     if not quick:
         sides["stargz"] = lambda: image_peers.stargz_pull(place, work, image_peers.LAZY)
-    # Most of a pull is the same for every program: slow links have it once, podman's there is once.
-    first = work == next(iter(WORK))
-    if first and not quick and place.link == LINKS[0]:
         sides["full pull podman"] = lambda: image_peers.podman_pull(place, work)
-    if first or place.link == LINKS[0]:
         sides["full pull"] = lambda: image_peers.containerd_pull(place, work)
     return sides
 
 
 def _interleaved(name: str, sides: dict[str, Side], rounds: int) -> dict[str, list[Start]]:
-    """A list of starts for each side; all rounds count, as each start is from nothing."""
+    """A list of starts for each side, after one of each that brings its programs into memory."""
     runs: dict[str, list[Start]] = {side: [] for side in sides}
-    sides[harness.OURS]()  # podman's and our own programs into memory
+    for warm in sides.values():
+        warm()
 
     def counted(side: str) -> Callable[[], float]:
         def turn() -> float:
@@ -176,8 +212,10 @@ def _cases(
 ) -> list[harness.Case]:
     seconds = {side: [r.seconds for r in starts] for side, starts in runs.items()}
     wire_s = hot_bytes * 8 / (link.mbit * 1e6) if link.mbit else 0.0
-    seconds["limit"] = [max(wire_s, warm) for warm in seconds["warm local disk"]]
-    cases = harness.cases_of(name, seconds, unit="s")
+    if "warm local disk" in seconds:
+        seconds["limit"] = [max(wire_s, warm) for warm in seconds["warm local disk"]]
+    agent = {harness.OURS: "no process of ours before", WITH_AGENT: "agent running"}
+    cases = harness.cases_of(name, seconds, unit="s", conditions=agent)
     cpu = {side: [r.cpu_s for r in starts] for side, starts in runs.items()}
     cases += harness.cases_of(f"{name} CPU", cpu, unit="CPU-s")
     far = {s: [r.received_bytes / 1e6 for r in v] for s, v in runs.items() if "local" not in s}
@@ -191,13 +229,19 @@ Extra = Callable[[Lab, str, Path, int], list[harness.Case]]
 
 
 def recording(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
-    """What recording adds to a start."""
+    """What recording adds to a start, by processor time: enough rounds to tell 2 %."""
     work = "numpy+pyarrow"
     sides: dict[str, Side] = {
         harness.OURS: lambda: image_ours.start(place, work),
         "without recording": lambda: image_ours.start(place, work, "--no-record"),
     }
-    return _plain_cases(name, _interleaved(name, sides, 3 * rounds))
+    runs = _interleaved(name, sides, RECORDING_ROUNDS * rounds)
+    cpu = {side: [start.cpu_s for start in starts] for side, starts in runs.items()}
+    each = [ours / peer for ours, peer in zip(*cpu.values(), strict=True)]
+    half = 1.96 * statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.inf
+    mean = f"mean ratio {statistics.mean(each):.3f} ± {half:.3f} (95 %)"
+    cases = harness.cases_of(f"{name} CPU", cpu, unit="CPU-s", conditions=mean)
+    return _plain_cases(name, runs) + cases
 
 
 def at_once(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
@@ -254,16 +298,21 @@ def main() -> int:
     parser.add_argument("case", nargs="+", choices=names())
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--store", type=Path, help="a folder to keep what is published in")
+    parser.add_argument("--sides", default="", help="these besides ours, by commas; kept nowhere")
     parser.add_argument("--quick", action="store_true", help="fewer peers; results apart")
     arguments = parser.parse_args()
     with _noted():
         options = harness.Options(arguments.quick, arguments.runs)
         command = harness.command_line("image", sys.argv[1:])
 
+        sides = [side for side in arguments.sides.split(",") if side]
+
         def done(cases: list[harness.Case]) -> None:
+            if sides:
+                return
             harness.keep("image", cases, names=names(), command=command, quick=options.quick)
 
-        cases = measure(options, arguments.case, done, arguments.store)
+        cases = measure(options, arguments.case, done, arguments.store, sides)
     print(harness.table(cases))
     return 0
 

@@ -8,17 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import harness, image_ours
+from bench.image_lab import WORK as WORKS
 from bench.image_lab import Lab, Start
+from bench.image_peers import REPOSITORY
 from bootseer.blocks.trace import Touched, Trace
 from bootseer.imageprefetch.traces import TraceStore
 
 WORK, OTHER = "numpy+pyarrow", "torch"
 PAGE_BYTES, RUN_PAGES = 4096, 16
-KINDS = ("empty", "random", "of another program", "of everything")
+KINDS = ("empty", "random", "of another program", "of another image", "of everything")
+OTHER_TAG, CARRIED = "other", "another-image"
 
 
-def publish(lab: Lab, cache: Path) -> None:
-    """Build and push the crafted hot sets; `cache` holds the recording of `WORK`."""
+def publish(lab: Lab, cache: Path, other: str) -> None:
+    """Build and push the crafted hot sets; `cache` holds the recording of `WORK`.
+
+    `other` is the source of another stock image that runs `WORK`: what its start reads is carried
+    over to this one, file by file.
+    """
     (path,) = cache.glob(f"images/*/traces/{image_ours.workload(WORK)}.trace")
     store = TraceStore(path.parent)
     recorded = store.load(image_ours.workload(WORK))
@@ -28,6 +35,14 @@ def publish(lab: Lab, cache: Path) -> None:
         store.add(replace(made(recorded), workload=name))
         words = ["--plain-http", "--cache", str(cache), "--workload", name, "--push"]
         image_ours.call(lab, "hotset", "build", *words, image_ours.image(lab))
+    lab.ours.push(other, REPOSITORY, OTHER_TAG)
+    ref = lab.ours.reference(REPOSITORY, OTHER_TAG)
+    words = ["--plain-http", "--cache", str(cache)]
+    image_ours.call(lab, "build", *words, ref)
+    words += ["--workload", CARRIED]
+    program = ["python3", "-c", WORKS[WORK]]
+    image_ours.call(lab, "record", *words, "--push", ref, "--", *program)
+    image_ours.call(lab, "hotset", "build", *words, "--from", ref, "--push", image_ours.image(lab))
 
 
 def _empty(trace: Trace) -> Trace:
@@ -55,6 +70,7 @@ def cases(
         "empty": "empty",
         "random": "random",
         "of another program": image_ours.workload(OTHER),
+        "of another image": CARRIED,
         "of everything": "everything",
     }
     sides: dict[str, Callable[[], Start]] = {

@@ -1,9 +1,10 @@
 """Our side of `bench.image`, by the commands that a user has.
 
-A start is `bootseer image mount` and a container of podman's on the mounted tree. Each starts
-from an empty cache folder, with a server of its own; the page cache holds nothing of the image,
-for a mount that has ended takes its pages with it. `bootseer image agent` runs all the while, as
-containerd and the stargz snapshotter do for theirs; `without agent` is the side that has none.
+A start is `bootseer image mount` and a container of podman's on the mounted tree, or `bootseer
+image run`, which does both. Each starts from an empty cache folder, with a server of its own; the
+page cache holds nothing of the image, for a mount that has ended takes its pages with it, and our
+own modules. No process of ours runs before a start, unless it is one `with_agent`: that agent is
+started for it, before the clock is, and ends with it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ def publish(
 @contextlib.contextmanager
 def agent(runtime: Path) -> Iterator[None]:
     """The node's resident program, for mounts with this runtime folder."""
-    compileall.compile_dir(Path(bootseer.__file__).parent, quiet=1)  # as installing it does
     words = [*BOOTSEER, "agent", "--runtime", str(runtime)]
     process = subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *words],
@@ -83,17 +83,37 @@ def agent(runtime: Path) -> Iterator[None]:
         process.wait()
 
 
+def compile_modules() -> None:
+    """Compile our own modules, as installing them does."""
+    compileall.compile_dir(Path(bootseer.__file__).parent, quiet=1)
+
+
 def start(
-    lab: Lab, work: str, *options: str, name: str | None = None, with_agent: bool = True
+    lab: Lab, work: str, *options: str, name: str | None = None, with_agent: bool = False
 ) -> Start:
     """From nothing local to the first work; `name` is the workload whose hot set is used."""
     with lab.folder("o") as folder, contextlib.ExitStack() as stack:
-        runtime = lab.scratch / "run" if with_agent else folder / "run"
+        runtime = folder / "run"
+        if with_agent:
+            stack.enter_context(agent(runtime))
         tree = stack.enter_context(unmounted(folder / "m", runtime))
         options = ("--runtime", str(runtime), *options)
         mount = mount_command(lab, folder, workload(work) if name is None else name, *options)
         environment = lab.podman.environment
         return measured(lab, mount, rootfs_command(lab, tree, work), environment=environment)
+
+
+def run_start(lab: Lab, work: str, *options: str, with_agent: bool = False) -> Start:
+    """The same by one command, `image run`."""
+    with lab.folder("o") as folder, contextlib.ExitStack() as stack:
+        runtime = folder / "run"
+        if with_agent:
+            stack.enter_context(agent(runtime))
+        words = ["run", "--plain-http", "--workload", workload(work), "--cache", f"{folder}/cache"]
+        words += ["--runtime", str(runtime), *options, image(lab)]
+        words += ["--cgroup-parent", f"/{lab.group}"]
+        command = [*BOOTSEER, *words, "--", "python3", "-c", WORK[work]]
+        return measured(lab, command, environment=lab.podman.environment)
 
 
 def mount_command(lab: Lab, folder: Path, name: str, *options: str) -> list[str]:
@@ -129,7 +149,7 @@ def together(
     `distinct` is told the stored bytes of the different blocks, and of the pack, that they took.
     """
     with lab.folder("o") as folder, contextlib.ExitStack() as stack:
-        commands, runtime = [], lab.scratch / "run"
+        commands, runtime = [], folder / "run"
         for number in range(count):
             words = ("--no-fill", "--runtime", str(runtime))
             mount = mount_command(lab, folder, workload(work), *words)

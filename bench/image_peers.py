@@ -49,7 +49,9 @@ def podman_pull(lab: Lab, work: str) -> Start:
 
 
 def containerd_pull(lab: Lab, work: str) -> Start:
-    """`ctr images pull`, `ctr run` with nothing local."""
+    """`ctr images pull`, `ctr run` with nothing local; layers are unpacked by `unpigz`."""
+    if not shutil.which("unpigz"):
+        raise RuntimeError("containerd unpacks twice as slowly without unpigz: install pigz")
     image = lab.peers.reference(REPOSITORY, STOCK)
     with lab.folder("c") as folder, Containerd(folder) as server:
         pull = server.command("images", "pull", "--plain-http", image)

@@ -46,7 +46,7 @@ def steady(place: Lab, name: str, disk: Path, rounds: int) -> list[harness.Case]
 @contextlib.contextmanager
 def complete(place: Lab, folder: Path) -> Iterator[Path]:
     """Our mount once all of the image is on this node, and known to be: the second one."""
-    runtime = place.scratch / "run"
+    runtime = folder / "run"
     mount = image_ours.mount_command(
         place, folder, "", "--no-record", "--json", "--runtime", str(runtime)
     )

@@ -5,6 +5,7 @@ image_bench_worker.py SCRATCH
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -23,13 +24,13 @@ WORK = "numpy+pyarrow"
 SCRIPT = b"#!/bin/sh\ncat /usr/lib/large >/dev/null\necho first work\n"
 
 
-def tiny(folder: Path) -> str:
+def tiny(folder: Path, size_bytes: int = 3 << 20) -> str:
     """An image whose python3 is a shell script that reads one file; returns its source."""
     members = [directory(name) for name in ("bin", "usr", "usr/bin", "usr/lib")]
     members += [file("bin/busybox", Path("/bin/busybox"), mode=0o755)]
     members += [symlink(f"bin/{name}", "busybox") for name in ("sh", "cat", "echo")]
     members += [file("usr/bin/python3", SCRIPT, mode=0o755)]
-    members += [file("usr/lib/large", Repeated(bytes(range(251)), 3 << 20))]
+    members += [file("usr/lib/large", Repeated(bytes(range(251)), size_bytes))]
     return write_layout(folder, Image([members])).source
 
 
@@ -58,25 +59,30 @@ def main() -> None:
     storage, disk = peers(scratch, source)
     link = Link("test", 400, 2)
     with own_group() as group, own_network(), lab(link, scratch, storage, group) as place:
-        sizes = image_ours.publish(place, source, [WORK], image_hotsets.publish)
+        other = tiny(scratch / "other", 4 << 20)
+        also = functools.partial(image_hotsets.publish, other=other)
+        sizes = image_ours.publish(place, source, [WORK], also)
         (scratch / "shown").mkdir()
         (scratch / "shown/line").write_text("first work\n")
         shown = image_files_lazy.Lazy(place, scratch / "shown", scratch / "shown")
-        with image_ours.agent(scratch / "run"):
-            starts = {
-                "ours": image_ours.start(place, WORK),
-                "without agent": image_ours.start(place, WORK, with_agent=False),
-                "no hot set": image_ours.start(place, WORK, "--no-hot", "--no-fill"),
-                "random": image_ours.start(place, WORK, name="random"),
-                "three": image_ours.together(place, WORK, 3),
-                "podman": image_peers.podman_pull(place, WORK),
-                "containerd": image_peers.containerd_pull(place, WORK),
-                "stargz": image_peers.stargz_pull(place, WORK, image_peers.LAZY),
-                "shown": shown.start("/bin/sh", "-c", "cat /shared/line"),
-                "cold": image_peers.cold_disk(place, WORK, disk),
-                "warm": image_peers.warm_disk(place, WORK, disk),
-            }
-            steady = image_steady.steady(place, "steady", disk, 1)
+        image_ours.compile_modules()
+        starts = {
+            "ours": image_ours.start(place, WORK),
+            "with agent": image_ours.start(place, WORK, with_agent=True),
+            "run": image_ours.run_start(place, WORK),
+            "run with agent": image_ours.run_start(place, WORK, with_agent=True),
+            "carried": image_ours.start(place, WORK, name=image_hotsets.CARRIED),
+            "no hot set": image_ours.start(place, WORK, "--no-hot", "--no-fill"),
+            "random": image_ours.start(place, WORK, name="random"),
+            "three": image_ours.together(place, WORK, 3),
+            "podman": image_peers.podman_pull(place, WORK),
+            "containerd": image_peers.containerd_pull(place, WORK),
+            "stargz": image_peers.stargz_pull(place, WORK, image_peers.LAZY),
+            "shown": shown.start("/bin/sh", "-c", "cat /shared/line"),
+            "cold": image_peers.cold_disk(place, WORK, disk),
+            "warm": image_peers.warm_disk(place, WORK, disk),
+        }
+        steady = image_steady.steady(place, "steady", disk, 1)
     received = {side: start.received_bytes for side, start in starts.items()}
     used = {side: start.cpu_s for side, start in starts.items()}
     rates = [case.values for case in steady]
