@@ -279,3 +279,39 @@ sys.exit(main.main(sys.argv[1:]))
     assert "bootseer.imageprefetch.helped_repository" in modules
     assert not modules & HEAVY
     mounts.umount(str(directory))
+
+
+def test_an_agent_has_imported_all_that_a_mount_of_its_own_needs(
+    mounts: Mounts, image: Published
+) -> None:
+    """What the agent lacks, each of its mounts would import again, and a job wait for it."""
+    directory, told = mounts.folder / "m", mounts.folder / "modules"
+    directory.mkdir()
+    code = f"""
+import sys
+from bootseer.cli import agent_server
+for name in agent_server.MODULES:
+    __import__(name)
+before = set(sys.modules)
+from bootseer.cli import image_direct
+from bootseer.imageprefetch import registry_helper, worker
+hand_over = worker.Worker._hand_over
+def noted(self, *about):
+    with open({str(told)!r}, "w") as file:
+        file.write(" ".join(["noted", *(set(sys.modules) - before)]))
+    hand_over(self, *about)
+worker.Worker._hand_over = noted
+sys.exit(image_direct.command(sys.argv[1:], helped=False))
+"""
+    words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "image", "mount", *words, image.ref, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tree_of(directory) == FILES
+    mounts.umount(str(directory))
+    later = set(told.read_text().split()) - {"noted", "bootseer.imageprefetch.registry_helper"}
+    assert not later, later

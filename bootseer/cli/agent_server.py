@@ -23,23 +23,34 @@ COMMANDS = (["image", "mount"], ["image", "umount"])
 MODULES = (
     "bootseer.cli.root",
     "bootseer.cli.image",
+    "bootseer.cli.image_direct",
     "bootseer.cli.image_mount",
+    "bootseer.cli.image_outcome",
     "bootseer.cli.image_umount",
     "bootseer.imageprefetch.mounting",
+    "bootseer.imageprefetch.completing",
+    "bootseer.imageprefetch.interrupts",
     "bootseer.imageprefetch.trees",
     "bootseer.imageprefetch.worker",
     "bootseer.imageprefetch.recording",
     "bootseer.imageprefetch.traces",
     "bootseer.fuse.handover",
+    "bootseer.blockimage.fill",
     "bootseer.blockimage.serving",
     "bootseer.blockimage.warm",
-    "bootseer.blocks.table",
+    "bootseer.blocks.cache",
+    "bootseer.blocks.fetch",
     "bootseer.blocks.recorder",
+    "bootseer.blocks.sealing",
+    "bootseer.blocks.table",
     "bootseer.storage.oci.remote",
     "bootseer.storage.oci.layout",
     # What these import when they are first used: a tenth of a mount's time.
     "bootseer.config",
+    "bootseer.profiler.resource",
+    "encodings.ascii",
     "encodings.idna",
+    "shutil",
     "tomllib",
 )
 MOST_REQUEST_BYTES = 4 << 20
@@ -199,6 +210,12 @@ def _run(link: socket.socket, namespace: str) -> int:
     _heed_hang_up(link)
     if args[:2] == MOUNTING:
         return _mount(args[2])
+    if args[:2] == ["image", "mount"]:
+        from bootseer.cli import image_direct
+
+        ended = image_direct.command(args, helped=False)
+        if ended is not None:
+            return ended
     from bootseer.cli import root
 
     return root.main(args)

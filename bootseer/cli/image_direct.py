@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 _LAYOUT = "oci-layout:"
 
 
-def command(args: list[str]) -> int | None:
-    """Run `image mount ...` or `image run ...`; None where click is to read the words."""
+def command(args: list[str], *, helped: bool = True) -> int | None:
+    """Run `image mount ...` or `image run ...`; None where click is to read the words.
+
+    A mount that is not `helped` asks the registry by itself: all is imported already.
+    """
     if args[1] == "mount":
         given = image_words.mount_words(args[2:], os.environ)
-        return None if given is None else _guarded(lambda: mount(given))
+        return None if given is None else _guarded(lambda: mount(given, helped=helped))
     read = image_words.run_words(args[2:], os.environ)
     return None if read is None else _guarded(lambda: run(*read))
 
@@ -50,9 +53,9 @@ def _guarded(body: Callable[[], int]) -> int:
         return failures.report(error)
 
 
-def mount(given: dict[str, Any]) -> int:
+def mount(given: dict[str, Any], *, helped: bool = True) -> int:
     """`image mount`: `given` are fields of `MountSettings`, and `as_json`."""
-    helper = _helper(given, given["directory"])
+    helper = _helper(given, given["directory"]) if helped else None
     from bootseer.cli import image_outcome
     from bootseer.imageprefetch import mounting
     from bootseer.imageprefetch.interrupts import ending
