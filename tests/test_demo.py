@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import types
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from wheelhouse import make_wheel
 from bootseer.errors import NoSpaceError
 from bootseer.profiler.report.model import PartUse
 from tools.demo import __main__ as demo
-from tools.demo import images, machine, options, stages, starts
+from tools.demo import checkpoints, images, machine, options, stages, starts
 from tools.podman import mounts_below
 
 pytestmark = pytest.mark.slow
@@ -84,12 +85,54 @@ def test_the_demonstration_in_miniature(
         assert not [path for path in mounts_below(Path("/tmp")) if f"bsd-{os.getpid()}" in path]
         assert not Path(f"/tmp/bsd-{os.getpid()}").exists()
     assert any("page cache stays warm" in line for line in document["emulated"])
+    assert "checkpoint store: a local directory" in document["emulated"]
     assert (chosen.out / "report.html").read_text().startswith("<!")
     assert sorted(path.name for path in chosen.out.iterdir()) == ["report.html", "report.json"]
     assert not chosen.scratch.exists()
     shown = capsys.readouterr().out
     for label in ("plain install", "snapshot not there yet", "fresh node", "second start"):
         assert label in shown
+
+
+def test_the_checkpoint_may_lie_on_a_real_hdfs(
+    chosen: options.Options,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`make demo STORE=hdfs`, in servers of its own."""
+    kept: dict[str, int] = {}
+    put_away = checkpoints.Hdfs.keep
+
+    def keep(place: checkpoints.Hdfs, file: Path) -> None:
+        put_away(place, file)
+        with urllib.request.urlopen(listing_of(place.url), timeout=60) as answer:
+            listed = json.load(answer)["FileStatuses"]["FileStatus"]
+        kept.update({entry["pathSuffix"]: entry["length"] for entry in listed})
+
+    monkeypatch.setattr(checkpoints.Hdfs, "keep", keep)
+    parsed = options.parse(["--store", "hdfs"])
+    chosen = dataclasses.replace(chosen, store=parsed.store)
+    assert demo.run(chosen, Console(stderr=True, width=200)) == 0, capsys.readouterr().err
+    assert kept[checkpoints.NAME] == 1 << 16  # the plain one, on the NameNode's own word
+    assert "striped" in kept
+    document = json.loads((chosen.out / "report.json").read_text())
+    assert {name: part["used"] for name, part in document["parts"].items()} == {
+        "image": False,
+        "deps": True,
+        "checkpoint": True,
+    }
+    assert any("HDFS" in line for line in document["emulated"])
+    for side in ("baseline", "candidate"):
+        assert document["comparison"][side]["starts"] == 3
+    shown = capsys.readouterr().out
+    assert "fresh node" in shown
+    assert not chosen.scratch.exists()
+
+
+def listing_of(striped_url: str) -> str:
+    """WebHDFS's address for the folder that holds both checkpoints."""
+    host = striped_url.removeprefix("webhdfs://").partition("/")[0]
+    return f"http://{host}/webhdfs/v1/checkpoints?op=LISTSTATUS"
 
 
 def test_where_containers_cannot_run_the_part_says_why(

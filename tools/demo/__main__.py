@@ -55,7 +55,7 @@ def run(chosen: options.Options, console: Console) -> int:
     with Lab(chosen) as lab:
         if chosen.floor is not None and not lab.images.why:
             machine.require_space(chosen.scratch.parent, images=True)
-        _set_up(lab, say)
+        _set_up(lab, parts, say)
         ready = time.monotonic()
         done, faults = _all_starts(lab, parts, say)
         result = outcome.evaluate(done, parts, faults, _emulated(chosen, cold))
@@ -79,7 +79,7 @@ class Progress:
         self._console.print(f"{took:4.0f} s  {text}", soft_wrap=True, markup=False)
 
 
-def _set_up(lab: Lab, say: Progress) -> None:
+def _set_up(lab: Lab, parts: tuple[stages.Stage, ...], say: Progress) -> None:
     """Everything that is there before a start: packages, Python, the checkpoint."""
     say("preparing: the example's packages, which a first run downloads ...")
     if lab.fetch_wheels():
@@ -98,7 +98,7 @@ def _set_up(lab: Lab, say: Progress) -> None:
         say("preparing: the job's image and its hot set in a registry ...")
         said = lab.images.publish(lab.wheels)
         say(said or f"no image: {lab.images.why}")
-    settings = [stage.settings(lab) for stage in stages.all_stages()]
+    settings = [stage.settings(lab) for stage in parts]
     (lab.options.scratch / "bootseer.toml").write_text("\n".join(settings), encoding="utf-8")
 
 
