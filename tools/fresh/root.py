@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ USER = "stranger"
 HOMES = {"root": "/root", USER: f"/home/{USER}"}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TIME_ENDED = 124
+END_S = 60.0
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _NETWORK = ("resolv.conf", "hosts", "hostname")
 
@@ -106,10 +108,16 @@ class BareRoot:
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
+            self._end_all()
             return TIME_ENDED
         finally:
             process.kill()
             process.wait()
+
+    def _end_all(self) -> None:
+        """End every process in it but the first, which a signal to -1 spares."""
+        words = ["nsenter", f"--target={self._pid}", "--mount", "--pid", "--"]
+        subprocess.run([*words, "sh", "-c", "kill -KILL -1"], check=False)
 
     def left_behind(self) -> list[str]:
         """Command lines of processes that still run in it, but for the first."""
@@ -129,8 +137,11 @@ class BareRoot:
             first.kill()  # and with it the namespace's first process, and with that all others
             first.wait()
             assert first.stdout is not None
-            first.stdout.read()  # ends when the last process that holds it has
             first.stdout.close()
+            until = time.monotonic() + END_S
+            # It ends last of all, and its mounts with it; only then may the folder go.
+            while os.path.exists(f"/proc/{self._pid}") and time.monotonic() < until:
+                time.sleep(0.05)
 
     def __exit__(
         self,
