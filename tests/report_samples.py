@@ -31,6 +31,7 @@ def start(**changes) -> m.StartSummary:
         "began_unix_s": 1_790_000_000.0,
         "duration_s": 212.4,
         "complete": True,
+        "unreached": 0,
         "nodes": 1,
         "processes": 1,
         "ranks": 1,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 from event_files import TRACE, EventFile, two_nodes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
 from bootseer.errors import NotFoundError
+from bootseer.profiler.render import html, terminal, verdicts
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load
 from bootseer.profiler.report.model import PhaseStats, Report
@@ -251,6 +258,96 @@ def test_killed_node_is_named_and_others_go_on(tmp_path: Path) -> None:
     assert phase(report, "model.init").killed == 1
     node = next(n for n in report.nodes if n.name == "c")
     assert (node.killed, node.first_step_s) == (1, None)
+
+
+def test_a_rank_that_hung_before_its_first_step_is_named(tmp_path: Path) -> None:
+    for rank in range(16):
+        file = EventFile(f"n{rank // 8}", rank).span("imports", 0, 10)
+        if rank == 13:
+            file.span("rendezvous", 10, None, wait=True)
+        elif rank == 14:
+            file.span("model.init", 10, 12)
+        else:
+            file.span("rendezvous", 10, 12, wait=True).point("first_step", 20)
+        file.write(tmp_path)
+    report = report_of(tmp_path)
+    assert (report.start.complete, report.start.unreached) == (False, 2)
+    assert [(u.node, u.rank, u.phase, u.inside) for u in report.unreached] == [
+        ("n1", 13, "rendezvous", True),
+        ("n1", 14, "model.init", False),
+    ]
+    assert [u.since_s for u in report.unreached] == [pytest.approx(10), pytest.approx(12)]
+    said = verdicts.verdict(report)
+    assert "Rank 13 on n1 and 1 other rank did not reach the first step" in said.headline
+    assert said.advice == ("rank 13 on n1, in rendezvous since 10.0s.",)
+    console = Console(width=120, record=True, file=io.StringIO())
+    terminal.render(report, console)
+    assert "rank 14 on n1: last in model.init, which ended at 12.0s" in console.export_text()
+    page = html.render(report)
+    assert "Ranks without a first step" in page
+
+
+def test_a_first_step_that_one_rank_alone_tells_of_is_every_ranks(tmp_path: Path) -> None:
+    """As where a log's line comes from rank 0 only."""
+    for rank in range(4):
+        file = EventFile("a", rank).span("imports", 0, 10)
+        if rank == 0:
+            file.point("first_step", 20)
+        file.write(tmp_path)
+    report = report_of(tmp_path)
+    assert (report.start.complete, report.unreached) == (True, ())
+
+
+def test_two_processes_of_a_node_that_wait_do_not_pass_a_barrier_twice(tmp_path: Path) -> None:
+    """As two shells do, each with `bootseer event begin rendezvous --wait`."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    EventFile("a", None).span("rendezvous", 0, 10, wait=True).write(tmp_path / "1")
+    EventFile("a", None).span("rendezvous", 9.9, 10.1, wait=True).write(tmp_path / "2")
+    EventFile("b", None).span("imports", 0, 9).span("rendezvous", 9, 10, wait=True).write(tmp_path)
+    path = report_of(tmp_path).critical_path
+    assert ("b", "imports") in [(step.node, step.phase) for step in path]
+
+
+_MOMENTS = st.integers(0, 12)
+_SPANS = st.lists(
+    st.tuples(
+        st.sampled_from(["rendezvous", "imports", "checkpoint.load", "barrier"]),
+        _MOMENTS,
+        st.one_of(st.none(), _MOMENTS),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=5,
+)
+_PROCESSES = st.lists(
+    st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 2)), _SPANS),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(processes=_PROCESSES, stepped=st.sets(st.integers(0, 4)))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_small_start_has_a_report(
+    processes: list[tuple[str, int | None, list[tuple[str, int, int | None, bool]]]],
+    stepped: set[int],
+) -> None:
+    """The critical path has neither holes nor a way back, whatever the events are."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (node, rank, spans) in enumerate(processes):
+            file = EventFile(node, rank)
+            for name, begin_s, end_s, wait in spans:
+                file.span(name, begin_s, None if end_s is None else begin_s + end_s, wait=wait)
+            if number in stepped:
+                file.point("first_step", 30)
+            place = Path(folder) / str(number)
+            place.mkdir()
+            file.write(place)
+        report = report_of(Path(folder))
+    path = report.critical_path
+    assert all(step.end_s >= step.begin_s for step in path)
+    assert all(a.end_s == pytest.approx(b.begin_s) for a, b in itertools.pairwise(path))
 
 
 def test_no_first_step_anywhere(tmp_path: Path) -> None:

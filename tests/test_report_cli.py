@@ -131,7 +131,8 @@ def test_prometheus(events: Path, tmp_path: Path) -> None:
     report(str(events), "--prometheus", str(tmp_path / "b.prom"))
     text = (tmp_path / "b.prom").read_text(encoding="utf-8")
     families = {f.name: f for f in text_string_to_metric_families(text)}
-    assert families["bootseer_start_duration_seconds"].samples[0].value == 50
+    assert families["bootseer_start_complete"].samples[0].value == 0  # node c was killed
+    assert "bootseer_start_duration_seconds" not in families
     own = {
         (s.labels["phase"], s.labels["quantile"]): s.value
         for s in families["bootseer_phase_own_seconds"].samples
@@ -139,6 +140,15 @@ def test_prometheus(events: Path, tmp_path: Path) -> None:
     assert own["compile", "0.5"] == 15
     assert all(family.documentation for family in families.values())
     assert all(f.type == "gauge" for f in families.values())
+
+
+def test_prometheus_tells_how_long_a_complete_start_took(tmp_path: Path) -> None:
+    two_nodes(tmp_path)
+    report(str(tmp_path), "--prometheus", str(tmp_path / "b.prom"))
+    text = (tmp_path / "b.prom").read_text(encoding="utf-8")
+    families = {f.name: f for f in text_string_to_metric_families(text)}
+    assert families["bootseer_start_complete"].samples[0].value == 1
+    assert families["bootseer_start_duration_seconds"].samples[0].value == 50
 
 
 def test_prometheus_escapes_labels(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from bootseer.profiler.report.model import (
     Killed,
     Report,
     StartSummary,
+    Unreached,
 )
 
 GAP = "not described"
@@ -249,6 +250,24 @@ def killed_groups(report: Report) -> tuple[KilledGroup, ...]:
         )
         for (node, phase), group in members.items()
     )
+
+
+def last_seen(rank: Unreached) -> str:
+    """Where a rank that missed its first step was last."""
+    if rank.phase is None:
+        return "it described nothing"
+    if rank.inside:
+        return f"in {rank.phase} since {seconds(rank.since_s)}"
+    return f"last in {rank.phase}, which ended at {seconds(rank.since_s)}"
+
+
+def missing_steps(start: StartSummary) -> str:
+    """Why a start is incomplete; empty for a complete one."""
+    if start.complete:
+        return ""
+    if start.unreached:
+        return f"{count(start.unreached, 'rank')} without a first step"
+    return "no first step"
 
 
 def first_files(files: Sequence[str], shown: int = 1) -> str:

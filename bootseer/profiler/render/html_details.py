@@ -145,7 +145,7 @@ def not_observed(report: Report) -> Markup:
 
 def incidents(report: Report) -> Markup:
     """Fall-backs with their reasons, errors, and phases that began and never ended."""
-    if not report.incidents and not report.killed:
+    if not report.incidents and not report.killed and not report.unreached:
         return tag("p", "None.")
     out: list[Child] = []
     ordered = sorted(report.incidents, key=lambda i: (i.status != "fallback", i.first_s))
@@ -183,6 +183,13 @@ def incidents(report: Report) -> Markup:
         )  # fmt: skip
         out.append(table("Began and never ended", columns_killed, rows_killed))
         out.append(rest(len(killed)))
+    if report.unreached:
+        rows_unreached = [
+            (str(r.rank), r.node, words.last_seen(r)) for r in report.unreached[:MAX_ROWS]
+        ]
+        columns_unreached = (("Rank", "n"), ("Node", ""), ("Last seen", "w"))
+        out.append(table("Ranks without a first step", columns_unreached, rows_unreached))
+        out.append(rest(len(report.unreached)))
     return join(out)
 
 
@@ -235,7 +242,7 @@ def starts(report: Report) -> Markup:
             drawing(
                 bar(0, s.duration_s / longest_s, "own" if s.complete else "gap", y=5, height=12)
             ),
-            words.seconds(s.duration_s) + ("" if s.complete else ", no first step"),
+            words.seconds(s.duration_s) + ("" if s.complete else f", {words.missing_steps(s)}"),
         )
         for s in report.starts[:MAX_ROWS]
     ]

@@ -37,7 +37,7 @@ def verdict(report: Report) -> Markup:
     """The answer first: how long, along which path, what to fix."""
     start = report.start
     said = verdicts.verdict(report)
-    title = "to the first step" if start.complete else "observed, no first step reached"
+    title = "to the first step" if start.complete else f"observed, {words.missing_steps(start)}"
     advice = [
         tag("li", tag("strong", "Fix first: " if number == 0 else "Then: "), _together(line))
         for number, line in enumerate(said.advice)

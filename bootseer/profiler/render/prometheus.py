@@ -20,7 +20,12 @@ def render(report: Report) -> str:
     out = [
         _metric("start_duration_seconds", "First event to last first step", base, _whole(report)),
         _metric("start_time_seconds", "Unix time of the first event", base, _began(report)),
-        _metric("start_complete", "1 if a first step was reached", base, [({}, start.complete)]),
+        _metric(
+            "start_complete",
+            "1 if every rank reached its first step",
+            base,
+            [({}, start.complete)],
+        ),
         _metric("start_nodes", "Nodes seen", base, [({}, start.nodes)]),
         _metric("start_ranks", "Ranks seen", base, [({}, start.ranks)]),
         _metric("phase_own_seconds", "Own work per process", base, _quantiles(report)),

@@ -348,6 +348,11 @@ def _incidents(report: Report, page: Page) -> None:
             ranks = f" {number} {words.ranks(each.ranks)}" if each.ranks else ""
             page.note(f"{each.phase} on {each.node}{ranks}, from {words.seconds(each.began_s)} on")
         page.rest(MAX_ROWS, len(killed), "nodes and phases")
+    if report.unreached:
+        page.heading(f"Ranks without a first step ({len(report.unreached):,})")
+        for rank in report.unreached[:MAX_ROWS]:
+            page.note(f"rank {rank.rank} on {rank.node}: {words.last_seen(rank)}")
+        page.rest(MAX_ROWS, len(report.unreached), "ranks")
     if report.parts:
         page.heading("Parts")
         for name, part in report.parts.items():
@@ -368,7 +373,8 @@ def _starts(starts: Sequence[StartSummary], page: Page) -> None:
     page.heading(f"Starts ({len(starts):,}, newest first)")
     rows = []
     for start in starts[:MAX_ROWS]:
-        took = words.seconds(start.duration_s) + ("" if start.complete else " (no first step)")
+        why = words.missing_steps(start)
+        took = words.seconds(start.duration_s) + (f" ({why})" if why else "")
         row = (start.trace_id[:8], words.kind_word(start), words.when(start.began_unix_s))
         rows.append((*row, f"{start.nodes:,}", took))
     page.table(("trace", "kind", "began", "nodes", "time"), rows, left=3)

@@ -8,6 +8,7 @@ from bootseer.profiler.render.common import (
     GAP,
     NEGLIGIBLE_SHARE,
     count,
+    last_seen,
     long_seconds,
     scale,
     seconds,
@@ -77,9 +78,23 @@ def _headline(report: Report) -> str:
     start = report.start
     if start.complete:
         return f"The start took {long_seconds(start.duration_s)} on {scale(start)}."
+    if start.unreached:
+        return (
+            f"{_first_unreached(report)}; the others reached theirs within "
+            f"{long_seconds(start.duration_s)} on {scale(start)}."
+        )
     return (
         f"The start did not reach a first step; {long_seconds(start.duration_s)} were observed "
         f"on {scale(start)}."
+    )
+
+
+def _first_unreached(report: Report) -> str:
+    first = report.unreached[0]
+    others = report.start.unreached - 1
+    more = f" and {count(others, 'other rank')}" if others else ""
+    return (
+        f"Rank {first.rank} on {first.node}{more} did not reach the first step ({last_seen(first)})"
     )
 
 
@@ -100,6 +115,9 @@ def _advice(report: Report) -> list[str]:
     Where most of what removing a phase would save is already saved by bringing its slowest to
     the median, the slow one is the finding and not the phase.
     """
+    if report.unreached:  # how long the start would have taken is not known
+        first = report.unreached[0]
+        return [f"rank {first.rank} on {first.node}, {last_seen(first)}."]
     worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
     removal = _best(report, "removed", "phase")
     phase, node = _best(report, "median", "phase"), _best(report, "median", "node")

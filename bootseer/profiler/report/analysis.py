@@ -62,6 +62,7 @@ def prepare(start: Start) -> Prepared:
 def _summary(start: Start, lanes: Lanes) -> StartSummary:
     kind, attempt, job_uid = incidents.kind_of([s.identity for s in start.sources])
     gpus, assumed = totals.group_gpus(lanes)
+    unreached = len(incidents.unreached_ranks(lanes))
     return StartSummary(
         trace_id=start.trace_id,
         kind=_KINDS.get(kind, "unknown"),
@@ -69,7 +70,8 @@ def _summary(start: Start, lanes: Lanes) -> StartSummary:
         attempt=attempt,
         began_unix_s=lanes.zero_ns / 1e9,
         duration_s=lanes.end_s,
-        complete=lanes.complete,
+        complete=lanes.complete and not unreached,
+        unreached=unreached,
         nodes=len({lane.node for lane in lanes.lanes}),
         processes=len(start.sources),
         ranks=sum(lane.rank is not None for lane in lanes.lanes),
@@ -162,5 +164,6 @@ def _report(prepared: Prepared) -> Report:
         what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut)),
         killed=killed,
         incidents=incidents.incidents(start, shifts, lanes.zero_ns),
+        unreached=incidents.unreached_ranks(lanes),
         images=images.images(start),
     )

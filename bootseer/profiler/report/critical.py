@@ -78,6 +78,8 @@ def critical_path(
     target = END
     while target != START and target in last:
         key, stretch = last[target]
+        if target != END and key[0] >= target:  # gates are in order, so this cannot lead back
+            break
         lane = lanes.lanes[stretch.lane]
         barrier = None if target == END else stages.gates[target].name
         arrival_s = stretch.begin_s + stretch.work_s
@@ -88,7 +90,17 @@ def critical_path(
         )
         steps = part + steps
         target = key[0]
-    return tuple(_joined(steps, min(_LEAST_S, lanes.end_s / 1000)))
+    return tuple(_joined(_in_order(steps), min(_LEAST_S, lanes.end_s / 1000)))
+
+
+def _in_order(steps: Sequence[CriticalStep]) -> list[CriticalStep]:
+    """Each step from the end of the one before: a lane may wait at two barriers at a time, and
+    arrivals lie past an exit by as much as clocks differ."""
+    out: list[CriticalStep] = []
+    for step in steps:
+        begin_s = out[-1].end_s if out else step.begin_s
+        out.append(dataclasses.replace(step, begin_s=begin_s, end_s=max(begin_s, step.end_s)))
+    return out
 
 
 def _joined(steps: Sequence[CriticalStep], least_s: float) -> list[CriticalStep]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from bootseer.profiler.report.lanes import FIRST_STEP, WHOLE, Lanes
-from bootseer.profiler.report.model import Incident, Killed, Problem
+from bootseer.profiler.report.lanes import FIRST_STEP, WHOLE, Lane, Lanes
+from bootseer.profiler.report.model import Incident, Killed, Problem, Unreached
 from bootseer.profiler.report.records import Identity, Span, Start
 from bootseer.profiler.report.totals import Extras
 
@@ -28,6 +28,39 @@ def killed_phases(lanes: Lanes) -> tuple[Killed, ...]:
             rank = None if shared else lane.rank
             out.append(Killed(lane.node, rank, name, begin_s, file))
     return tuple(sorted(out, key=lambda k: (k.began_s, k.node, k.rank or 0)))
+
+
+def unreached_ranks(lanes: Lanes) -> tuple[Unreached, ...]:
+    """The ranks without a first step, where it is known that they should have one.
+
+    Some jobs tell of it on one rank alone. So a rank without one counts where more than half of
+    the ranks have one, or where it began a phase that it never ended while another rank went on
+    to its first step.
+    """
+    ranked = [lane for lane in lanes.lanes if lane.rank is not None]
+    reached = sum(lane.reached for lane in ranked)
+    most = reached > len(ranked) / 2
+    out = [
+        _last_seen(lane, lane.rank)
+        for lane in ranked
+        if lane.rank is not None and not lane.reached and reached and (most or _unended(lane))
+    ]
+    return tuple(sorted(out, key=lambda each: (each.since_s, each.rank)))
+
+
+def _unended(lane: Lane) -> list[tuple[float, str]]:
+    return [(o.begin_s, o.name) for o in lane.open if not o.shared and o.name != WHOLE]
+
+
+def _last_seen(lane: Lane, rank: int) -> Unreached:
+    unended = _unended(lane)
+    if unended:
+        since_s, phase = max(unended)
+        return Unreached(lane.node, rank, phase, True, since_s)
+    for piece in reversed(lane.pieces):
+        if piece.name is not None and piece.name != WHOLE:
+            return Unreached(lane.node, rank, piece.name, False, piece.end_s)
+    return Unreached(lane.node, rank, None, False, lane.begin_s)
 
 
 def _reason(span: Span) -> str:

@@ -9,7 +9,7 @@ belong to every rank there; a node without ranks is one lane.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -218,7 +218,7 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
                 ended = ended if ended < end_s else end_s
                 items.append(_piece(Piece, (begun, ended, span[0], span[3], shared)))
         waits += _waits(source.spans, shift_ns, end_s)
-    waits.sort(key=_arrival)
+    waits = _numbered(waits)
     pieces = tuple(_pieces(items, begin_s, end_s))
     opens = tuple(opened)
     return Lane(
@@ -226,8 +226,17 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
     )
 
 
-def _arrival(wait: Wait) -> float:
-    return wait.arrival_s
+def _numbered(waits: list[Wait]) -> list[Wait]:
+    """In order of arrival, counted anew by name: each file of a process counts its own only, and
+    a lane passes no barrier twice."""
+    waits.sort(key=lambda wait: (wait.arrival_s, wait.exit_s))
+    count: Counter[str] = Counter()
+    out = []
+    for wait in waits:
+        name = wait.key[0]
+        out.append(wait._replace(key=(name, count[name])))
+        count[name] += 1
+    return out
 
 
 def _waits(spans: Sequence[Span], shift_ns: int, end_s: float) -> list[Wait]:

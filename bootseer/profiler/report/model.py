@@ -57,7 +57,8 @@ class StartSummary:
     """One start (all events of one trace id) in a line.
 
     `began_unix_s` is the first event's wall time. `duration_s` runs from there to the last
-    rank's first step; when no rank reached one, to the last event, and `complete` is False.
+    rank's first step; when no rank reached one, to the last event. `complete` is False then, and
+    when `unreached` ranks are known to have missed it while others reached it.
     `gpus` is None when no process named its GPU count. `processes` counts event writers,
     `ranks` those that carry a rank.
     """
@@ -69,6 +70,7 @@ class StartSummary:
     began_unix_s: float
     duration_s: float
     complete: bool
+    unreached: int
     nodes: int
     processes: int
     ranks: int
@@ -276,6 +278,22 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """A rank that did not reach its first step, though others did, and where it was last.
+
+    `phase` is the innermost phase that it had begun and not ended, else the last one that it
+    ended; None: it described nothing. `inside` tells the two apart. `since_s` is when that phase
+    began, or ended, on the start's clock.
+    """
+
+    node: str
+    rank: int
+    phase: str | None
+    inside: bool
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """Errors or fall-backs of one phase for one reason, over all processes.
 
@@ -339,6 +357,7 @@ class Report:
 
     `start` is the one that all other fields describe; `starts` lists all given, newest first.
     `not_observed` are the standard phases nobody observed (not zero: unknown).
+    `unreached` are the ranks that missed their first step, longest silent first.
     `critical_path` is empty when nothing has a duration. `what_if` is sorted by time saved.
     """
 
@@ -358,6 +377,7 @@ class Report:
     what_if: tuple[WhatIf, ...]
     killed: tuple[Killed, ...]
     incidents: tuple[Incident, ...]
+    unreached: tuple[Unreached, ...] = ()
     comparison: Comparison | None = None
     images: tuple[ImageUse, ...] = ()
     parts: Mapping[str, PartUse] = field(default_factory=dict)

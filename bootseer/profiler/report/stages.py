@@ -136,7 +136,8 @@ def _cut(
             elif not wait:
                 top = chains[name][-1]
                 own[top] = own.get(top, 0.0) + end_s - begin_s
-        stretches[before, gate].append(Stretch(number, opened_s, arrival_s - opened_s, own, gap_s))
+        work_s = max(0.0, arrival_s - opened_s)  # it waited here while it waited there
+        stretches[before, gate].append(Stretch(number, opened_s, work_s, own, gap_s))
         if gate == END:
             break
         while place < len(pieces) and pieces[place][1] <= exit_s:
