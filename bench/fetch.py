@@ -2,10 +2,11 @@
 
 The store (`paced_server`) answers a request after 3 ms. Sides of `range fetch`: `one stream` (a
 single request), `raw parallel` (plain sockets, `recv_into` warm memory, no checks, as many
-connections as ours) and ours: `Fetcher.read_into` over the HTTP store, every 4 MiB block
-verified by xxh3-128; `ours, no check` leaves that out. Fresh connections each round; the
-server's file is in the page cache, and the destination is warm, in huge pages. Values are GB/s
-and the client's CPU seconds a GB, which hold what the kernel does on behalf of the client.
+connections as ours, each with one range of the same length) and ours: `Fetcher.read_into` over
+the HTTP store, every 4 MiB block verified by xxh3-128; `ours, no check` leaves that out. Fresh
+connections each round; the server's file is in the page cache, and the destination is warm, in
+huge pages. Values are GB/s and the client's CPU seconds a GB, which hold what the kernel does on
+behalf of the client.
 
 In `range fetch` both ends may use every core. They then compete, and what the kernel does for
 the store in an interrupt (the timers that pace it, its sending) is counted for whom it
@@ -20,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import queue
 import resource
 import socket
 import tempfile
@@ -48,7 +48,6 @@ MEASURES = (
 BYTES_PER_S = 150e6
 LATENCY_S = 0.003
 CONNECTIONS = 24
-RAW_RANGE_BYTES = 16 << 20  # as the HTTP store prefers
 BLOCK_BYTES = 4 << 20
 SMALL_BLOCK_BYTES = 256 << 10
 NAME = "object"
@@ -119,24 +118,23 @@ def _get(connection: socket.socket, offset: int, view: memoryview) -> None:
 
 
 def _raw(port: int, buffer: memoryview, connections: int) -> int:
-    """All of `buffer` by plain sockets, `connections` at a time."""
-    jobs: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    for offset in range(0, len(buffer), RAW_RANGE_BYTES):
-        jobs.put(offset)
-    for _ in range(connections):
-        jobs.put(None)
+    """All of `buffer` by plain sockets: one range for each connection, all of one length.
+
+    Nothing can be sooner than that, for every connection works until the end.
+    """
+    length = -(-len(buffer) // connections)
     failed: list[BaseException] = []
 
-    def work() -> None:
+    def work(offset: int) -> None:
         try:
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while (offset := jobs.get()) is not None:
-                    _get(connection, offset, buffer[offset : offset + RAW_RANGE_BYTES])
+                _get(connection, offset, buffer[offset : offset + length])
         except BaseException as error:  # raised by the caller, below
             failed.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(connections)]
+    offsets = range(0, len(buffer), length)
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in offsets]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,6 +1,6 @@
 """Carry out a start: run the parts in parallel under deadlines, fall back, become the job.
 
-Never slower, never wrong: whatever goes wrong with us, the job starts as it would without us.
+Whatever goes wrong with us, the job starts as it would without us.
 Only a failed install command or a signal keeps it from starting.
 """
 
