@@ -91,7 +91,7 @@ def _image() -> tuple[Floor, ...]:
 
 FLOORS: dict[str, tuple[Floor, ...]] = {
     "wrapper": (
-        Floor("run -- true, pip 3.11", "s", "bare interpreter", at_most=1.5),
+        Floor("run -- true", "s", "bare interpreter", at_most=1.5),
         Floor("run -- true, uv", "s", "bare interpreter", at_most=1.5),
     ),
     "fuse": _fuse(),

@@ -21,7 +21,6 @@ from bench import depsnap, events, floors, harness, revisions, wrapper
 pytestmark = pytest.mark.slow
 
 QUICK = harness.Options(quick=True, runs=1)
-BIN = Path(sys.executable).parent
 
 
 def sides(cases: list[harness.Case]) -> dict[str, set[str]]:
@@ -34,9 +33,35 @@ def sides(cases: list[harness.Case]) -> dict[str, set[str]]:
     return out
 
 
-def test_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrapper, "install", lambda folder: BIN)
-    assert sides(wrapper.run(QUICK)) == {"run -- true": {"ours", "plain exec", "bare interpreter"}}
+def test_wrapper() -> None:
+    wanted = {"ours", "python -m bootseer", "plain exec", "bare interpreter"}
+    assert sides(wrapper.run(QUICK)) == {"run -- true": wanted, "run -- true, uv": wanted}
+
+
+@pytest.mark.parametrize("editable", [False, True])
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_every_installer_writes_a_program_of_few_imports(
+    tmp_path: Path, installer: str, editable: bool
+) -> None:
+    source = wrapper.copy_source(tmp_path / "source")
+    programs = wrapper.install(installer, tmp_path / "venv", source, editable=editable)
+    program = programs / "bootseer"
+    words = [programs / "python", "-X", "importtime", program, "run", "--", "echo", "ran"]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "ran\n"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "bootseer.entrypoint.run" in imported
+    assert imported.isdisjoint({"re", "importlib.metadata", "click", "runpy"})
+    assert subprocess.run([program, "run", "--", "sh", "-c", "exit 7"]).returncode == 7
+    assert (programs / "bootseer-snapshotter").exists()
+    python = str(programs / "python")
+    if installer == "pip":
+        command = [python, "-m", "pip", "uninstall", "--quiet", "--yes", "bootseer"]
+    else:
+        command = [sys.executable, "-m", "uv", "pip", "uninstall", "-q", "--python", python]
+        command += ["bootseer"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert not [path for path in programs.iterdir() if path.name.startswith("bootseer")]
 
 
 def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
