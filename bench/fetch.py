@@ -18,7 +18,6 @@ itself, as the two would have on two machines.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import resource
@@ -26,12 +25,12 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
 
-from bench import harness
+from bench import cores, harness
 from bench.paced_server import PacedServer
 from bootseer.blocks.fetch import Fetcher, FetchSettings
 from bootseer.blocks.pool import populate
@@ -42,6 +41,7 @@ from bootseer.storage.base import Store
 MEASURES = (
     "bootseer/blocks",
     "bootseer/storage",
+    "bench/cores.py",
     "bench/fetch.py",
     "bench/paced_server.py",
 )
@@ -191,17 +191,6 @@ def _cases(name: str, sides: dict[str, Callable[[], int]], rounds: int) -> list[
     ]
 
 
-@contextlib.contextmanager
-def _only_on(cpus: Collection[int]) -> Iterator[None]:
-    """Threads started meanwhile stay on these processors; on any where none is named."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, set(cpus) or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def _over_the_network(
     path: Path, buffer: memoryview, options: harness.Options, *, apart: bool
 ) -> list[harness.Case]:
@@ -209,10 +198,9 @@ def _over_the_network(
     from bootseer.storage.http import HttpStore
     from bootseer.storage.options import StoreOptions
 
-    cpus = sorted(os.sched_getaffinity(0)) if apart else []
-    near, far = cpus[: len(cpus) // 2], cpus[len(cpus) // 2 :]
+    near, far = cores.halves() if apart else ([], [])
     server_of = PacedServer(path.parent, bytes_per_s=BYTES_PER_S, latency_s=LATENCY_S, cpus=far)
-    with server_of as server, _only_on(near):
+    with server_of as server, cores.only_on(near):
         store = HttpStore(server.url, StoreOptions(streams=CONNECTIONS))
         source = Verified(store, path, BLOCK_BYTES)
         trusting = Verified(store, path, BLOCK_BYTES, checks=False)
@@ -226,8 +214,8 @@ def _over_the_network(
         paced = f"each connection {BYTES_PER_S / 1e6:g} MB/s, answers after {LATENCY_S * 1e3:g} ms"
         if apart:
             made = _cases("range fetch, cores apart", sides, options.runs)
-            cores = f"client on {len(near)} cores, store on {len(far)} others"
-            return harness.under(f"{paced}; {cores}", made)
+            split = f"client on {len(near)} cores, store on {len(far)} others"
+            return harness.under(f"{paced}; {split}", made)
         sides["one stream"] = lambda: _one_stream(server.port, buffer[: len(buffer) // 8])
         cases = _cases("range fetch", sides, options.runs)
         small = Verified(store, path, SMALL_BLOCK_BYTES)

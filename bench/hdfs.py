@@ -20,7 +20,9 @@ a MiB from then on. `striped write r1`: WebHDFS alone can steer; Hadoop 2.7 wait
 the end of many an object, which a longer file hides. `mount …`: the file as a mount shows it to
 Python, dd, cat, and torch.load, plain or mapped, of a state dict of which every tensor is looked
 at; `hdfs-native` is that library alone. There are four DataNodes here, for three links carry no
-more than 3.05 times one. `memory …`: links free; ours is a mount read by dd.
+more than 3.05 times one. Cases that end in `cores apart` give half of the processors to HDFS and
+the other half to the clients, to tell what sharing them costs. `memory …`: links free; ours is a
+mount read by dd.
 
 Cases ending in `CPU` are the processor seconds of the client (and of its mount) a GiB; `peak
 memory` is the largest resident set in MiB of what fetches, Python and libraries included; our
@@ -48,6 +50,7 @@ MEASURES = (
     "bootseer/fuse",
     "bootseer/storage",
     "bootseer/stripedfs",
+    "bench/cores.py",
     "bench/hdfs.py",
     "bench/hdfs_cases.py",
     "bench/hdfs_lab.py",
@@ -84,7 +87,7 @@ def measure(
 
 def _kind(name: str, options: harness.Options) -> Kind:
     kind = CASES[name].kind
-    # Cases that differ in size and links alone share a quick cluster.
+    # Cases that differ in size, links and processors alone share a quick cluster.
     return Kind(kind.datanodes, QUICK_FILE_BYTES) if options.quick else kind
 
 
@@ -99,14 +102,14 @@ def _together(
         lab(kind, Path(folder)) as place,
     ):
         for name in names:
-            cases += (made := _one(place, name, options.runs, cold))
+            cases += (made := _one(place, kind, name, options.runs, cold))
             cold = False
             if keep is not None:
                 keep(made)
     return cases
 
 
-def _one(place: Lab, name: str, rounds: int, cold: bool) -> list[harness.Case]:
+def _one(place: Lab, kind: Kind, name: str, rounds: int, cold: bool) -> list[harness.Case]:
     spec = CASES[name]
     sides = spec.sides(place)
     if cold:  # Java compiles what it runs often, and both protocols are ours
@@ -115,7 +118,7 @@ def _one(place: Lab, name: str, rounds: int, cold: bool) -> list[harness.Case]:
     runs: Runs = {side: [] for side in sides}
     turns = {side: _counted(runs[side], turn) for side, turn in sides.items()}
     harness.interleave(turns, rounds=rounds, warmup=0)
-    cases = harness.under(spec.kind.conditions(place.size_bytes), spec.told(name, runs))
+    cases = harness.under(kind.conditions(place.size_bytes), spec.told(name, runs))
     print(harness.table(cases), file=sys.stderr, flush=True)
     return cases
 

@@ -218,6 +218,7 @@ class Spec:
 
 READ, WRITE, MOUNT = Kind(3, 768 * MIB), Kind(3, GIB), Kind(4, 512 * MIB)
 FREE = Kind(3, 2 * GIB, mbit=0)
+APART = ", cores apart"
 CASES = {
     "striped read r1": Spec(READ, striped_read),
     "plain read r3": Spec(READ, plain_read),
@@ -230,4 +231,10 @@ CASES = {
     "mount torch.load mapped": Spec(MOUNT, mount_mapped),
     "memory of a file of 0.5 GiB": Spec(FREE, memory_small, peaks),
     "memory of a file of 2 GiB": Spec(FREE, memory_large, peaks),
+}
+CASES |= {
+    f"{name}{APART}": dataclasses.replace(
+        CASES[name], kind=dataclasses.replace(CASES[name].kind, apart=True)
+    )
+    for name in ("striped read r1", "mount read", "mount dd", "mount cat", "mount torch.load")
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import cores
 from bench.hdfs_links import senders
 from tools.hdfs.cluster import Cluster
 from tools.netlab import OURS, Host, Network
@@ -43,16 +44,24 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a cluster and its files are like. `mbit` of 0 leaves the links free."""
+    """What a cluster and its files are like.
+
+    `mbit` of 0 leaves the links free. `apart` gives half of the processors to the servers and the
+    other half to the clients, as the two would have on machines of their own.
+    """
 
     datanodes: int
     size_bytes: int
     mbit: float = LINK_MBIT
+    apart: bool = False
 
     def conditions(self, size_bytes: int) -> str:
         """What else decides the figures, for the result file."""
         links = f"links {self.mbit:g} Mbit/s each" if self.mbit else "links free"
-        return f"{self.datanodes} DataNodes; {links}; file {size_bytes // MIB} MiB; no agent"
+        near, far = map(len, cores.halves()) if self.apart else (0, 0)
+        split = f"clients on {near} cores, HDFS on {far} others" if self.apart else "cores shared"
+        about = f"{self.datanodes} DataNodes; {links}; file {size_bytes // MIB} MiB"
+        return f"{about}; {split}; no agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +137,17 @@ Sides = Callable[[Lab], dict[str, Side]]
 @contextlib.contextmanager
 def lab(kind: Kind, scratch: Path) -> Iterator[Lab]:
     """A cluster below an empty folder, in memory; within `own_network`."""
-    with Network(kind.datanodes, mbit=kind.mbit) as network:
+    near, far = cores.halves() if kind.apart else ([], [])
+    with Network(kind.datanodes, mbit=kind.mbit) as network, contextlib.ExitStack() as stack:
         hosts = [(host.address, host.prefix) for host in network.hosts]
-        with (
-            Cluster(
-                scratch / "hdfs", host=OURS, hosts=hosts, full_speed=True, permissions=False
-            ) as cluster,
-            senders(network.hosts),
-        ):
+        with cores.only_on(far):
+            cluster = stack.enter_context(
+                Cluster(
+                    scratch / "hdfs", host=OURS, hosts=hosts, full_speed=True, permissions=False
+                )
+            )
+            stack.enter_context(senders(network.hosts))
+        with cores.only_on(near):
             yield Lab(cluster, network.hosts, scratch, kind.size_bytes)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import harness, hdfs, hdfs_cases, hdfs_lab, hdfs_links
+from bench import cores, harness, hdfs, hdfs_cases, hdfs_lab, hdfs_links
 
 QUICK = harness.Options(quick=True, runs=1)
 
@@ -22,6 +24,7 @@ def test_every_side_reads_and_writes_the_same_bytes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hdfs_links, "TCP_SECONDS", 0.2)
     # Those left out differ from others in nothing but the reading program or a size.
     alike = {"mount cat", "mount torch.load", "memory of a file of 2 GiB"}
+    alike |= {name for name in hdfs_cases.CASES if name.endswith(hdfs_cases.APART)}
     names = [name for name in hdfs_cases.CASES if name not in alike]
     told: list[harness.Case] = []
     cases = hdfs.measure(QUICK, names, told.extend)
@@ -50,6 +53,20 @@ def test_jars_are_fetched_before_the_network_is_left(monkeypatch: pytest.MonkeyP
     with pytest.raises(RuntimeError, match="far enough"):
         hdfs.measure(QUICK, ["striped read r1"])
     assert asked == ["jars", "network"]
+
+
+def test_cores_apart_are_told_apart() -> None:
+    before = os.sched_getaffinity(0)
+    near, far = cores.halves()
+    assert set(near) | set(far) == before
+    assert not set(near) & set(far)
+    with cores.only_on(far):
+        child = subprocess.run(["nproc"], capture_output=True, check=True, text=True)
+        assert int(child.stdout) == len(far)
+    assert os.sched_getaffinity(0) == before
+    kind = hdfs_cases.CASES[f"mount dd{hdfs_cases.APART}"].kind
+    assert kind.apart
+    assert f"clients on {len(near)} cores, HDFS on {len(far)} others" in kind.conditions(1 << 20)
 
 
 def test_other_bytes_than_the_source_has_are_an_error() -> None:
