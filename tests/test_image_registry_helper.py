@@ -238,6 +238,7 @@ HEAVY = {
     *("subprocess", "logging", "tomllib", "urllib.parse", "asyncio", "argparse"),
     *("bootseer.config", "bootseer.storage.connection", "bootseer.storage.oci.remote"),
     *("bootseer.blocks.fetch", "bootseer.blocks.cache", "bootseer.blockimage.fill"),
+    *("bootseer.storage.base", "bootseer.imageprefetch.ownsets"),
     *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.sealing"),
 }
 

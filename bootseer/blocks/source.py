@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bootseer.storage.base import Store
+if TYPE_CHECKING:
+    from bootseer.storage.base import Store
 
 
 class Location(NamedTuple):

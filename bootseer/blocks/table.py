@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 import zstandard
@@ -26,7 +26,9 @@ from bootseer.blocks.extent import BLOCK_BYTES
 from bootseer.blocks.presence import Identity, identity_for
 from bootseer.blocks.source import Location
 from bootseer.errors import CorruptDataError, UsageError
-from bootseer.storage.base import Placed, Store
+
+if TYPE_CHECKING:
+    from bootseer.storage.base import Placed, Store
 
 MAGIC = b"BSTABLE\x01"
 _HEADER = struct.Struct("<8sBB2xIQQQ")

@@ -30,6 +30,7 @@ MODULES = (
     "bootseer.imageprefetch.mounting",
     "bootseer.imageprefetch.completing",
     "bootseer.imageprefetch.interrupts",
+    "bootseer.imageprefetch.ownsets",
     "bootseer.imageprefetch.trees",
     "bootseer.imageprefetch.worker",
     "bootseer.imageprefetch.recording",
@@ -43,6 +44,7 @@ MODULES = (
     "bootseer.blocks.recorder",
     "bootseer.blocks.sealing",
     "bootseer.blocks.table",
+    "bootseer.storage.base",
     "bootseer.storage.oci.remote",
     "bootseer.storage.oci.layout",
     # What these import when they are first used: a tenth of a mount's time.

@@ -28,7 +28,6 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import (
     KeepingFrames,
     KeptFrames,
@@ -244,6 +243,8 @@ class Resolver:
         kept = self._local.image(digest)
         if kept is None or kept.block_image != block_image:
             return False
+        from bootseer.imageprefetch import ownsets  # nothing is kept on a new node
+
         own = ownsets.find(self._local, digest, self._workload, block_image)
         if own is None or own.pack.digest == hot.pack.digest:
             return False
@@ -330,6 +331,8 @@ class Resolver:
 
     def _packs_here(self, digest: str, kept: KeptImage) -> Iterator[tuple[str, KeptPack]]:
         """What this node can replay, the best first: published and fetched, or made here."""
+        from bootseer.imageprefetch import ownsets
+
         for workload in dict.fromkeys((self._workload, "")):
             pack = kept.packs.get(workload)
             own = ownsets.find(self._local, digest, workload, kept.block_image)
