@@ -90,12 +90,61 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(item)
         else:
             kept.append(item)
-    items[:] = kept
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = spread(kept, workers) if workers > 1 else kept
     config.stash[LEFT_OUT] = [item.nodeid for item in left_out]
     if other or left_out:
         config.hook.pytest_deselected(items=other + left_out)
 
 
+def spread(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order tests for workers that each begin with an equal part, and later steal from the ends.
+
+    Modules stay whole. Those of Kubernetes begin the first part and those of HDFS the second, so
+    that one worker alone starts each of these servers, at once; then come other slow modules, and
+    the quick tests, which are what is stolen in the end, last.
+    """
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    chains: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    slow: list[list[pytest.Item]] = []
+    quick: list[pytest.Item] = []
+    for module in modules.values():
+        kinds = [lab_of(item) for item in module]
+        if any(kinds):
+            chains[(HDFS in kinds) % workers].extend(module)
+        elif any(is_slow(item) for item in module):
+            slow.append(module)
+        else:
+            quick += module
+    for module in slow:
+        min(chains, key=len).extend(module)
+    ordered: list[pytest.Item] = []
+    for number, chain in enumerate(chains):
+        # As the scheduler cuts: what is left, divided by the workers that are left.
+        part = (len(items) - len(ordered)) // (workers - number)
+        fill = max(part - len(chain), 0)
+        ordered += chain + quick[:fill]
+        quick = quick[fill:]
+    return ordered + quick
+
+
+def lab_of(item: pytest.Item) -> str:
+    """Which of the servers that take long to start a test asks for; "" = none."""
+    names = set(getattr(item, "fixturenames", ()))
+    if names & {"k8s", "api"}:
+        return KUBERNETES
+    return HDFS if names & {"hdfs", "own_hdfs"} else ""
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether `make test-fast` leaves it out."""
+    marked = any(item.get_closest_marker(m) for m in ("root", "debian", "slow"))
+    return marked or not LABS.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+KUBERNETES, HDFS = "kubernetes", "hdfs"
 LEFT_OUT = pytest.StashKey[list[str]]()
 DESELECTED = pytest.StashKey[list[str]]()
 """All that was deselected for whatever reason, `-k` and `-m` included."""

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import conftest
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -128,3 +130,32 @@ def test_nothing_asks_for_second_tries() -> None:
         text = file.read_text(encoding="utf-8")
         for word in ("--re" + "runs", "rerun" + "failures", "mark." + "flaky"):
             assert word not in text, f"{file} asks for second tries: {word}"
+
+
+@dataclass
+class Item:
+    """What `spread` looks at of a test."""
+
+    nodeid: str
+    fixturenames: tuple[str, ...] = ()
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == "slow" and "slow" in self.nodeid
+
+
+def test_only_one_worker_starts_a_kubernetes_or_an_hdfs() -> None:
+    wanted = {"k8s": ("k8s", "namespace"), "own": ("own_hdfs",), "files": ("hdfs", "hdfs_folder")}
+    names = ["a", "own", "b_slow", "files", "c", "k8s", "d_slow", "e"]
+    items = [Item(f"{n}::{k}", wanted.get(n, ())) for n in names for k in range(7)]
+    for workers in (2, 3, 4):
+        given = conftest.spread(items, workers)  # type: ignore[arg-type]
+        assert sorted(item.nodeid for item in given) == sorted(item.nodeid for item in items)
+        left, firsts = list(given), []
+        for number in range(workers):
+            size = len(left) // (workers - number)
+            part, left = left[:size], left[size:]
+            firsts.append({item.nodeid.partition("::")[0] for item in part})
+        assert "k8s" in firsts[0]
+        assert {"own", "files"} <= firsts[1]
+        assert sum(not found.isdisjoint(wanted) for found in firsts) == 2
+        assert "_slow" not in given[-1].nodeid
