@@ -196,16 +196,15 @@ class ImageFront:
         length = min(size, self._size_bytes - offset)
         if length <= 0:
             return _NOTHING
-        warm = self._note(offset, length, getattr(later, "thread", 0))
+        warm = self._note(offset, length, later)
         source = self._bytes
         if source is not None and offset + length <= source.data_bytes:
+            view = source.kept(offset, length)
+            if view is not None:
+                return view
             pieces = source.frames.pieces(offset, length)
             if len(pieces) == 1 and isinstance(pieces[0], Hot):  # what nearly every warm read is
                 return pieces[0].view
-            if source.present is not None and not isinstance(pieces, Coming):
-                views = source.present.views(offset, length)
-                if views is not None:
-                    return Data(views)
         waiting = _Waiting(self, offset, length, warm=warm)
         try:
             data = waiting.assemble()
@@ -217,9 +216,12 @@ class ImageFront:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _note(self, offset: int, length: int, thread: int) -> bool:
+    def _note(self, offset: int, length: int, later: Callable[[], Reply]) -> bool:
         """Count a read and record it, unless it is our own warming's: then True."""
-        warm = thread in self.warming or (self.touches is not None and self._named(thread))
+        warm = False
+        if self.warming or self.touches is not None:  # else it is all one who reads
+            thread = getattr(later, "thread", 0)
+            warm = thread in self.warming or (self.touches is not None and self._named(thread))
         if not warm and self.replayed_hot_is_warm:
             source = self._bytes
             warm = (source is not None and source.frames.covers(offset, length)) or (

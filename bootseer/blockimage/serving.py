@@ -83,7 +83,6 @@ class ImageServer:
         self._lock = threading.Lock()
         self._fetcher: Fetcher | None = None
         self._cache: NodeCache | None = None
-        self._cached: CachedObject | None = None
         self._supply: Bytes | None = None
         self._source: BlockSource | None = None
         self._frames: Frames | None = None
@@ -331,11 +330,13 @@ class ImageServer:
             self._say("replay", f"the hot set was not replayed whole: {whole.failed}")
 
     def _start_fill(self) -> None:
-        if self.settings.fill is None or self._closed or not self.settings.cache_dir:
+        if self._closed or not self.settings.cache_dir:
             return
         fetcher, source = self.opened()
+        if self._supply is not None:
+            self._supply.straight = fetcher.straight(source)
         cache = self._cache
-        if cache is None:
+        if cache is None or self.settings.fill is None:
             return
         from bootseer.blockimage.fill import Fill
 
@@ -347,21 +348,12 @@ class ImageServer:
             busy=self._activity,
             over=lambda: self._start_over,
         )
-        self._fill.run(
-            lambda text: self._say("fill", text), whole=lambda: self._all_here(cache, source)
-        )
+        self._fill.run(lambda text: self._say("fill", text), whole=lambda: self._all_here(source))
 
-    def _all_here(self, cache: NodeCache, source: BlockSource) -> bool:
+    def _all_here(self, source: BlockSource) -> bool:
         """The fill is done: what else is asked for is on this node."""
         assert self._fill is not None
         self._read_ahead()
-        if self._supply is None:
-            return True
-        if self._supply.present is None:
-            from bootseer.blockimage.present import Present
-
-            self._cached = cache.open(source)
-            self._supply.present = Present(self._cached, source)
         return self._seal(source, self._fill.quiet)
 
     def _activity(self) -> Activity:
@@ -398,7 +390,6 @@ class ImageServer:
             self._fill,
             self._frames,
             self._fetcher,
-            self._cached,
         ):
             if part is not None:
                 part.close()

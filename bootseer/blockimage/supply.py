@@ -11,9 +11,9 @@ from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.present import Present
     from bootseer.blocks.fetch import Fetcher, Held
     from bootseer.blocks.readahead import ReadAhead
+    from bootseer.blocks.straight import Straight
 
 
 FITTING_MISSES = 16
@@ -60,7 +60,7 @@ class Bytes:
         self.frames = frames
         self.opening = opening
         self.read_ahead = False
-        self.present: Present | None = None  # once all of the image is on this node
+        self.straight: Straight | None = None  # of the node cache, once it is open
         self._ahead: ReadAhead | None = None
         self._missed = 0
 
@@ -73,9 +73,21 @@ class Bytes:
             self._missed += 1
             self.read_ahead = self._missed > FITTING_MISSES
         if self.read_ahead:
-            ahead = self._ahead
-            if ahead is None:
-                ahead = self._ahead = fetcher.read_ahead(source)
-            for first, count in ahead.note(offset, length):
-                fetcher.prefetch(source, first, count, Priority.HOT)
+            self._fetch_ahead(offset, length)
         return fetcher.held(source, offset, length, ready, priority)
+
+    def kept(self, offset: int, length: int) -> memoryview | None:
+        """Bytes that are verified in the node cache; they hold until this thread asks again."""
+        straight = self.straight
+        view = straight.read(offset, length) if straight is not None else None
+        if view is not None and self.read_ahead and straight and not straight.marks.whole:
+            self._fetch_ahead(offset, length)
+        return view
+
+    def _fetch_ahead(self, offset: int, length: int) -> None:
+        fetcher, source = self.opening()
+        ahead = self._ahead
+        if ahead is None:
+            ahead = self._ahead = fetcher.read_ahead(source)
+        for first, count in ahead.note(offset, length):
+            fetcher.prefetch(source, first, count, Priority.HOT)

@@ -12,8 +12,9 @@ do not count. New objects are made beside and renamed. Locks and claims end with
 mixture, with zeros, or with other files' old bytes. Every read compares the block with its entry
 (xxh3-128 of bytes and number), so what does not fit together is dropped and fetched again; a
 header that does not fit drops the object. That costs 0.03 s a GB, and makes a clean stop nothing
-that anybody needs to remember: a block is verified at its first use and at each later one, also
-for sources that have no digests of their own.
+that anybody needs to remember: a block is verified at its first use in a process, also for
+sources that have no digests of their own. What was verified may be read past all this from then
+on (see `straight`).
 
 **Several processes**: readers need no lock at all, since a block that is being replaced merely
 fails its check. A shared flock on `present` pins an object while it is open; eviction takes it

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from bootseer.blocks import presence
 from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, Identity
+from bootseer.blocks.straight import Marks, Straight, marks_of
 from bootseer.contexts import Closing
 
 
@@ -52,6 +54,9 @@ class CachedObject(Closing):
         self._lock = threading.Lock()
         self._users = 0
         self._open = identity is not None
+        self._marks: Marks | None = None
+        self._storing: set[int] = set()
+        self._straight: weakref.ref[Straight] | None = None
 
     @property
     def usable(self) -> bool:
@@ -97,45 +102,51 @@ class CachedObject(Closing):
         return self._check(index, raw, entry, whole)
 
     def _check(self, index: int, raw: memoryview, entry: bytes, whole: bool) -> bool:
+        marks = self._marks
         if whole and presence.check_of(index, raw) == entry:
+            # Who holds the claim may be writing, and take back what it wrote.
+            if marks is not None and not presence.claimed_elsewhere(self._present_fd, index):
+                marks.set(index)
             return True
+        if marks is not None:
+            marks.drop(index)
         # Another process may have dropped it and put it there anew meanwhile; then ours is lost
         # once more, and fetched once more. Never wrong, and rare.
         presence.write_entry(self._present_fd, index, ABSENT)
         self._room.found_corrupt()
         return False
 
-    def read_run(self, first: int, raws: Sequence[memoryview], ahead: int = 0) -> int:
-        """`read` for blocks that stand side by side, at once; how many of the first are right.
+    def straight(self) -> Straight | None:
+        """Reads past the fetcher of what was verified; None where nothing is cached.
 
-        The system is asked to have `ahead` blocks behind them ready: it would see no order itself
-        where several readers read forward in different places.
+        All that this process reads and stores from now on counts as verified, for `Straight`s of
+        any opening of the same object.
         """
-        right: list[int] = []
+        found: list[Straight] = []
 
-        def act() -> bool:
+        def make() -> bool:
             identity = self._identity
-            entries = presence.read_entries(self._present_fd, first, len(raws))
-            cut = [entries[n * ENTRY_BYTES : (n + 1) * ENTRY_BYTES] for n in range(len(raws))]
-            here = cut.index(ABSENT) if ABSENT in cut else len(cut)
-            if identity is None or not here:
+            if identity is None:
                 return False
-            size = identity.block_bytes
-            if ahead:
-                behind = (first + len(raws)) * size
-                os.posix_fadvise(self._data_fd, behind, ahead * size, os.POSIX_FADV_WILLNEED)
-            got = os.preadv(self._data_fd, raws[:here], first * size)
-            for number, raw in enumerate(raws[:here]):
-                got -= len(raw)
-                if got < 0:  # the system may read less than was asked for
-                    break
-                if not self._check(first + number, raw, cut[number], True):
-                    break
-                right.append(number)
+            with self._lock:
+                if self._marks is None:
+                    self._marks = marks_of(self._data_fd, identity.blocks)
+                self._marks.expire()
+                made = self._straight() if self._straight is not None else None
+                if made is None:
+                    present_fd = os.dup(self._present_fd)
+                    try:
+                        data_fd = os.dup(self._data_fd)
+                    except OSError:
+                        os.close(present_fd)
+                        raise
+                    made = Straight(present_fd, data_fd, identity.block_bytes, self._marks)
+                    self._straight = weakref.ref(made)
+            found.append(made)
             return True
 
-        self._with(act)
-        return len(right)
+        self._with(make)
+        return found[0] if found else None
 
     def store(self, index: int, raw: memoryview) -> bool:
         """Keep a verified block, if there is room; whether it was new and is kept now.
@@ -145,6 +156,23 @@ class CachedObject(Closing):
         return self.storing and self._with(lambda: self._store(index, raw))
 
     def _store(self, index: int, raw: memoryview) -> bool:
+        with self._lock:
+            if index in self._storing:
+                return False
+            self._storing.add(index)
+        try:
+            # What others have claimed is stored all the same, where they took too long.
+            claimed = presence.claim_entry(self._present_fd, index)
+            try:
+                return self._put(index, raw, claimed)
+            finally:
+                if claimed:
+                    presence.unclaim_entry(self._present_fd, index)
+        finally:
+            with self._lock:
+                self._storing.discard(index)
+
+    def _put(self, index: int, raw: memoryview, claimed: bool) -> bool:
         if self._identity is None or presence.read_entry(self._present_fd, index) != ABSENT:
             return False
         if not self._room.reserve(len(raw)):
@@ -155,9 +183,13 @@ class CachedObject(Closing):
             try:
                 _write(self._data_fd, offset, raw)
                 presence.write_entry(self._present_fd, index, entry)
+                if claimed and self._marks is not None:
+                    self._marks.set(index)
                 return True
             except OSError as error:
-                _punch_quietly(self._data_fd, offset, len(raw))
+                # Another process may have stored and verified it where we have no claim.
+                if claimed and presence.read_entry(self._present_fd, index) == ABSENT:
+                    _punch_quietly(self._data_fd, offset, len(raw))
                 if again or not self._room.failed(error):
                     return False
         return False
@@ -222,6 +254,7 @@ class CachedObject(Closing):
                 self._close_files()
 
     def _close_files(self) -> None:
+        self._marks = self._straight = None  # they say nothing once the object is not pinned
         for fd in (self._data_fd, self._present_fd):
             os.close(fd)
         self._present_fd = self._data_fd = -1

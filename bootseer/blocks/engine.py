@@ -13,9 +13,10 @@ from bootseer.blocks.landing import copy_from, raw_views
 from bootseer.blocks.planning import Planner
 from bootseer.blocks.pool import copy
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import is_volatile
+from bootseer.blocks.source import BlockSource, is_volatile
 from bootseer.blocks.state import Block, CachedBlocks, Copy, Flight, Group, Object, Status
 from bootseer.blocks.stats import Stats
+from bootseer.blocks.straight import Straight
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.attempt import Attempt
 
@@ -113,6 +114,17 @@ class Engine:
                 starts = self._ready_threads(self.board.enqueue(jobs))
             for thread in starts:
                 thread.start()
+
+    def straight(self, source: BlockSource) -> Straight | None:
+        """See `Fetcher.straight`."""
+        with self.lock:
+            if self.closed:
+                return None
+            found = self.board.object_of(source)
+            effects = self.effects()
+        self.act(effects)
+        self._planner.open_cached(found)
+        return found.cached.straight() if found.cached is not None else None
 
     # --- threads -----------------------------------------------------------------------------
 

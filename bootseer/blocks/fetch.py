@@ -65,6 +65,7 @@ from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, memory_key
 from bootseer.blocks.state import Group, Object, Status
 from bootseer.blocks.stats import Stats
+from bootseer.blocks.straight import Straight
 from bootseer.contexts import Closing
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
 from bootseer.storage.retry import another
@@ -255,6 +256,14 @@ class Fetcher(Closing):
         Pass each read to `note`, and what that returns to `prefetch` at HOT priority.
         """
         return ReadAhead(source.size_bytes, self._share, block_bytes=source.block_bytes)
+
+    def straight(self, source: BlockSource) -> Straight | None:
+        """Reads of what the node cache has of a source and this process has verified.
+
+        None where nothing of it is cached. May do I/O. A source without digests must be asked
+        about each read as about `held`.
+        """
+        return self._usable().straight(source)
 
     def forget(self, source: BlockSource) -> None:
         """Drop what memory holds of an object and unpin it in the node cache.

@@ -24,7 +24,7 @@ class Planner:
     def jobs(self, found: Object, blocks: list[Block], priority: Priority) -> list[Job]:
         """Jobs that bring the blocks, from the node cache where it holds them."""
         by_index = {block.index: block for block in blocks}
-        self._open_cached(found)
+        self.open_cached(found)
         cached = self._cached(found, blocks)
         jobs = [
             Job(found.cache_line, [(block, Piece(block.index, "", 0, block.length))], priority)
@@ -65,7 +65,8 @@ class Planner:
             least_bytes=least,
         )
 
-    def _open_cached(self, found: Object) -> None:
+    def open_cached(self, found: Object) -> None:
+        """Open an object of the node cache, unless that was done."""
         if found.stats:
             return
         # Several threads may come here at once: each goes on only once the cache is open.

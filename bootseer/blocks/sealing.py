@@ -40,7 +40,7 @@ from bootseer.errors import BootseerError, CorruptDataError, from_os_error
 
 MARK = "sealed"
 PAGE_BYTES = 4096
-STEP_BLOCKS = 16
+STEP_BYTES = 4 << 20
 MARK_LIFE_S = 7 * 24 * 3600.0
 SETTLED_NS = 2_000_000_000  # how old a file's times must be to tell each later write
 _LEAST_PRIORITY = 19
@@ -67,15 +67,22 @@ def is_sealed(directory: str, source: BlockSource) -> bool:
     return False
 
 
-def seal(directory: str, source: BlockSource, *, go_on: Callable[[], bool]) -> bool:
+def seal(
+    directory: str,
+    source: BlockSource,
+    *,
+    go_on: Callable[[], bool],
+    whole_pages: bool = True,
+) -> bool:
     """Verify a complete object of the cache `directory` and mark it; whether it is marked now.
 
+    With `whole_pages` only an object that may be a block device's content, of whole pages, is.
     `go_on` is asked every few megabytes; it may take its time, and ends all by False. This thread
     has the least priority from now on. A block that is wrong is dropped. Raises what the medium
     makes of it.
     """
     identity = identity_of(source)
-    if identity is None or identity.size_bytes % PAGE_BYTES:
+    if identity is None or (whole_pages and identity.size_bytes % PAGE_BYTES):
         return False
     if not isinstance(source, VerifiableSource):
         return False
@@ -135,6 +142,11 @@ class Sealed(Closing):
         """A path of the very file that was looked at, for this process."""
         return f"/proc/self/fd/{self._files.data_fd}"
 
+    @property
+    def descriptor(self) -> int:
+        """Of its data, for reading, until closed."""
+        return self._files.data_fd
+
     def close(self) -> None:
         self._files.close()
 
@@ -188,9 +200,11 @@ def _verified(
         return None
     before = _mark_of(identity, os.fstat(files.data_fd))
     os.fsync(files.data_fd)
-    room = memoryview(bytearray(STEP_BLOCKS * identity.block_bytes))
-    for first in range(0, identity.blocks, STEP_BLOCKS):
-        if not go_on() or not _step(files, source, identity, first, room):
+    step_blocks = max(1, STEP_BYTES // identity.block_bytes)
+    room = memoryview(bytearray(step_blocks * identity.block_bytes))
+    for first in range(0, identity.blocks, step_blocks):
+        end = min(identity.blocks, first + step_blocks)
+        if not go_on() or not _step(files, source, identity, range(first, end), room):
             return None
     return before if before == _mark_of(identity, os.fstat(files.data_fd)) else None
 
@@ -209,12 +223,11 @@ def _settled(fd: int, go_on: Callable[[], bool]) -> bool:
 
 
 def _step(
-    files: _Files, source: VerifiableSource, identity: Identity, first: int, room: memoryview
+    files: _Files, source: VerifiableSource, identity: Identity, blocks: range, room: memoryview
 ) -> bool:
     """Verify some blocks as the medium has them; the wrong ones are dropped."""
-    end = min(identity.blocks, first + STEP_BLOCKS)
-    offset = first * identity.block_bytes
-    length = min(identity.size_bytes, end * identity.block_bytes) - offset
+    offset = blocks.start * identity.block_bytes
+    length = min(identity.size_bytes, blocks.stop * identity.block_bytes) - offset
     os.posix_fadvise(files.data_fd, offset, length, os.POSIX_FADV_DONTNEED)
     done = 0
     while done < length:
@@ -223,7 +236,7 @@ def _step(
             return False
         done += count
     right = True
-    for index in range(first, end):
+    for index in blocks:
         at = index * identity.block_bytes - offset
         try:
             source.check_raw(index, room[at : at + block_length(source, index)])

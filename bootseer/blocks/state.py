@@ -11,6 +11,7 @@ from bootseer.blocks.plan import Piece
 from bootseer.blocks.pool import Slot
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
+from bootseer.blocks.straight import Straight
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.retry import CHANCE
 
@@ -138,6 +139,9 @@ class CachedBlocks(Protocol):
 
     def store(self, index: int, raw: memoryview) -> bool:
         """Keep a verified block; whether it was new and is kept."""
+
+    def straight(self) -> Straight | None:
+        """Reads of what was verified; None where nothing is cached."""
 
     def claim(self, index: int) -> bool:
         """Take the right to fetch a block; False while another process has it."""

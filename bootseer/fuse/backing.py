@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
+import os
+import re
 import struct
 import threading
 
@@ -14,6 +17,13 @@ from bootseer.fuse.operations import Inode, Opened
 _SLOT = struct.Struct("<QII")
 _SLOTS = 1 << 16
 NONE = (0, 0)
+_FIRST_KERNEL = (6, 9)
+
+
+def is_supported() -> bool:
+    """Whether this kernel is new enough; it may refuse all the same."""
+    numbers = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return numbers is not None and tuple(map(int, numbers.groups())) >= _FIRST_KERNEL
 
 
 class OpenInodes:
@@ -115,7 +125,8 @@ class Backings:
         try:
             return int(fcntl.ioctl(self._device, replies.BACKING_OPEN, request))
         except OSError as error:
-            self._faults.failed("passthrough", error)
+            if error.errno != errno.ELOOP:  # the file lies on stacked file systems already
+                self._faults.failed("passthrough", error)
             return 0
 
     def _unregister(self, backing_id: int) -> None:

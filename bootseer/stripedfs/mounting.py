@@ -23,7 +23,8 @@ from bootseer.errors import (
 )
 from bootseer.fuse import background
 from bootseer.fuse.background import Log, in_a_child, users_of
-from bootseer.fuse.mounts import KIND, absolute, find_mount, is_passed, unmount
+from bootseer.fuse.backing import is_supported
+from bootseer.fuse.mounts import KIND, absolute, can_mount, find_mount, is_passed, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
 from bootseer.storage.base import Store, open_object
@@ -71,6 +72,7 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         on_fault=log.say,
         # What was being saved may fail, and the old file is there again: the kernel must ask.
         timeout_s=0.0 if settings.writable else MountOptions().timeout_s,
+        passthrough=_passes(settings),
     )
 
     def build() -> Operations:
@@ -131,7 +133,13 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
         deadline_s=settings.deadline_s,
         say=log.say,
         inode_a_path=settings.backend == "fusepy",
+        passing_from=settings.cache if _passes(settings) else "",
     )
+
+
+def _passes(settings: MountSettings) -> bool:
+    """Whether the kernel is to read what the node cache holds whole, where it can."""
+    return bool(settings.cache) and not settings.writable and can_mount() and is_supported()
 
 
 def umount(mountpoint: str, *, lazily: bool = False) -> None:

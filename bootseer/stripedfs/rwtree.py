@@ -108,7 +108,7 @@ class WritableTree(StripedTree):
 
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
-    ) -> Data | None:
+    ) -> Data | memoryview | None:
         writing = handle & WRITE_MASK == WRITE_HANDLE
         if writing and (self.files.get(handle) is None or self._saving_of(handle).touched):
             # Opened for both: only what was there before can be read, until something is written.

@@ -119,7 +119,11 @@ class StripedSource(DigestedSource):
         return self._stretches[part].at(offset).replicas
 
     def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
-        if digest_of(stored) != self._digests[16 * index : 16 * index + 16]:
+        self.check_raw(index, stored)
+
+    def check_raw(self, index: int, raw: memoryview) -> None:
+        """Raise CorruptDataError unless these are the bytes of chunk `index`."""
+        if digest_of(raw) != self._digests[16 * index : 16 * index + 16]:
             part, offset, _ = self.locate(index)
             raise CorruptDataError(
                 f"chunk {index} of {self.label} does not match its digest (byte {offset} of "

@@ -36,6 +36,7 @@ from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node, Nodes, base_of, readable
+from bootseer.stripedfs.passing import Passing
 from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.treefiles import Answered, Complaints, OpenFiles
 
@@ -58,7 +59,8 @@ class StripedTree:
     when there is nothing of that name. Faults that readers get as EIO are told to `say` in words.
     Who made the fetcher closes it after the mount is gone. What is asked of the store for one
     request is tried for `deadline_s`. `inode_a_path`: the server numbers files by their paths,
-    so that a file and what replaces it share their pages.
+    so that a file and what replaces it share their pages. `passing_from`: the fetcher's node
+    cache, whose complete files the kernel may read by itself.
     """
 
     slow = ("lookup", "getattr", "readdir", "open", "getxattr", "listxattr")
@@ -73,6 +75,7 @@ class StripedTree:
         deadline_s: float = DEADLINE_S,
         say: Callable[[str], None] | None = None,
         inode_a_path: bool = False,
+        passing_from: str = "",
     ) -> None:
         self.store = store
         self._name_of_root = name
@@ -81,6 +84,13 @@ class StripedTree:
         self._inode_a_path = inode_a_path
         self.complaints = Complaints(say)
         self.files = OpenFiles(fetcher, self.complaints)
+        self._opened = self.files.by_handle
+        self._passing: Passing | None = None
+        if passing_from:
+            opened = self._opened
+            self._passing = Passing(
+                passing_from, fetcher, busy=lambda: bool(opened), say=say or (lambda _: None)
+            )
         self._owner = (os.geteuid(), os.getegid())
         self._began_ns = time.time_ns()
         self._surveying = threading.Lock()
@@ -146,6 +156,8 @@ class StripedTree:
         self.nodes.forget(inode, count)
 
     def destroy(self) -> None:
+        if self._passing is not None:
+            self._passing.close()
         self.files.close()
 
     # --- files --------------------------------------------------------------------------------
@@ -158,6 +170,10 @@ class StripedTree:
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
             source = self.source(node)
+        passed = self._pass(source)
+        if passed is not None:
+            node.key = source.identity
+            return passed
         direct = source.size_bytes >= self._direct_bytes
         place: object = self._where(node) if self._inode_a_path else inode
         if self._inode_a_path:
@@ -170,8 +186,8 @@ class StripedTree:
 
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
-    ) -> Data | None:
-        opened = self.files.get(handle)
+    ) -> Data | memoryview | None:
+        opened = self._opened.get(handle)
         if opened is not None:
             return opened.read(offset, size, later)
         reply = later()  # a handle of a process before us: opening its file may take time
@@ -181,6 +197,8 @@ class StripedTree:
                 node = self.node(inode)
                 opened = self.files.revive(handle, self.source(node), self._where(node), inode)
                 data = opened.read(offset, size, lambda: reply)
+                if isinstance(data, memoryview):  # this thread's own, until its next read
+                    data = Data((data,))
             except Exception as error:  # whatever it is, the reader must not wait for ever
                 reply.error(self.complaints.number(error, f"inode {inode}"))
                 return
@@ -190,8 +208,23 @@ class StripedTree:
         self.files.help(revive)
         return None
 
+    def _pass(self, source: FileSource) -> Opened | None:
+        """An opening that the kernel serves; it asks us all the same where it cannot."""
+        passing = self._passing
+        sealed = passing.sealed(source) if passing is not None else None
+        if passing is None or sealed is None:
+            return None
+        handle = self.files.number(source)
+        passing.keep(handle, sealed)
+        direct = source.size_bytes >= self._direct_bytes
+        return Opened(handle, direct, keep_cache=False, backing_fd=sealed.descriptor)
+
     def release(self, inode: Inode, handle: Handle) -> None:
-        self.files.drop(handle)
+        source = self.files.drop(handle)
+        if self._passing is not None:
+            self._passing.drop(handle)
+            if source is not None:
+                self._passing.served(source)
 
     def source(self, node: Node) -> FileSource:
         """Open a file. May wait for the store. FileSystemError(ESTALE): it was replaced.

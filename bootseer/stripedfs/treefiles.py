@@ -14,6 +14,7 @@ import xxhash
 
 from bootseer.blocks.readahead import ReadAhead
 from bootseer.blocks.settings import Priority
+from bootseer.blocks.source import is_volatile
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
@@ -82,39 +83,54 @@ class Answered:
 class OpenFile:
     """One opening of a file: its source, and what was read of it so far."""
 
-    __slots__ = ("_ahead", "_files", "_source", "_where", "place")
+    __slots__ = ("_ahead", "_files", "_straight", "_sure", "_where", "place", "source")
 
     def __init__(
         self, files: OpenFiles, source: FileSource, where: str, place: object = None
     ) -> None:
         self._files = files
         self.place = place
-        self._source = source
+        self.source = source
         self._where = where
+        self._straight = files.fetcher.straight(source)
+        self._sure = not is_volatile(source)
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
 
     @property
     def identity(self) -> str:
         """Names its bytes."""
-        return self._source.identity
+        return self.source.identity
 
     def outdated(self) -> OpenFile:
         """What takes its place when its pages are of other bytes."""
-        return _Outdated(self._files, self._source, self._where, self.place)
+        return _Outdated(self._files, self.source, self._where, self.place)
 
     def close(self) -> None:
         """It is read no more."""
+        self._straight = None
         self._ahead.close()
 
-    def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
+    def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         """See `Operations.read`."""
-        source, files = self._source, self._files
-        size = min(size, source.size_bytes - offset)
-        if size <= 0:
-            return NOTHING
-        for begin, length in self._ahead.note(offset, size):
-            files.fetcher.prefetch(source, begin, length, Priority.HOT)
+        source, straight = self.source, self._straight
+        if offset + size > source.size_bytes:
+            size = source.size_bytes - offset
+            if size <= 0:
+                return NOTHING
+        # What is verified in the node cache comes from there; nearly every small read does.
+        if straight is None or not straight.marks.whole:
+            for begin, length in self._ahead.note(offset, size):
+                self._files.fetcher.prefetch(source, begin, length, Priority.HOT)
+        if straight is not None and (self._sure or not source.doubtful(offset, size)):
+            view = straight.read(offset, size)
+            if view is not None:
+                return view
+        return self._fetched(offset, size, later)
+
+    def _fetched(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
+        """Bytes from the fetcher's memory, now or later."""
+        source, files = self.source, self._files
         waiting = _Waiting(files, source, offset, size, self._where)
         held = files.fetcher.held(source, offset, size, waiting.ready)
         if held is not None and not source.doubtful(offset, size):
@@ -128,7 +144,7 @@ class _Outdated(OpenFile):
 
     __slots__ = ()
 
-    def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
+    def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         raise FileSystemError(errno.ESTALE)
 
 
@@ -209,7 +225,7 @@ class OpenFiles:
         self.fetcher = fetcher
         self.complaints = complaints
         self._lock = threading.Lock()
-        self._open: dict[Handle, OpenFile] = {}
+        self.by_handle: dict[Handle, OpenFile] = {}
         self._sources: dict[Inode, tuple[object, FileSource]] = {}
         self._counter = itertools.count(int.from_bytes(os.urandom(3)))
         self._pool: ThreadPoolExecutor | None = None
@@ -228,25 +244,30 @@ class OpenFiles:
                 del self._sources[next(iter(self._sources))]
         return source
 
+    def number(self, source: FileSource) -> Handle:
+        """A fresh handle for a file; who reads by it alone must `revive` it."""
+        number = next(self._counter) & (1 << COUNTER_BITS) - 1
+        return Handle(_tag(source) << COUNTER_BITS | number)
+
     def add(self, source: FileSource, where: str, place: object) -> Handle:
         """A fresh handle for a file; `place` tells which others share its pages."""
-        number = next(self._counter) & (1 << COUNTER_BITS) - 1
-        handle = Handle(_tag(source) << COUNTER_BITS | number)
+        handle = self.number(source)
+        opened = OpenFile(self, source, where, place)
         with self._lock:
-            self._open[handle] = OpenFile(self, source, where, place)
+            self.by_handle[handle] = opened
         return handle
 
     def get(self, handle: Handle) -> OpenFile | None:
         """The open file, unless another process opened it."""
-        return self._open.get(handle)
+        return self.by_handle.get(handle)
 
     def outdate(self, place: object, *, but: str = "") -> None:
         """Other bytes get the pages of `place`: who reads earlier ones has ESTALE from now on."""
         with self._lock:
-            for handle, found in list(self._open.items()):
+            for handle, found in list(self.by_handle.items()):
                 if found.place == place and not (but and found.identity == but):
                     found.close()
-                    self._open[handle] = found.outdated()
+                    self.by_handle[handle] = found.outdated()
 
     def revive(self, handle: Handle, source: FileSource, where: str, place: object) -> OpenFile:
         """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
@@ -258,15 +279,18 @@ class OpenFiles:
         self, handle: Handle, source: FileSource, where: str, place: object = None
     ) -> OpenFile:
         """Read a source by a handle that was made elsewhere."""
+        opened = OpenFile(self, source, where, place)
         with self._lock:
-            return self._open.setdefault(handle, OpenFile(self, source, where, place))
+            return self.by_handle.setdefault(handle, opened)
 
-    def drop(self, handle: Handle) -> None:
-        """The kernel closed it."""
+    def drop(self, handle: Handle) -> FileSource | None:
+        """The kernel closed it; returns what was read by it."""
         with self._lock:
-            found = self._open.pop(handle, None)
-        if found is not None:
-            found.close()
+            found = self.by_handle.pop(handle, None)
+        if found is None:
+            return None
+        found.close()
+        return found.source
 
     def help(self, work: Callable[[], None]) -> None:
         """Do something that may wait, in a thread that no reader needs."""

@@ -1,0 +1,137 @@
+"""Reads of a cached object's file past the fetcher: only of blocks that were verified here.
+
+The fetcher hands out memory that others may wait for, by way of locks and callbacks: for a block
+that lies verified in the page cache that costs many times what the read does. Here a read is a
+look at a few marks and one `preadv` into memory of the reading thread.
+
+**Why a mark may be believed.** A mark is set for a block whose bytes were compared with their
+entry while nobody else held the claim to it, and it counts as long as the object is pinned, which
+each `Straight` does by itself. Eviction needs the object alone; `store` writes to no block that
+has an entry, and takes bytes back from none that it has no claim to. So what was verified stays as
+it is, but for what a disk spoils by itself: marks older than `MARK_LIFE_S` are dropped when the
+object is opened next, and its blocks are verified again. Marks are of a process, so after any
+stop, a clean one or not, every block is verified before its first use.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+import weakref
+
+MARK_LIFE_S = 3600.0
+ROOM_BYTES = 1 << 20
+
+
+class Marks:
+    """Which blocks of one file were verified in this process; `whole` = all of them."""
+
+    __slots__ = ("__weakref__", "_since_s", "of_blocks", "whole")
+
+    def __init__(self, blocks: int) -> None:
+        self.of_blocks = bytearray(blocks)
+        self.whole = False
+        self._since_s = time.monotonic()
+
+    def set(self, index: int) -> None:
+        """A block was verified."""
+        marks = self.of_blocks
+        marks[index] = 1
+        self.whole = 0 not in marks
+
+    def drop(self, index: int) -> None:
+        """A block is to be verified before it is used again."""
+        self.whole = False
+        self.of_blocks[index] = 0
+
+    def expire(self) -> None:
+        """Drop all marks when the first may be older than `MARK_LIFE_S`."""
+        now_s = time.monotonic()
+        if now_s - self._since_s > MARK_LIFE_S:
+            self._since_s, self.whole = now_s, False
+            self.of_blocks[:] = bytes(len(self.of_blocks))
+
+
+_known: weakref.WeakValueDictionary[tuple[int, int], Marks] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def marks_of(data_fd: int, blocks: int) -> Marks:
+    """The marks of an open file, shared by all who have that very file open in this process.
+
+    Keep them only as long as the object is pinned. Raises OSError.
+    """
+    about = os.fstat(data_fd)
+    key = about.st_dev, about.st_ino
+    with _lock:
+        found = _known.get(key)
+        if found is None or len(found.of_blocks) != blocks:
+            found = _known[key] = Marks(blocks)
+        return found
+
+
+def _forked() -> None:
+    """A child begins without marks: another thread may have been setting one."""
+    global _lock
+    _lock = threading.Lock()
+    _known.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class _Room(threading.local):
+    """One thread's memory for the bytes of one read."""
+
+    def __init__(self) -> None:
+        self.view = _memory(ROOM_BYTES)
+
+
+def _memory(size_bytes: int) -> memoryview:
+    """A process's own: a forked child must not write into its parent's."""
+    return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+_room = _Room()
+
+
+class Straight:
+    """Pins an object and reads its file; the pin ends with the last reference to this.
+
+    `present_fd` and `data_fd` are taken over. A thread that reads keeps the descriptors open by
+    its own reference, so that no read can meet a number that is another file's by then.
+    """
+
+    __slots__ = ("__weakref__", "_data_fd", "_present_fd", "block_bytes", "marks")
+
+    def __init__(self, present_fd: int, data_fd: int, block_bytes: int, marks: Marks) -> None:
+        self._present_fd, self._data_fd = present_fd, data_fd
+        self.block_bytes, self.marks = block_bytes, marks
+
+    def read(self, offset: int, size: int) -> memoryview | None:
+        """`size` bytes (at least one) from `offset` on; None where a block is not verified yet.
+
+        The view holds until this thread reads the next time, from whatever object. The bytes must
+        lie within the object.
+        """
+        # Small reads come by the 100,000 a second: each line here can be measured.
+        block_bytes, marks = self.block_bytes, self.marks
+        if not marks.whole:
+            first, end = offset // block_bytes, (offset + size - 1) // block_bytes + 1
+            if marks.of_blocks.find(0, first, end) >= 0:
+                return None
+        view = _room.view
+        if size != len(view):
+            if size > len(view):
+                view = _room.view = _memory(size)
+            view = view[:size]
+        try:
+            return view if os.preadv(self._data_fd, (view,), offset) == size else None
+        except OSError:  # a failing disk: the store has the bytes
+            return None
+
+    def __del__(self) -> None:
+        os.close(self._data_fd)
+        os.close(self._present_fd)  # the pin goes last
