@@ -1,22 +1,22 @@
-"""Our FUSE server against servers in C and other Python bindings, each serving one file.
+"""`stripe mount` against FUSE servers in C and other Python bindings, each serving one file.
 
-The file (2 GiB, `--quick` 512 MiB) is wholly in the page cache. Each side's server stays up
+The file (2 GiB, `--quick` 512 MiB) is wholly in the page cache. `stripe mount …` reads it as a
+striped checkpoint from a node cache that holds it whole and verified as a whole, as it is some
+seconds after it was first read through a mount: as root on Linux 6.9 and newer the kernel reads
+the cache's file (passthrough). `stripe mount plain file …` has a plain file in the node cache,
+which the server itself answers from there: what every mount does until a file is verified as a
+whole, and any mount without root. Each side's server stays up
 through all rounds at a mount of its own, with read-ahead 1 MiB; before each run the mount's own
 page cache is emptied, so every read reaches the server, and after it as well, so that sides do
 not share memory with what others left. The reader is a program in C: sequential streams each
 read their share by 1 MiB into a warm huge page, random ones 4 KiB anywhere; random reads go to the
-direct_io mounts, where none is answered by the cache. `passthrough` opens the file through our
-mount, `raw file` the file itself. Our server serves `LocalTree`: it answers from maps of the
-files (`Operations.maps`), and while reads are small each of its two threads keeps to a half of
-the processors; neither is so for the trees of stores and images, nor for the servers beside it.
+direct_io mounts, where none is answered by the cache. rclone (its local backend) has no direct_io.
+`passthrough` sets our mount beside the cached file itself.
 
 The C servers use libfuse 3's low-level interface, 1 MiB requests, clone_fd and two threads (the
-best of 1, 2, 4 and 10 here). `ours, system Python` is our server under /usr/bin/python3, left
-out where that is the bench's own interpreter or older than 3.11: distributions build Python with
-profile-guided optimisation, pyenv by default without, and small reads show it. Cases ending in
-`CPU` are processor seconds of the server process a GiB read (a million reads for `random`).
-Needs root, gcc, pkg-config, libfuse3-dev and, for fusepy, libfuse2; pyfuse3, mfusepy and fusepy
-are left out when they are not installed.
+best of 1, 2, 4 and 10 here). Cases ending in `CPU` are processor seconds of the server's processes
+a GiB read (a million reads for `random`). Needs root, gcc, pkg-config, libfuse3-dev and, for
+fusepy, libfuse2; pyfuse3, mfusepy, fusepy and rclone are left out when they are not installed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import harness
+from bootseer.blocks import presence
 
 MEASURES = (
     "bootseer/fuse",
+    "bootseer/blocks",
+    "bootseer/stripedfs",
     "bench/fuse.py",
-    "bench/fuse_ours.py",
     "bench/fuse_peers.py",
     "bench/fuse_c",
 )
@@ -50,7 +52,12 @@ READS, QUICK_READS = 40_000, 10_000
 RANDOM_ROUNDS = 3  # they are short, and differ more from one to the next
 C_THREADS, C_CLONE = 2, 1
 READ_AHEAD_KIB = 1024
-SYSTEM_PYTHON = Path("/usr/bin/python3")
+SEALED_S = 300.0
+STRIPED, PLAIN = "stripe mount", "stripe mount plain file"
+CONDITIONS = {
+    STRIPED: "root; whole file in the node cache, sealed: read by passthrough",
+    PLAIN: "whole file in the node cache, not sealed: read by our server",
+}
 BINDINGS = {"pyfuse3": "pyfuse3", "mfusepy": "mfusepy", "fusepy": "fuse"}
 
 
@@ -98,27 +105,56 @@ def make_file(path: Path, size_bytes: int) -> None:
             file.write(block)
 
 
-def has_other_python() -> bool:
-    """Whether the system has an interpreter that can serve and is not the one running."""
-    if not SYSTEM_PYTHON.exists() or SYSTEM_PYTHON.samefile(os.path.realpath(sys.executable)):
-        return False
-    serves = [str(SYSTEM_PYTHON), "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
-    return subprocess.run(serves, check=False).returncode == 0
+def our_command(folder: Path, kind: str, *, direct: bool) -> list[str]:
+    """`stripe mount` of the striped or of the plain file, without the mount point."""
+    command = [sys.executable, "-m", "bootseer", "stripe", "mount", "--foreground"]
+    command += [] if direct else ["--buffered"]
+    store = folder / ("store" if kind == STRIPED else "source")
+    return [*command, "--cache", str(folder / "cache"), str(store)]
 
 
-def server_commands(folder: Path, *, direct: bool) -> dict[str, list[str]]:
+def fill_cache(folder: Path) -> None:
+    """Have both files in the node cache, the striped one verified as a whole.
+
+    Raises RuntimeError when that does not come about.
+    """
+    put = [sys.executable, "-m", "bootseer", "stripe", "put"]
+    files = [str(folder / "source" / NAME), str(folder / "store" / NAME)]
+    (folder / "store").mkdir()
+    subprocess.run([*put, *files], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    for kind in (PLAIN, STRIPED):
+        with served(folder, kind, our_command(folder, kind, direct=True)) as side:
+            subprocess.run(["cmp", files[0], side.path], check=True)
+            end = time.monotonic() + SEALED_S
+            while kind == STRIPED and not sealed_of(folder):
+                if time.monotonic() > end:
+                    raise RuntimeError("the striped file was not verified as a whole in time")
+                time.sleep(0.5)
+
+
+def sealed_of(folder: Path) -> Path | None:
+    """The node cache's file that the kernel may read by itself, once there is one."""
+    for path in (folder / "cache").glob("*/present"):
+        with path.open("rb") as file:
+            if file.read(len(presence.FROZEN)) == presence.FROZEN:
+                return path.with_name("data")
+    return None
+
+
+def peer_commands(folder: Path, *, direct: bool) -> dict[str, list[str]]:
     """Side -> command without its mount point, for the sides that can run here."""
     source, python = str(folder / "source" / NAME), sys.executable
-    ours = ["-m", "bench.fuse_ours", str(folder / "source"), "direct" if direct else "buffered"]
     server, mode = str(folder / "server"), str(int(direct))
-    commands = {harness.OURS: [python, *ours]}
-    if has_other_python():
-        commands["ours, system Python"] = [str(SYSTEM_PYTHON), *ours]
-    for kind in ("pread", "mmap"):
-        commands[f"C {kind}"] = [server, kind, mode, str(C_THREADS), str(C_CLONE), source]
+    commands = {
+        f"C {kind}": [server, kind, mode, str(C_THREADS), str(C_CLONE), source]
+        for kind in ("pread", "mmap")
+    }
     for name, module in BINDINGS.items():
         if importlib.util.find_spec(module) is not None:
             commands[name] = [python, "-m", "bench.fuse_peers", name, mode, source]
+    if not direct and shutil.which("rclone"):
+        folder_url = f":local:{folder / 'source'}"
+        commands["rclone"] = ["rclone", "mount", "--read-only", "--config", "", folder_url]
     return commands
 
 
@@ -158,8 +194,12 @@ def served(folder: Path, name: str, command: list[str]) -> Iterator[Side]:
 
 
 def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
-    """Processor time of another process so far, ended threads included (clock_getcpuclockid)."""
-    return 0.0 if process is None else time.clock_gettime(~process.pid << 3 | 2)
+    """Processor time so far of another process and its child, ended threads included."""
+    if process is None:
+        return 0.0
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    pids = [process.pid, *map(int, children)]
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # clock_getcpuclockid
 
 
 def read(folder: Path, side: Side, words: list[str], last: list[str]) -> Figures:
@@ -210,30 +250,43 @@ def measure(
 
 def measure_mode(folder: Path, *, direct: bool, options: harness.Options) -> list[harness.Case]:
     """The cases of the buffered or of the direct_io mounts."""
-    runs = {"direct 1": "seq 1", "direct 4": "seq 4"} if direct else {}
     if direct:
+        runs = {"direct 1": "seq 1", "direct 4": "seq 4"}
         runs |= {"random 4k x1": "rand 1", "random 4k x4": "rand 4"}
     else:
         runs = {"buffered 1": "seq 1", "buffered 4": "seq 4"}
     cases = []
     with contextlib.ExitStack() as stack:
-        commands = server_commands(folder, direct=direct)
-        sides = [stack.enter_context(served(folder, *item)) for item in commands.items()]
+        peers = [
+            stack.enter_context(served(folder, *item))
+            for item in peer_commands(folder, direct=direct).items()
+        ]
+        ours = {
+            kind: stack.enter_context(
+                served(folder, harness.OURS, our_command(folder, kind, direct=direct))
+            )
+            for kind in (STRIPED, PLAIN)
+        }
         for case, words in runs.items():
-            cases += measure(case, folder, sides, words, options)
+            for kind, side in ours.items():
+                # The plain file's peers are those that decide; the others stand beside the first.
+                beside = peers if kind == STRIPED else [p for p in peers if p.name[:2] == "C "]
+                found = measure(f"{kind} {case}", folder, [side, *beside], words, options)
+                cases += harness.under(CONDITIONS[kind], found)
     return cases
 
 
 def measure_passthrough(folder: Path, options: harness.Options) -> list[harness.Case]:
-    """Our mount with the kernel reading the file itself, beside the file."""
-    command = server_commands(folder, direct=False)[harness.OURS]
-    command[-1] = "passthrough"
-    raw = Side("raw file", None, folder / "source" / NAME)
-    in_c = server_commands(folder, direct=True)["C pread"]
-    with served(folder, harness.OURS, command) as side, served(folder, "C pread", in_c) as other:
+    """Our mount with the kernel reading the file itself, beside that file."""
+    sealed = sealed_of(folder)
+    if sealed is None:
+        raise RuntimeError("no file of the node cache was verified as a whole")
+    raw = Side("raw file", None, sealed)
+    command = our_command(folder, STRIPED, direct=True)
+    with served(folder, harness.OURS, command) as side:
         cases = measure("passthrough", folder, [side, raw], "seq 1", options)
-        sides = [side, raw, other]
-        return cases + measure("passthrough random 4k x4", folder, sides, "rand 4", options)
+        cases += measure("passthrough random 4k x4", folder, [side, raw], "rand 4", options)
+    return harness.under(CONDITIONS[STRIPED], cases)
 
 
 def run(options: harness.Options) -> list[harness.Case]:
@@ -243,6 +296,7 @@ def run(options: harness.Options) -> list[harness.Case]:
         compile_programs(folder)
         (folder / "source").mkdir()
         make_file(folder / "source" / NAME, QUICK_FILE_BYTES if options.quick else FILE_BYTES)
+        fill_cache(folder)
         cases = measure_mode(folder, direct=False, options=options)
         cases += measure_mode(folder, direct=True, options=options)
         return cases + measure_passthrough(folder, options)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from fuse_mounts import end_mount
 from fuse_trees import Later, MemoryTree
+from localtree import LocalTree
 
 from bootseer.errors import CorruptDataError
 from bootseer.fuse import fusepy_server
-from bootseer.fuse.localtree import LocalTree
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Operations
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount

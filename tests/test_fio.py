@@ -16,8 +16,7 @@ import pytest
 from fuse_backend import backend_mount
 from fuse_mounts import end_mount, mounted
 from fuse_trees import WritableTree
-
-from bootseer.fuse.localtree import LocalTree
+from localtree import LocalTree
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("fio")]
 

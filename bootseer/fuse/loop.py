@@ -1,9 +1,8 @@
 """The threads that receive requests from `/dev/fuse` and answer them.
 
 READ is answered by the thread that received it, or parked by the operations and answered from
-any other thread; reads within what the operations have as `maps` (inode -> a file's bytes) are
-answered from there, and `read` is not called. What the operations call quick is answered at once
-too. Requests that may wait for a network (all of writing, and what `Operations.slow` names) go to
+any other thread. What the operations call quick is answered at once too. Requests that may wait
+for a network (all of writing, and what `Operations.slow` names) go to
 a few more threads, so that no wait ever keeps a reader from being heard. Who waits for one that
 changes nothing may be killed, as a reader may; what comes of it then is taken back.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import itertools
 import os
 import queue
 import threading
@@ -25,7 +23,6 @@ from bootseer.fuse.operations import Data, Reply
 from bootseer.fuse.parked import GONE, Parked, ParkedReads, send_data, send_error
 from bootseer.fuse.replies import SUCCESS
 from bootseer.fuse.session import KILLABLE, UNANSWERED, Session
-from bootseer.fuse.spread import SAMPLE_READS, Spread
 from bootseer.fuse.wire import HOT, IN_HEADER, INTERRUPT_IN, OUT_HEADER, Opcode
 
 _GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
@@ -66,7 +63,7 @@ class Later:
 
 
 class Loop:
-    """Serves one device. `receivers` threads will call `serve`.
+    """Serves one device.
 
     `on_death` is called by a receiving thread that failed.
     """
@@ -78,7 +75,6 @@ class Loop:
         faults: Faults,
         *,
         max_write_bytes: int,
-        receivers: int,
         slow_threads: int,
         on_death: Callable[[], None],
     ) -> None:
@@ -87,7 +83,6 @@ class Loop:
         self._faults = faults
         self._buffer_bytes = max_write_bytes + _SPARE_BYTES
         self._slow = session.slow_opcodes()
-        self._receivers, self._numbers = receivers, itertools.count()
         self._most_workers = slow_threads
         self._on_death = on_death
         self.parked = ParkedReads(device, faults)
@@ -127,45 +122,36 @@ class Loop:
         read_device = io.FileIO(device, "rb", closefd=False).readinto
         read, unpack, pack = self._session.operations.read, HOT.unpack_from, SUCCESS.pack
         opcode_read, view_type = int(Opcode.READ), memoryview
-        maps = getattr(self._session.operations, "maps", None)
-        mapped, nothing = ({} if maps is None else maps).get, memoryview(b"")
-        # What may start threads would confine them as well.
-        apart = maps is not None and not self._slow
-        spread = Spread(next(self._numbers), self._receivers if apart else 1)
-        opcode, size, buffer = 0, 0, later.buffer
+        buffer = later.buffer
         while True:
-            for _ in range(SAMPLE_READS):
+            try:
+                count = read_device(buffer)
+            except OSError as error:
+                if _has_ended(error):
+                    return
+                continue
+            if not count:
+                continue
+            opcode, unique, inode, handle, offset, size = unpack(buffer)
+            if opcode != opcode_read:
+                buffer = later.buffer = self._take_other(opcode, buffer, count)
+                continue
+            try:
+                data = read(inode, handle, offset, size, later)
+            except BaseException as error:  # one failing read must cost one answer only
+                self._refuse(unique, later, error)
+                continue
+            if type(data) is view_type:
                 try:
-                    count = read_device(buffer)
+                    write_device(device, (pack(16 + len(data), unique), data))
                 except OSError as error:
-                    if _has_ended(error):
-                        return
-                    continue
-                if not count:
-                    continue
-                opcode, unique, inode, handle, offset, size = unpack(buffer)
-                if opcode != opcode_read:
-                    buffer = later.buffer = self._take_other(opcode, buffer, count)
-                    continue
-                try:
-                    data = mapped(inode, nothing)[offset : offset + size]
-                    if len(data) != size:
-                        data = read(inode, handle, offset, size, later)
-                except BaseException as error:  # one failing read must cost one answer only
-                    self._refuse(unique, later, error)
-                    continue
-                if type(data) is view_type:
-                    try:
-                        write_device(device, (pack(16 + len(data), unique), data))
-                    except OSError as error:
-                        self._unsent(unique, error)
-                    del data  # its owner may want to close that memory
-                    continue
-                release = self._answer_read(unique, later, data)
-                del data  # its owner may want to reuse that memory
-                if release is not None:
-                    self._release(release)
-            spread.sample(opcode, size)
+                    self._unsent(unique, error)
+                del data  # its owner may want to close that memory
+                continue
+            release = self._answer_read(unique, later, data)
+            del data  # its owner may want to reuse that memory
+            if release is not None:
+                self._release(release)
 
     def _release(self, release: Callable[[], None]) -> None:
         try:

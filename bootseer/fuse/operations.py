@@ -84,9 +84,6 @@ class Operations(Protocol):
 
     Inode numbers must mean the same in a process started later on the same tree, and `handle`
     must be understood there too: after a crash another process answers for the same mount.
-
-    Operations that hold whole files in memory may have `maps`, inode -> all of its bytes, which
-    may change at any time: reads that lie within are answered from there without a `read`.
     """
 
     def lookup(self, parent: Inode, name: bytes) -> Attr: ...

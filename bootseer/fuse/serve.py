@@ -116,7 +116,6 @@ class Mount:
             session,
             self._faults,
             max_write_bytes=settled.max_write_bytes,
-            receivers=self.options.threads,
             slow_threads=self.options.slow_threads,
             on_death=on_death or self._abandon,
         )

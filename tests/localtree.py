@@ -1,4 +1,4 @@
-"""A local directory as read-only `Operations`: the example tree, and what tests and bench serve.
+"""A local directory as read-only `Operations`: what tests of the server serve.
 
 Inode numbers are those of the local file system, and a handle is its file's inode number, so a
 process started later on the same directory understands both. A file is served from a memory map
@@ -22,7 +22,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -171,11 +171,6 @@ class LocalTree:
         """Nothing to do: who made the tree closes it."""
 
     # --- files --------------------------------------------------------------------------------
-
-    @property
-    def maps(self) -> Mapping[int, memoryview] | None:
-        """The maps of open files, for a server to answer from; None where `read` must be asked."""
-        return self._views if self._mapped and type(self).read is LocalTree.read else None
 
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE != os.O_RDONLY:
