@@ -71,6 +71,7 @@ def _fuse() -> tuple[Floor, ...]:
         for mount, names in peers.items()
         for accesses, unit, bound in ((_SEQUENTIAL, "MiB/s", 0.8), (_RANDOM, "reads/s", 0.4))
         for access in accesses
+        if mount == "stripe mount" or not access.startswith("direct")
         for peer in names
     )
 

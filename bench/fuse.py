@@ -11,6 +11,9 @@ page cache is emptied, so every read reaches the server, and after it as well, s
 not share memory with what others left. The reader is a program in C: sequential streams each
 read their share by 1 MiB into a warm huge page, random ones 4 KiB anywhere; random reads go to the
 direct_io mounts, where none is answered by the cache. rclone (its local backend) has no direct_io.
+`image mount …` is a file of an image all of which is on the node: verified as a whole, when EROFS
+reads the node cache's file and nobody serves; and `served`, by our server, as in the first mount.
+`EROFS over C` is the same EROFS over the C server (`mmap`, direct_io) of the same data.
 `passthrough` sets our mount beside the cached file itself.
 
 The C servers use libfuse 3's low-level interface, 1 MiB requests, clone_fd and two threads (the
@@ -33,13 +36,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import harness
+from bench import fuse_images, harness
 from bootseer.blocks import presence
 
 MEASURES = (
     "bootseer/fuse",
     "bootseer/blocks",
     "bootseer/stripedfs",
+    "bootseer/blockimage",
+    "bench/fuse_images.py",
     "bench/fuse.py",
     "bench/fuse_peers.py",
     "bench/fuse_c",
@@ -53,9 +58,12 @@ RANDOM_ROUNDS = 3  # they are short, and differ more from one to the next
 C_THREADS, C_CLONE = 2, 1
 READ_AHEAD_KIB = 1024
 SEALED_S = 300.0
+RAW = "raw file"
 STRIPED, PLAIN = "stripe mount", "stripe mount plain file"
 CONDITIONS = {
     STRIPED: "root; whole file in the node cache, sealed: read by passthrough",
+    "image mount": "whole image in the node cache, sealed: no server",
+    "image mount served": "whole image in the node cache, not sealed: read by our server",
     PLAIN: "whole file in the node cache, not sealed: read by our server",
 }
 BINDINGS = {"pyfuse3": "pyfuse3", "mfusepy": "mfusepy", "fusepy": "fuse"}
@@ -205,14 +213,14 @@ def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
 def read(folder: Path, side: Side, words: list[str], last: list[str]) -> Figures:
     """One run of the reader over one side."""
     mode, streams = words
-    empty = [] if side.process is not None else ["keep"]  # the file itself stays in the cache
+    empty = ["keep"] if side.name == RAW else []  # the file itself stays in the cache
     before = cpu_seconds(side.process)
     command = [str(folder / "reader"), mode, streams, str(side.path), *last, *empty]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"reading {side.name} failed: {done.stderr.strip()}")
     used = cpu_seconds(side.process) - before
-    if side.process is not None:
+    if side.name != RAW:
         fd = os.open(side.path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
@@ -281,12 +289,31 @@ def measure_passthrough(folder: Path, options: harness.Options) -> list[harness.
     sealed = sealed_of(folder)
     if sealed is None:
         raise RuntimeError("no file of the node cache was verified as a whole")
-    raw = Side("raw file", None, sealed)
+    raw = Side(RAW, None, sealed)
     command = our_command(folder, STRIPED, direct=True)
     with served(folder, harness.OURS, command) as side:
         cases = measure("passthrough", folder, [side, raw], "seq 1", options)
         cases += measure("passthrough random 4k x4", folder, [side, raw], "rand 4", options)
     return harness.under(CONDITIONS[STRIPED], cases)
+
+
+def measure_images(folder: Path, options: harness.Options) -> list[harness.Case]:
+    """The cases of a file of an image; what `image mount` leaves running is not timed by CPU."""
+    image = fuse_images.Image(folder)
+    image.prepare(folder / "source" / NAME)
+    runs = {"buffered 1": "seq 1", "buffered 4": "seq 4"}
+    runs |= {"random 4k x1": "rand 1", "random 4k x4": "rand 4"}
+    cases: list[harness.Case] = []
+    threads = [str(C_THREADS), str(C_CLONE)]
+    command = [str(folder / "server"), "mmap", "1", *threads, str(image.data)]
+    with served(folder, "C mmap", command) as server, image.over(server.path) as over:
+        for kind, complete in (("image mount", True), ("image mount served", False)):
+            with image.mounted(complete=complete) as path:
+                sides = [Side(harness.OURS, None, path), Side("EROFS over C", None, over)]
+                for case, words in runs.items():
+                    found = measure(f"{kind} {case}", folder, sides, words, options)
+                    cases += harness.under(CONDITIONS[kind], found)
+    return cases
 
 
 def run(options: harness.Options) -> list[harness.Case]:
@@ -299,4 +326,5 @@ def run(options: harness.Options) -> list[harness.Case]:
         fill_cache(folder)
         cases = measure_mode(folder, direct=False, options=options)
         cases += measure_mode(folder, direct=True, options=options)
-        return cases + measure_passthrough(folder, options)
+        cases += measure_passthrough(folder, options)
+        return cases + measure_images(folder, options)

@@ -35,6 +35,9 @@ def test_every_case_has_every_side(monkeypatch: pytest.MonkeyPatch) -> None:
         for suffix in ("", " CPU"):
             assert found[f"stripe mount {case}{suffix}"] == servers
             assert found[f"stripe mount plain file {case}{suffix}"] == C
+    for case in (*BUFFERED, *RANDOM):
+        for kind in ("image mount", "image mount served"):
+            assert found[f"{kind} {case}"] == {"ours", "EROFS over C"}
     assert found["passthrough"] == {"ours", "raw file"}
     assert mounts() == []
 
