@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from bootseer.blockimage.warm import Warmer
     from bootseer.blockimage.whole import WholeFetch
     from bootseer.blocks.cache import NodeCache
-    from bootseer.blocks.cached import CachedObject
     from bootseer.blocks.fetch import Fetcher
     from bootseer.blocks.stats import Counters
 
