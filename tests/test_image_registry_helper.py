@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
 
+import bootseer
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch import helped_repository, registry_helper
 from bootseer.imageprefetch.helped_repository import HelpedRepository
@@ -316,3 +318,33 @@ sys.exit(image_direct.command(sys.argv[1:], helped=False))
     mounts.umount(str(directory))
     later = set(told.read_text().split()) - {"noted", "bootseer.imageprefetch.registry_helper"}
     assert not later, later
+
+
+def test_a_mount_reads_on_when_the_package_was_removed(mounts: Mounts, image: Published) -> None:
+    """An upgrade replaces our modules; a mount that began before must not look for them."""
+    directory, events = mounts.folder / "m", mounts.folder / "events"
+    directory.mkdir()
+    package = mounts.folder / "site"
+    shutil.copytree(Path(bootseer.__file__).parent, package / "bootseer")
+    code = f"""
+import sys
+sys.path.insert(0, {str(package)!r})
+from bootseer.cli.main import main
+sys.exit(main())
+"""
+    words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "image", "mount", *words, image.ref, str(directory)],
+        env={**os.environ, "BOOTSEER_EVENTS": str(events)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    until_s = time.monotonic() + 30
+    while not any(b"image.replay" in path.read_bytes() for path in events.glob("*")):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    shutil.rmtree(package)
+    assert tree_of(directory) == FILES
+    mounts.umount(str(directory))

@@ -335,6 +335,7 @@ class Worker:
         return self._opened.key()
 
     def _hot_done(self) -> None:
+        _import_the_rest()
         if self._server is not None:
             self._story.replayed(self._server)
 
@@ -400,6 +401,16 @@ class Front(ImageFront):
 def _end() -> None:
     """End this process as its supervisor would; the supervisor ends with it."""
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _import_the_rest() -> None:
+    """Import what a read or the end may need later: the package may be replaced by then."""
+    from bootseer.blockimage import fill, warm
+    from bootseer.blocks import cache, fetch, sealing
+    from bootseer.imageprefetch import ownsets, traces
+    from bootseer.storage.oci import layout, remote
+
+    del fill, warm, cache, fetch, sealing, ownsets, traces, layout, remote
 
 
 def _plain(server: runtime.Server) -> dict[str, Any]:
