@@ -207,6 +207,65 @@ def test_arguments_of_the_manifest_go_to_the_images_entrypoint() -> None:
     assert (main["command"], main["args"]) == ([LAUNCHER, "start", "--"], ["--lr", "1"])
 
 
+def test_dollars_of_an_image_stay_dollars() -> None:
+    """Kubernetes expands `$(NAME)` and `$$` in a manifest's words, never in an image's."""
+    config = ImageConfig(("sh", "-c", "echo $$ $(HOME) $1"), ("a$$", "$(PATH)"))
+    main = pods_of(inject.inject(text(BARE), Options(), lambda _: config).raw)[0]["containers"][0]
+    assert main["command"][3:] == ["sh", "-c", "echo $$$$ $$(HOME) $$1"]
+    assert main["args"] == ["a$$$$", "$$(PATH)"]
+
+
+EMPTY = ["[]", "", "null", "~", "Null  # none", "[ ]  # none", "   # later", "!!seq []", "&c []"]
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("args", ["", "    args: [x]\n", "    args: []\n", "    args:\n"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_an_empty_command_is_the_images(empty: str, args: str, newline: str) -> None:
+    config = ImageConfig(("/entry",), ("serve",))
+    raw = f"{BARE}{args}    command: {empty}\n".replace("\n", newline)
+    for written in (raw, raw.rstrip("\r\n"), f"{raw}    tty: true{newline}"):
+        result = inject.inject(text(written), Options(), lambda _: config)
+        assert not result.refusals
+        main = pods_of(result.raw)[0]["containers"][0]
+        last = "x" if "x" in args else "serve"
+        words = [*main["command"], *(main.get("args") or [])]
+        assert words == [LAUNCHER, "start", "--", "/entry", last]
+        assert taken_out(result.raw) == written
+        assert inject.inject(text(result.raw), Options(), lambda _: config).raw == result.raw
+
+
+@pytest.mark.parametrize("empty", ["[]", "", "null"])
+def test_an_empty_command_that_begins_its_container_is_filled(empty: str) -> None:
+    raw = f"kind: Pod\nspec:\n  containers:\n  - command: {empty}\n    name: a\n"
+    new = done(raw, command=("train",))
+    assert pods_of(new)[0]["containers"][0]["command"] == [LAUNCHER, "start", "--", "train"]
+    assert (taken_out(new), done(new, command=("train",))) == (raw, new)
+
+
+@pytest.mark.parametrize("empty", ["[]", "null", ""])
+def test_empty_arguments_keep_the_images_own(empty: str) -> None:
+    config = ImageConfig(("/entry",), ("serve",))
+    raw = f"{BARE}    args: {empty}\n"
+    flow = json.dumps(yaml.safe_load(raw))
+    for written in (raw, flow):
+        result = inject.inject(text(written), Options(), lambda _: config)
+        main = pods_of(result.raw)[0]["containers"][0]
+        assert main["command"] == [LAUNCHER, "start", "--", "/entry", "serve"]
+        assert not main["args"]
+        assert taken_out(result.raw) == written
+
+
+@pytest.mark.parametrize("blank", ["", " ", "  ", "\n  "])
+def test_an_empty_command_in_flow_style_is_filled(blank: str) -> None:
+    raw = POD_FLOW.replace('["x"]', f"[{blank}]")
+    new = done(raw, command=("train", "a b"))
+    assert pods_of(new)[0]["containers"][0]["command"][3:] == ["train", "a b"]
+    assert (taken_out(new), done(new, command=("train", "a b"))) == (raw, new)
+    null = POD_FLOW.replace('["x"]', "null")
+    assert "remove the key, or write []" in refusal(null, Options(command=("train",)))
+
+
 def test_a_command_that_nobody_knows_is_asked_for() -> None:
     def lost(image: str) -> ImageConfig:
         raise NotFoundError(f"the registry x does not have {image}")

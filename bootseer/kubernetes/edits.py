@@ -5,7 +5,10 @@ Two ways of writing, by the style of the place:
 * in block style whole lines, between `# bootseer:begin DIGEST` and `# bootseer:end`; the digest
   is of the lines between, so that a change made inside them is noticed;
 * in flow style (JSON is that) inline, directly behind the opening bracket. A key that was not
-  there before is written with two spaces before its colon, which tells it from one that was.
+  there before is written with two spaces before its colon, which tells it from one that was; the
+  items of a list that was empty stand two spaces behind its bracket.
+
+A null that is written out becomes a comment (`# bootseer:was null`) before the lines that fill it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from bootseer.kubernetes.yamltext import Text
 
 BEGIN, END = "# bootseer:begin", "# bootseer:end"
 OWN_COLON = "  :"
+OWN_BRACKET = "[  "
+WAS_NULL = "# bootseer:was "
 _INLINE = -1  # in place of a column
 
 Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
@@ -71,6 +76,28 @@ def prepend(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value
             return [_whole_lines(text, text.line_end(index), new, text.column(index))]
         raise CannotEditError(f"{text.where(value)}: {key} is not a list; make it one or remove it")
     return [add_keys(text, mapping, {key: new})]
+
+
+def fill(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value]) -> list[Edit]:
+    """Put items into the empty list at `key`, or in place of its null.
+
+    Raises CannotEditError where insertions alone cannot do that: an alias, a null in flow style.
+    """
+    key_node, value = next((k, v) for name, k, v in yamltext.pairs(mapping) if name == key)
+    if isinstance(value, yaml.SequenceNode) and not value.value:
+        _check_own(text, key_node, value)
+        at = opening(text, value, "[")
+        return [Edit(at, OWN_BRACKET[1:] + ", ".join(map(flow, new)))]
+    if not yamltext.is_null(value) or not value.value:
+        return prepend(text, mapping, key, new)
+    at = value.start_mark.index
+    if mapping.flow_style or at < key_node.end_mark.index or text.raw[at : at + 1] in "&!":
+        raise CannotEditError(
+            f"{text.where(value)}: {key} is null, which cannot be filled here; "
+            "remove the key, or write []"
+        )
+    column = text.column(key_node.start_mark.index)
+    return [Edit(at, WAS_NULL), _whole_lines(text, text.line_end(at), new, column)]
 
 
 def _check_own(text: Text, key: yaml.Node, value: yaml.SequenceNode) -> None:

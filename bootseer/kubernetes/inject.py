@@ -8,6 +8,7 @@ brings an older one up to date.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 import yaml
@@ -263,8 +264,7 @@ class _Injection:
         elif self._pod.owner_kind in RUNTIME_KINDS and not self._options.command:
             self._tell(container, "no command", "each TrainJob brings its own; inject these too")
         else:
-            missing |= self._command_of_image(container, words)
-            self._tell(container, f"command: {' '.join(words)} ...", why)
+            missing |= self._write_command(container, words, why)
         if missing:
             self._edits.append(edits.add_keys(self._text, container, missing))
 
@@ -311,21 +311,36 @@ class _Injection:
         self._edits.append(edits.add_keys(self._text, node, new))
         return {}
 
-    def _command_of_image(
-        self, container: yaml.MappingNode, words: Sequence[str]
+    def _write_command(
+        self, container: yaml.MappingNode, words: Sequence[str], why: str
     ) -> dict[str, edits.Value]:
-        """The command written out where the manifest leaves it to the image.
+        """Write out a command that the manifest leaves to the image; keys to add are returned.
 
         Kubernetes drops the image's CMD as soon as a command is given, so that is written too.
         """
         command = yamltext.child(container, "command")
-        if command is not None:
+        if command is not None and not yamltext.is_absent(command):
             raise CannotEditError(
-                f"{self._text.where(command)}: an empty command; remove it or fill it"
+                f"{self._text.where(command)}: command is not a list; make it one"
             )
-        has_args = yamltext.child(container, "args") is not None
+        written = self._command_of_image(container)
+        full = [*words, *written.pop("command")]
+        self._tell(container, f"command: {shlex.join(full)}", why)
+        if "args" in written:
+            told = f"args: {shlex.join(written['args'])}"
+            self._tell(container, told, "the image's CMD, which a command would drop")
+        if command is None:
+            return {"command": full, **written}
+        self._check_own(command, "command")
+        self._edits += edits.fill(self._text, container, "command", full)
+        return dict(written)
+
+    def _command_of_image(self, container: yaml.MappingNode) -> dict[str, list[str]]:
+        """The job's own `command`, and `args` where they have to be added."""
+        args = yamltext.child(container, "args")
+        has_args = args is not None and not yamltext.is_absent(args)
         if self._options.command:
-            return {"command": [*words, *self._options.command]}
+            return {"command": list(self._options.command)}
         image = yamltext.scalar(yamltext.child(container, "image"))
         name = pods.container_name(container)
         hint = f"give it by --command (kubectl's {self._pod.title}, container {name})"
@@ -337,14 +352,24 @@ class _Injection:
             raise CannotEditError(
                 f"the command of container {name} is its image's, and {error}; {hint}"
             ) from error
-        if not config.entrypoint and (has_args or not config.command):
-            if has_args:
-                return {"command": words}
+        entrypoint = [_escape(word) for word in config.entrypoint]
+        if has_args:
+            return {"command": entrypoint}
+        if not config.entrypoint and not config.command:
             raise CannotEditError(f"the image {image} names no command either; {hint}")
-        out: dict[str, edits.Value] = {"command": [*words, *config.entrypoint]}
-        if not has_args and config.command:
-            out["args"] = list(config.command)
-        return out
+        arguments = [_escape(word) for word in config.command]
+        if args is not None:  # there and empty: what is put into it could not be told from others
+            return {"command": [*entrypoint, *arguments]}
+        return {"command": entrypoint, "args": arguments} if arguments else {"command": entrypoint}
+
+
+def _escape(word: str) -> str:
+    """A word of an image as a manifest says it.
+
+    In a manifest's command and args Kubernetes makes `$` of `$$` and expands `$(NAME)`; words that
+    come from the image itself it leaves as they are.
+    """
+    return word.replace("$", "$$")
 
 
 def choose_container(pod: Pod, options: Options) -> yaml.MappingNode:

@@ -119,6 +119,8 @@ def _without_marked_lines(text: Text, texts: set[int]) -> str:
                 f"{text.name}, line {number + 1}: lines between the bootseer marks were changed; "
                 "move what is yours out of them, or remove the block by hand"
             )
+        if out and edits.WAS_NULL in out[-1]:
+            out[-1] = out[-1].replace(edits.WAS_NULL, "", 1)
         if not lines[end].endswith("\n") and out:  # put in behind a last line without newline
             out[-1] = out[-1].rstrip("\r\n")
         number = end + 1
@@ -245,6 +247,9 @@ def _cut_items(
     cuts: list[_Cut],
 ) -> None:
     key_node = next(k for name, k, _ in yamltext.pairs(mapping) if name == key)
+    if key == "command" and _filled_by_us(text, value):
+        cuts.append(_Cut(edits.opening(text, value, "["), value.value[-1].end_mark.index))
+        return
     everything = len(ours) == len(value.value)
     # A command that we wrote ends in the words of the image.
     if (everything or key == "command") and _written_by_us(text, key_node, value):
@@ -311,6 +316,13 @@ def _flow_cut(text: Text, value: yaml.SequenceNode, first: int, behind: int) -> 
         as_written = text.raw.startswith(", ", end)
         end = end + 2 if as_written else value.value[behind].start_mark.index
     return _Cut(start, end)
+
+
+def _filled_by_us(text: Text, value: yaml.SequenceNode) -> bool:
+    """Whether the list was there, and empty."""
+    if not value.flow_style:
+        return False
+    return text.raw.startswith(edits.OWN_BRACKET + '"', edits.opening(text, value, "[") - 1)
 
 
 def _written_by_us(text: Text, key_node: yaml.Node, value: yaml.Node) -> bool:

@@ -253,6 +253,11 @@ def is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == _NULL
 
 
+def is_absent(node: yaml.Node) -> bool:
+    """Whether a list is null or empty, which the API takes as if it were not given."""
+    return is_null(node) or (isinstance(node, yaml.SequenceNode) and not node.value)
+
+
 def scalar(node: yaml.Node | None) -> str:
     """A scalar's text, "" for anything else."""
     return node.value if isinstance(node, yaml.ScalarNode) else ""
