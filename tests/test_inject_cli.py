@@ -80,6 +80,43 @@ def test_explaining_says_each_change_and_its_reason_and_writes_no_manifest() -> 
     assert refusal["pod"] == "Pod/bad spec"
 
 
+REDIS = BAD.replace("bad", "cache").replace("image: x", "image: redis:7")
+
+
+def test_one_command_never_goes_into_several_images(tmp_path: Path) -> None:
+    data = f"{BAD}---\n{REDIS}".encode()
+    plain = ("inject", "-f", "-", "--offline", "--command", "python train.py")
+    done = bootseer(*plain, data=data)
+    said = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (7, b"")
+    assert "2 images: Pod/bad/main (x), Pod/cache/main (redis:7)" in said
+    assert "--command POD/CONTAINER=WORDS" in said
+    # Named, each has its own; what is for all goes to the rest.
+    done = bootseer(*plain, "--command", "cache/main=redis-server --port 1", data=data)
+    assert done.returncode == 0, done.stderr
+    assert b"- redis-server\n" in done.stdout
+    again = bootseer(*plain, "--command", "Pod/cache/main=redis-server --port 1", data=done.stdout)
+    assert again.stdout == done.stdout
+    assert bootseer("uninject", "-f", "-", data=done.stdout).stdout == data
+    # The same image twice is one command's.
+    done = bootseer(*plain, data=f"{BAD}---\n{REDIS.replace('redis:7', 'x')}".encode())
+    assert (done.returncode, done.stdout.count(b"- train.py")) == (0, 2)
+
+
+def test_explaining_says_the_words_of_a_given_command() -> None:
+    words = ("-f", "-", "--explain", "--command", "python 'a b.py'")
+    done = bootseer("inject", *words, data=BAD.encode())
+    assert b"command: /opt/bootseer/bin/bootseer start -- python 'a b.py'\n" in done.stdout
+
+
+def test_commands_of_the_environment_stand_one_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_INJECT_COMMAND", "python train.py\ncache/main=redis-server -x")
+    done = bootseer("inject", "-f", "-", data=f"{BAD}---\n{REDIS}".encode())
+    assert done.returncode == 0, done.stderr
+    assert b"- train.py\n" in done.stdout
+    assert b"- redis-server\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -87,6 +124,10 @@ def test_explaining_says_each_change_and_its_reason_and_writes_no_manifest() -> 
         (("--tier", "fuse"), 2, "needs --fuse-resource"),
         (("--events", "somewhere"), 2, "write pvc:CLAIM or host:/DIRECTORY"),
         (("--cache", "host:relative"), 2, "write pvc:CLAIM or host:/DIRECTORY"),
+        (("--command", "sh -c 'x"), 2, "no closing quotation; quote it as a shell takes it"),
+        (("--command", " "), 2, "it has no words"),
+        (("--command", "a", "--command", "b"), 2, "is given twice for all containers"),
+        (("--command", "good/other=x"), 2, "no container without a command has this name"),
         (("-f", "/no/such/file"), 3, "/no/such/file"),
         (("-o", "/no/such/folder/x"), 3, "/no/such/folder/x"),
     ],

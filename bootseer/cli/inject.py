@@ -28,6 +28,13 @@ output_option = click.option(
 )
 
 
+class _Lines(click.types.StringParamType):
+    """Texts with blanks in them; in an environment variable one a line."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return rv.splitlines()
+
+
 injection_options = together(
     click.option(
         "--parts",
@@ -52,8 +59,11 @@ injection_options = together(
     click.option(
         "--command",
         "job",
-        metavar="WORDS",
-        help="The job's command, as a shell splits it, where the manifest leaves it to the image.",
+        type=_Lines(),
+        multiple=True,
+        metavar="[POD/CONTAINER=]WORDS",
+        help="The job's command, as a shell splits it, where the manifest leaves it to the image. "
+        "Without POD/CONTAINER it is for all such containers, which then have to have one image.",
     ),
     click.option(
         "--events",
@@ -137,9 +147,8 @@ def resolver_of(given: dict[str, Any]) -> Resolve | None:
 
 def options_of(given: dict[str, Any]) -> Options:
     """The options of `injection_options` as the library takes them."""
-    import shlex
-
     from bootseer.kubernetes import options
+    from bootseer.kubernetes.job_command import parse_commands
 
     parts = [part.strip() for part in given["parts"].split(",") if part.strip()]
     unknown = [part for part in parts if part not in options.PARTS]
@@ -149,12 +158,14 @@ def options_of(given: dict[str, Any]) -> Options:
         raise UsageError("--tier fuse needs --fuse-resource, the name that the device plugin gives")
     store = given["store"] or ""
     is_url = "://" in store
+    command, commands = parse_commands(given["job"])
     more = {"image": given["image"]} if given["image"] else {}
     return options.Options(
         parts=tuple(parts),
         tier=given["tier"],
         container=given["container"] or "",
-        command=tuple(shlex.split(given["job"] or "")),
+        command=command,
+        commands=commands,
         events=_place("--events", given["events"]) or options.Place(),
         store=None if is_url else _place("--store", store),
         store_url=store if is_url else "",

@@ -18,6 +18,7 @@ from bootseer.kubernetes import edits, pods, uninject, yamltext
 from bootseer.kubernetes import options as names
 from bootseer.kubernetes.edits import CannotEditError, Edit
 from bootseer.kubernetes.image_config import ImageConfig
+from bootseer.kubernetes.job_command import CommandChoice
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.plan import Additions, additions, prefix
 from bootseer.kubernetes.pods import Pod
@@ -60,14 +61,15 @@ class Injected:
 def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Injected:
     """Inject every pod of a manifest that can be.
 
-    Raises UsageError for text that is no valid YAML and CorruptDataError where an earlier
-    injection was changed by hand.
+    Raises UsageError for text that is no valid YAML and for a command given to a container that
+    is not there, and CorruptDataError where an earlier injection was changed by hand.
     """
     clean = Text(uninject.uninject(text), text.name, text.newline)
     all_edits: list[Edit] = []
     changes: list[Change] = []
     refusals: list[Refusal] = []
     decided: dict[object, Additions] = {}
+    commands = _given_commands(clean, options)
     for document in yamltext.documents(clean):
         if _kind(document.root) == "TrainJob":
             try:
@@ -77,7 +79,7 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
                 refusals.append(Refusal(line, title, str(error)))
         for pod in pods.find(document):
             try:
-                made, told = _Injection(clean, pod, options, resolve, decided).run()
+                made, told = _Injection(clean, pod, options, resolve, decided, commands).run()
             except BootseerError as error:
                 line = pod.spec.start_mark.line + 1
                 refusals.append(Refusal(line, f"{pod.title} {pod.path}", str(error)))
@@ -85,6 +87,23 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
             all_edits += made
             changes += told
     return Injected(edits.apply(clean.raw, all_edits), tuple(changes), tuple(refusals))
+
+
+def _given_commands(text: Text, options: Options) -> CommandChoice:
+    """The given commands, with the images of all containers that would take one."""
+    commands = CommandChoice(options)
+    if not options.command and not options.commands:
+        return commands
+    for document in yamltext.documents(text):
+        for pod in pods.find(document):
+            try:
+                container = choose_container(pod, options)
+            except CannotEditError:
+                continue  # it is refused for this
+            if not yamltext.items(yamltext.child(container, "command")):
+                commands.add(pod, container)
+    commands.check_used()
+    return commands
 
 
 def _kind(root: yaml.Node) -> str:
@@ -130,9 +149,10 @@ class _Injection:
         options: Options,
         resolve: Resolve | None,
         decided: dict[object, Additions],
+        commands: CommandChoice,
     ) -> None:
         self._text, self._pod, self._options, self._resolve = text, pod, options, resolve
-        self._decided = decided
+        self._decided, self._commands = decided, commands
         self._edits: list[Edit] = []
         self._changes: list[Change] = []
 
@@ -261,7 +281,9 @@ class _Injection:
         why = "the wrapper measures the start, makes the inputs ready and becomes the job"
         if yamltext.items(yamltext.child(container, "command")):
             self._add(container, "command", words, why)
-        elif self._pod.owner_kind in RUNTIME_KINDS and not self._options.command:
+        elif self._pod.owner_kind in RUNTIME_KINDS and not self._commands.choose(
+            self._pod, container
+        ):
             self._tell(container, "no command", "each TrainJob brings its own; inject these too")
         else:
             missing |= self._write_command(container, words, why)
@@ -339,11 +361,12 @@ class _Injection:
         """The job's own `command`, and `args` where they have to be added."""
         args = yamltext.child(container, "args")
         has_args = args is not None and not yamltext.is_absent(args)
-        if self._options.command:
-            return {"command": list(self._options.command)}
+        given = self._commands.choose(self._pod, container)
+        if given:
+            return {"command": list(given)}
         image = yamltext.scalar(yamltext.child(container, "image"))
         name = pods.container_name(container)
-        hint = f"give it by --command (kubectl's {self._pod.title}, container {name})"
+        hint = f"give it by --command '{self._pod.title}/{name}=WORDS'"
         if self._resolve is None or not image:
             raise CannotEditError(f"the command of container {name} is its image's; {hint}")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 from bootseer import __version__
@@ -51,7 +52,8 @@ class Options:
 
     `parts`: what the wrapper does besides starting the job. `store` is where snapshots lie: a
     place, or a URL when `store_url` is set. `container`: which one is the job; "" = found.
-    `command`: the job's command where the manifest leaves it to the image.
+    `command`: the job's command where the manifest leaves it to the image; `commands` are those
+    of single containers, by `POD/CONTAINER` or `KIND/POD/CONTAINER`.
     """
 
     image: str = f"bootseer-init:{__version__}"
@@ -59,6 +61,7 @@ class Options:
     tier: Tier = "none"
     container: str = ""
     command: tuple[str, ...] = ()
+    commands: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     events: Place = Place()
     store: Place | None = None
     store_url: str = ""
