@@ -17,7 +17,7 @@ from bootseer.kubernetes.options import LAUNCHER, Options
         (JOB.replace("name: data\n        emptyDir", "name: bootseer\n        emptyDir"), "rename"),
         (
             JOB.replace("      containers:", "      os: {name: windows}\n      containers:"),
-            "Windows",
+            "windows nodes",
         ),
         (
             JOB.replace(
@@ -42,6 +42,64 @@ def test_what_cannot_be_done_safely_is_refused(raw: str, reason: str) -> None:
     import re
 
     assert re.search(reason, refusal(raw))
+
+
+def on_nodes(lines: str) -> str:
+    return JOB.replace("      containers:", f"      {lines}\n      containers:")
+
+
+def affinity(*terms: str, kind: str = "required") -> str:
+    expressions = [f"{{matchExpressions: [{term}]}}" for term in terms]
+    if kind == "required":
+        inner = f"{{nodeSelectorTerms: [{', '.join(expressions)}]}}"
+    else:
+        inner = f"[{', '.join(f'{{weight: 1, preference: {term}}}' for term in expressions)}]"
+    rule = f"{kind}DuringSchedulingIgnoredDuringExecution"
+    return f"affinity: {{nodeAffinity: {{{rule}: {inner}}}}}"
+
+
+def expression(values: str, operator: str = "In", key: str = "kubernetes.io/arch") -> str:
+    return f"{{key: {key}, operator: {operator}, values: [{values}]}}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("nodeSelector: {kubernetes.io/os: windows}", "windows"),
+        ("nodeSelector: {beta.kubernetes.io/os: windows}", "windows"),
+        ("nodeSelector: {node.kubernetes.io/windows-build: 10.0.20348}", "windows"),
+        ("securityContext: {windowsOptions: {hostProcess: true}}", "windows"),
+        ("nodeSelector: {kubernetes.io/arch: arm64}", "arm64"),
+        ("nodeSelector: {beta.kubernetes.io/arch: ppc64le}", "ppc64le"),
+        (affinity(expression("arm64")), "arm64"),
+        (affinity(expression("amd64, arm64")), "arm64"),
+        (affinity(expression("amd64"), expression("arm64")), "arm64"),
+        (affinity(expression("amd64", "NotIn")), "other than amd64"),
+        (affinity(expression("windows", key="kubernetes.io/os")), "windows"),
+        (affinity(expression("s390x", key="beta.kubernetes.io/arch")), "s390x"),
+        (affinity(expression("arm64"), kind="preferred"), "arm64"),
+    ],
+)
+def test_pods_for_nodes_that_the_wrapper_cannot_run_on_are_refused(lines: str, named: str) -> None:
+    assert f"it may run on {named} nodes" in refusal(on_nodes(lines))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "nodeSelector: {kubernetes.io/os: linux, kubernetes.io/arch: amd64}",
+        "nodeSelector: {kubernetes.io/arch: amd64}\n      " + affinity(expression("amd64, arm64")),
+        affinity(expression("amd64")),
+        affinity(expression("arm64", "NotIn")),
+        affinity(f"{expression('amd64, arm64')}, {expression('arm64', 'NotIn')}"),
+        affinity(expression("arm64", key="example.com/board")),
+        affinity(expression("", "Exists")),
+        affinity(expression("amd64"), kind="preferred"),
+    ],
+)
+def test_pods_for_nodes_that_the_wrapper_runs_on_are_injected(lines: str) -> None:
+    raw = on_nodes(lines)
+    assert taken_out(done(raw)) == raw != done(raw)
 
 
 def test_an_alias_is_not_edited_behind_its_other_users_backs() -> None:

@@ -19,6 +19,7 @@ from bootseer.kubernetes import options as names
 from bootseer.kubernetes.edits import CannotEditError, Edit
 from bootseer.kubernetes.image_config import ImageConfig
 from bootseer.kubernetes.job_command import CommandChoice
+from bootseer.kubernetes.nodes import find_unfit_nodes
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.plan import Additions, additions, prefix
 from bootseer.kubernetes.pods import Pod
@@ -191,12 +192,11 @@ class _Injection:
                 f"it holds the character U+{ord(odd[0]):04X}, which ends a line for some readers "
                 "of YAML only; write it as an escape in double quotes"
             )
-        if yamltext.scalar(yamltext.child(pod.spec, "os", "name")) == "windows":
-            raise CannotEditError("it runs on Windows, where the wrapper does not; leave it out")
-        chosen = yamltext.scalar(yamltext.child(pod.spec, "nodeSelector", "kubernetes.io/arch"))
-        if chosen not in ("", "amd64"):
+        unfit = find_unfit_nodes(pod.spec)
+        if unfit:
             raise CannotEditError(
-                f"it runs on {chosen} nodes, and the wrapper's image is for amd64; leave it out"
+                f"it may run on {unfit} nodes, and the wrapper is for linux on amd64; leave it "
+                "out, or ask for kubernetes.io/os: linux and kubernetes.io/arch: amd64"
             )
         self._check_merges(pod.spec, ("initContainers", "containers", "volumes"))
         for key in ("initContainers", "containers", "volumes"):

@@ -1,0 +1,77 @@
+"""Which nodes a pod asks for, as far as the wrapper cannot run on them.
+
+Sources: Kubernetes' well-known labels, and `MatchNodeSelectorTerms` of its component-helpers
+(terms are alternatives, the expressions of one term hold together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import yaml
+
+from bootseer.kubernetes.yamltext import child, items, merged, pairs, scalar
+
+_LABELS = {
+    "linux": ("kubernetes.io/os", "beta.kubernetes.io/os"),
+    "amd64": ("kubernetes.io/arch", "beta.kubernetes.io/arch"),
+}
+_WINDOWS_BUILD = "node.kubernetes.io/windows-build"
+
+
+def find_unfit_nodes(spec: yaml.MappingNode) -> str:
+    """Say which nodes a pod may run on that are not Linux on amd64 ("arm64"), "" for none.
+
+    A pod that asks for no nodes in particular counts as one for Linux on amd64.
+    """
+    if scalar(child(spec, "os", "name")) == "windows" or _has_windows_options(spec):
+        return "windows"
+    selector = merged(spec, "nodeSelector")
+    if any(key == _WINDOWS_BUILD for key, _, _ in pairs(selector)):
+        return "windows"
+    for ours, labels in _LABELS.items():
+        chosen = [scalar(merged(selector, label)) for label in labels]
+        chosen = [value for value in chosen if value]
+        unfit = [value for value in chosen if value != ours]
+        if not chosen:
+            unfit = [value for term in _terms(spec) for value in _unfit_values(term, labels, ours)]
+        if unfit:
+            return unfit[0]
+    return ""
+
+
+def _has_windows_options(spec: yaml.MappingNode) -> bool:
+    containers = [*items(child(spec, "initContainers")), *items(child(spec, "containers"))]
+    return any(
+        any(True for _ in pairs(child(node, "securityContext", "windowsOptions")))
+        for node in (spec, *containers)
+    )
+
+
+def _terms(spec: yaml.MappingNode) -> Iterator[Sequence[yaml.Node]]:
+    """The label expressions of each term of the pod's node affinity, preferences last."""
+    affinity = child(merged(spec, "affinity"), "nodeAffinity")
+    required = child(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in items(child(required, "nodeSelectorTerms")):
+        yield items(child(term, "matchExpressions"))
+    for preference in items(child(affinity, "preferredDuringSchedulingIgnoredDuringExecution")):
+        yield items(child(preference, "preference", "matchExpressions"))
+
+
+def _unfit_values(term: Sequence[yaml.Node], labels: Sequence[str], ours: str) -> Iterator[str]:
+    """Other values than ours that a term names and allows; "other" where it only forbids ours."""
+    wanted: list[set[str]] = []
+    forbidden: set[str] = set()
+    for expression in term:
+        if scalar(child(expression, "key")) not in labels:
+            continue
+        values = {scalar(value) for value in items(child(expression, "values"))}
+        operator = scalar(child(expression, "operator"))
+        if operator == "In":
+            wanted.append(values)
+        elif operator == "NotIn":
+            forbidden |= values
+    if wanted:
+        yield from sorted(set.intersection(*wanted) - forbidden - {ours})
+    elif ours in forbidden:
+        yield f"other than {ours}"
