@@ -176,8 +176,9 @@ class Resolver:
             except _GONE as error:
                 if self._kept(digest, block_image) is None:
                     raise
-                self._offline = True
+                opened = self.open_kept(digest, block_image)
                 self._note(f"mounted from this node's cache: {error}")
+                return opened
         return self.open_kept(digest, block_image)
 
     def open_kept(self, digest: str, block_image: str) -> Opened:
@@ -186,7 +187,11 @@ class Resolver:
         if kept is None:
             raise StoreUnavailableError(f"{self._ref} is not kept here, and its registry is gone")
         self._offline = True
-        return self._from_here(digest, kept)
+        try:
+            return self._from_here(digest, kept)
+        except BootseerError:  # the registry has what is missing here, once it is back
+            self._offline = False
+            raise
 
     def _kept(self, digest: str, block_image: str) -> KeptImage | None:
         kept = self._local.image(digest)
