@@ -42,6 +42,24 @@ _CRI = """
 _INIT = "import os,time\nwhile 1:\n try: os.wait()\n except OSError: time.sleep(.2)"
 
 
+def children_of(pid: int) -> list[str]:
+    """The ids of a process's children."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def start_namespaces() -> tuple[subprocess.Popen[bytes], list[str]]:
+    """Mount and PID namespaces, and the words before a command that runs in them.
+
+    The process ends with the test's; whoever kills it ends all that runs and is mounted there.
+    """
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--mount-proc"]
+    command += ["--kill-child", "--propagation", "private", sys.executable, "-c", _INIT]
+    init = subprocess.Popen(command)
+    until(lambda: "python" in _name_of(children_of(init.pid)), "the namespaces")
+    inside = ["nsenter", "-t", children_of(init.pid)[0], "-m", "-p"]
+    return init, [*inside, "setpriv", "--pdeathsig", "KILL"]
+
+
 class Lab:
     def __init__(self, *options: str, cri: bool = False) -> None:
         """`options` are the snapshotter's."""
@@ -68,13 +86,7 @@ class Lab:
         return self
 
     def _start(self) -> None:
-        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--mount-proc"]
-        command += ["--kill-child", "--propagation", "private", sys.executable, "-c", _INIT]
-        self._init = subprocess.Popen(command)
-        children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children")
-        until(lambda: "python" in _name_of(children.read_text().split()), "the namespaces")
-        inside = ["nsenter", "-t", children.read_text().split()[0], "-m", "-p"]
-        self.prefix = [*inside, "setpriv", "--pdeathsig", "KILL"]
+        self._init, self.prefix = start_namespaces()
         extra = _CRI.format(folder=self.folder) if self._cri else ""
         self.containerd = Containerd(
             self.folder, snapshotters={NAME: self.socket}, prefix=self.prefix, extra_config=extra

@@ -20,14 +20,23 @@ Rename                      left out by the suite itself, on every snapshotter
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from containerd_lab import children_of, start_namespaces, until
+from images_lab import Image, file, write_layout
+from snapshot_client import Client, RefusedError
+
+from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.snapshotter.records import INHERITED_PREFIX, TARGET_LABEL
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -40,36 +49,52 @@ PASSED = {
 }
 
 
-@pytest.fixture
-def socket_path(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "snap.sock"
-    words = ["--root", str(tmp_path / "root"), "--address", str(path), "--plain"]
-    command = [sys.executable, "-m", "bootseer", "snapshotter", *words]
-    child = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *command], stderr=subprocess.PIPE, text=True
-    )
+class Served(NamedTuple):
+    """A snapshotter; `inside` stands before a command that is to see its mounts."""
+
+    socket: Path
+    inside: list[str]
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *options: str) -> Iterator[Served]:
+    """The snapshotter with its root and socket in a folder; its log is there as `said`.
+
+    In namespaces of its own: what it leaves mounted, and its helpers, go with them.
+    """
+    path = folder / "snap.sock"
+    words = ["--root", str(folder / "root"), "--address", str(path), *options]
+    environment = {**os.environ, "BOOTSEER_CACHE": str(folder / "cache")}
+    init, inside = start_namespaces()
+    child = None
     try:
-        assert child.stderr is not None
-        assert "listening" in child.stderr.readline()
-        yield path
-        child.terminate()
+        command = [*inside, sys.executable, "-m", "bootseer", "snapshotter", *words]
+        with (folder / "said").open("wb") as log:
+            child = subprocess.Popen(command, stderr=log, env=environment)
+        until(lambda: "listening" in (folder / "said").read_text(), "the snapshotter")
+        yield Served(path, inside)
+        os.kill(int(children_of(child.pid)[0]), signal.SIGTERM)
         assert child.wait() == 0
     finally:
-        child.kill()
-        child.communicate()
+        if child is not None:
+            child.kill()
+            child.wait()
+        init.kill()
+        init.wait()
 
 
-@pytest.mark.debian("golang-github-containerd-containerd-dev")
-def test_containerds_own_suite_passes(socket_path: Path, tmp_path: Path) -> None:
+def check_suite(socket_path: Path, folder: Path, **environment: str) -> None:
+    """Run containerd's suite; all of its tests pass, and it leaves out what it always does."""
     from tools.containerd import suite
 
-    work = tmp_path / "work"
+    work = folder / "work"
     work.mkdir()
     # In namespaces of its own: what a failed test leaves mounted goes with it.
     isolated = ["unshare", "--mount", "--propagation", "private", "setpriv", "--pdeathsig", "KILL"]
+    places = {"SNAPSHOTTER_SOCKET": str(socket_path), "TMPDIR": str(work)}
     done = subprocess.run(
         [*isolated, str(suite.program()), "-test.v"],
-        env={**os.environ, "SNAPSHOTTER_SOCKET": str(socket_path), "TMPDIR": str(work)},
+        env={**os.environ, **places, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -79,3 +104,57 @@ def test_containerds_own_suite_passes(socket_path: Path, tmp_path: Path) -> None
     assert passed == PASSED, done.stdout[-3000:]
     assert re.findall(r"--- SKIP: \S+/(\S+)", done.stdout) == ["Rename"]
     assert done.returncode == 0
+
+
+@pytest.mark.debian("golang-github-containerd-containerd-dev")
+def test_containerds_own_suite_passes_the_plain_way(tmp_path: Path) -> None:
+    with serve(tmp_path, "--plain") as served:
+        check_suite(served.socket, tmp_path)
+
+
+@pytest.mark.debian("golang-github-containerd-containerd-dev")
+def test_containerds_own_suite_passes_with_lazy_images(registry: Any, tmp_path: Path) -> None:
+    """Every snapshot is asked for as a layer of an image that the registry is asked about.
+
+    It has no block image, so each is handed to the plain way; before the suite and after it, one
+    that has is there at once, and its files are read from its block image.
+    """
+    pushed, layers = {}, {}
+    for name in ("stock", "lazy"):
+        layer = [file("here", f"{name} {'x' * 5000}".encode())]
+        layout = write_layout(tmp_path / name, Image([layer]), tag="1")
+        pushed[name] = str(registry.push(layout.source, f"suite/{name}", "1"))
+        (layers[name],) = layout.layers()
+    build_image(BuildSettings(ref=pushed["lazy"], cache_dir=str(tmp_path / "build")))
+    runtime = ("--runtime", str(tmp_path / "runtime"))
+    with serve(tmp_path, "--no-fill", *runtime) as served:
+        check_lazy(served, "before", pushed["lazy"], layers["lazy"].digest)
+        before = len(registry.requests())
+        pulled = {"SNAPSHOTTER_IMAGE": pushed["stock"], "SNAPSHOTTER_LAYER": layers["stock"].digest}
+        check_suite(served.socket, tmp_path, **pulled)
+        asked = [r.path for r in registry.requests()[before:] if "suite/stock" in r.path]
+        assert asked
+        said = (tmp_path / "said").read_text().splitlines()
+        plainly = [line for line in said if f"{pushed['stock']}: handed to the plain way" in line]
+        assert plainly  # said once an image, whatever the number of its layers
+        assert any("no block image" in line for line in plainly)
+        check_lazy(served, "after", pushed["lazy"], layers["lazy"].digest)
+
+
+def check_lazy(served: Served, key: str, ref: str, layer: str) -> None:
+    """A layer of the image exists without a fetch; a container's mount shows its file."""
+    client = Client(served.socket)
+    target = f"sha256:{key}"
+    family = f"{INHERITED_PREFIX}remote/stargz"
+    labels = {TARGET_LABEL: target, f"{family}.reference": ref, f"{family}.digest": layer}
+    try:
+        with pytest.raises(RefusedError) as refused:
+            client.prepare(key, labels=labels)
+        assert refused.value.code == "ALREADY_EXISTS"
+        (mount,) = client.view(f"{key}-view", target)
+        read = [*served.inside, "cat", f"{mount.source}/here"]
+        assert subprocess.run(read, stdout=subprocess.PIPE, check=True).stdout.startswith(b"lazy ")
+        client.remove(f"{key}-view")
+        client.remove(target)
+    finally:
+        client.close()
