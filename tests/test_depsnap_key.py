@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import key, redact, requirements, roots
+from bootseer.depsnap.keying import key, redact, requirements, resolver, roots
 from bootseer.depsnap.keying.command import plan
 from bootseer.errors import NotFoundError, UsageError
 
@@ -240,7 +240,7 @@ def project(tmp_path: Path, venv: Path) -> Project:
 
 def test_same_inputs_same_key(project: Project) -> None:
     assert project.key() == project.key()
-    assert project.key().resolved
+    assert project.key().closed
 
 
 def test_each_input_changes_the_key(project: Project, tmp_path: Path) -> None:
@@ -405,28 +405,43 @@ def test_missing_key_file(project: Project) -> None:
         project.key()
 
 
+def resolved(project: Project, command: list[str], limit_s: float = 60) -> resolver.Resolution:
+    target = roots.find(command, project.environ, str(project.home))
+    assert target.python is not None
+    python = target.python.executable
+    asked = resolver.Resolution(
+        target.installs, python, project.environ, str(project.home), limit_s
+    )
+    asked.lock()
+    return asked
+
+
 def test_unpinned_requirements_resolve_to_a_lock(project: Project, wheels: Path) -> None:
     (project.home / "requirements.txt").write_text("bootseer-alpha\n")
     command = [project.command[0], "install", "--no-index", f"--find-links={wheels}"]
     command += ["-r", "requirements.txt"]
-    first = project.key(command)
-    assert first.resolved
-    assert project.key(command) == first
+    key_before = project.key(command)
+    assert not key_before.closed
+    first = resolved(project, command).lock()
+    assert first is not None
+    assert first.pinned == {"bootseer-alpha": "1.0"}
+    assert resolved(project, command).lock() == first
     make_wheel(wheels, "bootseer_alpha", "2.0")
-    second = project.key(command)
-    assert second.resolved
+    second = resolved(project, command).lock()
+    assert second is not None
+    assert second.pinned == {"bootseer-alpha": "2.0"}
     assert second.digest != first.digest
-    assert second.base == first.base
+    assert project.key(command) == key_before, "the key is a function of its inputs"
 
 
 def test_what_cannot_be_resolved_is_said_so(project: Project, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     command = [project.command[0], "install", "--no-index", f"--find-links={empty}", "none-such"]
-    made = project.key(command)
-    assert not made.resolved
-    assert made.explain()[-1] == {"name": "lock", "value": "unresolved"}
-    assert not project.key(command, resolve_timeout_s=0).resolved
+    asked = resolved(project, command)
+    assert asked.lock() is None
+    assert asked.why == "`uv pip compile` could not resolve them"
+    assert resolved(project, command, 0).why == "--resolve-timeout is 0"
 
 
 @pytest.fixture

@@ -81,14 +81,6 @@ key_options = together(
         help="Capture this directory too; repeatable. `/` is the whole root.",
     ),
     click.option("--image-digest", default="", metavar="DIGEST", help="Digest of the base image."),
-    click.option(
-        "--resolve-timeout",
-        type=click.FloatRange(min=0),
-        default=5.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Bound for resolving unpinned requirements; 0 leaves them to --max-age.",
-    ),
 )
 """What goes into the key besides the command."""
 
@@ -153,6 +145,14 @@ def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettin
     metavar="DAYS",
     help="For requirements that could not be resolved.",
 )
+@click.option(
+    "--resolve-timeout",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Bound for resolving unpinned requirements; 0 leaves them to --max-age.",
+)
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out a name or a path.")
 @click.option("--allow-setuid", is_flag=True, help="Keep setuid and setgid bits.")
 @click.option("--events", envvar="BOOTSEER_EVENTS", metavar="PATH", help="Where events go.")
@@ -190,7 +190,9 @@ def run_command(
         outcome = run.execute(settings, _words(install), writer)
     if outcome.reasons:
         sys.stderr.write(f"bootseer: plain install or no snapshot: {'; '.join(outcome.reasons)}\n")
-    elif sys.stderr.isatty():
+    for note in outcome.notes:
+        sys.stderr.write(f"bootseer: {note}\n")
+    if not outcome.reasons and sys.stderr.isatty():
         form = outcome.details.get("bootseer.deps.form", "")
         sys.stderr.write(f"bootseer: dependencies {outcome.result} {form}\n")
     return outcome.code
@@ -208,20 +210,20 @@ def key_command(
     cache: str | None,
     explain: bool,
     as_json: bool,
-    resolve_timeout: float,
     **rest: Any,
 ) -> int:
     """Print the key that `deps run` would use for INSTALL now."""
     from bootseer.depsnap import prepare
 
-    settings = settings_of(None, cache, resolve_timeout_s=resolve_timeout, **rest)
+    settings = settings_of(None, cache, resolve_timeout_s=0.0, **rest)
     words = _words(install)
     found = prepare.find_target(settings, words)
-    key = prepare.prepare(settings, words, found).key
+    key = prepare.prepare(settings, words, found, prepare.resolution_of(settings, found)).key
     if as_json:
         import json
 
-        body: dict[str, object] = {"key": key.digest, "resolved": key.resolved}
+        body: dict[str, object] = {"key": key.digest}
+        body["decided_by"] = "inputs" if key.closed else "pins" if key.all_exact else "index"
         body["ingredients"] = key.explain()
         body["roots"] = [{"path": r.path, "why": r.why} for r in found.roots]
         click.echo(json.dumps(body, indent=1))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from bootseer.depsnap import capture, reach, records, target
-from bootseer.depsnap.format import archive
+from bootseer.depsnap.fitting import Judge
 from bootseer.depsnap.keying import key, roots
+from bootseer.depsnap.keying.resolver import Resolution
 from bootseer.depsnap.model import FormChoice, absolute
-from bootseer.depsnap.restoring import restore
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.sharing import placements, tree
 from bootseer.depsnap.sharing.machine import boot_id
@@ -33,13 +32,15 @@ T = TypeVar("T")
 class Prepared:
     """A command's target and key; `in_place` when this node already has it there.
 
-    `state` is what the roots held before the install that the key stands for.
+    `state` is what the roots held before the install that the key stands for; `judge` knows
+    which of the key's snapshots is what the index decides.
     """
 
     target: roots.Target
     key: key.Key
     state: str
     in_place: bool
+    judge: Judge
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,17 +54,35 @@ class Restored:
 
 
 def find_target(settings: DepsSettings, command: Sequence[str]) -> roots.Target:
-    """The roots and Python of a command. Raises UsageError when there are no roots."""
+    """The roots and Python of a command. Raises UsageError when there is nothing to keep."""
     found = roots.find(command, settings.environ, settings.cwd, settings.also)
-    if not found.roots:
+    if not found.roots and not found.folders:
+        if not found.installs:
+            raise UsageError(
+                "the command installs nothing that could be kept; name what with --also"
+            )
         raise UsageError("cannot tell where the command installs; name the place with --also")
     return found
 
 
-def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target) -> Prepared:
+def resolution_of(settings: DepsSettings, found: roots.Target) -> Resolution:
+    """The resolver of a command's requirements, not started yet."""
+    return Resolution(
+        found.installs,
+        found.python.executable if found.python else None,
+        settings.environ,
+        settings.cwd,
+        settings.resolve_timeout_s,
+    )
+
+
+def prepare(
+    settings: DepsSettings, command: Sequence[str], found: roots.Target, resolution: Resolution
+) -> Prepared:
     """Compute the key of a command for a target as it stands.
 
-    Raises NotFoundError for a missing key file and UsageError for one that is too large.
+    Starts the resolver where an index surely has a say. Raises NotFoundError for a missing key
+    file and UsageError for one that is too large.
     """
     exclude = excludes(settings, found)
     note = target.read(settings.cache, found.paths)
@@ -82,18 +101,25 @@ def prepare(settings: DepsSettings, command: Sequence[str], found: roots.Target)
             signer=records.signer(records.read_sign_key(settings.sign_key)),
             key_env=settings.key_env,
             exclude=settings.exclude,
-            resolve_timeout_s=settings.resolve_timeout_s,
         )
     )
+    if not (made.closed or made.all_exact):
+        resolution.begin()
+    present = key.packages(found)
+    brought = note.packages if note is not None else {}
+    before = {name: version for name, version in present.items() if name not in brought}
+    judge = Judge(made, before, resolution, settings.max_age_s)
     if note is None:
-        return Prepared(found, made, state, in_place=False)
-    if note.key != made.digest:
-        # What stands there is another command's work, on which this one builds.
+        return Prepared(found, made, state, False, judge)
+    fits = note.key == made.digest and judge.accepts(note.lock, note.packages, note.created_s)
+    if note.key != made.digest or (not fits and resolution.lock() is not None):
+        # What stands there is another command's or lock's work, on which this one builds.
         state = key.base_state(found, exclude)
-        return Prepared(found, made.at(state), state, in_place=False)
-    young = made.resolved or time.time() - note.created_s <= settings.max_age_s
+        made = made.at(state)
+        judge = Judge(made, present, resolution, settings.max_age_s)
+        return Prepared(found, made, state, False, judge)
     # After a reboot the files may be damaged, since nothing was synced: they are put there anew.
-    return Prepared(found, made, state, in_place=young and note.boot == boot_id())
+    return Prepared(found, made, state, fits and note.boot == boot_id(), judge)
 
 
 def excludes(settings: DepsSettings, found: roots.Target) -> list[str]:
@@ -118,13 +144,33 @@ def make_way(settings: DepsSettings, found: roots.Target) -> bool:
     return gone
 
 
-def note_in_place(settings: DepsSettings, prepared: Prepared, created_s: float) -> None:
+def brought(prepared: Prepared) -> dict[str, str]:
+    """Name -> version of the packages that stand in the roots now and did not before."""
+    before = prepared.judge.before
+    return {n: v for n, v in key.packages(prepared.target).items() if before.get(n) != v}
+
+
+def note_in_place(
+    settings: DepsSettings,
+    prepared: Prepared,
+    created_s: float,
+    lock: str,
+    packages: Mapping[str, str],
+) -> None:
     """Remember what stands at the target now; a cache that cannot be written is no fault."""
     exclude = excludes(settings, prepared.target)
     fingerprint = key.fingerprint(prepared.target, exclude)
     if fingerprint is None:
         return
-    note = target.Note(prepared.key.digest, prepared.state, fingerprint, created_s, boot_id())
+    note = target.Note(
+        key=prepared.key.digest,
+        state=prepared.state,
+        fingerprint=fingerprint,
+        created_s=created_s,
+        boot=boot_id(),
+        lock=lock,
+        packages=dict(packages),
+    )
     try:
         target.write(settings.cache, prepared.target.paths, note)
     except BootseerError:
@@ -167,30 +213,6 @@ def _within(action: Callable[[], None], limit_s: float, what: str) -> None:
         raise faults[0]
 
 
-def usable(
-    store: Store, settings: DepsSettings, prepared: Prepared
-) -> tuple[records.Found | None, int | None]:
-    """The record to restore from; else None and the generation that is too old, if any.
-
-    A start that could not resolve uses the newest snapshot of the same inputs within the age.
-    """
-    sign_key = records.read_sign_key(settings.sign_key)
-    found = records.current(store, prepared.key.digest, sign_key)
-    if found is None and not prepared.key.resolved:
-        other = records.latest_key(store, prepared.key.base)
-        found = records.current(store, other, sign_key) if other else None
-        if found and (_too_old(found.record, settings) or found.record.base != prepared.key.base):
-            return None, None
-        return found, None
-    if found and not prepared.key.resolved and _too_old(found.record, settings):
-        return None, found.generation
-    return found, None
-
-
-def _too_old(record: records.Record, settings: DepsSettings) -> bool:
-    return time.time() - record.created_unix_s > settings.max_age_s
-
-
 def check_belongs(record: records.Record, targets: Sequence[str]) -> None:
     """Raise CorruptDataError for a record that writes outside the roots of a command."""
     for root in record.roots:
@@ -200,19 +222,25 @@ def check_belongs(record: records.Record, targets: Sequence[str]) -> None:
             )
 
 
+def _nothing() -> None:
+    """All is known already."""
+
+
 def place(
     store: Store,
     settings: DepsSettings,
     record: records.Record,
     moved: Mapping[str, str] | None = None,
+    confirm: Callable[[], None] = _nothing,
 ) -> Restored:
     """Put a snapshot in place by the asked form, or the fastest that works here.
 
-    `moved` maps recorded roots to where they shall stand instead. Raises CorruptDataError,
+    `moved` maps recorded roots to where they shall stand instead. `confirm` is called when all is
+    ready, before the target changes; what it raises ends the placing. Raises CorruptDataError,
     NoSpaceError, NotSupportedError and the like; the targets are then as they were.
     """
     with reach.archive_path(store, record, settings.cache) as path:
-        return _place(path, settings, record, moved)
+        return _place(path, settings, record, moved, confirm)
 
 
 def _place(
@@ -220,6 +248,7 @@ def _place(
     settings: DepsSettings,
     record: records.Record,
     moved: Mapping[str, str] | None,
+    confirm: Callable[[], None],
 ) -> Restored:
     """`place` with the archive at a local path."""
     sizes = record.archive.raw_bytes, record.archive.entries
@@ -228,7 +257,7 @@ def _place(
         wanted = "archive"
     if wanted != "archive":
         try:
-            form, why = _place_tree(settings, record, path, wanted, moved)
+            form, why = _place_tree(settings, record, path, wanted, moved, confirm)
             return Restored(form, why, *sizes)
         except BootseerError as error:
             if wanted != "auto" or isinstance(error, CorruptDataError):
@@ -236,6 +265,8 @@ def _place(
             why = f"no shared tree: {error}"
     else:
         why = "asked for" if settings.form == "archive" else "no cache shared by starts is given"
+    from bootseer.depsnap.restoring import restore  # a shared tree needs none of it
+
     restore.restore(
         path,
         record.archive.index_digest,
@@ -244,6 +275,7 @@ def _place(
         allow_setuid=settings.allow_setuid,
         owners=record.archive.owners,
         on_step=settings.on_step,
+        before_switch=confirm,
     )
     return Restored("archive", why, *sizes)
 
@@ -254,6 +286,7 @@ def _place_tree(
     path: str,
     wanted: FormChoice,
     moved: Mapping[str, str] | None,
+    confirm: Callable[[], None],
 ) -> tuple[str, str]:
     shared = tree.ensure(
         target.trees_of(settings.cache),
@@ -268,7 +301,9 @@ def _place_tree(
         raise CorruptDataError(
             f"the record of {record.key[:12]} does not name the roots of its archive"
         )
-    placed = tree.place(shared, moved, form=wanted, writable=settings.writable)
+    placed = tree.place(
+        shared, moved, form=wanted, writable=settings.writable, before_switch=confirm
+    )
     return "+".join(sorted({p.form for p in placed})), "; ".join(
         dict.fromkeys(p.why for p in placed)
     )
@@ -279,6 +314,8 @@ def corrupt_in_store(store: Store, record: records.Record, cache: str) -> bool:
 
     Tells a bad snapshot from a fault on the way, before anybody condemns it.
     """
+    from bootseer.depsnap.format import archive
+
     try:
         with reach.archive_path(store, record, cache) as path:
             index = archive.read_index(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import platform
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bootseer.depsnap import reach, records
 from bootseer.depsnap.capture import Captured
@@ -20,17 +21,25 @@ from bootseer.storage.base import Store
 
 # Creating the files costs about as much again as reading and checking the archive.
 RESTORE_PER_VERIFY = 2.0
+_SHOWN_CHARACTERS = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Publication:
-    """What is to be published. `supersedes` is a record generation found too old; `cache` is
-    where an archive for a store elsewhere is made."""
+    """What is to be published.
+
+    `packages` is what the install brought, `lock` what the index decides, asked when all else is
+    ready (see `records.Record`). `supersedes` is a record generation found too old, `known` those
+    that did not fit; `cache` is where an archive for a store elsewhere is made.
+    """
 
     key: Key
     command: Sequence[str]
     captured: Captured
     install_s: float
+    packages: Mapping[str, str]
+    lock: Callable[[], str]
+    known: Collection[int] = ()
     supersedes: int | None = None
     sign_key: bytes | None = None
     threads: int | None = None
@@ -61,8 +70,9 @@ def publish(
         store.rename(temporary, f"{folder}/{name}")
         placed = True
         on_step("stored")
-        record = _record(job, name, info, time.monotonic() - begun)
-        if not records.add(store, record, job.sign_key, supersedes=job.supersedes):
+        publish_s = time.monotonic() - begun
+        record = _record(job, name, info, publish_s)
+        if not records.add(store, record, job.sign_key, supersedes=job.supersedes, known=job.known):
             store.delete(f"{folder}/{name}")
             return None
     except BaseException:  # a signal's too: nothing unreferenced shall stay behind
@@ -70,7 +80,7 @@ def publish(
         raise
     on_step("recorded")
     times = records.Times(job.install_s, record.publish_s, verify_s * RESTORE_PER_VERIFY)
-    records.remember(store, record, times)
+    records.remember(store, record, times, job.key.label)
     return record
 
 
@@ -92,10 +102,21 @@ def _read_back(path: str, info: ArchiveInfo, roots: Sequence[str]) -> float:
     return time.monotonic() - begun
 
 
+def inputs_of(key: Key) -> dict[str, str]:
+    """The key's ingredients as a record keeps them."""
+    return {i.name: _short(i.value) for i in key.ingredients}
+
+
+def _short(value: str) -> str:
+    """An ingredient's value, or for a long one its digest."""
+    if len(value) <= _SHOWN_CHARACTERS:
+        return value
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _record(job: Publication, name: str, info: ArchiveInfo, publish_s: float) -> records.Record:
     return records.Record(
         key=job.key.digest,
-        base=job.key.base,
         workload=job.key.workload,
         created_unix_s=time.time(),
         command=tuple(redact.words(job.command)),
@@ -103,7 +124,9 @@ def _record(job: Publication, name: str, info: ArchiveInfo, publish_s: float) ->
         fresh_roots=job.captured.fresh,
         install_s=round(job.install_s, 6),
         publish_s=round(publish_s, 6),
-        resolved=job.key.resolved,
+        lock=job.lock(),
+        packages=dict(job.packages),
+        inputs=inputs_of(job.key),
         host={
             "system": platform.system(),
             "machine": platform.machine(),

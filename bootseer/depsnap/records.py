@@ -6,10 +6,11 @@ Layout below a store, terms as in `bootseer.storage.lease`:
     deps/KEY/record-NNNNNN.bad     its mark of being corrupt or refused; the next holder publishes
     deps/KEY/archive-TOKEN.tar.zst the archives that records name
     deps/KEY/lease/                who is installing and publishing now
-    deps/latest/BASE.json          newest key of a base, for a start that cannot resolve
+    deps/latest/LABEL.json         newest key of a command, and its inputs: what a miss differs in
     deps/times/WORKLOAD.json       how long the last install and publication took
 
-The current record is the highest generation that has no mark. Marks and records are never
+The records of a key without a mark are the snapshots of one set of inputs; where an index has a
+say too, the lock that each is published with picks among them. Marks and records are never
 replaced, so a slow reader of a corrupt record cannot condemn its successor.
 A signature is HMAC-SHA256, key from a file, over the canonical JSON of all other fields; the
 index digest in it covers the archive.
@@ -21,9 +22,10 @@ import dataclasses
 import hmac
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
 from bootseer.depsnap.model import Digest, Limits
 from bootseer.errors import (
     CorruptDataError,
@@ -34,7 +36,8 @@ from bootseer.errors import (
 )
 from bootseer.storage.base import Store
 
-VERSION = 1
+VERSION = 2
+"""Version 1 had the lock in the key: its records are read, and never found by a key of today."""
 FOLDER = "deps"
 LIMIT_BYTES = 1 << 20
 # What an index may unpack to: names of deleted things, of which a record says nothing, and entries
@@ -42,6 +45,9 @@ LIMIT_BYTES = 1 << 20
 _INDEX_BYTES, _INDEX_ENTRY_BYTES = 64 << 20, 32 << 10
 KEY = re.compile(r"[0-9a-f]{64}")
 ARCHIVE = re.compile(r"archive-[0-9a-f]{32}\.tar\.zst")
+OWN = "own"
+_LOCK = re.compile(r"own|[0-9a-f]{64}|")
+_ONLY_1, _SINCE_2 = ("base", "resolved"), ("lock", "packages", "inputs")
 _RECORD = re.compile(r"record-(\d{6})\.(json|bad)")
 
 
@@ -60,10 +66,14 @@ class Archive:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """One published snapshot. Times in seconds; `created_unix_s` by the publisher's clock."""
+    """One published snapshot. Times in seconds; `created_unix_s` by the publisher's clock.
+
+    `lock` is OWN where the inputs alone decide, the resolved list's sha256, or "" where it was
+    not known; `packages` are name -> version of what the install brought; `inputs` the key's.
+    `base` and `resolved` are version 1's.
+    """
 
     key: str
-    base: str
     workload: str
     created_unix_s: float
     command: tuple[str, ...]
@@ -71,9 +81,13 @@ class Record:
     fresh_roots: tuple[str, ...]
     install_s: float
     publish_s: float
-    resolved: bool
     host: dict[str, str]
     archive: Archive
+    lock: str = ""
+    packages: dict[str, str] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, str] = dataclasses.field(default_factory=dict)
+    base: str = ""
+    resolved: bool = False
     form: str = "archive"
     version: int = VERSION
     signature: str = ""
@@ -121,16 +135,24 @@ def limits_of(record: Record) -> Limits:
     return limits(record.roots, known.size, known.raw_bytes, known.entries)
 
 
+def _body(record: Record) -> dict[str, Any]:
+    """The fields that a record of its version has."""
+    body = dataclasses.asdict(record)
+    for name in _ONLY_1 if record.version > 1 else _SINCE_2:
+        del body[name]
+    return body
+
+
 def canonical(record: Record) -> bytes:
     """What is signed: all fields but the signature."""
-    body = dataclasses.asdict(record)
+    body = _body(record)
     del body["signature"]
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
 def encode(record: Record, sign_key: bytes | None = None) -> bytes:
     """The record's file, signed when there is a key."""
-    body = dataclasses.asdict(record)
+    body = _body(record)
     body["signature"] = sign(record, sign_key) if sign_key else ""
     return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -181,17 +203,19 @@ def decode(key: str, data: bytes) -> Record:
                 f"{VERSION}; use a newer bootseer"
             )
         record = _record(body)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise CorruptDataError(f"the record of {key[:12]} is damaged: {error}") from error
+    except MALFORMED as error:
+        raise CorruptDataError(f"the record of {key[:12]} is damaged: {fault(error)}") from error
     if record.key != key:
         raise CorruptDataError(f"the record of {key[:12]} belongs to {record.key[:12]}")
     return record
 
 
 def _record(body: dict[str, Any]) -> Record:
+    version = _is(body["version"], int)
+    first = version == 1
     return Record(
         key=_match(body["key"], KEY),
-        base=_match(body["base"], KEY),
+        base=_match(body["base"], KEY) if first else "",
         workload=_match(body["workload"], KEY),
         created_unix_s=_number(body["created_unix_s"]),
         command=_texts(body["command"]),
@@ -199,11 +223,14 @@ def _record(body: dict[str, Any]) -> Record:
         fresh_roots=_texts(body["fresh_roots"]),
         install_s=_number(body["install_s"]),
         publish_s=_number(body["publish_s"]),
-        resolved=_is(body["resolved"], bool),
-        host={_is(k, str): _is(v, str) for k, v in _is(body["host"], dict).items()},
+        resolved=_is(body["resolved"], bool) if first else False,
+        lock="" if first else _match(body["lock"], _LOCK),
+        packages={} if first else _map(body["packages"]),
+        inputs={} if first else _map(body["inputs"]),
+        host=_map(body["host"]),
         archive=_archive(_is(body["archive"], dict)),
         form=_is(body["form"], str),
-        version=_is(body["version"], int),
+        version=version,
         signature=_is(body["signature"], str),
     )
 
@@ -221,16 +248,28 @@ def _archive(body: dict[str, Any]) -> Archive:
     )
 
 
+_SAID = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_SAID |= {list: "a list", dict: "an object", type(None): "null"}
+
+
+def _said(kind: type) -> str:
+    return _SAID.get(kind, "something else")
+
+
 def _is(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
+        raise ShapeError(f"a field is {_said(type(value))} where {_said(kind)} belongs")
     return value
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1 << 62:
-        raise TypeError("expected a number that is not negative")
+        raise ShapeError("a field is not a number from 0 to 2^62")
     return float(value)
+
+
+def _map(value: Any) -> dict[str, str]:
+    return {_is(k, str): _is(v, str) for k, v in _is(value, dict).items()}
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -240,7 +279,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 def _match(value: Any, pattern: re.Pattern[str]) -> str:
     text: str = _is(value, str)
     if not pattern.fullmatch(text):
-        raise ValueError(f"unexpected text {text[:40]!r}")
+        raise ShapeError(f"a field holds the unexpected text {text[:40]!r}")
     return text
 
 
@@ -261,21 +300,33 @@ def generations(store: Store, key: str) -> tuple[list[int], set[int]]:
 
 
 def current(store: Store, key: str, sign_key: bytes | None = None) -> Found | None:
-    """The record to restore from, or None when nothing usable is published.
+    """The newest usable record of a key, or None when nothing usable is published.
 
     Raises CorruptDataError (damaged or unsigned), NotSupportedError (newer) and the store's errors.
     """
-    seen, bad = generations(store, key)
-    usable = [g for g in seen if g not in bad]
-    if not usable:
-        return None
-    generation = usable[-1]
-    try:
-        record = decode(key, store.read(_name(key, generation), limit_bytes=LIMIT_BYTES))
-    except CorruptDataError as error:
-        raise BadRecordError(str(error), key, generation) from error
-    check_signature(record, sign_key)
-    return Found(record, generation)
+    return next(usable(store, key, sign_key), None)
+
+
+def usable(
+    store: Store,
+    key: str,
+    sign_key: bytes | None = None,
+    seen: tuple[list[int], set[int]] | None = None,
+) -> Iterator[Found]:
+    """The usable records of a key, newest first; read one by one. Raises as `current`.
+
+    `seen` is what `generations` found a moment ago.
+    """
+    known, bad = seen or generations(store, key)
+    for generation in reversed(known):
+        if generation in bad:
+            continue
+        try:
+            record = decode(key, store.read(_name(key, generation), limit_bytes=LIMIT_BYTES))
+        except CorruptDataError as error:
+            raise BadRecordError(str(error), key, generation) from error
+        check_signature(record, sign_key)
+        yield Found(record, generation)
 
 
 class BadRecordError(CorruptDataError):
@@ -288,16 +339,22 @@ class BadRecordError(CorruptDataError):
 
 
 def add(
-    store: Store, record: Record, sign_key: bytes | None, *, supersedes: int | None = None
+    store: Store,
+    record: Record,
+    sign_key: bytes | None,
+    *,
+    supersedes: int | None = None,
+    known: Collection[int] = (),
 ) -> bool:
     """Publish as the next generation; False when another published a usable one first.
 
-    `supersedes` is the generation, if any, that the publisher found too old.
+    `supersedes` is the generation, if any, that the publisher found too old, `known` are those
+    that it saw and that did not fit: they stay, for starts that they fit.
     """
     if supersedes is not None:
         condemn(store, record.key, supersedes, "older than the greatest age")
     seen, bad = generations(store, record.key)
-    if seen and seen[-1] not in bad:
+    if any(g not in bad and g not in known for g in seen):
         return False
     generation = (max([*seen, *bad], default=0)) + 1
     return store.create(_name(record.key, generation), encode(record, sign_key))
@@ -313,12 +370,13 @@ def _name(key: str, generation: int) -> str:
     return f"{folder(key)}/record-{generation:06d}.json"
 
 
-def remember(store: Store, record: Record, times: Times) -> None:
-    """Keep the times and the newest key for starts that come without a record of their own."""
+def remember(store: Store, record: Record, times: Times, label: str) -> None:
+    """Keep the times, and what the newest snapshot of a command was made from."""
     store.replace(
         f"{FOLDER}/times/{record.workload}.json", json.dumps(dataclasses.asdict(times)).encode()
     )
-    store.replace(f"{FOLDER}/latest/{record.base}.json", json.dumps({"key": record.key}).encode())
+    newest = {"key": record.key, "inputs": record.inputs}
+    store.replace(f"{FOLDER}/latest/{label}.json", json.dumps(newest).encode())
 
 
 def times(store: Store, workload: str) -> Times | None:
@@ -326,19 +384,22 @@ def times(store: Store, workload: str) -> Times | None:
     body = _small(store, f"{FOLDER}/times/{workload}.json")
     try:
         return Times(*(_number(body[n]) for n in ("install_s", "publish_s", "restore_s")))
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError):
         return None
 
 
-def latest_key(store: Store, base: str) -> str | None:
-    """The newest published key of a base; None when there is none."""
-    key = _small(store, f"{FOLDER}/latest/{base}.json").get("key")
-    return key if isinstance(key, str) and KEY.fullmatch(key) else None
-
-
-def _small(store: Store, name: str) -> dict[str, Any]:
+def latest(store: Store, label: str) -> tuple[str, dict[str, str]] | None:
+    """The newest published key of a command and its inputs; None when there is none."""
+    body = _small(store, f"{FOLDER}/latest/{label}.json", LIMIT_BYTES)
     try:
-        body = json.loads(store.read(name, limit_bytes=4096))
+        return _match(body["key"], KEY), _map(body["inputs"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _small(store: Store, name: str, limit_bytes: int = 4096) -> dict[str, Any]:
+    try:
+        body = json.loads(store.read(name, limit_bytes=limit_bytes))
     except (NotFoundError, CorruptDataError, ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

@@ -11,21 +11,27 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from bootseer.depsnap import background, capture, install, prepare, publish, records, subphases
+from bootseer.depsnap import fitting, install, prepare, records
 from bootseer.depsnap import target as targets
-from bootseer.depsnap.restoring import restore
-from bootseer.depsnap.settings import DepsSettings
+from bootseer.depsnap.model import absolute
+from bootseer.depsnap.restoring import staging
+from bootseer.depsnap.settings import DAY_S, DepsSettings
 from bootseer.depsnap.waiting import keep_waiting, poll_s
 from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, NotFoundError
 from bootseer.profiler.events import NullWriter
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.lease import Lease, Watch, try_acquire
 
+if TYPE_CHECKING:
+    from bootseer.depsnap import capture, publish
+
 PHASE = "deps.install"
 INSIDE = "BOOTSEER_DEPS_INSIDE"
+PATIENT_RESOLVE_S = 60.0
+"""How long a publication, which keeps nobody waiting, asks the index."""
 
 
 class Progress(Protocol):
@@ -49,12 +55,14 @@ class _NoProgress:
 @dataclasses.dataclass(slots=True)
 class Outcome:
     """What a run did. `result` is restored, in place, installed or published; `reasons` say
-    why the plain way was taken or why nothing was published."""
+    why the plain way was taken or why nothing was published, `notes` what else a user should
+    know: that newer packages may be out, or why there was no snapshot."""
 
     result: str = "installed"
     code: int = 0
     key: str = ""
     reasons: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
     details: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
@@ -102,6 +110,8 @@ def execute(
         attributes: dict[str, object] = {"bootseer.deps.result": outcome.result, **outcome.details}
         if outcome.reasons:
             attributes["bootseer.reason"] = "; ".join(outcome.reasons)
+        if outcome.notes:
+            attributes["bootseer.deps.notes"] = "; ".join(outcome.notes)
         if outcome.code:
             attributes["process.exit.code"] = outcome.code
         status = "error" if outcome.code else "fallback" if outcome.reasons else "ok"
@@ -126,13 +136,14 @@ class _Run:
         self.outcome = Outcome()
         self.span = ""
         self._seen: tuple[list[int], set[int]] = ([], set())
+        self._nearest: records.Record | None = None
 
     def go(self) -> None:
         with contextlib.ExitStack() as held:
             plan = _Plan()
             held.callback(lambda: plan.lease.close() if plan.lease else None)
             try:
-                if self._prepare(plan, held):
+                if self._prepare(plan, held) and self._finish(plan):
                     return
             except Exception as error:
                 # The border: no fault of ours, of whatever kind, may keep the install from running.
@@ -147,24 +158,66 @@ class _Run:
         if settings.environ.get(INSIDE):
             return False  # an install within an install: the outer one captures all
         found = prepare.find_target(settings, self.command)
+        if not found.roots:
+            return False  # it makes directories alone
         held.enter_context(
             targets.locked(settings.cache, found.paths, limit_s=self._lock_limit_s())
         )
         for root in found.paths:
-            restore.recover(root)
+            _recover(root)
+        resolution = prepare.resolution_of(settings, found)
+        held.callback(resolution.close)
         with self._part(f"{PHASE}.key"):
-            prepared = prepare.prepare(settings, self.command, found)
+            prepared = prepare.prepare(settings, self.command, found, resolution)
             if not prepared.in_place and prepare.make_way(settings, found):
-                prepared = prepare.prepare(settings, self.command, found)
+                prepared = prepare.prepare(settings, self.command, found, resolution)
         self.outcome.key = prepared.key.digest
         self.outcome.details["bootseer.deps.key"] = prepared.key.digest
         settings.on_step("key")
+        plan.prepared = prepared
         if prepared.in_place:
             self.outcome.result = "in place"
+            self._say_unresolved(prepared)
             return True
-        plan.prepared = prepared
         plan.store = prepare.reachable_store(settings)
-        return self._restore_or_lease(plan, prepared, plan.store)
+        if self._restore_or_lease(plan, prepared, plan.store):
+            self._say_unresolved(prepared)
+            return True
+        self._say_what_differs(prepared, plan.store)
+        return False
+
+    def _finish(self, plan: _Plan) -> bool:
+        """After a restore: what of the command is not files in its roots."""
+        assert plan.prepared is not None
+        for folder in plan.prepared.target.folders:
+            os.makedirs(folder, exist_ok=True)
+        if plan.prepared.target.runs:
+            self.outcome.code, _ = self._command()
+            if self.outcome.code == 0:
+                self._note_now(plan.prepared)
+        return True
+
+    def _say_unresolved(self, prepared: prepare.Prepared) -> None:
+        judge = prepared.judge
+        if judge.unresolved:
+            self.outcome.details["bootseer.deps.lock"] = "unresolved"
+            self.outcome.notes.append(
+                f"the newest snapshot of these requirements serves, for up to "
+                f"{judge.max_age_s / DAY_S:g} days; whether newer packages are out is not known: "
+                f"{judge.unresolved}"
+            )
+
+    def _say_what_differs(self, prepared: prepare.Prepared, store: Store) -> None:
+        """Beside a near snapshot: why it is not this one."""
+        if self._nearest is not None:
+            self.outcome.notes.append(prepared.judge.differs_from(self._nearest))
+            return
+        latest = records.latest(store, prepared.key.label)
+        if latest is not None and latest[0] != prepared.key.digest:
+            from bootseer.depsnap import publish
+
+            now = publish.inputs_of(prepared.key)
+            self.outcome.notes.append(fitting.inputs_differ(latest[1], now))
 
     def _lock_limit_s(self) -> float:
         return 0.0 if self.settings.wait == "never" else self.settings.wait_limit_s
@@ -218,44 +271,68 @@ class _Run:
         return False
 
     def _try_restore(self, store: Store, prepared: prepare.Prepared) -> tuple[bool, int | None]:
-        """Whether a known snapshot now stands in place, and a generation found too old."""
-        self._seen = records.generations(store, prepared.key.digest)
-        if not self._seen[0] and prepared.key.resolved:
-            return False, None
+        """Whether a fitting snapshot now stands in place, and a generation found too old."""
+        key = prepared.key.digest
+        self._seen = records.generations(store, key)
+        self._nearest = None
+        sign_key = records.read_sign_key(self.settings.sign_key)
+        supersedes = None
         try:
-            found, old = prepare.usable(store, self.settings, prepared)
+            for found in records.usable(store, key, sign_key, self._seen):
+                if self._place(store, prepared, found):
+                    return True, None
+                if self._nearest is None and found.generation not in self._seen[1]:
+                    self._nearest = found.record
+                    unknown = prepared.judge.resolution.lock() is None
+                    supersedes = found.generation if unknown else None
         except records.BadRecordError as error:
             records.condemn(store, error.key, error.generation, str(error))
             self._fault(error)
-            self._seen = records.generations(store, prepared.key.digest)
-            return False, None
-        if found is None:
-            return False, old
-        prepare.check_belongs(found.record, prepared.target.paths)
+            self._seen = records.generations(store, key)
+        return False, supersedes
+
+    def _place(self, store: Store, prepared: prepare.Prepared, found: records.Found) -> bool:
+        """Put one snapshot in place, asking the index meanwhile whether it fits."""
+        record = found.record
+        packages, created_s = record.packages, record.created_unix_s
+
+        def confirm() -> None:
+            if not prepared.judge.accepts(record.lock, packages, created_s):
+                raise fitting.NotFittingError
+
+        if not prepared.key.owns(packages):
+            prepared.judge.resolution.begin()
+        prepare.check_belongs(record, prepared.target.paths)
         self.settings.on_step("restore")
         try:
+            if self._nearest is not None:
+                confirm()  # the index was asked: nothing is placed on trust
             with self._part(f"{PHASE}.restore"):
-                done = prepare.place(store, self.settings, found.record)
+                done = prepare.place(store, self.settings, record, confirm=confirm)
+        except fitting.NotFittingError:
+            return False
         except (CorruptDataError, NotFoundError) as error:
-            if not prepare.corrupt_in_store(store, found.record, self.settings.cache):
+            if not prepare.corrupt_in_store(store, record, self.settings.cache):
                 raise
-            records.condemn(store, found.record.key, found.generation, str(error))
+            records.condemn(store, record.key, found.generation, str(error))
             self._fault(error)
-            self._seen = records.generations(store, prepared.key.digest)
-            return False, None
+            self._seen = records.generations(store, record.key)
+            return False
         self.outcome.result = "restored"
         self.outcome.details |= {
             "bootseer.deps.form": done.form,
             "bootseer.deps.why": done.why,
             "bootseer.bytes": done.raw_bytes,
         }
-        prepare.note_in_place(self.settings, prepared, found.record.created_unix_s)
-        return True, None
+        prepare.note_in_place(self.settings, prepared, created_s, record.lock, packages)
+        return True
 
     # --- the install and after ----------------------------------------------------------------
 
     def _install(self, plan: _Plan) -> None:
         settings = self.settings
+        from bootseer.depsnap import capture  # a start that restores never pays for it
+
         trees, exclude = None, []
         if plan.lease is not None and plan.prepared is not None:
             try:
@@ -271,7 +348,8 @@ class _Run:
         if code != 0:
             return
         if plan.prepared is not None:
-            prepare.note_in_place(settings, plan.prepared, time.time())
+            plan.prepared.judge.resolution.settle()
+            self._note_now(plan.prepared)
         if trees is None or plan.lease is None:
             return
         try:
@@ -284,7 +362,16 @@ class _Run:
             # The border: the install was good; a fault in keeping it must not fail the job.
             self._fault(error)
 
+    def _note_now(self, prepared: prepare.Prepared) -> None:
+        """Remember what the command has just left; nothing of it waits for the index."""
+        packages = prepare.brought(prepared)
+        known = prepared.key.owns(packages) or prepared.judge.resolution.ended
+        lock = prepared.judge.lock_of(packages) if known else ""
+        prepare.note_in_place(self.settings, prepared, time.time(), lock, packages)
+
     def _command(self) -> tuple[int, float]:
+        from bootseer.depsnap import subphases
+
         environ = {**self.settings.environ, INSIDE: "1"}
         begun = time.monotonic()
         self.progress.command_began()
@@ -295,10 +382,13 @@ class _Run:
         return code, time.monotonic() - begun
 
     def _publish(self, plan: _Plan, captured: capture.Captured, install_s: float) -> None:
+        from bootseer.depsnap import background, publish
+
         assert plan.prepared is not None
         assert plan.store is not None
         assert plan.lease is not None
-        lease, store = plan.lease, plan.store
+        lease, store, prepared = plan.lease, plan.store, plan.prepared
+        packages = prepare.brought(prepared)
         # hdfs-native's threads are gone in a forked child, and it cannot make new ones there.
         forkable = not store.url.startswith("hdfs:")
         background_mode = self.settings.publish == "background" and forkable
@@ -308,6 +398,9 @@ class _Run:
             command=self.command,
             captured=captured,
             install_s=install_s,
+            packages=packages,
+            lock=lambda: self._lock_to_publish(prepared, packages, background_mode),
+            known=self._seen[0],
             supersedes=plan.supersedes,
             sign_key=records.read_sign_key(self.settings.sign_key),
             threads=max(1, cpus // 2) if background_mode else None,
@@ -324,7 +417,22 @@ class _Run:
             self._pack(store, job, background_mode=False)
             self.outcome.result = "published"
 
+    def _lock_to_publish(
+        self, prepared: prepare.Prepared, packages: Mapping[str, str], background_mode: bool
+    ) -> str:
+        """What the index decides, asked once more where a start had not the time to wait for it."""
+        judge, limit_s = prepared.judge, self.settings.resolve_timeout_s
+        if background_mode and limit_s > 0:
+            limit_s = max(limit_s, PATIENT_RESOLVE_S)
+        if not judge.resolution.ended:
+            settings = dataclasses.replace(self.settings, resolve_timeout_s=limit_s)
+            resolution = prepare.resolution_of(settings, prepared.target)
+            judge = dataclasses.replace(judge, resolution=resolution)
+        return judge.lock_of(packages)
+
     def _pack(self, store: Store, job: publish.Publication, *, background_mode: bool) -> None:
+        from bootseer.depsnap import publish
+
         span = self.writer.begin("deps.publish", {"bootseer.background": background_mode})
         attributes: dict[str, object] = {}
         status = "ok"
@@ -357,6 +465,15 @@ class _Run:
         self.outcome.reasons.append(text)
 
 
+def _recover(root: str) -> None:
+    """Finish or undo a killed restore, where there are signs of one."""
+    place = absolute(root)
+    if any(map(os.path.lexists, (staging.beside(place), staging.inside(place)))):
+        from bootseer.depsnap.restoring import commit
+
+        commit.recover(root)
+
+
 def _lease_folder(prepared: prepare.Prepared) -> str:
     return f"{records.folder(prepared.key.digest)}/lease"
 
@@ -372,4 +489,4 @@ def _held_s(watch: Watch) -> float | None:
 def repair(settings: DepsSettings, command: Sequence[str]) -> None:
     """Finish or undo what a killed `run` left at the command's target."""
     for root in prepare.find_target(settings, command).paths:
-        restore.recover(root)
+        _recover(root)

@@ -22,13 +22,16 @@ from bootseer.errors import BusyError, from_os_error
 @dataclasses.dataclass(frozen=True, slots=True)
 class Note:
     """`state` is what the roots held before, `fingerprint` what they held when `key` stood
-    there; `created_s` is this node's wall clock, `boot` the boot in which it was written."""
+    there; `created_s` is this node's wall clock, `boot` the boot in which it was written;
+    `lock` and `packages` are what the install brought, as in a record."""
 
     key: str
     state: str
     fingerprint: str
     created_s: float
     boot: str
+    lock: str
+    packages: dict[str, str]
 
 
 def _path(cache: str, roots: Sequence[str], suffix: str) -> str:
@@ -47,12 +50,16 @@ def read(cache: str, roots: Sequence[str]) -> Note | None:
         with open(_path(cache, roots, ".json"), "rb") as file:
             if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
                 return None
-            body = json.loads(file.read(64 << 10))
+            body = json.loads(file.read(1 << 20))
         note = Note(**body)
     except (OSError, ValueError, TypeError):
         return None
-    texts = (note.key, note.state, note.fingerprint, note.boot)
-    return note if all(isinstance(t, str) for t in texts) else None
+    texts = (note.key, note.state, note.fingerprint, note.boot, note.lock)
+    return note if all(isinstance(t, str) for t in texts) and _is_map(note.packages) else None
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
 
 
 def write(cache: str, roots: Sequence[str], note: Note) -> None:

@@ -53,6 +53,8 @@ class DepsPart:
             raise BusyError("the part was told to end by a signal")
         if outcome.reasons:
             process.say(f"deps: {'; '.join(outcome.reasons)}")
+        for note in outcome.notes:
+            process.say(f"deps: {note}")
         return outcome.code
 
     def repair(self, request: Request) -> None:

@@ -17,6 +17,7 @@ import zstandard
 
 from bootseer.depsnap.format.check import check
 from bootseer.depsnap.format.layout import BLOCK
+from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
 from bootseer.depsnap.format.toc import BadIndexError, Index
 from bootseer.depsnap.model import Digest, Limits
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
@@ -24,8 +25,6 @@ from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 VERSION = 1
 SKIPPABLE = 0x184D2A5E
 MAGIC = b"bootseer"
-# What JSON of another shape than ours leads to, nested too deep for the parser included.
-_MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 _HEAD = struct.Struct("<II")
 _TAIL = struct.Struct("<Q8s")
 
@@ -79,8 +78,10 @@ def _read_index(
         return check(_parse(stored, limits), digest, None if detached else frames_end, limits)
     except BadIndexError as error:
         raise CorruptDataError(f"archive {path}: {error}; do not use it") from error
-    except _MALFORMED as error:
-        raise CorruptDataError(f"archive {path}: malformed index ({error})") from error
+    except MALFORMED as error:
+        raise CorruptDataError(
+            f"archive {path}: malformed index: {fault(error)}; do not use it"
+        ) from error
 
 
 def _stored_index(descriptor: int, limits: Limits) -> tuple[bytes, int]:
@@ -113,12 +114,12 @@ def decompress(decoder: zstandard.ZstdDecompressor, stored: bytes, raw: int) -> 
     """
     try:
         if zstandard.frame_content_size(stored) != raw:
-            raise ValueError("a frame's own size differs from the index")
+            raise ShapeError("a frame's own size differs from the index")
         data = decoder.decompress(stored, max_output_size=raw or 1, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise ValueError(f"a frame cannot be decompressed ({error})") from error
+        raise ShapeError(f"a frame cannot be decompressed ({error})") from error
     if len(data) != raw:
-        raise ValueError("a frame is shorter than it says")
+        raise ShapeError("a frame is shorter than it says")
     return data
 
 

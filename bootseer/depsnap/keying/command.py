@@ -13,12 +13,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-Tool = Literal["pip", "uv", "uv-sync", "venv", "other"]
+Tool = Literal["pip", "uv", "uv-sync", "uv-run", "venv", "mkdir", "other"]
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PIP = re.compile(r"pip[0-9.]*")
 _PYTHON = re.compile(r"python[0-9.]*")
 # Words of a script that install nothing.
+_UNSURE = re.compile(r"[$`*?\[{~]")
+"""What a shell makes something else of."""
 _HARMLESS = frozenset({"echo", "printf", "set", "cd", "export", "true", ":", "sleep", "umask", "["})
 # Options that take a value as a word of its own, after the documents of pip and uv.
 _VALUED_TEXT = """
@@ -43,7 +45,11 @@ _CONSTRAINT = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Install:
-    """One simple command as far as its destination is concerned. Paths are as written."""
+    """One simple command as far as its destination is concerned. Paths are as written.
+
+    `removes`: it only uninstalls. `folders` are the directories that a `mkdir` makes, `project`
+    is what uv's `--project` or `--directory` names.
+    """
 
     tool: Tool
     program: str
@@ -57,6 +63,9 @@ class Install:
     constraint_files: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    removes: bool = False
+    folders: tuple[str, ...] = ()
+    project: str | None = None
 
 
 def simple_commands(command: Sequence[str]) -> list[list[str]]:
@@ -107,11 +116,17 @@ def _split_script(script: str) -> list[list[str]]:
 
 def plan(command: Sequence[str]) -> list[Install]:
     """Every install that a command line visibly makes, in order; never raises."""
-    return [
-        dataclasses.replace(found, words=tuple(words))
-        for words in simple_commands(command)
-        if (found := _plan_one(words))
-    ]
+    moved = False
+    out = []
+    for words in simple_commands(command):
+        moved |= os.path.basename(words[0]) in ("cd", "pushd")
+        found = _plan_one(words)
+        if found is None:
+            continue
+        if moved and any(not os.path.isabs(folder) for folder in found.folders):
+            found = Install("other", found.program)
+        out.append(dataclasses.replace(found, words=tuple(words)))
+    return out
 
 
 def _plan_one(words: Sequence[str]) -> Install | None:
@@ -129,6 +144,8 @@ def _plan_one(words: Sequence[str]) -> Install | None:
         return Install("other", program)
     if _PIP.fullmatch(name):
         return _pip(program, rest, python=None)
+    if name == "mkdir":
+        return _mkdir(program, rest)
     if name == "virtualenv":
         return _venv(program, rest)
     if name == "uv":
@@ -146,6 +163,8 @@ def _venv(program: str, rest: Sequence[str]) -> Install | None:
 
 def _pip(program: str, rest: Sequence[str], python: str | None) -> Install | None:
     options, positional = _options(rest, _VALUED)
+    if positional[:1] == ["uninstall"]:
+        return _removal("pip", program, options, python)
     if positional[:1] != ["install"]:
         return None
     return _install("pip", program, options, positional[1:], python)
@@ -154,16 +173,51 @@ def _pip(program: str, rest: Sequence[str], python: str | None) -> Install | Non
 def _uv(program: str, rest: Sequence[str]) -> Install | None:
     options, positional = _options(rest, _VALUED)
     python = _last(options, "-p", "--python")
+    project = _last(options, "--project", "--directory")
     if positional[:1] == ["sync"]:
-        return Install("uv-sync", program, python=python)
+        return Install("uv-sync", program, python=python, project=project)
+    if positional[:1] == ["run"]:
+        # What it runs is its own affair: it runs again after a restore.
+        before = rest[: rest.index("run") + 1 + _options_before(rest[rest.index("run") + 1 :])]
+        options, _ = _options(before, _VALUED)
+        if {"--isolated", "--no-project", "--active", "--script"} & set(options):
+            return Install("other", program)
+        project = _last(options, "--project", "--directory")
+        return Install("uv-run", program, python=_last(options, "-p", "--python"), project=project)
     if positional[:1] == ["venv"]:
         return _venv(program, rest[rest.index("venv") + 1 :])
     if positional[:2] == ["pip", "install"]:
         return _install("uv", program, options, positional[2:], python)
+    if positional[:2] == ["pip", "uninstall"]:
+        return _removal("uv", program, options, python)
     if positional[:2] == ["pip", "sync"]:
         found = _install("uv", program, options, (), python)
         return dataclasses.replace(found, requirement_files=tuple(positional[2:]))
     return None
+
+
+def _options_before(words: Sequence[str]) -> int:
+    """How many words come before the first one that is no option and no option's value."""
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] != "--":
+        index += 2 if words[index] in _VALUED | {"--with", "--env-file"} else 1
+    return min(index, len(words))
+
+
+def _removal(
+    tool: Tool, program: str, options: Mapping[str, list[str]], python: str | None
+) -> Install:
+    found = _install(tool, program, options, (), python)
+    return dataclasses.replace(found, removes=True)
+
+
+def _mkdir(program: str, rest: Sequence[str]) -> Install:
+    """The directories that a `mkdir` makes; `other` where words alone do not tell them."""
+    plain = all(w in ("-p", "--parents", "-v", "--verbose", "-pv") for w in rest if w[:1] == "-")
+    folders = tuple(w for w in rest if w[:1] != "-")
+    if not plain or not folders or any(_UNSURE.search(w) for w in folders):
+        return Install("other", program)
+    return Install("mkdir", program, folders=folders)
 
 
 def _install(

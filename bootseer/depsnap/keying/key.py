@@ -1,9 +1,11 @@
-"""A snapshot's key: sha256 over everything that decides what an install leaves behind.
+"""A snapshot's key: sha256 over the inputs that decide what an install leaves behind.
 
-Ingredients are (name, value) pairs; the key is the sha256 of `bootseer-deps-key-1` and their
+Ingredients are (name, value) pairs; the key is the sha256 of `bootseer-deps-key-2` and their
 canonical JSON. No ingredient holds a credential: words, files and addresses are redacted first.
-`base` is the same over all ingredients but the resolved lock, `workload` over command, Python
-and platform alone: past times of an install carry over to its next version.
+What an index decides is no input: one set of inputs is one key, whatever a clock, a cache or a
+network does, and a key's snapshots are told apart by the lock that each is published with.
+`workload` is the same over command, Python and platform alone: past times of an install carry
+over to its next version. `label` is of command and roots: where the newest key of them is noted.
 """
 
 from __future__ import annotations
@@ -15,16 +17,14 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from bootseer.depsnap.keying import redact, requirements
+from bootseer.depsnap.keying import pins, redact, requirements
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import ALSO, Python, Target, inside, upwards
 from bootseer.depsnap.model import WORK_PREFIX
 from bootseer.depsnap.scan import scan
 from bootseer.errors import NotFoundError, UsageError
 
-FORMAT_VERSION = 1
-RESOLVE_TIMEOUT_S = 5.0
-UNRESOLVED = "unresolved"
+FORMAT_VERSION = 2
 _BEFORE = "roots before"
 _BUILD_VARIABLES = (
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
@@ -64,21 +64,27 @@ class Ingredient:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """`resolved` is False where an index decides and could not be asked: age must then bound it."""
+    """`closed`: no index has a say. Else `pinned` are the exact versions that the lists name, and
+    `all_exact` says that they name nothing else: then they may be the whole lock (`owns`)."""
 
     digest: str
-    base: str
     workload: str
+    label: str
     ingredients: tuple[Ingredient, ...]
-    resolved: bool
+    closed: bool
+    all_exact: bool = False
+    pinned: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
     def at(self, state: str) -> Key:
         """The same question's key for roots that hold `state` before."""
         found = tuple(
             Ingredient(_BEFORE, state) if i.name == _BEFORE else i for i in self.ingredients
         )
-        digest, base = _digest(found), _digest(found[:-1])
-        return dataclasses.replace(self, digest=digest, base=base, ingredients=found)
+        return dataclasses.replace(self, digest=_digest(found), ingredients=found)
+
+    def owns(self, brought: Mapping[str, str]) -> bool:
+        """Whether the inputs alone are the lock of an install that brought these packages."""
+        return self.closed or (self.all_exact and pins.cover(self.pinned, brought))
 
     def explain(self) -> list[dict[str, str]]:
         """The ingredients as JSON objects."""
@@ -99,11 +105,10 @@ class Question:
     signer: str = ""
     key_env: Sequence[str] = ()
     exclude: Sequence[str] = ()
-    resolve_timeout_s: float = RESOLVE_TIMEOUT_S
 
 
 def make(question: Question) -> Key:
-    """Read the inputs, resolve what is unpinned, and compute the key.
+    """Read the inputs and compute the key.
 
     Raises NotFoundError for a missing key file and UsageError for one that is too large.
     """
@@ -114,7 +119,8 @@ def make(question: Question) -> Key:
         for p in q.key_files
     }
     stable = _platform(q)
-    stable.append(Ingredient("command", _json(redact.words(q.command))))
+    stable_command = Ingredient("command", _json(redact.words(q.command)))
+    stable.append(stable_command)
     workload = _digest(stable)
     stable += [Ingredient("uid class", "root" if os.geteuid() == 0 else "user")]
     stable += [Ingredient("signed by", q.signer)] if q.signer else []
@@ -125,27 +131,15 @@ def make(question: Question) -> Key:
     stable += environment(
         q.environ, q.key_env, q.cwd, q.target.python.prefix if q.target.python else ""
     )
-    lock = _lock(q) if files.open_ended else "closed"
     return Key(
-        digest=_digest([*stable, Ingredient("lock", lock)]),
-        base=_digest(stable),
+        digest=_digest(stable),
         workload=workload,
-        ingredients=(*stable, Ingredient("lock", lock)),
-        resolved=lock != UNRESOLVED,
+        label=_digest([stable_command, Ingredient("roots", _json(q.target.paths))]),
+        ingredients=tuple(stable),
+        closed=not files.open_ended,
+        all_exact=files.all_exact,
+        pinned=files.pinned,
     )
-
-
-def _lock(q: Question) -> str:
-    if q.target.python is None or q.resolve_timeout_s <= 0:
-        return UNRESOLVED
-    text = requirements.resolve(
-        q.target.installs,
-        q.target.python.executable,
-        q.environ,
-        q.cwd,
-        timeout_s=q.resolve_timeout_s,
-    )
-    return UNRESOLVED if text is None else hashlib.sha256(text.encode()).hexdigest()
 
 
 def _platform(q: Question) -> list[Ingredient]:
@@ -190,7 +184,7 @@ def _in_reach(q: Question) -> list[Ingredient]:
 
 def _makes_closed_environment(installs: Sequence[Install]) -> bool:
     """Whether the command makes an environment from which nothing of the system is seen."""
-    made = [i for i in installs if i.tool in ("venv", "uv-sync")]
+    made = [i for i in installs if i.tool in ("venv", "uv-sync", "uv-run")]
     return bool(made) and not any("--system-site-packages" in i.words for i in made)
 
 
@@ -327,6 +321,12 @@ _PLACES = (
     "lib/python3*/dist-packages",
     "usr/local/lib/python3*/*-packages",
 )
+
+
+def packages(target: Target) -> dict[str, str]:
+    """Name -> version of every distribution that stands in the roots now."""
+    found = (os.path.basename(p) for root in target.roots for p in distributions(root.path))
+    return pins.of_distributions(found)
 
 
 def distributions(root: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What an install command reads: requirement files, local sources; and their resolved lock.
+"""What an install command reads: requirement files, local sources; and who resolves the rest.
 
 Requirement files follow pip's format: `-r` and `-c` include others, relative to the including
 file; `--hash` on every requirement, or `--no-deps` with nothing but exact versions, means that
@@ -11,12 +11,9 @@ import dataclasses
 import hashlib
 import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.depsnap.keying import redact
+from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import upwards
 from bootseer.errors import UsageError, from_os_error
@@ -29,19 +26,20 @@ NOT_SOURCE = frozenset(
 _INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[=\s]*(\S+)", re.MULTILINE)
 _EDITABLE = re.compile(r"^\s*(?:-e|--editable)[=\s]*(\S+)", re.MULTILINE)
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
-_INDEX_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
-_EXACT = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\])?\s*===?\s*[^\s*,;]+\s*(?:;.*)?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inputs:
     """Everything local that decides what is installed: label -> sha256 of redacted content.
 
-    `open_ended` tells that an index decides too.
+    `open_ended` tells that an index decides too; `pinned` are the exact versions that lists and
+    constraints name: where these cover all that an install brought, an index had no say after all.
     """
 
     digests: Mapping[str, str]
     open_ended: bool
+    pinned: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    all_exact: bool = False
 
 
 def read_text(path: str) -> str:
@@ -78,14 +76,16 @@ def closure(paths: Iterable[str], cwd: str) -> dict[str, str]:
 def inputs(installs: Sequence[Install], cwd: str) -> Inputs:
     """Read what the installs of a command name. Raises NotFoundError for a missing file."""
     found: dict[str, str] = {}
-    open_ended = False
+    pinned: dict[str, str] = {}
+    open_ended, all_exact = False, True
     for install in installs:
-        if install.tool == "uv-sync":
-            project = _project(cwd)
+        if install.tool in ("uv-sync", "uv-run"):
+            project = _project(os.path.normpath(os.path.join(cwd, install.project or "")), cwd)
             found |= project
             open_ended |= not any(label.endswith("uv.lock") for label in project)
         if install.tool not in ("pip", "uv"):
             open_ended |= install.tool == "other"
+            all_exact &= install.tool in ("venv", "mkdir")
             continue
         files = [f for f in install.requirement_files if "://" not in f and f != "-"]
         open_ended |= len(files) != len(install.requirement_files)
@@ -96,26 +96,36 @@ def inputs(installs: Sequence[Install], cwd: str) -> Inputs:
         for word in _local(install.requirements, plain, cwd):
             found[f"source {_short(word, cwd)}"] = source_digest(word)
         open_ended |= not _closed(install, plain, cwd)
-    return Inputs(found, open_ended)
+        wanted = _wanted(install.requirements, plain)
+        exact = [pin for word in wanted if (pin := pins.exact(word))]
+        all_exact &= len(files) == len(install.requirement_files) and len(exact) == len(wanted)
+        limits = _wanted((), [_COMMENT.sub("", text) for text in others.values()])
+        pinned |= dict(pin for word in limits if (pin := pins.exact(word)))
+        pinned |= dict(exact)
+    return Inputs(found, open_ended, pinned, all_exact and open_ended)
 
 
 def _closed(install: Install, texts: Sequence[str], cwd: str) -> bool:
     """Whether no index has a say in what is installed."""
-    if "--require-hashes" in install.words:
+    if install.removes or "--require-hashes" in install.words:
         return True
     if texts and not install.requirements and all("--hash=" in text for text in texts):
         return True
-    lines = [line for t in texts for line in t.replace("\\\n", " ").splitlines()]
-    wanted = [w.partition(" --")[0].strip() for w in (*install.requirements, *lines)]
     return "--no-deps" in install.words and all(
-        not word or word.startswith("-") or _EXACT.fullmatch(word) or _local_path(word, cwd)
-        for word in wanted
+        pins.exact(word) or _local_path(word, cwd) for word in _wanted(install.requirements, texts)
     )
 
 
-def _project(cwd: str) -> dict[str, str]:
+def _wanted(words: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """The requirements of a command line and of files, options left out."""
+    lines = [line for t in texts for line in t.replace("\\\n", " ").splitlines()]
+    found = (word.partition(" --")[0].strip() for word in (*words, *lines))
+    return [word for word in found if word and not word.startswith("-")]
+
+
+def _project(folder: str, cwd: str) -> dict[str, str]:
     """What decides in uv's project: its own description and its workspace's, and the lock."""
-    places = {upwards(cwd, "pyproject.toml"), upwards(cwd, "uv.lock")} - {None}
+    places = {upwards(folder, "pyproject.toml"), upwards(folder, "uv.lock")} - {None}
     paths = [f"{place}/{name}" for place in places for name in ("pyproject.toml", "uv.lock")]
     return {f"file {_short(p, cwd)}": digest_text(read_text(p)) for p in paths if os.path.exists(p)}
 
@@ -168,71 +178,3 @@ def _short(path: str, cwd: str) -> str:
     """Relative below the working directory, so that two checkouts have one label."""
     relative = os.path.relpath(path, cwd)
     return path if relative.startswith("..") else relative
-
-
-def resolve(
-    installs: Sequence[Install],
-    python: str,
-    environ: Mapping[str, str],
-    cwd: str,
-    *,
-    timeout_s: float,
-) -> str | None:
-    """The lock that `uv pip compile` finds now, without credentials; None when it cannot tell."""
-    program = shutil.which("uv", path=environ.get("PATH"))
-    program = program or shutil.which("uv", path=os.path.dirname(sys.executable))
-    asked = [i for i in installs if i.tool in ("pip", "uv")]
-    if program is None or len(asked) != 1 or any(i.tool == "other" for i in installs):
-        return None
-    files = list(asked[0].requirement_files)
-    words = [program, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
-    words += ["--python", python, *_index_words(asked[0].words), *files]
-    names = "".join(name + "\n" for name in asked[0].requirements)
-    if names:
-        words.append("-")
-    try:
-        done = subprocess.run(
-            words,
-            input=names.encode("utf-8", "surrogateescape"),
-            capture_output=True,
-            cwd=cwd,
-            env=_uv_environment(environ),
-            timeout=timeout_s,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return redact.text(done.stdout.decode("utf-8", "replace"))
-
-
-def _index_words(command: Sequence[str]) -> list[str]:
-    """The options of an install command that say where to look and what to accept."""
-    words: list[str] = []
-    for index, word in enumerate(command):
-        name, equals, _ = word.partition("=")
-        if name in (*_INDEX_OPTIONS, "-c", "--constraint") and equals:
-            words.append(word)
-        elif word in (*_INDEX_OPTIONS, "-c", "--constraint") and index + 1 < len(command):
-            words += [word, command[index + 1]]
-        elif word in ("--no-index", "--no-deps"):
-            words.append(word)
-        elif word == "--pre":
-            words += ["--prerelease", "allow"]
-    return words
-
-
-_PIP_AS_UV = (
-    ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"),
-    ("PIP_EXTRA_INDEX_URL", "UV_INDEX"),
-    ("PIP_FIND_LINKS", "UV_FIND_LINKS"),
-    ("PIP_CONSTRAINT", "UV_CONSTRAINT"),
-    ("PIP_NO_INDEX", "UV_NO_INDEX"),
-)
-
-
-def _uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    out = dict(environ)
-    for pip, uv in _PIP_AS_UV:
-        if pip in out and uv not in out:
-            out[uv] = out[pip]
-    return out

@@ -69,11 +69,17 @@ class Root:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """What a command installs into. `python` is None where no interpreter could be asked."""
+    """What a command installs into. `python` is None where no interpreter could be asked.
+
+    `folders` are directories that it makes by `mkdir`: they are made, not captured. `runs` is
+    True where the command is to run after its environment was restored too (`uv run`).
+    """
 
     installs: tuple[Install, ...]
     roots: tuple[Root, ...]
     python: Python | None
+    folders: tuple[str, ...] = ()
+    runs: bool = False
 
     @property
     def paths(self) -> list[str]:
@@ -90,6 +96,7 @@ def find(
     """
     installs = plan(command)
     roots: list[Root] = []
+    folders: list[str] = []
     python: Python | None = None
     for install in installs:
         if install.tool == "other":
@@ -98,13 +105,17 @@ def find(
                     f"cannot tell where {install.program} writes; name its directories with --also"
                 )
             continue
+        if install.tool == "mkdir":
+            folders += [_absolute(folder, cwd) for folder in install.folders]
+            continue
         found, asked = _destinations(install, environ, cwd, roots)
         roots += found
         python = asked or python
     if all(install.tool == "other" for install in installs):
         python = ask(_interpreter(Install("other", ""), environ, cwd), environ)
     roots += [Root(_absolute(path, cwd), ALSO) for path in also]
-    return Target(tuple(installs), tuple(_outermost(roots)), python)
+    runs = any(install.tool == "uv-run" for install in installs)
+    return Target(tuple(installs), tuple(_outermost(roots)), python, tuple(folders), runs)
 
 
 def _destinations(
@@ -122,10 +133,9 @@ def _destinations(
         return [Root(_absolute(fixed, cwd), option)], ask(interpreter, environ)
     if any(inside(interpreter, root.path) for root in made):
         return [], None  # the environment that an earlier command of the line makes
-    if install.tool == "uv-sync":
-        return [Root(_project_environment(environ, cwd), "the project's environment")], ask(
-            interpreter, environ
-        )
+    if install.tool in ("uv-sync", "uv-run"):
+        place = _project_environment(install, environ, cwd)
+        return [Root(place, "the project's environment")], ask(interpreter, environ)
     python = ask(interpreter, environ)
     if python is None:
         return _environment_of(interpreter), None
@@ -144,9 +154,20 @@ def _pip_setting(environ: Mapping[str, str]) -> str | None:
     return environ.get("PIP_TARGET") or environ.get("PIP_PREFIX") or environ.get("PIP_ROOT")
 
 
-def _project_environment(environ: Mapping[str, str], cwd: str) -> str:
+def project_folder(install: Install, environ: Mapping[str, str], cwd: str) -> str:
+    """Where uv looks for a project: `--project`, `--directory`, else the working directory."""
+    named = install.project or environ.get("UV_PROJECT")
+    return _absolute(named, cwd) if named else cwd
+
+
+def _project_environment(install: Install, environ: Mapping[str, str], cwd: str) -> str:
     given = environ.get("UV_PROJECT_ENVIRONMENT")
-    here = upwards(cwd, "pyproject.toml") or cwd
+    cwd = project_folder(install, environ, cwd)
+    here = upwards(cwd, "pyproject.toml")
+    if here is None:
+        if install.tool == "uv-run":
+            raise UsageError("`uv run` without a project installs into no environment of its own")
+        here = cwd
     return _absolute(given or ".venv", here)
 
 
@@ -173,8 +194,8 @@ def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
         return _named_python(install.python, search, cwd)
     if install.tool == "pip":
         return _python_of_script(install.program, search, cwd)
-    if install.tool == "uv-sync":
-        inside = os.path.join(_project_environment(environ, cwd), "bin/python")
+    if install.tool in ("uv-sync", "uv-run"):
+        inside = os.path.join(_project_environment(install, environ, cwd), "bin/python")
         return inside if os.path.exists(inside) else _named_python("python3", search, cwd)
     if install.tool == "uv" and not (install.system or environ.get("UV_SYSTEM_PYTHON")):
         environment = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")

@@ -32,6 +32,7 @@ def restore(
     allow_setuid: bool = False,
     owners: Collection[tuple[int, int]] | None = None,
     on_step: Callable[[str], None] | None = None,
+    before_switch: Callable[[], None] | None = None,
 ) -> RestoreResult:
     """Unpack into staging, verify every byte, then switch in; all roots or none.
 
@@ -40,8 +41,10 @@ def restore(
     pairs that root may hand files to (pass `ArchiveInfo.owners` from the record; default: the
     caller, root and the target's owner); an unprivileged caller owns everything itself. Without
     `allow_setuid`, setuid and setgid bits of files and capabilities are left out and counted.
-    SIGTERM in the main thread cleans up and raises SystemExit(143). `on_step` is fault injection
-    for tests alone. Nothing is synced: after a power cut a target may be damaged.
+    `before_switch` is called when all
+    is staged and verified; what it raises leaves the targets as they were. SIGTERM in the main
+    thread cleans up and raises SystemExit(143). `on_step` is fault injection for tests alone.
+    Nothing is synced: after a power cut a target may be damaged.
 
     Raises CorruptDataError, NoSpaceError, AccessDeniedError, BusyError, NotSupportedError,
     NotFoundError, UsageError; the targets are then as they were.
@@ -61,6 +64,8 @@ def restore(
             step("staging made")
             counts = _unpack(path, index, stages, policy, bounds)
             step("staged")
+            if before_switch is not None:
+                before_switch()
             planned = switches(index, stages)
             commit.commit(stages, planned, step)
         except OSError as error:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.depsnap.model import Digest, Form, FormChoice, Placement, SharedTree, absolute
@@ -46,14 +46,16 @@ def place(
     *,
     form: FormChoice = "auto",
     writable: bool = True,
+    before_switch: Callable[[], None] | None = None,
 ) -> tuple[Placement, ...]:
     """Make the tree's roots stand at `targets` (default: the recorded roots), all by one form.
 
     A target that this tree already covers (mounted or linked) is left as it is. What another
     tree's overlay shows, with all that was written there, stays; this tree goes over it as files.
-    `writable`: the job may write below the target. Raises NotSupportedError when the wanted form,
-    or none, works here, naming each reason; BusyError where another tree's read-only mount is in
-    use; the targets are then as they were.
+    `writable`: the job may write below the target. `before_switch` is called before a target
+    changes, for links and copies when all of them are made; what it raises ends the placing.
+    Raises NotSupportedError when the wanted form, or none, works here, naming each reason;
+    BusyError where another tree's read-only mount is in use; the targets are then as they were.
     """
     places = {root: absolute((targets or {}).get(root, root)) for root in shared.roots}
     unknown = set(targets or {}) - set(shared.roots)
@@ -63,6 +65,7 @@ def place(
     standing = _standing(cache_dir, shared, places, form)
     if standing is not None:
         return standing
+    confirm = before_switch or _nothing
     for target in places.values():
         if not _overlaid(cache_dir, target):
             unplace(target, cache_dir)
@@ -72,7 +75,7 @@ def place(
     tried: list[tuple[str, str]] = []
     for candidate in forms:
         try:
-            _place_all(cache_dir, shared, places, candidate)
+            _place_all(cache_dir, shared, places, candidate, confirm)
         except (OSError, NotSupportedError) as error:
             tried.append((candidate, _reason(error)))
             continue
@@ -121,10 +124,21 @@ def _standing(
     return tuple(out)
 
 
-def _place_all(cache_dir: str, shared: SharedTree, places: Mapping[str, str], form: Form) -> None:
+def _nothing() -> None:
+    """All is known already."""
+
+
+def _place_all(
+    cache_dir: str,
+    shared: SharedTree,
+    places: Mapping[str, str],
+    form: Form,
+    confirm: Callable[[], None],
+) -> None:
     if form in ("reflink", "hardlink", "copy"):
-        _place_files(shared, places, form)
+        _place_files(shared, places, form, confirm)
         return
+    confirm()
     done: list[str] = []
     try:
         for root, target in places.items():
@@ -136,7 +150,9 @@ def _place_all(cache_dir: str, shared: SharedTree, places: Mapping[str, str], fo
         raise
 
 
-def _place_files(shared: SharedTree, places: Mapping[str, str], form: Form) -> None:
+def _place_files(
+    shared: SharedTree, places: Mapping[str, str], form: Form, confirm: Callable[[], None]
+) -> None:
     """Stage links or copies of the tree and switch them in like a restore."""
     from bootseer.depsnap.restoring import commit, restore
     from bootseer.depsnap.sharing import farm
@@ -151,6 +167,7 @@ def _place_files(shared: SharedTree, places: Mapping[str, str], form: Form) -> N
             stages.append(staging.make(places[root.root]))  # noqa: PERF401 - each needs tidying
         for root, stage in zip(index.roots, stages, strict=True):
             farm.fill(index, root, shared.roots[root.root], stage.tree, form)
+        confirm()
         commit.commit(stages, restore.switches(index, stages), lambda _: None)
     finally:
         restore.tidy(stages)

@@ -1,0 +1,183 @@
+"""Ask `uv pip compile` what an index decides now, in a process of its own while a start goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bootseer.depsnap.keying import pins, redact
+from bootseer.depsnap.keying.command import Install
+
+NO_RESOLVER = "`uv`, which would resolve them, is not installed"
+_INDEX_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What an index decides: sha256 of the resolved list without credentials, and its pins."""
+
+    digest: str
+    pinned: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Resolution:
+    """A resolver at work. `limit_s` counts from `begin`; `why` says why there is no lock.
+
+    Nothing is started where the limit is 0, there is no uv, or the command is not one of pip or
+    uv alone.
+    """
+
+    installs: Sequence[Install]
+    python: str | None
+    environ: Mapping[str, str]
+    cwd: str
+    limit_s: float
+    why: str = ""
+    _child: subprocess.Popen[bytes] | None = None
+    _output: int = -1
+    _begun_s: float = 0.0
+    _lock: Lock | None = field(default=None)
+
+    def begin(self) -> None:
+        """Start the resolver unless it runs or has ended."""
+        if self._child is not None or self.why or self._lock is not None:
+            return
+        self._begun_s = time.monotonic()
+        words, names = self._words()
+        if not words:
+            return
+        try:
+            self._output = os.memfd_create("lock")
+            asked = os.memfd_create("requirements")
+            try:
+                os.write(asked, names)
+                os.lseek(asked, 0, os.SEEK_SET)
+                self._child = subprocess.Popen(
+                    words,
+                    stdin=asked,
+                    stdout=self._output,
+                    stderr=subprocess.DEVNULL,
+                    cwd=self.cwd,
+                    env=_uv_environment(self.environ),
+                )
+            finally:
+                os.close(asked)
+        except OSError as error:
+            self._done(f"the resolver did not start: {error.strerror}")
+
+    def lock(self) -> Lock | None:
+        """Wait for the lock, at most until the limit; None when it cannot be had, see `why`."""
+        self.begin()
+        if self._child is None:
+            return self._lock
+        try:
+            code = self._child.wait(max(0.0, self._begun_s + self.limit_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.close()
+            self.why = f"they were not resolved within {self.limit_s:g} s"
+            return None
+        if code:
+            self._done("`uv pip compile` could not resolve them")
+            return None
+        text = redact.text(_read(self._output).decode("utf-8", "replace"))
+        self._done("")
+        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        self._lock = Lock(digest, pins.of_lock(text))
+        return self._lock
+
+    @property
+    def ended(self) -> bool:
+        """Whether the lock is known."""
+        return self._lock is not None
+
+    def settle(self) -> None:
+        """Take the lock of a resolver that has ended meanwhile, and end any other."""
+        if self._child is not None and self._child.poll() is not None:
+            self.lock()
+        self.close()
+
+    def close(self) -> None:
+        """End a resolver that is still at work."""
+        if self._child is not None:
+            if self._child.poll() is None:
+                self._child.kill()
+            self._child.wait()
+            self._done("the resolver was ended")
+
+    def _done(self, why: str) -> None:
+        self._child, self.why = None, why
+        if self._output >= 0:
+            os.close(self._output)
+            self._output = -1
+
+    def _words(self) -> tuple[list[str], bytes]:
+        """uv's command and its standard input; no words, and `why`, where none can tell."""
+        asked = [i for i in self.installs if i.tool in ("pip", "uv")]
+        if self.limit_s <= 0:
+            self.why = "--resolve-timeout is 0"
+        elif len(asked) != 1 or any(
+            i.tool in ("other", "uv-sync", "uv-run") for i in self.installs
+        ):
+            self.why = "no resolver knows this command"
+        elif self.python is None:
+            self.why = "the environment's Python could not be asked"
+        program = shutil.which("uv", path=self.environ.get("PATH"))
+        program = program or shutil.which("uv", path=os.path.dirname(sys.executable))
+        if program is None and not self.why:
+            self.why = NO_RESOLVER
+        if self.why:
+            return [], b""
+        assert program is not None
+        assert self.python is not None
+        words = [program, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+        words += ["--python", self.python, *_index_words(asked[0].words)]
+        words += asked[0].requirement_files
+        names = "".join(name + "\n" for name in asked[0].requirements)
+        if names:
+            words.append("-")
+        return words, names.encode("utf-8", "surrogateescape")
+
+
+def _read(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0)
+
+
+def _index_words(command: Sequence[str]) -> list[str]:
+    """The options of an install command that say where to look and what to accept."""
+    words: list[str] = []
+    for index, word in enumerate(command):
+        name, equals, _ = word.partition("=")
+        if name in (*_INDEX_OPTIONS, "-c", "--constraint") and equals:
+            words.append(word)
+        elif word in (*_INDEX_OPTIONS, "-c", "--constraint") and index + 1 < len(command):
+            words += [word, command[index + 1]]
+        elif word in ("--no-index", "--no-deps"):
+            words.append(word)
+        elif word == "--pre":
+            words += ["--prerelease", "allow"]
+    return words
+
+
+_PIP_AS_UV = (
+    ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"),
+    ("PIP_EXTRA_INDEX_URL", "UV_INDEX"),
+    ("PIP_FIND_LINKS", "UV_FIND_LINKS"),
+    ("PIP_CONSTRAINT", "UV_CONSTRAINT"),
+    ("PIP_NO_INDEX", "UV_NO_INDEX"),
+)
+
+
+def _uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    out = dict(environ)
+    for pip, uv in _PIP_AS_UV:
+        if pip in out and uv not in out:
+            out[uv] = out[pip]
+    return out

@@ -1,0 +1,359 @@
+"""One set of inputs is one key; what the index decides picks among the key's snapshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from depsnode import Node, uv
+from hypothesis import given
+from hypothesis import strategies as st
+from wheelhouse import make_wheel
+
+from bootseer.depsnap import records
+from bootseer.depsnap.format.malformed import fault
+from bootseer.depsnap.keying import pins, requirements, resolver, roots
+from bootseer.depsnap.keying.command import plan
+from bootseer.errors import CorruptDataError, UsageError
+
+# --- pins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pinned", "brought", "covered"),
+    [
+        ({"six": "1.16.0"}, {"six": "1.16.0"}, True),
+        ({"six": "1.16"}, {"six": "1.16.0"}, True),
+        ({"torch": "2.13.0"}, {"torch": "2.13.0+cpu"}, True),
+        ({"torch": "2.13.0+cpu"}, {"torch": "2.13.0"}, False),
+        ({"six": "1.16.0", "other": "1"}, {"six": "1.16.0"}, True),
+        ({"six": "1.16.0"}, {"six": "1.17.0"}, False),
+        ({"six": "1.16.0"}, {"six": "1.16.0", "idna": "3.7"}, False),
+        ({"six": "1.16.0"}, {"six": ""}, False),
+    ],
+)
+def test_pins_cover_what_was_brought(
+    pinned: dict[str, str], brought: dict[str, str], *, covered: bool
+) -> None:
+    assert pins.cover(pinned, brought) is covered
+
+
+def test_pins_are_read_from_requirements_locks_and_names() -> None:
+    assert pins.exact("Typing_Extensions [x] == 4.16.0 ; python_version > '3'") == (
+        "typing-extensions",
+        "4.16.0",
+    )
+    assert pins.exact("six==1.*") is None
+    assert pins.exact("six>=1") is None
+    assert pins.exact("six @ https://h/six.whl") is None
+    assert pins.of_lock("a-b==1\n# why\nc==2  # via a\n") == {"a-b": "1", "c": "2"}
+    names = ["typing_extensions-4.16.0.dist-info", "a.b-1.0-py3.11.egg-info", "old.egg-info"]
+    assert pins.of_distributions(names) == {"typing-extensions": "4.16.0", "a-b": "1.0", "old": ""}
+
+
+@given(st.text())
+def test_no_text_is_too_odd_for_a_pin(text: str) -> None:
+    pins.exact(text)
+    pins.of_lock(text)
+    pins.of_distributions([text])
+
+
+def test_a_list_that_pins_all_is_told_from_one_that_does_not(tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("six==1.16.0\nidna==3.7 # why\n")
+    for words, exact in ((["-r", "r.txt"], True), (["-r", "r.txt", "x"], False), (["./r"], False)):
+        found = requirements.inputs(plan(["pip", "install", *words]), str(tmp_path))
+        assert found.all_exact is exact
+        assert found.open_ended
+
+
+# --- the key and its snapshots -------------------------------------------------------------------
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheels"
+    for name in ("bootseer_alpha", "bootseer_beta"):
+        make_wheel(folder, name, "1.0")
+    return folder
+
+
+@pytest.fixture
+def node(tmp_path: Path, wheels: Path) -> Node:
+    return Node(tmp_path, wheels)
+
+
+def key_of_last(node: Node) -> str:
+    return str(node.ends()[-1]["attributes"]["bootseer.deps.key"])
+
+
+@pytest.mark.slow
+def test_a_pinned_list_has_one_key_whether_it_was_resolved_or_not(node: Node) -> None:
+    """The same start had two keys, by the time that resolving it took, and was installed twice."""
+    (node.home / "requirements.txt").write_text("bootseer-alpha==1.0\nbootseer-beta==1.0\n")
+    seen = set()
+    for timeout_s in (0, 60, 0):
+        done = node.run("--resolve-timeout", timeout_s)
+        assert (done.returncode, done.stderr) == (0, "")
+        seen.add(key_of_last(node))
+        node.fresh()
+    assert len(seen) == 1
+    assert node.installs == 1
+    (record,) = node.store.glob("deps/*/record-*.json")
+    body = json.loads(record.read_text())
+    assert body["lock"] == records.OWN
+    assert body["packages"] == {"bootseer-alpha": "1.0", "bootseer-beta": "1.0"}
+
+
+@pytest.mark.slow
+def test_an_unpinned_list_published_without_a_lock_fits_the_lock_found_later(node: Node) -> None:
+    node.run("--resolve-timeout", 0)
+    first = key_of_last(node)
+    node.fresh()
+    done = node.run("--resolve-timeout", 60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "restored")
+    assert key_of_last(node) == first
+    assert node.installs == 1
+
+
+@pytest.mark.slow
+def test_the_lock_picks_among_the_snapshots_of_one_key(node: Node, wheels: Path) -> None:
+    node.run()
+    node.fresh()
+    newer = make_wheel(wheels, "bootseer_alpha", "2.0")
+    done = node.run()
+    assert node.last() == ("ok", "published")
+    assert done.stderr == (
+        "bootseer: the newest snapshot has other packages: bootseer-alpha 1.0 → 2.0\n"
+    )
+    node.fresh()
+    newer.rename(node.home / "aside")
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert list(node.place.rglob("bootseer_alpha-1.0.dist-info"))
+    (node.home / "aside").rename(newer)
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert list(node.place.rglob("bootseer_alpha-2.0.dist-info"))
+    assert node.installs == 2
+    assert len(list(node.store.glob("deps/*/lease"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_snapshot_that_does_not_fit_never_reaches_the_target(
+    node: Node, wheels: Path, *, shared: bool
+) -> None:
+    """It is unpacked while the index is asked, and handed over only then."""
+    node.run()
+    node.fresh()
+    (wheels / "bootseer_alpha-1.0-py3-none-any.whl").rename(node.home / "aside")
+    make_wheel(wheels, "bootseer_alpha", "2.0")
+    node.run("--form", "auto" if shared else "archive", cache_shared=shared)
+    assert list(node.place.rglob("bootseer_alpha-2.0.dist-info"))
+    assert not list(node.place.rglob("bootseer_alpha-1.0.dist-info"))
+    assert not node.leftovers()
+
+
+@pytest.mark.slow
+def test_an_unresolved_start_says_that_the_newest_serves(node: Node) -> None:
+    node.run("--resolve-timeout", 0)
+    node.fresh()
+    done = node.run("--resolve-timeout", 0)
+    assert node.last() == ("ok", "restored")
+    assert "for up to 7 days" in done.stderr
+    assert "--resolve-timeout is 0" in done.stderr
+    assert node.ends()[-1]["attributes"]["bootseer.deps.lock"] == "unresolved"
+    done = node.run("--resolve-timeout", 0)
+    assert node.last() == ("ok", "in place")
+    assert "for up to 7 days" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_miss_says_which_input_differs(node: Node) -> None:
+    node.run()
+    node.fresh()
+    (node.home / "requirements.txt").write_text("bootseer-beta\n")
+    command = node.install
+    done = node.run(command=command)
+    assert node.last() == ("ok", "published")
+    assert "was made from other inputs: file requirements.txt" in done.stderr
+
+
+def test_without_uv_the_report_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    installs = plan(["pip", "install", "six"])
+    asked = resolver.Resolution(installs, "/usr/bin/python3", {"PATH": ""}, str(tmp_path), 5)
+    assert asked.lock() is None
+    assert asked.why == resolver.NO_RESOLVER
+
+
+def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    slow = tmp_path / "uv"
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    slow.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    installs = plan(["pip", "install", "six"])
+    asked = resolver.Resolution(installs, sys.executable, environ, str(tmp_path), 1)
+    assert asked.lock() is None
+    assert asked.why == "they were not resolved within 1 s"
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+# --- records of version 1 ------------------------------------------------------------------------
+
+VERSION_1 = {
+    "key": "ab" * 32,
+    "base": "cd" * 32,
+    "workload": "ef" * 32,
+    "created_unix_s": 1.0,
+    "command": ["pip", "install", "six"],
+    "roots": ["/v"],
+    "fresh_roots": [],
+    "install_s": 1.0,
+    "publish_s": 1.0,
+    "resolved": True,
+    "host": {},
+    "archive": {
+        "name": f"archive-{'0' * 32}.tar.zst",
+        "size": 1,
+        "raw_bytes": 1,
+        "entries": 1,
+        "index_digest": "0" * 64,
+        "tree_digest": "0" * 64,
+        "owners": [],
+    },
+    "form": "archive",
+    "version": 1,
+    "signature": "",
+}
+
+
+def test_a_signed_record_of_version_1_is_read() -> None:
+    """Its signature covers the fields that it has, and no more."""
+    import hmac
+
+    unsigned = {k: v for k, v in VERSION_1.items() if k != "signature"}
+    text = json.dumps(unsigned, sort_keys=True, separators=(",", ":")).encode()
+    # Numbers are floats, sizes whole numbers, as version 1 wrote them.
+    signature = hmac.new(b"k" * 16, text, "sha256").hexdigest()
+    body = json.dumps(VERSION_1 | {"signature": signature}).encode()
+    record = records.decode("ab" * 32, body)
+    records.check_signature(record, b"k" * 16)
+    assert (record.version, record.lock, record.packages) == (1, "", {})
+    changed = json.dumps(VERSION_1 | {"signature": signature, "install_s": 2.0}).encode()
+    with pytest.raises(CorruptDataError, match="not signed"):
+        records.check_signature(records.decode("ab" * 32, changed), b"k" * 16)
+
+
+# --- what is wrong with a file -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"version": ' + "9" * 5000 + "}", "a number that is too large"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{", "not JSON"),
+        ('{"version": 2}', "the field 'key' is missing"),
+        ('{"version": "x"}', "a field is text where a whole number belongs"),
+        ("[]", "a field is a list where an object belongs"),
+        ("\udcff", "bytes that are no text"),
+    ],
+)
+def test_a_damaged_record_is_described_in_words(text: str, said: str) -> None:
+    with pytest.raises(CorruptDataError, match=said) as caught:
+        records.decode("ab" * 32, text.encode("utf-8", "surrogateescape"))
+    assert "sys." not in str(caught.value)
+
+
+def test_python_faults_are_said_of_the_file() -> None:
+    assert fault(IndexError("string index out of range")) == (
+        "it refers to something that it does not hold"
+    )
+
+
+# --- commands whose environment is plain to see --------------------------------------------------
+
+
+def test_plan_of_removals_directories_and_uv_run() -> None:
+    (removal,) = plan(["/v/bin/pip", "uninstall", "-y", "six"])
+    assert (removal.tool, removal.removes, removal.requirements) == ("pip", True, ())
+    (removal,) = plan(["uv", "pip", "uninstall", "--python", "/v", "six"])
+    assert (removal.tool, removal.python, removal.removes) == ("uv", "/v", True)
+    (ran,) = plan(["uv", "run", "--project", "/p", "--with", "x", "python", "-p", "9"])
+    assert (ran.tool, ran.project, ran.python) == ("uv-run", "/p", None)
+    made, install = plan(["sh", "-c", "mkdir -p out /x && pip install six"])
+    assert (made.tool, made.folders, install.tool) == ("mkdir", ("out", "/x"), "pip")
+    for unsure in ("mkdir $X", "mkdir -m 700 x", "mkdir 'a*'", "cd /y; mkdir x"):
+        assert [f.tool for f in plan(["sh", "-c", unsure])] == ["other"]
+
+
+def test_uv_run_without_a_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="without a project"):
+        roots.find(["uv", "run", "x"], {"PATH": os.environ["PATH"]}, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_directories_that_the_script_makes_are_there_after_a_restore(node: Node) -> None:
+    script = f"mkdir -p {node.home}/out/deep && {' '.join(node.plain)}"
+    node.run(command=["sh", "-c", script])
+    assert node.last() == ("ok", "published")
+    node.fresh()
+    shutil.rmtree(node.home / "out")
+    done = node.run(command=["sh", "-c", script])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "restored")
+    assert (node.home / "out/deep").is_dir()
+    node.run(command=["sh", "-c", f"mkdir -p {node.home}/alone"])
+    assert node.last() == ("ok", "installed")
+
+
+@pytest.mark.slow
+def test_an_uninstall_is_captured_and_restored(node: Node) -> None:
+    removal = [sys.executable, "-m", "pip", "--python", str(node.place), "uninstall", "-q", "-y"]
+    command = node.counted([*removal, "bootseer-alpha"])
+    for result in ("published", "restored"):
+        subprocess.run(node.plain, cwd=node.home, env=node.environ(), check=True)
+        done = node.run(command=command)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert node.last() == ("ok", result)
+        assert not list(node.place.rglob("bootseer_alpha*"))
+        node.fresh()
+    assert node.installs == 1
+
+
+@pytest.mark.slow
+def test_uv_run_finds_its_environment_and_runs_again(node: Node, wheels: Path) -> None:
+    project = node.home / "pyproject.toml"
+    project.write_text(
+        "[project]\nname='p'\nversion='1'\nrequires-python='>=3.11'\n"
+        "dependencies=['bootseer-alpha']\n"
+        f"[tool.uv]\npackage=false\nno-index=true\nfind-links=['{wheels}']\n"
+    )
+    place = node.home / ".venv"
+    count = node.home / "runs"
+    code = f"import bootseer_alpha; open({str(count)!r}, 'a').write('x')"
+    command = [uv(), "run", "-q", "--python", sys.executable, "python", "-c", code]
+    subprocess.run(
+        [uv(), "lock", "-q", "--python", sys.executable],
+        cwd=node.home,
+        env=node.environ(),
+        check=True,
+    )
+    node.run(command=command)
+    assert node.last() == ("ok", "published")
+    shutil.rmtree(place)
+    node.fresh()
+    done = node.run(command=command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "restored")
+    assert count.read_text() == "xx"
