@@ -1,5 +1,9 @@
 """Restoring an installed environment against installing it: ready, and first work.
 
+`python -m bench.depsnap CASE…` measures some of the cases and keeps the others' figures. Whole
+`deps run` commands: see `depsnap_commands`. The forms alone, `archive` and `tree`, are measured as
+a program that does nothing else: no key, record or lease.
+
 Work sets: `large` is `depsnap-requirements.txt` (torch's CPU build, transformers, …: about 1.4 GB
 installed), `small` (`--quick`) numpy and pandas. The wheels are downloaded once into
 `$BOOTSEER_BENCH_CACHE` (default `~/.cache/bootseer-bench`), torch first, so that nothing pulls
@@ -18,12 +22,15 @@ and the first import of the heaviest packages in a new process right after.
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +46,11 @@ from bootseer.depsnap.sharing import tree
 MEASURES = (
     "bootseer/depsnap",
     "bench/depsnap.py",
+    "bench/depsnap_commands.py",
     "bench/depsnap_side.py",
+    "bench/depsnap-small-lock.txt",
+    "bench/depsnap-large-lock.txt",
+    "bench/depsnap-small.txt",
     "bench/depsnap-requirements.txt",
 )
 HERE = Path(__file__).parent
@@ -60,9 +71,14 @@ class WorkSet:
 SMALL = WorkSet("small", ("numpy==2.4.6", "pandas==3.1.1"), "import numpy, pandas")
 
 
+def requirements_of(name: str) -> tuple[str, ...]:
+    """The requirements that a file beside this one names."""
+    lines = (HERE / name).read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
 def large() -> WorkSet:
-    lines = (HERE / "depsnap-requirements.txt").read_text(encoding="utf-8").splitlines()
-    wanted = tuple(line for line in lines if line and not line.startswith("#"))
+    wanted = requirements_of("depsnap-requirements.txt")
     imports = "import torch, transformers, datasets, accelerate, pandas, pyarrow"
     return WorkSet("large", wanted, imports)
 
@@ -117,14 +133,18 @@ class Place:
 
     def empty(self) -> None:
         """Leave nothing of the side before."""
-        tree.unplace(str(self.venv), self.cache)
+        for cache in (self.cache, str(Path(self.cache) / "trees")):
+            tree.unplace(str(self.venv), cache)
         if self.kind and os.path.ismount(self.folder):
             subprocess.run(["umount", str(self.folder)], check=True)
         elif self.folder.exists():
             staging.remove_tree(str(self.folder))  # a plain user's shared tree is read-only
 
-    def reset(self, side: str = "") -> None:
-        """A venv as `python -m venv` makes it, nothing installed; cold caches."""
+    def reset(self, side: str = "", prime: Callable[[], None] | None = None) -> None:
+        """A venv as `python -m venv` makes it, nothing installed; cold caches.
+
+        `prime` leaves there what an earlier start of this node has left.
+        """
         self.empty()
         self.folder.mkdir(exist_ok=True)
         if self.kind == "ext4":
@@ -144,6 +164,8 @@ class Place:
             tree.ensure(self.cache, str(self.archive), self.info.index_digest)
         elif side == "uv hard link warm":
             copy(self.inputs / "uv-warm", self.linked_cache)
+        if prime is not None:
+            prime()
         cold([self.wheels, self.inputs])
 
     def first_work(self) -> float:
@@ -280,16 +302,74 @@ def file_systems() -> tuple[str, ...]:
     return ("ext4", "tmpfs") if os.geteuid() == 0 else ("",)
 
 
-def run(options: harness.Options) -> list[harness.Case]:
-    work_set = SMALL if options.quick else large()
+def forms(kind: str, work_set: WorkSet, rounds: int) -> list[harness.Case]:
+    """The forms alone, on one kind of file system."""
     wheels = wheelhouse(work_set)
+    label = f"{kind or 'this disk'}, {work_set.name}"
+    with working(kind, work_set, wheels) as place:
+        prepare(place)
+        print(f"{label}: {place.info}", file=sys.stderr)
+        # No warm-up round: every side starts from a cold cache and a fresh file system.
+        ready = harness.interleave(sides(place), rounds=rounds, warmup=0)
+        return cases(place, ready, label, rounds)
+
+
+def run(options: harness.Options) -> list[harness.Case]:
     out: list[harness.Case] = []
     for kind in file_systems():
-        label = f"{kind or 'this disk'}, {work_set.name}"
-        with working(kind, work_set, wheels) as place:
-            prepare(place)
-            print(f"{label}: {place.info}", file=sys.stderr)
-            # No warm-up round: every side starts from a cold cache and a fresh file system.
-            ready = harness.interleave(sides(place), rounds=options.runs, warmup=0)
-            out += cases(place, ready, label, options.runs)
+        out += forms(kind, SMALL if options.quick else large(), options.runs)
+    if not options.quick:
+        for kind, name, pinned in depsnap_commands().labels(file_systems()):
+            out += depsnap_commands().run(kind, name, pinned, options.runs)
     return out
+
+
+def depsnap_commands() -> types.ModuleType:
+    """The whole commands' half, which uses this one."""
+    return importlib.import_module("bench.depsnap_commands")
+
+
+def main() -> int:
+    """Measure some cases and put them into the result file."""
+    commands = depsnap_commands()
+    choices = {f"forms {k or 'this disk'}": k for k in file_systems()}
+    whole = {
+        f"commands {k or 'this disk'} {n} {p}": (k, n, p)
+        for k, n, p in commands.labels(file_systems())
+    }
+    parser = argparse.ArgumentParser(prog="python -m bench.depsnap")
+    parser.add_argument("case", nargs="+", choices=[*choices, *whole])
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    command = harness.command_line("depsnap", sys.argv[1:])
+    for name in arguments.case:
+        found = (
+            forms(choices[name], large(), arguments.runs)
+            if name in choices
+            else commands.run(*whole[name], arguments.runs)
+        )
+        harness.keep("depsnap", found, names=case_names(), command=command)
+        print(harness.table(found))
+    return 0
+
+
+def case_names() -> list[str]:
+    """All cases in their order in the result file."""
+    kinds = [kind or "this disk" for kind in file_systems()]
+    whole = [
+        f"{situation} {what}, {kind}, {name}, {pinned}"
+        for kind, name, pinned in depsnap_commands().labels(kinds)
+        for situation in ("first start", "fresh node", "second start")
+        for what in ("ready", "first work", "after resolving")
+    ]
+    alone = [
+        f"{form} {what}, {kind}, large"
+        for kind in kinds
+        for form in ("archive", "tree")
+        for what in ("ready", "first work")
+    ]
+    return [*whole, *alone]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

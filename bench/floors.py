@@ -90,6 +90,21 @@ def _image() -> tuple[Floor, ...]:
     )
 
 
+def _depsnap() -> tuple[Floor, ...]:
+    out: list[Floor] = []
+    for name in ("small", "large"):
+        label = f"ready, ext4, {name}, locked"
+        out += [
+            Floor(f"first start {label}", "s", "pip warm", at_most=1.03, kinds=BOTH),
+            Floor(f"fresh node {label}", "s", "pip warm", at_least=10, kinds=BOTH),
+            Floor(f"fresh node {label}", "s", "uv copy warm", at_least=1.3, kinds=BOTH),
+            Floor(f"second start {label}", "s", "pip warm", at_least=25, kinds=BOTH),
+            Floor(f"second start {label}", "s", "uv hard link warm", at_least=3, kinds=BOTH),
+            Floor(f"second start after resolving, ext4, {name}, unpinned", "s", at_most=0.6),
+        ]
+    return tuple(out)
+
+
 FLOORS: dict[str, tuple[Floor, ...]] = {
     "wrapper": (
         Floor("run -- true", "s", "bare interpreter", at_most=1.5),
@@ -111,4 +126,5 @@ FLOORS: dict[str, tuple[Floor, ...]] = {
         ),
     ),
     "image": _image(),
+    "depsnap": _depsnap(),
 }

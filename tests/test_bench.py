@@ -16,7 +16,7 @@ import pytest
 import wheelhouse
 
 from bench import __main__ as program
-from bench import depsnap, events, floors, harness, revisions, wrapper
+from bench import depsnap, depsnap_commands, events, floors, harness, revisions, wrapper
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +71,24 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sides(cases)[torn] == {"ours"}
     assert sides(cases)["one event"] >= {"ours", "json.dumps and one write"}
     assert [case.values for case in cases if case.case == torn] == [[0.0]]
+
+
+@pytest.mark.slow
+def test_depsnap_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheels = wheelhouse.make_wheel(tmp_path / "wheels", "alpha", "1.0").parent
+    tiny = depsnap.WorkSet("tiny", ("alpha==1.0",), "import alpha")
+    monkeypatch.setattr(depsnap, "CACHE", tmp_path)
+    monkeypatch.setattr(depsnap, "cold", lambda folders: None)
+    monkeypatch.setattr(depsnap_commands, "locked", lambda name: tiny)
+    monkeypatch.setattr(depsnap_commands, "wheelhouse", lambda work_set: wheels)
+    found = sides(depsnap_commands.run("", "small", "locked", 1))
+    assert set(found) == {
+        f"{situation} {what}, this disk, small, locked"
+        for situation in ("first start", "fresh node", "second start")
+        for what in ("ready", "first work")
+    }
+    peers = {"ours", "pip warm", "uv copy warm", "uv hard link warm"}
+    assert all(names == peers for names in found.values())
 
 
 def test_depsnap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
