@@ -11,7 +11,7 @@ import dataclasses
 import yaml
 
 from bootseer.errors import BootseerError
-from bootseer.kubernetes import inject, pods, uninject, yamltext
+from bootseer.kubernetes import inject, kinds, pods, uninject, yamltext
 from bootseer.kubernetes.options import Options, Tier
 from bootseer.kubernetes.pods import Pod
 from bootseer.kubernetes.yamltext import Text, child, items, labels, scalar
@@ -54,7 +54,11 @@ def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -
     for document in yamltext.documents(bare):
         for pod in pods.find(document):
             place = (pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}")
-            out.append(_finding(pod, options, before[len(out)], refused.get(place, "")))
+            out.append(_finding(pod, options, before[len(out)], refused.pop(place, "")))
+    # Refused, but no pod: a TrainJob has a command alone.
+    for (line, title), reason in refused.items():
+        why = "it has no pod of its own"
+        out.append(Finding(line, title, "", False, "none", why, (), reason))
     return out
 
 
@@ -95,6 +99,12 @@ def _tier(container: yaml.MappingNode, options: Options) -> tuple[Tier, str]:
 
 def _notes(pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier) -> list[str]:
     out = []
+    if not kinds.is_known(pod):
+        version = scalar(child(pod.owner, "apiVersion")) or "no apiVersion"
+        out.append(
+            f"the kind {pod.owner_kind or '(none)'} ({version}) is unknown here: see that what "
+            "runs its pods takes their init containers and starts the command as it is written"
+        )
     context = child(container, "securityContext")
     if scalar(child(context, "readOnlyRootFilesystem")) == "true":
         out.append(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import yaml
 
 from bootseer.errors import BootseerError
-from bootseer.kubernetes import edits, pods, uninject, yamltext
+from bootseer.kubernetes import edits, kinds, pods, uninject, yamltext
 from bootseer.kubernetes import options as names
 from bootseer.kubernetes.edits import CannotEditError, Edit
 from bootseer.kubernetes.image_config import ImageConfig
@@ -127,6 +127,8 @@ def _train_job(
     command = yamltext.child(trainer, "command")
     if not isinstance(trainer, yaml.MappingNode) or not yamltext.items(command):
         return
+    if tuple(yamltext.scalar(word) for word in yamltext.items(command)) == kinds.TORCHTUNE:
+        raise CannotEditError(kinds.TORCHTUNE_REASON)
     all_edits += edits.prepend(text, trainer, "command", prefix(options))
     assert command is not None
     changes.append(
@@ -161,6 +163,10 @@ class _Injection:
         """Return all edits; raises a BootseerError with the reason for a refusal."""
         self._check_pod()
         container = choose_container(self._pod, self._options)
+        is_given = self._commands.is_named(self._pod, container)
+        reason = kinds.find_refusal(self._pod, container, is_given=is_given)
+        if reason:
+            raise CannotEditError(reason)
         self._check_own(container, "this container")
         self._check_mounts(container)
         self._check_merges(container, ("command", "args", "env", "volumeMounts"))

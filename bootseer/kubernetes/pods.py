@@ -37,6 +37,7 @@ class Pod:
     are the ids of all nodes of the document that stand at more than one place.
     """
 
+    owner: yaml.MappingNode
     owner_kind: str
     owner_name: str
     path: str
@@ -81,11 +82,16 @@ def _objects(document: Document, root: yaml.MappingNode) -> Iterator[Pod]:
         return
     name = scalar(child(root, "metadata", "name"))
     name = name or scalar(child(root, "metadata", "generateName"))
-    yield from _below(document, root, kind, name, [], set())
+    yield from _below(document, root, root, name, [], set())
 
 
 def _below(
-    document: Document, node: yaml.Node, kind: str, name: str, path: list[str], seen: set[int]
+    document: Document,
+    node: yaml.Node,
+    owner: yaml.MappingNode,
+    name: str,
+    path: list[str],
+    seen: set[int],
 ) -> Iterator[Pod]:
     if id(node) in document.aliased:  # once: aliases may multiply without end, or in a circle
         if id(node) in seen:
@@ -95,14 +101,16 @@ def _below(
         spec = child(node, "spec")
         if isinstance(spec, yaml.MappingNode) and _is_pod_spec(spec):
             where = ".".join([*path, "spec"])
-            yield Pod(kind, name, where, node, spec, document.aliased)
+            yield Pod(
+                owner, scalar(child(owner, "kind")), name, where, node, spec, document.aliased
+            )
             return
         for key, _, value in pairs(node):
-            yield from _below(document, value, kind, name, [*path, key], seen)
+            yield from _below(document, value, owner, name, [*path, key], seen)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             inner = [*path[:-1], f"{path[-1]}[{number}]"]
-            yield from _below(document, value, kind, name, inner, seen)
+            yield from _below(document, value, owner, name, inner, seen)
 
 
 def _is_pod_spec(spec: yaml.MappingNode) -> bool:

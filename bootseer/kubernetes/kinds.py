@@ -1,0 +1,150 @@
+"""Kinds of objects whose operators read or replace a pod's command, and what `inject` does then.
+
+Any other kind is injected where it has a pod template; what its operator does is not known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import yaml
+
+from bootseer.kubernetes.pods import Pod, container_name
+from bootseer.kubernetes.yamltext import child, items, labels, scalar
+
+TORCHTUNE = ("tune", "run")
+"""The command by which Kubeflow Trainer knows torchtune."""
+
+TORCHTUNE_REASON = (
+    "Kubeflow Trainer adds torchtune's arguments only where the command is [tune, run] and nothing "
+    "else, so it cannot be wrapped; leave it out, or write the whole command, as in "
+    "[tune, run, RECIPE, --config, CONFIG]"
+)
+
+RAY_ANNOTATION = "ray.io/overwrite-container-cmd"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operator:
+    """What one operator does to the command of a kind's pods.
+
+    `places`: the pods of that kind it concerns, by what their path begins with (() = all).
+    `fills_empty`: it concerns containers without a command alone; `first_only`: a pod's first
+    container alone. `annotation`: set to "true" on the object or the pod, it keeps the operator
+    from the command. `reason` says why the pod is refused otherwise; `{name}` is the container's.
+    """
+
+    group: str
+    kinds: tuple[str, ...]
+    places: tuple[str, ...]
+    fills_empty: bool
+    first_only: bool
+    reason: str
+    annotation: str = ""
+
+
+OPERATORS: Sequence[Operator] = (
+    # kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go, newWorker. kubeflow.org/v1 (the
+    # training operator, pkg/controller.v1/mpi/mpijob_controller.go) fills in `sleep` likewise.
+    Operator(
+        group="kubeflow.org",
+        kinds=("MPIJob",),
+        places=("spec.mpiReplicaSpecs.Worker.",),
+        fills_empty=True,
+        first_only=True,
+        reason="workers without a command are given one by the MPI operator (sshd; sleep in "
+        "kubeflow.org/v1), which one of ours would keep it from; write it out, as command: "
+        "[/usr/sbin/sshd, -De], or give it by --command '{name}=/usr/sbin/sshd -De'",
+    ),
+    # ray-project/kuberay, ray-operator/controllers/ray/common/pod.go, BuildPod.
+    Operator(
+        group="ray.io",
+        kinds=("RayCluster", "RayJob", "RayService"),
+        places=(
+            "spec.headGroupSpec.",
+            "spec.workerGroupSpecs[",
+            "spec.rayClusterSpec.",
+            "spec.rayClusterConfig.",
+        ),
+        fills_empty=False,
+        first_only=True,
+        annotation=RAY_ANNOTATION,
+        reason="KubeRay runs the command before a `ray start` of its own, which would run outside "
+        f'of the wrapper; set the annotation {RAY_ANNOTATION}: "true" and write the command '
+        "that starts Ray, as command: [/bin/bash, -lc, --, $KUBERAY_GEN_RAY_START_CMD]",
+    ),
+    # The same operator, controllers/ray/rayjob_controller.go, getSubmitterTemplate.
+    Operator(
+        group="ray.io",
+        kinds=("RayJob",),
+        places=("spec.submitterPodTemplate.",),
+        fills_empty=True,
+        first_only=True,
+        reason="a submitter without a command is given one by KubeRay (ray job submit), which one "
+        "of ours would keep it from; write it out, or give it by --command '{name}=WORDS'",
+    ),
+    # kserve/kserve, pkg/apis/serving/v1alpha1/servingruntime_types.go, ServingRuntimePodSpec.
+    Operator(
+        group="serving.kserve.io",
+        kinds=("ClusterServingRuntime", "ServingRuntime"),
+        places=(),
+        fills_empty=False,
+        first_only=False,
+        reason="a serving runtime of KServe has no init containers, so the wrapper cannot be "
+        "brought into its pods; leave it out",
+    ),
+)
+
+PLAIN: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("", ("Pod", "PodTemplate", "ReplicationController")),
+    ("apps", ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")),
+    ("batch", ("Job", "CronJob")),
+    ("batch.volcano.sh", ("Job",)),
+    ("jobset.x-k8s.io", ("JobSet",)),
+    ("leaderworkerset.x-k8s.io", ("LeaderWorkerSet",)),
+    ("kubeflow.org", ("PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")),
+    ("trainer.kubeflow.org", ("TrainingRuntime", "ClusterTrainingRuntime", "TrainJob")),
+)
+"""Kinds whose controllers start a pod's command as it is written."""
+
+
+def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> str:
+    """Say why a container's command must stay as it is, "" where it may be wrapped.
+
+    `is_given`: the caller named this container and gave its command.
+    """
+    command = [scalar(word) for word in items(child(container, "command"))]
+    if pod.owner_kind.endswith("TrainingRuntime") and tuple(command[:2]) == TORCHTUNE:
+        return TORCHTUNE_REASON
+    is_first = pod.containers()[0] is container
+    for operator in OPERATORS:
+        if (
+            not _is_of(pod, operator.group, operator.kinds)
+            or (operator.places and not pod.path.startswith(operator.places))
+            or (operator.first_only and not is_first)
+            or (operator.fills_empty and (command or is_given))
+            or (operator.annotation and _is_set(pod, operator.annotation))
+        ):
+            continue
+        return operator.reason.replace("{name}", f"{pod.title}/{container_name(container)}")
+    return ""
+
+
+def is_known(pod: Pod) -> bool:
+    """Whether it is known what becomes of a command in pods of this kind."""
+    known = [*PLAIN, *((operator.group, operator.kinds) for operator in OPERATORS)]
+    return any(_is_of(pod, group, kinds) for group, kinds in known)
+
+
+def _is_of(pod: Pod, group: str, kinds: Sequence[str]) -> bool:
+    """Whether the object is of one of these kinds; without an apiVersion the kind decides."""
+    if pod.owner_kind not in kinds:
+        return False
+    version = scalar(child(pod.owner, "apiVersion"))
+    return not version or version.rpartition("/")[0] == group
+
+
+def _is_set(pod: Pod, annotation: str) -> bool:
+    on_object = labels(child(pod.owner, "metadata", "annotations")).get(annotation, "")
+    return "true" in (on_object.lower(), pod.annotation(annotation).lower())
