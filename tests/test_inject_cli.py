@@ -80,6 +80,23 @@ def test_explaining_says_each_change_and_its_reason_and_writes_no_manifest() -> 
     assert refusal["pod"] == "Pod/bad spec"
 
 
+def test_pods_without_the_named_container_are_passed_over(tmp_path: Path) -> None:
+    other = GOOD.replace("good", "cache").replace("name: main", "name: redis")
+    path = tmp_path / "two.yaml"
+    path.write_text(f"{GOOD}---\n{other}", encoding="utf-8")
+    done = bootseer("inject", "-f", path, "--container", "main", "--image-pull-policy", "Never")
+    assert done.returncode == 0, done.stderr
+    injected, left = done.stdout.decode().split("---\n")
+    assert "imagePullPolicy: Never" in injected
+    assert left == other
+    assert b"Pod/cache spec: passed over: it has no container 'main'" in done.stderr
+    again = bootseer("inject", "-f", "-", "--container", "main", "--explain", data=done.stdout)
+    assert b"Pod/cache spec: passed over" in again.stdout
+    looked = bootseer("k8s", "check", "-f", path, "--container", "main")
+    assert looked.returncode == 0
+    assert b"passed over: it has no container 'main'" in looked.stdout
+
+
 REDIS = BAD.replace("bad", "cache").replace("image: x", "image: redis:7")
 
 
@@ -124,6 +141,13 @@ def test_commands_of_the_environment_stand_one_a_line(monkeypatch: pytest.Monkey
         (("--tier", "fuse"), 2, "needs --fuse-resource"),
         (("--events", "somewhere"), 2, "write pvc:CLAIM or host:/DIRECTORY"),
         (("--cache", "host:relative"), 2, "write pvc:CLAIM or host:/DIRECTORY"),
+        (("--events", "pvc:Bad Name!"), 2, "'Bad Name!' cannot be an object's name"),
+        (("--store", "pvc:-a"), 2, "'-a' cannot be an object's name"),
+        (("--cache", "pvc:" + "a" * 254), 2, "it has at most 253 characters"),
+        (("--cache", "host:/srv/../etc"), 2, "takes no '..'"),
+        (("--config-map", "Settings"), 2, "'Settings' cannot be an object's name"),
+        (("--image-pull-policy", "Foo"), 2, "'Always', 'IfNotPresent', 'Never'"),
+        (("--container", "other"), 7, "it has no container 'other'; it has main"),
         (("--command", "sh -c 'x"), 2, "no closing quotation; quote it as a shell takes it"),
         (("--command", " "), 2, "it has no words"),
         (("--command", "a", "--command", "b"), 2, "is given twice for all containers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,9 @@ from bootseer.errors import NotSupportedError, UsageError, from_os_error
 if TYPE_CHECKING:
     from bootseer.kubernetes.inject import Injected, Resolve
     from bootseer.kubernetes.options import Options, Place
+
+NAME_LIMIT = 253
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,8 +58,16 @@ injection_options = together(
         "--fuse-resource", metavar="NAME", help="The device plugin's resource, for --tier fuse."
     ),
     click.option("--image", metavar="REF", help="The init container's image."),
-    click.option("--image-pull-policy", metavar="POLICY", help="Its imagePullPolicy."),
-    click.option("--container", metavar="NAME", help="The container that is the job."),
+    click.option(
+        "--image-pull-policy",
+        type=click.Choice(["Always", "IfNotPresent", "Never"]),
+        help="Its imagePullPolicy.",
+    ),
+    click.option(
+        "--container",
+        metavar="NAME",
+        help="The container that is the job; pods without it are passed over.",
+    ),
     click.option(
         "--command",
         "job",
@@ -125,6 +137,8 @@ def command(**given: Any) -> int:
     if given["explain"]:
         _explain(result, as_json=given["as_json"])
         return NotSupportedError.exit_code if result.refusals else 0
+    for passed in result.passed_over:
+        click.echo(f"bootseer: {name}: {passed.pod}: passed over: {passed.reason}", err=True)
     for refusal in result.refusals:
         click.echo(f"bootseer: {name}: {refusal.pod}: {refusal.reason}", err=True)
     if result.refusals and not given["skip_refused"]:
@@ -158,6 +172,8 @@ def options_of(given: dict[str, Any]) -> Options:
         raise UsageError("--tier fuse needs --fuse-resource, the name that the device plugin gives")
     store = given["store"] or ""
     is_url = "://" in store
+    if given["config_map"]:
+        _check_object_name("--config-map", given["config_map"], given["config_map"])
     command, commands = parse_commands(given["job"])
     more = {"image": given["image"]} if given["image"] else {}
     return options.Options(
@@ -184,10 +200,23 @@ def _place(option: str, text: str | None) -> Place | None:
         return None
     kind, colon, name = text.partition(":")
     if kind == "pvc" and colon and name:
+        _check_object_name(option, text, name)
         return Place("claim", name)
     if kind == "host" and name.startswith("/"):
+        if ".." in name.split("/"):
+            raise UsageError(
+                f"{option} {text}: Kubernetes takes no '..' in it; write the real path"
+            )
         return Place("host", name)
     raise UsageError(f"{option} {text}: not a place; write pvc:CLAIM or host:/DIRECTORY")
+
+
+def _check_object_name(option: str, text: str, name: str) -> None:
+    if len(name) > NAME_LIMIT or not _OBJECT_NAME.fullmatch(name):
+        raise UsageError(
+            f"{option} {text}: {name!r} cannot be an object's name; it has at most {NAME_LIMIT} "
+            "characters: a-z, 0-9, - and ., and a letter or digit at each end"
+        )
 
 
 def _explain(result: Injected, *, as_json: bool) -> None:
@@ -197,10 +226,13 @@ def _explain(result: Injected, *, as_json: bool) -> None:
         told = {
             "changes": [dataclasses.asdict(change) for change in result.changes],
             "refusals": [dataclasses.asdict(refusal) for refusal in result.refusals],
+            "passed_over": [dataclasses.asdict(passed) for passed in result.passed_over],
         }
         click.echo(json.dumps(told, indent=1))
         return
     for change in result.changes:
         click.echo(f"line {change.line}: {change.pod}: {change.what}\n    {change.why}")
+    for passed in result.passed_over:
+        click.echo(f"line {passed.line}: {passed.pod}: passed over\n    {passed.reason}")
     for refusal in result.refusals:
         click.echo(f"line {refusal.line}: {refusal.pod}: not injected\n    {refusal.reason}")

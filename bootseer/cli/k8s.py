@@ -45,6 +45,9 @@ def _show(found: Any, allowed: str) -> None:
     if found.refusal:
         click.echo(f"    refused: {found.refusal}")
         return
+    if found.passed_over:
+        click.echo(f"    passed over: {found.passed_over}")
+        return
     state = "injected already" if found.injected else "can be injected"
     click.echo(f"    {state}; tier {found.tier}: {found.why}; {allowed}")
     for note in found.notes:

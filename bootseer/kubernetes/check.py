@@ -27,7 +27,10 @@ ALLOWED: dict[Tier, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One pod: its tier and why, notes on what will or will not work, and why it is refused."""
+    """One pod: its tier and why, notes on what will or will not work, and why it is refused.
+
+    `passed_over` says why the pod is left as it is without being refused.
+    """
 
     line: int
     pod: str
@@ -37,12 +40,14 @@ class Finding:
     why: str
     notes: tuple[str, ...]
     refusal: str
+    passed_over: str = ""
 
 
 def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -> list[Finding]:
     """Look at every pod of a manifest; raises as `inject` does for text that is none."""
-    refusals = inject.inject(text, options, resolve).refusals
-    refused = {(refusal.line, refusal.pod): refusal.reason for refusal in refusals}
+    result = inject.inject(text, options, resolve)
+    refused = {(refusal.line, refusal.pod): refusal.reason for refusal in result.refusals}
+    passed_over = {(passed.line, passed.pod): passed.reason for passed in result.passed_over}
     # By their order: names may be given twice, and lines are others once ours are out.
     before = [
         uninject.is_injected(pod)
@@ -54,7 +59,12 @@ def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -
     for document in yamltext.documents(bare):
         for pod in pods.find(document):
             place = (pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}")
-            out.append(_finding(pod, options, before[len(out)], refused.pop(place, "")))
+            injected = before[len(out)]
+            if place in passed_over:
+                why, reason = "it is passed over", passed_over[place]
+                out.append(Finding(*place, "", injected, "none", why, (), "", reason))
+            else:
+                out.append(_finding(pod, options, injected, refused.pop(place, "")))
     # Refused, but no pod: a TrainJob has a command alone.
     for (line, title), reason in refused.items():
         why = "it has no pod of its own"

@@ -52,11 +52,15 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Injected:
-    """The new text, and what was done and not done."""
+    """The new text, and what was done and not done.
+
+    `passed_over`: pods left as they are because another container than theirs was asked for.
+    """
 
     raw: str
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
+    passed_over: tuple[Refusal, ...] = ()
 
 
 def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Injected:
@@ -71,6 +75,8 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     refusals: list[Refusal] = []
     decided: dict[object, Additions] = {}
     commands = _given_commands(clean, options)
+    passed_over: list[Refusal] = []
+    may_pass_over = bool(options.container) and _has_container(clean, options.container)
     for document in yamltext.documents(clean):
         if _kind(document.root) == "TrainJob":
             try:
@@ -79,6 +85,11 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
                 line, title = document.root.start_mark.line + 1, _title(document.root)
                 refusals.append(Refusal(line, title, str(error)))
         for pod in pods.find(document):
+            if may_pass_over and not is_asked_for(pod, options):
+                line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"
+                reason = f"it has no container {options.container!r}"
+                passed_over.append(Refusal(line, title, reason))
+                continue
             try:
                 made, told = _Injection(clean, pod, options, resolve, decided, commands).run()
             except BootseerError as error:
@@ -87,7 +98,24 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
                 continue
             all_edits += made
             changes += told
-    return Injected(edits.apply(clean.raw, all_edits), tuple(changes), tuple(refusals))
+    new = edits.apply(clean.raw, all_edits)
+    return Injected(new, tuple(changes), tuple(refusals), tuple(passed_over))
+
+
+def is_asked_for(pod: Pod, options: Options) -> bool:
+    """Whether a pod has the container that was asked for, if one was."""
+    names_there = map(pods.container_name, pod.containers())
+    return not options.container or options.container in names_there
+
+
+def _has_container(text: Text, name: str) -> bool:
+    """Whether any pod has a container of this name."""
+    return any(
+        pods.container_name(container) == name
+        for document in yamltext.documents(text)
+        for pod in pods.find(document)
+        for container in pod.containers()
+    )
 
 
 def _given_commands(text: Text, options: Options) -> CommandChoice:
