@@ -288,8 +288,11 @@ EXTRA = st.dictionaries(NAMES, st.recursive(SCALARS, lambda s: st.lists(s, max_s
 @st.composite
 def manifests(draw: st.DrawFn) -> str:
     """A pod somewhere in an object, in a style drawn at random."""
-    main: dict[str, Any] = {"name": draw(NAMES), "command": draw(st.lists(NAMES, min_size=1))}
+    main: dict[str, Any] = {"name": draw(NAMES), "command": draw(st.none() | st.lists(NAMES))}
+    if draw(st.booleans()):
+        main["args"] = draw(st.none() | st.lists(NAMES, max_size=2))
     main |= {k: v for k, v in draw(EXTRA).items() if k not in main}
+    main["image"] = "i"
     if draw(st.booleans()):
         main["env"] = [{"name": n, "value": "v"} for n in draw(st.lists(NAMES, max_size=3))]
     if draw(st.booleans()):
@@ -322,11 +325,19 @@ def manifests(draw: st.DrawFn) -> str:
 
 @given(manifests())
 def test_any_manifest_comes_back_to_the_byte(raw: str) -> None:
-    result = inject.inject(text(raw), Options())
+    config = ImageConfig(("/entry",), ("$HOME", "it's"))
+    result = inject.inject(text(raw), Options(), lambda _: config)
     if not result.refusals:
         before, after = list(yaml.safe_load_all(raw)), list(yaml.safe_load_all(result.raw))
         assert before != after
-        assert pods_of(result.raw)[0]["containers"][0]["command"][0] == LAUNCHER
+        (old,), (new,) = pods_of(raw)[0]["containers"], pods_of(result.raw)[0]["containers"]
+        words = [*new["command"], *(new.get("args") or [])]
+        own = [*(old.get("command") or ["/entry"]), *(old.get("args") or [])]
+        if not old.get("command") and not old.get("args"):
+            own += ["$$HOME", "it's"]
+        assert words == [LAUNCHER, "start", "--", *own]
     assert taken_out(result.raw) == raw
-    again = inject.inject(dataclasses.replace(text(raw), raw=result.raw), Options())
+    again = inject.inject(
+        dataclasses.replace(text(raw), raw=result.raw), Options(), lambda _: config
+    )
     assert again.raw == result.raw
