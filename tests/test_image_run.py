@@ -15,8 +15,8 @@ import pytest
 from image_mounts import Mounts, mounts_below
 from images_lab import Image, directory, file, symlink, write_layout
 
-from bootseer.errors import UsageError
-from bootseer.imageprefetch import lazyrun
+from bootseer.errors import NotSupportedError, UsageError
+from bootseer.imageprefetch import lazyrun, podmanwords
 from bootseer.imageprefetch.building import BuildSettings, build_image
 from bootseer.imageprefetch.mounting import MountSettings
 from bootseer.imageprefetch.running import (
@@ -26,6 +26,8 @@ from bootseer.imageprefetch.running import (
     podman_variables,
     podman_words,
 )
+from bootseer.imageprefetch.starting import RecordSettings, record
+from bootseer.storage.oci.platforms import this_platform
 
 TOOLS = ("sh", "cat", "echo", "sleep", "id", "env", "pwd")
 CONFIG = {
@@ -324,6 +326,49 @@ def test_a_command_without_options_needs_no_dashes() -> None:
 
     found = parsed("a:1", "cat", "-")
     assert _parted(found["options"], found["words"]) == ((), ("cat", "-"))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--platform", "linux/s390x"), "linux/s390x"),
+        (("--platform=linux/arm/v6", "-t"), "linux/arm/v6"),
+        (("-v", "/a:/a", "--arch", "ppc64le"), "linux/ppc64le"),
+        (("--os=windows",), "windows/"),
+        (("--variant", "v5"), "/v5"),
+    ],
+)
+def test_an_image_of_another_platform_is_left_to_podman(
+    options: tuple[str, ...], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree that is mounted is of this machine's, and podman would run it all the same."""
+    podman = tmp_path / "podman"
+    podman.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("BOOTSEER_RUNTIME", str(tmp_path / "runtime"))
+    words = ["image", "run", "127.0.0.1:1/a/b:1", *options, "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bootseer", *words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"asked for as {wanted}" in done.stderr or wanted in done.stderr
+    assert "podman pulls the image" in done.stderr
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[:2] == ["run", "--rm"]
+    assert "--rootfs" not in asked
+    assert set(options) <= set(asked)
+
+
+@pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])
+def test_an_image_of_this_platform_is_ours_to_mount(options: tuple[str, ...]) -> None:
+    podmanwords.check_platform(options)
+
+
+def test_a_start_on_another_platform_is_not_recorded() -> None:
+    settings = RecordSettings(ref="a:1", podman_options=("--arch", "s390x"), words=("true",))
+    with pytest.raises(NotSupportedError, match="s390x"):
+        record(settings)
 
 
 def test_an_entry_point_of_podmans_takes_the_place_of_the_images() -> None:

@@ -102,6 +102,7 @@ def _mounted_words(
     mount: Callable[[MountSettings], Mounted],
 ) -> list[str]:
     """Mount until `stack` is left; the container's command line."""
+    podmanwords.check_platform(options)
     place = os.path.abspath(settings.mount.runtime or default_runtime())
     stack.enter_context(trees.ending())
     tree = stack.enter_context(trees.directory(place))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from bootseer.errors import UsageError
+from bootseer.errors import NotSupportedError, UsageError
 
 EVENTS_INSIDE = "/.bootseer-events"
 """Where a container sees its job's events: in the root, where no link of the image can stand in
 the way."""
+_PLATFORM = ("--platform", "--os", "--arch", "--variant")
 _DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
 
@@ -32,6 +34,39 @@ def check_options(options: Sequence[str], *, instead: str, ours: Sequence[str] =
         name = word.partition("=")[0]
         if name in ("--rootfs", *ours):
             raise UsageError(f"{name} is ours to give; leave it out")
+
+
+def check_platform(options: Sequence[str]) -> None:
+    """Raise NotSupportedError for options that choose an image of another platform than ours.
+
+    Podman heeds them when it chooses from an index, and not for a tree that is there already.
+    """
+    asked = {name: value for name, value in _values(options, _PLATFORM) if value}
+    if not asked:
+        return
+    from bootseer.storage.oci.platforms import parse_platform, this_platform
+
+    here = this_platform()
+    wanted = parse_platform(asked["--platform"]) if "--platform" in asked else here
+    wanted = dataclasses.replace(
+        wanted,
+        os=asked.get("--os", wanted.os),
+        architecture=asked.get("--arch", wanted.architecture),
+        variant=asked.get("--variant", wanted.variant),
+    )
+    if wanted != here:
+        raise NotSupportedError(
+            f"the image is asked for as {wanted}, and what is mounted here is of {here}"
+        )
+
+
+def _values(options: Sequence[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The options of some names with their values, given as one word or as two."""
+    following = iter(options)
+    for word in following:
+        name, equals, value = word.partition("=")
+        if name in names:
+            yield name, value if equals else next(following, "")
 
 
 def names_network(options: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from bootseer.imageprefetch import image_config as image_config_file
 from bootseer.imageprefetch import mounting, running, trees
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
-from bootseer.imageprefetch.podmanwords import check_options
+from bootseer.imageprefetch.podmanwords import check_options, check_platform
 from bootseer.imageprefetch.recording import FirstStepWatch
 from bootseer.imageprefetch.running import Command, ImageConfig, choose_runner
 from bootseer.imageprefetch.traces import TraceStore, check_workload
@@ -67,6 +67,7 @@ def record(settings: RecordSettings) -> Recorded:
     """
     check_workload(settings.workload)
     check_options(settings.podman_options, instead="", ours=("--name",))
+    check_platform(settings.podman_options)
     runner = choose_runner(settings.runner)
     if settings.podman_options and runner != "podman":
         raise UsageError("podman's options need podman: install it, or leave them out")
