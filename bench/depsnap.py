@@ -44,7 +44,10 @@ from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import tree
 
 MEASURES = (
+    "bootseer/cli/deps.py",
+    "bootseer/cli/main.py",
     "bootseer/depsnap",
+    "bootseer/storage",
     "bench/depsnap.py",
     "bench/depsnap_commands.py",
     "bench/depsnap_side.py",

@@ -40,8 +40,12 @@ from bench import fuse_images, harness
 from bootseer.blocks import presence
 
 MEASURES = (
+    "bootseer/cli/image_mount.py",
+    "bootseer/cli/stripe_mount.py",
     "bootseer/fuse",
     "bootseer/blocks",
+    "bootseer/imageprefetch",
+    "bootseer/storage",
     "bootseer/stripedfs",
     "bootseer/blockimage",
     "bench/fuse_images.py",

@@ -298,6 +298,14 @@ def test_a_first_step_that_one_rank_alone_tells_of_is_every_ranks(tmp_path: Path
     assert (report.start.complete, report.unreached) == (True, ())
 
 
+def test_a_rank_that_went_on_on_another_node_is_not_missing(tmp_path: Path) -> None:
+    for rank in range(4):
+        EventFile("a", rank).span("imports", 0, 10).point("first_step", 20).write(tmp_path)
+    EventFile("b", 3).span("imports", 0, 5).span("model.init", 5, None).write(tmp_path)
+    report = report_of(tmp_path)
+    assert (report.start.complete, report.unreached) == (True, ())
+
+
 def test_two_processes_of_a_node_that_wait_do_not_pass_a_barrier_twice(tmp_path: Path) -> None:
     """As two shells do, each with `bootseer event begin rendezvous --wait`."""
     (tmp_path / "1").mkdir()

@@ -10,6 +10,7 @@ import pytest
 from tools.fresh import __main__ as fresh
 from tools.fresh import configuration, result
 from tools.fresh.result import Counts, Line
+from tools.fresh.root import BareRoot
 
 SUMMARY = "==== 2 failed, 4902 passed, 3 deselected, 1 error, 4 rerun in 1140.12s (0:19:00) ====="
 DEBOOTSTRAP = Line("debootstrap", "root", "passed", 60)
@@ -112,3 +113,15 @@ def test_what_this_machine_configures_is_there() -> None:
     assert all(os.path.exists(path) for path in (*found.paths, *found.in_home.values()))
     below = [(a, b) for a in found.paths for b in found.paths if b.startswith(f"{a}/")]
     assert below == []
+
+
+def test_a_folder_of_somebody_elses_is_neither_used_nor_removed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep me")
+    root = BareRoot(tmp_path, configuration.read_configuration(), keep=False)
+    with (
+        (tmp_path / "log").open("wb") as log,
+        root,
+        pytest.raises(RuntimeError, match="neither empty"),
+    ):
+        root.make(log)
+    assert (tmp_path / "mine").read_text() == "keep me"

@@ -32,20 +32,28 @@ class BareRoot:
     """Debian's smallest system below `folder`; a context manager. Needs root.
 
     Entering makes it, unless the folder holds one that was kept, and starts its first process;
-    leaving ends every process in it, and with them go its mounts. `keep` leaves the folder.
+    leaving ends every process in it, and with them go its mounts. `keep` leaves the folder; a
+    folder that holds anything else is neither used nor removed.
     """
 
     def __init__(self, folder: Path, configuration: Configuration, *, keep: bool) -> None:
         self.folder = folder
         self._configuration = configuration
         self._keep = keep
+        self._ours = False
         self._first: subprocess.Popen[bytes] | None = None
         self._pid = 0
 
     def make(self, log: BinaryIO) -> None:
         """Install Debian into the folder. Raises RuntimeError when that fails; `log` says why."""
         if (self.folder / inside.BINDS).is_file():
+            self._ours = True
             return
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            raise RuntimeError(
+                f"{self.folder} is neither empty nor a root that was kept; name another folder"
+            )
+        self._ours = True
         include = f"--include={','.join(PACKAGES)}"
         words = ["debootstrap", "--variant=minbase", include, debian.release()]
         self._call([*words, str(self.folder), debian.mirror()], log)
@@ -150,7 +158,7 @@ class BareRoot:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        if not self._keep:
+        if self._ours and not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _call(self, words: Sequence[str], log: BinaryIO) -> None:

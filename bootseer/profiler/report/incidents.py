@@ -35,11 +35,13 @@ def unreached_ranks(lanes: Lanes) -> tuple[Unreached, ...]:
 
     Some jobs tell of it on one rank alone. So a rank without one counts where more than half of
     the ranks have one, or where it began a phase that it never ended while another rank went on
-    to its first step.
+    to its first step. One that was begun again on another node is that rank, wherever it got on.
     """
     ranked = [lane for lane in lanes.lanes if lane.rank is not None]
-    reached = sum(lane.reached for lane in ranked)
-    most = reached > len(ranked) / 2
+    there = {lane.rank for lane in ranked if lane.reached}
+    ranked = [lane for lane in ranked if lane.reached or lane.rank not in there]
+    reached = len(there)
+    most = reached > len({lane.rank for lane in ranked}) / 2
     out = [
         _last_seen(lane, lane.rank)
         for lane in ranked
