@@ -16,6 +16,8 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tools.archives import extract_all
+
 VERSION = "1.20.2"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 GO = Path("/usr/lib/go-1.19/bin/go")
@@ -84,7 +86,7 @@ def _source(work: Path) -> Path:
     _call(["apt-get", *options, "-qq", "source", "--download-only", "kubernetes"], work)
     (archive,) = work.glob("kubernetes_*.orig.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(work, filter="data")
+        extract_all(packed, work)
     (source,) = work.glob("kubernetes-*/")
     _newer_reflect2(source, work)
     return source
