@@ -160,6 +160,34 @@ def test_a_store_that_fails_leaves_what_another_stored(
         assert verified(quick, source, 1)
 
 
+def test_one_that_is_being_closed_is_given_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An opening may come while the last reference to what it could share goes."""
+    source = make_source(tmp_path, BLOCK)
+    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+        found = kept.straight()
+        assert found is not None
+        assert put(kept, source, 0)
+        opened: list[straight.Straight | None] = []
+        close = os.close
+
+        def close_slowly(descriptor: int) -> None:
+            if not opened:
+                opened.append(None)
+                opened[0] = kept.straight()
+            close(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", close_slowly)
+            number = found._data_fd
+            del found
+        (after,) = opened
+        assert after is not None
+        assert after._data_fd != number
+        assert bytes(after.read(0, BLOCK) or b"") == block_of(source, 0)
+
+
 def _read_in_child(found: straight.Straight, told: multiprocessing.SimpleQueue[bool]) -> None:
     told.put(found.read(0, BLOCK) is not None)
 

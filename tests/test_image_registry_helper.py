@@ -348,3 +348,23 @@ sys.exit(main())
     shutil.rmtree(package)
     assert tree_of(directory) == FILES
     mounts.umount(str(directory))
+
+
+IGNORING = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from bootseer.imageprefetch import registry_helper
+from bootseer.storage.options import StoreOptions
+link = registry_helper.start(
+    "127.0.0.1:1/a/b:1", workload="", plain_http=True, options=StoreOptions
+)
+link.close()
+print("started")
+"""
+
+
+def test_a_caller_that_ignores_its_childrens_ends_has_a_helper_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORING], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr

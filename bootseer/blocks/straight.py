@@ -109,6 +109,9 @@ class Straight:
     def __init__(self, present_fd: int, data_fd: int, block_bytes: int, marks: Marks) -> None:
         self._present_fd, self._data_fd = present_fd, data_fd
         self.block_bytes, self.marks = block_bytes, marks
+        # Not __del__, which runs while weak references still lead here: who took one then would
+        # read by numbers that are other files' meanwhile. These are cleared before a finalizer.
+        weakref.finalize(self, _close, data_fd, present_fd).atexit = False
 
     def read(self, offset: int, size: int) -> memoryview | None:
         """`size` bytes (at least one) from `offset` on; None where a block is not verified yet.
@@ -132,6 +135,7 @@ class Straight:
         except OSError:  # a failing disk: the store has the bytes
             return None
 
-    def __del__(self) -> None:
-        os.close(self._data_fd)
-        os.close(self._present_fd)  # the pin goes last
+
+def _close(data_fd: int, present_fd: int) -> None:
+    os.close(data_fd)
+    os.close(present_fd)  # the pin goes last

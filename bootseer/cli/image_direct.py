@@ -141,13 +141,16 @@ def _helper(
         return None
     from bootseer.imageprefetch import registry_helper
 
-    return registry_helper.start(
-        given["ref"],
-        workload=given.get("workload", ""),
-        plain_http=given["plain_http"],
-        options=_hurried if hurried else _usual,
-        keep_config_in=_cache(given) if hurried else None,
-    )
+    try:
+        return registry_helper.start(
+            given["ref"],
+            workload=given.get("workload", ""),
+            plain_http=given["plain_http"],
+            options=_hurried if hurried else _usual,
+            keep_config_in=_cache(given) if hurried else None,
+        )
+    except OSError:  # no process or descriptor to be had: the server asks the registry itself
+        return None
 
 
 def _cache(given: dict[str, Any]) -> str:

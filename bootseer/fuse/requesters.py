@@ -38,7 +38,7 @@ def _look(look: Callable[[int], bool], thread: int) -> bool:
         return False
     try:
         return call_within(LIMIT_S, look, thread)
-    except (OSError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError, RuntimeError):  # the last: no thread can be started
         return False
 
 

@@ -66,7 +66,10 @@ def start(
         finally:
             os._exit(0)
     theirs.close()
-    os.waitpid(child, 0)
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:  # who started us has SIGCHLD ignored
+        pass
     return ours
 
 

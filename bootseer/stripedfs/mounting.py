@@ -139,7 +139,9 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
 
 def _passes(settings: MountSettings) -> bool:
     """Whether the kernel is to read what the node cache holds whole, where it can."""
-    return bool(settings.cache) and not settings.writable and can_mount() and is_supported()
+    if not settings.cache or settings.writable or settings.backend != "own":
+        return False
+    return can_mount() and is_supported()
 
 
 def umount(mountpoint: str, *, lazily: bool = False) -> None:
