@@ -208,6 +208,94 @@ def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+# --- where something stands already --------------------------------------------------------------
+
+
+def change_note(node: Node, **fields: object) -> None:
+    (note,) = node.cache.glob("deps/targets/*.json")
+    note.write_text(json.dumps(json.loads(note.read_text()) | fields))
+
+
+def versions_in(node: Node) -> list[str]:
+    """The distributions that stand in the environment."""
+    found = node.place.glob("lib/python3*/site-packages/bootseer_*.dist-info")
+    return sorted(path.name.removesuffix(".dist-info") for path in found)
+
+
+@pytest.mark.slow
+def test_an_upgrade_of_what_stands_is_not_published_as_the_whole(node: Node, wheels: Path) -> None:
+    """The command brings a part alone; a node without the rest got half an environment."""
+    (node.home / "requirements.txt").write_text("bootseer-alpha\nbootseer-beta\n")
+    upgrade = node.counted([*node.plain, "--upgrade"])
+    node.run("--resolve-timeout", 0, command=upgrade)
+    assert node.last() == ("ok", "published")
+    make_wheel(wheels, "bootseer_alpha", "2.0")
+    change_note(node, created_s=0.0)
+    node.run("--resolve-timeout", 0, command=upgrade)
+    assert versions_in(node) == ["bootseer_alpha-2.0", "bootseer_beta-1.0"]
+    assert node.installs == 2
+    node.fresh()
+    node.run("--resolve-timeout", 0, command=upgrade)
+    assert node.last() == ("ok", "restored")
+    assert [name.partition("-")[0] for name in versions_in(node)] == [
+        "bootseer_alpha",
+        "bootseer_beta",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [{"created_s": 0.0}, {"boot": "another"}, {"created_s": 0.0, "boot": "another"}],
+    ids=["too old", "after a reboot", "both"],
+)
+@pytest.mark.parametrize("condemned", [False, True])
+def test_no_other_snapshot_is_put_over_the_one_that_stands(
+    node: Node, wheels: Path, change: dict[str, object], *, condemned: bool
+) -> None:
+    """Two versions of a package stood side by side, since a restore takes away what it lists."""
+    node.run("--resolve-timeout", 0)
+    first, cache = node.home / "first", node.cache
+    node.place.rename(first)
+    node.fresh()
+    make_wheel(wheels, "bootseer_alpha", "2.0")
+    node.run()
+    assert node.last() == ("ok", "published")
+    if condemned:
+        for record in node.store.glob("deps/*/record-000001.json"):
+            record.with_suffix(".bad").write_text("{}")
+    shutil.rmtree(node.place)
+    first.rename(node.place)
+    node.cache = cache
+    change_note(node, **change)
+    done = node.run("--resolve-timeout", 0)
+    assert done.returncode == 0
+    assert versions_in(node) == ["bootseer_alpha-1.0"]
+    same = "created_s" not in change and not condemned
+    assert node.last() == ("ok", "restored" if same else "installed")
+    node.run("--resolve-timeout", 0)
+    assert node.last() == ("ok", "in place")
+
+
+@pytest.mark.slow
+def test_after_a_reboot_a_directory_without_packages_gets_its_own_snapshot(node: Node) -> None:
+    """No package tells two snapshots of it apart: their times do."""
+    place = node.home / "compiled"
+    command = node.counted(["sh", "-c", f"date +%N > {place}/$(date +%N)"])
+    place.mkdir()
+    node.run("--also", place, command=command)
+    assert node.last() == ("ok", "published")
+    (kept,) = place.iterdir()
+    change_note(node, boot="another")
+    node.run("--also", place, command=command)
+    assert node.last() == ("ok", "restored")
+    change_note(node, boot="another", created_s=1e9)
+    node.run("--also", place, "--max-age", 1e6, command=command)
+    assert node.last() == ("ok", "published")
+    assert kept in place.iterdir()
+    assert len(list(place.iterdir())) == 2
+
+
 # --- records of version 1 ------------------------------------------------------------------------
 
 VERSION_1 = {

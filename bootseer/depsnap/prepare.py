@@ -16,6 +16,7 @@ from bootseer.depsnap.model import FormChoice, absolute
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.sharing import placements, tree
 from bootseer.depsnap.sharing.machine import boot_id
+from bootseer.depsnap.target import Note
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -33,7 +34,8 @@ class Prepared:
     """A command's target and key; `in_place` when this node already has it there.
 
     `state` is what the roots held before the install that the key stands for; `judge` knows
-    which of the key's snapshots is what the index decides.
+    which of the key's snapshots is what the index decides. `damaged` is the note of what stands
+    there since before a reboot: it alone is to be put there anew, or `on_what_stands` holds.
     """
 
     target: roots.Target
@@ -41,6 +43,7 @@ class Prepared:
     state: str
     in_place: bool
     judge: Judge
+    damaged: Note | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,14 +115,22 @@ def prepare(
     if note is None:
         return Prepared(found, made, state, False, judge)
     fits = note.key == made.digest and judge.accepts(note.lock, note.packages, note.created_s)
-    if note.key != made.digest or (not fits and resolution.lock() is not None):
-        # What stands there is another command's or lock's work, on which this one builds.
-        state = key.base_state(found, exclude)
-        made = made.at(state)
-        judge = Judge(made, present, resolution, settings.max_age_s)
-        return Prepared(found, made, state, False, judge)
-    # After a reboot the files may be damaged, since nothing was synced: they are put there anew.
-    return Prepared(found, made, state, fits and note.boot == boot_id(), judge)
+    ready = Prepared(found, made, state, fits and note.boot == boot_id(), judge)
+    if not fits:
+        # What stands there is another command's, lock's or time's work, on which this one builds:
+        # the command would bring a part of its result alone, and a restore would merge two.
+        return on_what_stands(settings, ready)
+    # Nothing was synced: after a reboot the files may be damaged.
+    return ready if ready.in_place else dataclasses.replace(ready, damaged=note)
+
+
+def on_what_stands(settings: DepsSettings, prepared: Prepared) -> Prepared:
+    """The same command's key for an install on top of what the roots hold now."""
+    found = prepared.target
+    state = key.base_state(found, excludes(settings, found))
+    made = prepared.key.at(state)
+    judge = Judge(made, key.packages(found), prepared.judge.resolution, settings.max_age_s)
+    return Prepared(found, made, state, False, judge)
 
 
 def excludes(settings: DepsSettings, found: roots.Target) -> list[str]:

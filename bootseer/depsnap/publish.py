@@ -28,15 +28,17 @@ _SHOWN_CHARACTERS = 200
 class Publication:
     """What is to be published.
 
-    `packages` is what the install brought, `lock` what the index decides, asked when all else is
-    ready (see `records.Record`). `supersedes` is a record generation found too old, `known` those
-    that did not fit; `cache` is where an archive for a store elsewhere is made.
+    `created_unix_s` is when the install ended, `packages` what it brought, `lock` what the index
+    decides, asked when all else is ready (see `records.Record`). `supersedes` is a record
+    generation found too old, `known` those that did not fit; `cache` is where an archive for a
+    store elsewhere is made.
     """
 
     key: Key
     command: Sequence[str]
     captured: Captured
     install_s: float
+    created_unix_s: float
     packages: Mapping[str, str]
     lock: Callable[[], str]
     known: Collection[int] = ()
@@ -118,7 +120,7 @@ def _record(job: Publication, name: str, info: ArchiveInfo, publish_s: float) ->
     return records.Record(
         key=job.key.digest,
         workload=job.key.workload,
-        created_unix_s=time.time(),
+        created_unix_s=job.created_unix_s,
         command=tuple(redact.words(job.command)),
         roots=tuple(d.root for d in job.captured.deltas),
         fresh_roots=job.captured.fresh,

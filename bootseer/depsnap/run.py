@@ -171,20 +171,29 @@ class _Run:
             prepared = prepare.prepare(settings, self.command, found, resolution)
             if not prepared.in_place and prepare.make_way(settings, found):
                 prepared = prepare.prepare(settings, self.command, found, resolution)
-        self.outcome.key = prepared.key.digest
-        self.outcome.details["bootseer.deps.key"] = prepared.key.digest
+        self._plan_with(plan, prepared)
         settings.on_step("key")
-        plan.prepared = prepared
         if prepared.in_place:
             self.outcome.result = "in place"
             self._say_unresolved(prepared)
             return True
         plan.store = prepare.reachable_store(settings)
+        if prepared.damaged is not None:
+            if self._try_restore(plan.store, prepared)[0]:
+                self._say_unresolved(prepared)
+                return True
+            prepared = prepare.on_what_stands(settings, prepared)
+            self._plan_with(plan, prepared)
         if self._restore_or_lease(plan, prepared, plan.store):
             self._say_unresolved(prepared)
             return True
         self._say_what_differs(prepared, plan.store)
         return False
+
+    def _plan_with(self, plan: _Plan, prepared: prepare.Prepared) -> None:
+        plan.prepared = prepared
+        self.outcome.key = prepared.key.digest
+        self.outcome.details["bootseer.deps.key"] = prepared.key.digest
 
     def _finish(self, plan: _Plan) -> bool:
         """After a restore: what of the command is not files in its roots."""
@@ -194,7 +203,7 @@ class _Run:
         if plan.prepared.target.runs:
             self.outcome.code, _ = self._command()
             if self.outcome.code == 0:
-                self._note_now(plan.prepared)
+                self._note_now(plan.prepared, time.time())
         return True
 
     def _say_unresolved(self, prepared: prepare.Prepared) -> None:
@@ -279,6 +288,8 @@ class _Run:
         supersedes = None
         try:
             for found in records.usable(store, key, sign_key, self._seen):
+                if prepared.damaged and not _is_same(prepared.damaged, found.record):
+                    continue  # put over what stands, it would leave both there
                 if self._place(store, prepared, found):
                     return True, None
                 if self._nearest is None and found.generation not in self._seen[1]:
@@ -347,9 +358,10 @@ class _Run:
         self.outcome.code = code
         if code != 0:
             return
+        ended_s = time.time()
         if plan.prepared is not None:
             plan.prepared.judge.resolution.settle()
-            self._note_now(plan.prepared)
+            self._note_now(plan.prepared, ended_s)
         if trees is None or plan.lease is None:
             return
         try:
@@ -357,17 +369,17 @@ class _Run:
                 captured = capture.after(trees, exclude)
             settings.on_step("scanned after")
             if not captured.empty:
-                self._publish(plan, captured, install_s)
+                self._publish(plan, captured, install_s, ended_s)
         except Exception as error:
             # The border: the install was good; a fault in keeping it must not fail the job.
             self._fault(error)
 
-    def _note_now(self, prepared: prepare.Prepared) -> None:
+    def _note_now(self, prepared: prepare.Prepared, ended_s: float) -> None:
         """Remember what the command has just left; nothing of it waits for the index."""
         packages = prepare.brought(prepared)
         known = prepared.key.owns(packages) or prepared.judge.resolution.ended
         lock = prepared.judge.lock_of(packages) if known else ""
-        prepare.note_in_place(self.settings, prepared, time.time(), lock, packages)
+        prepare.note_in_place(self.settings, prepared, ended_s, lock, packages)
 
     def _command(self) -> tuple[int, float]:
         from bootseer.depsnap import subphases
@@ -381,7 +393,9 @@ class _Run:
         self.settings.on_step("installed")
         return code, time.monotonic() - begun
 
-    def _publish(self, plan: _Plan, captured: capture.Captured, install_s: float) -> None:
+    def _publish(
+        self, plan: _Plan, captured: capture.Captured, install_s: float, ended_s: float
+    ) -> None:
         from bootseer.depsnap import background, publish
 
         assert plan.prepared is not None
@@ -398,6 +412,7 @@ class _Run:
             command=self.command,
             captured=captured,
             install_s=install_s,
+            created_unix_s=ended_s,
             packages=packages,
             lock=lambda: self._lock_to_publish(prepared, packages, background_mode),
             known=self._seen[0],
@@ -472,6 +487,14 @@ def _recover(root: str) -> None:
         from bootseer.depsnap.restoring import commit
 
         commit.recover(root)
+
+
+def _is_same(standing: targets.Note, record: records.Record) -> bool:
+    """Whether a snapshot of the same key is what stands: of what no package tells, by its time."""
+    if standing.packages != record.packages:
+        return False
+    decided = bool(record.packages) or record.lock == records.OWN
+    return decided or standing.created_s == record.created_unix_s
 
 
 def _lease_folder(prepared: prepare.Prepared) -> str:
