@@ -86,7 +86,7 @@ def state(
         *extra,
     )
     lease = Stat(f"deps/{key}/lease/00000001.json", 1, NOW - lease_days * DAY, False)
-    return gc.KeyState(key, objects, (), (lease,), archive, 1)
+    return gc.KeyState(key, objects, (), (lease,), (gc.Snapshot(objects[0].name, archive),))
 
 
 def names(removals: list[gc.Removal]) -> list[str]:
@@ -126,10 +126,41 @@ def test_leftovers_wait_for_a_day() -> None:
         Stat("deps/a/.tmp-1", 9, NOW - 2 * DAY, False),
         Stat("deps/a/.tmp-2", 9, NOW - DAY / 2, False),
     )
-    found = gc.KeyState(found.key, found.objects, left, found.leases, found.archive, 1)
+    found = gc.KeyState(found.key, found.objects, left, found.leases, found.snapshots)
     plan = gc.plan([found], NOW)
     assert names(plan) == ["deps/a/.tmp-1", old.name]
     assert [removal.why for removal in plan] == ["temporary", "unreferenced"]
+
+
+def three_generations() -> gc.KeyState:
+    """Of 9, 5 and 1 days and 50 bytes each; the second is marked bad."""
+    objects: list[Stat] = []
+    snapshots = []
+    for number, age_days in enumerate((9, 5, 1), start=1):
+        record, born = f"deps/a/record-{number:06d}.json", NOW - age_days * DAY
+        archive = f"deps/a/archive-{str(number) * 32}.tar.zst"
+        objects += [Stat(archive, 50, born, False), Stat(record, 10, born, False)]
+        snapshots.append(gc.Snapshot(record, archive))
+    objects.append(Stat("deps/a/record-000002.bad", 1, NOW, False))
+    return gc.KeyState("a", tuple(objects), (), (), (snapshots[2], snapshots[0]))
+
+
+def test_each_generation_goes_by_its_own_age_and_counts_by_its_own_size() -> None:
+    state = three_generations()
+    bad = f"deps/a/archive-{'2' * 32}.tar.zst"
+    oldest = ["deps/a/record-000001.json", f"deps/a/archive-{'1' * 32}.tar.zst"]
+    assert names(gc.plan([state], NOW)) == [bad]
+    assert names(gc.plan([state], NOW, max_age_s=7 * DAY)) == [bad, *oldest]
+    assert names(gc.plan([state], NOW, max_size_bytes=100)) == [bad]
+    assert names(gc.plan([state], NOW, max_size_bytes=99)) == [bad, *oldest]
+    assert set(names(gc.plan([state], NOW, max_age_s=0))) == {o.name for o in state.objects}
+
+
+def test_of_a_newer_version_nothing_but_temporaries_goes() -> None:
+    found = three_generations()
+    left = (Stat("deps/a/.tmp-1", 9, NOW - 2 * DAY, False),)
+    unread = gc.KeyState(found.key, found.objects, left, (), None)
+    assert names(gc.plan([unread], NOW, max_age_s=0, max_size_bytes=0)) == ["deps/a/.tmp-1"]
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -270,6 +301,29 @@ def test_gc_of_a_real_store(tmp_path: Path) -> None:
     node.fresh()
     node.run()
     assert node.last() == ("ok", "published")
+
+
+def test_gc_keeps_each_snapshot_of_a_key(tmp_path: Path) -> None:
+    """The archives of all but the newest were taken for unreferenced after a day."""
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels, tool="uv")
+    node.run()
+    newer = make_wheel(wheels, "bootseer_alpha", "2.0")
+    node.fresh()
+    node.run()
+    assert len(list(node.store.glob("deps/*/record-*.json"))) == len(node.archives()) == 2
+    old = time.time() - 2 * DAY
+    for path in [*node.archives()[0].parent.rglob("*")]:
+        os.utime(path, (old, old))
+    body = shown(node, "gc", "--max-age", 7)
+    assert isinstance(body, dict)
+    assert body["removed"] == []
+    newer.unlink()
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
+    assert node.installs == 2
 
 
 def test_gc_keeps_a_tree_in_use(tmp_path: Path) -> None:

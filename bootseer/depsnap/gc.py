@@ -14,7 +14,7 @@ from typing import Literal
 from bootseer.depsnap import records, target
 from bootseer.depsnap.settings import DAY_S
 from bootseer.depsnap.sharing import tree
-from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
+from bootseer.errors import BusyError, NotFoundError, NotSupportedError
 from bootseer.storage.base import Stat, Store
 
 ABANDONED_S = DAY_S
@@ -31,15 +31,25 @@ class Removal:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The names of a usable record and of the archive that it names."""
+
+    record: str
+    archive: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class KeyState:
-    """All objects of one key with their ages, as the plan needs them. Times in seconds."""
+    """All objects of one key with their ages, as the plan needs them. Times in seconds.
+
+    `snapshots` are all its usable ones; None where one is of a newer version than we can read.
+    """
 
     key: str
     objects: tuple[Stat, ...]
     temporaries: tuple[Stat, ...]
     leases: tuple[Stat, ...]
-    archive: str
-    generation: int
+    snapshots: tuple[Snapshot, ...] | None
 
 
 def survey(store: Store) -> list[KeyState]:
@@ -55,17 +65,24 @@ def _survey_key(store: Store, key: str) -> KeyState:
         left = (*store.temporaries(folder), *store.temporaries(f"{folder}/lease"))
     except NotFoundError:
         lease_files, left = (), tuple(store.temporaries(folder))
-    archive, generation = "", 0
+    return KeyState(key, objects, left, lease_files, _snapshots(store, key))
+
+
+def _snapshots(store: Store, key: str) -> tuple[Snapshot, ...] | None:
     try:
-        found = records.current(store, key)
-        if found is not None:
-            archive, generation = f"{folder}/{found.record.archive.name}", found.generation
+        return tuple(
+            Snapshot(
+                records.name_of(key, found.generation),
+                f"{records.folder(key)}/{found.record.archive.name}",
+            )
+            for found in records.usable(store, key, on_damaged=_pass_over)
+        )
     except NotSupportedError:
-        # Of a newer version: its archives are referenced by a record that we cannot read.
-        archive, generation = "*", -1
-    except CorruptDataError:
-        archive, generation = "", 0
-    return KeyState(key, objects, left, lease_files, archive, generation)
+        return None
+
+
+def _pass_over(_: records.BadRecordError) -> None:
+    """What a damaged record names nobody can tell: no start finds its archive."""
 
 
 def now_s(store: Store) -> float:
@@ -84,27 +101,50 @@ def plan(
 ) -> list[Removal]:
     """What to remove (pure): leftovers first, then by age, then the oldest over the size."""
     out: list[Removal] = []
-    whole: list[tuple[float, int, KeyState]] = []
+    kept: list[_Sized] = []
     for state in states:
         if _young(state.leases, now):
             continue  # being installed or published, or just was
         out += _leftovers(state, now)
-        if state.archive and state.archive != "*":
-            kept = [o for o in state.objects if o.name == state.archive]
-            size = sum(o.size_bytes for o in kept)
-            born = max((o.mtime_s for o in state.objects), default=now)
-            if max_age_s is not None and now - born > max_age_s:
-                out += _all_of(state, "too old")
+        for found in _sized(state, now):
+            if max_age_s is not None and now - found.born_s > max_age_s:
+                out += _all_of(found, "too old")
             else:
-                whole.append((born, size, state))
+                kept.append(found)
     if max_size_bytes is not None:
-        total = sum(size for _, size, _ in whole)
-        for _, size, state in sorted(whole, key=lambda item: item[0]):
+        total = sum(found.archive_bytes for found in kept)
+        for found in sorted(kept, key=lambda found: found.born_s):
             if total <= max_size_bytes:
                 break
-            out += _all_of(state, "over the size limit")
-            total -= size
-    return list({removal.name: removal for removal in out}.values())
+            out += _all_of(found, "over the size limit")
+            total -= found.archive_bytes
+    gone = {removal.name: removal for removal in out}
+    for state in states:
+        if state.snapshots and all(snapshot.record in gone for snapshot in state.snapshots):
+            why = gone[state.snapshots[0].record].why
+            rest = [Removal(o.name, o.size_bytes, why) for o in state.objects]
+            gone |= {
+                removal.name: removal for removal in _ordered(rest) if removal.name not in gone
+            }
+    return list(gone.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sized:
+    """A snapshot's own objects, when it was published and what its archive takes."""
+
+    objects: tuple[Stat, ...]
+    born_s: float
+    archive_bytes: int
+
+
+def _sized(state: KeyState, now: float) -> list[_Sized]:
+    out = []
+    for snapshot in state.snapshots or ():
+        own = tuple(o for o in state.objects if o.name in (snapshot.record, snapshot.archive))
+        size = sum(o.size_bytes for o in own if o.name == snapshot.archive)
+        out.append(_Sized(own, max((o.mtime_s for o in own), default=now), size))
+    return out
 
 
 def _young(leases: Sequence[Stat], now: float) -> bool:
@@ -117,24 +157,28 @@ def _leftovers(state: KeyState, now: float) -> list[Removal]:
         for t in state.temporaries
         if now - t.mtime_s > ABANDONED_S
     ]
-    if state.archive == "*":
-        return out
+    if state.snapshots is None:
+        return out  # any archive may be named by the record that we cannot read
+    named = {snapshot.archive for snapshot in state.snapshots}
     for found in state.objects:
         name = found.name.rpartition("/")[2]
-        if now - found.mtime_s <= ABANDONED_S or found.name == state.archive:
+        if now - found.mtime_s <= ABANDONED_S or found.name in named:
             continue
         if records.ARCHIVE.fullmatch(name):
             out.append(Removal(found.name, found.size_bytes, "unreferenced"))
     return out
 
 
-def _all_of(state: KeyState, why: Why) -> list[Removal]:
-    """A key's records go before its archives, so that no reader finds a record without one.
+def _all_of(found: _Sized, why: Why) -> list[Removal]:
+    return _ordered([Removal(o.name, o.size_bytes, why) for o in found.objects])
+
+
+def _ordered(removals: Sequence[Removal]) -> list[Removal]:
+    """Records go before archives, so that no reader finds a record without one.
 
     Lease generations stay: they are tiny, and reusing a number could let two holders in.
     """
-    ordered = sorted(state.objects, key=lambda o: "archive-" in o.name)
-    return [Removal(o.name, o.size_bytes, why) for o in ordered]
+    return sorted(removals, key=lambda removal: "archive-" in removal.name)
 
 
 def carry_out(store: Store, removals: Sequence[Removal]) -> int:

@@ -22,7 +22,7 @@ import dataclasses
 import hmac
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
@@ -312,19 +312,25 @@ def usable(
     key: str,
     sign_key: bytes | None = None,
     seen: tuple[list[int], set[int]] | None = None,
+    on_damaged: Callable[[BadRecordError], None] | None = None,
 ) -> Iterator[Found]:
     """The usable records of a key, newest first; read one by one. Raises as `current`.
 
-    `seen` is what `generations` found a moment ago.
+    `seen` is what `generations` found a moment ago; `on_damaged`, where it is given, is told of
+    each damaged record, and older ones follow.
     """
     known, bad = seen or generations(store, key)
     for generation in reversed(known):
         if generation in bad:
             continue
         try:
-            record = decode(key, store.read(_name(key, generation), limit_bytes=LIMIT_BYTES))
+            record = decode(key, store.read(name_of(key, generation), limit_bytes=LIMIT_BYTES))
         except CorruptDataError as error:
-            raise BadRecordError(str(error), key, generation) from error
+            damaged = BadRecordError(str(error), key, generation)
+            if on_damaged is None:
+                raise damaged from error
+            on_damaged(damaged)
+            continue
         check_signature(record, sign_key)
         yield Found(record, generation)
 
@@ -357,7 +363,7 @@ def add(
     if any(g not in bad and g not in known for g in seen):
         return False
     generation = (max([*seen, *bad], default=0)) + 1
-    return store.create(_name(record.key, generation), encode(record, sign_key))
+    return store.create(name_of(record.key, generation), encode(record, sign_key))
 
 
 def condemn(store: Store, key: str, generation: int, reason: str) -> None:
@@ -366,7 +372,8 @@ def condemn(store: Store, key: str, generation: int, reason: str) -> None:
     store.create(name, json.dumps({"reason": reason[:500]}).encode())
 
 
-def _name(key: str, generation: int) -> str:
+def name_of(key: str, generation: int) -> str:
+    """A record's name in its store."""
     return f"{folder(key)}/record-{generation:06d}.json"
 
 
