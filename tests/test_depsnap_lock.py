@@ -17,7 +17,7 @@ from wheelhouse import make_wheel
 
 from bootseer.depsnap import records
 from bootseer.depsnap.format.malformed import fault
-from bootseer.depsnap.keying import pins, requirements, resolver, roots
+from bootseer.depsnap.keying import pins, requirements, resolver, roots, uvrun
 from bootseer.depsnap.keying.command import plan
 from bootseer.errors import CorruptDataError, UsageError
 
@@ -377,17 +377,54 @@ def test_plan_of_removals_directories_and_uv_run() -> None:
     assert (removal.tool, removal.removes, removal.requirements) == ("pip", True, ())
     (removal,) = plan(["uv", "pip", "uninstall", "--python", "/v", "six"])
     assert (removal.tool, removal.python, removal.removes) == ("uv", "/v", True)
-    (ran,) = plan(["uv", "run", "--project", "/p", "--with", "x", "python", "-p", "9"])
-    assert (ran.tool, ran.project, ran.python) == ("uv-run", "/p", None)
     made, install = plan(["sh", "-c", "mkdir -p out /x && pip install six"])
     assert (made.tool, made.folders, install.tool) == ("mkdir", ("out", "/x"), "pip")
     for unsure in ("mkdir $X", "mkdir -m 700 x", "mkdir 'a*'", "cd /y; mkdir x"):
         assert [f.tool for f in plan(["sh", "-c", unsure])] == ["other"]
 
 
-def test_uv_run_without_a_project_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="without a project"):
-        roots.find(["uv", "run", "x"], {"PATH": os.environ["PATH"]}, str(tmp_path))
+@pytest.mark.parametrize(
+    ("words", "sync"),
+    [
+        ("uv run train.py", "uv sync --inexact"),
+        (
+            "/b/uv -q run --extra gpu -p3.11 --locked --with x -m train -q",
+            "/b/uv -q sync --extra gpu -p3.11 --locked --inexact",
+        ),
+        ("uv --project p run --exact --env-file=e -- python -m p", "uv --project p sync"),
+        ("uv run plain.py", "uv sync --inexact"),
+        ("uv run own.py", None),
+        ("uv run -", None),
+        ("uv run https://h/x.py", None),
+        ("uv run --isolated x", None),
+        ("uv run --no-project x", None),
+        ("uv run --no-sync x", None),
+        ("uv run --reinstall x", None),
+        ("uv run -qm x", None),
+        ("uv run", None),
+        ("uv --project none/here run x", "uv --project none/here sync --inexact"),
+        ("uv --project /none run x", None),
+        ("uv --package a run x", None),
+        ("uv sync", None),
+        ("env A=b uv run x", None),
+        ("pip install six", None),
+    ],
+)
+def test_the_sync_within_a_uv_run(tmp_path: Path, words: str, sync: str | None) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname='p'\n")
+    (tmp_path / "plain.py").write_text("import os\n")
+    (tmp_path / "own.py").write_text("# /// script\n# dependencies = []\n# ///\n")
+    found = uvrun.sync_of(words.split(), {}, str(tmp_path))
+    assert found == (sync.split() if sync else None)
+    assert uvrun.sync_of(words.split(), {"UV_NO_SYNC": "1"}, str(tmp_path)) is None
+    (tmp_path / "pyproject.toml").write_text("[project]\n[tool.uv]\nmanaged = false\n")
+    assert uvrun.sync_of(words.split(), {}, str(tmp_path)) is None
+
+
+def test_other_uv_runs_are_programs_that_may_write_anywhere(tmp_path: Path) -> None:
+    for words in (["uv", "run", "x"], ["sh", "-c", "uv sync && uv run x"]):
+        with pytest.raises(UsageError, match="cannot tell where uv writes"):
+            roots.find(words, {"PATH": os.environ["PATH"]}, str(tmp_path))
 
 
 @pytest.mark.slow
@@ -419,29 +456,78 @@ def test_an_uninstall_is_captured_and_restored(node: Node) -> None:
     assert node.installs == 1
 
 
-@pytest.mark.slow
-def test_uv_run_finds_its_environment_and_runs_again(node: Node, wheels: Path) -> None:
-    project = node.home / "pyproject.toml"
-    project.write_text(
+@pytest.fixture
+def project(node: Node, wheels: Path) -> Path:
+    """A project of uv with a lock, in the node's home."""
+    (node.home / "pyproject.toml").write_text(
         "[project]\nname='p'\nversion='1'\nrequires-python='>=3.11'\n"
         "dependencies=['bootseer-alpha']\n"
         f"[tool.uv]\npackage=false\nno-index=true\nfind-links=['{wheels}']\n"
     )
-    place = node.home / ".venv"
-    count = node.home / "runs"
-    code = f"import bootseer_alpha; open({str(count)!r}, 'a').write('x')"
-    command = [uv(), "run", "-q", "--python", sys.executable, "python", "-c", code]
     subprocess.run(
         [uv(), "lock", "-q", "--python", sys.executable],
         cwd=node.home,
         env=node.environ(),
         check=True,
     )
-    node.run(command=command)
-    assert node.last() == ("ok", "published")
-    shutil.rmtree(place)
-    node.fresh()
+    return node.home
+
+
+def uv_run(code: str) -> list[str]:
+    return [uv(), "run", "-q", "--python", sys.executable, "python", "-c", code]
+
+
+_TRAINING = """
+import bootseer_alpha, fcntl, glob, os, sys
+out = open(sys.argv[1], "a")
+(lock,) = glob.glob(sys.argv[2] + "/deps/targets/*.lock")
+try:
+    fcntl.flock(os.open(lock, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("free", "BOOTSEER_DEPS_INSIDE" in os.environ, file=out)
+except BlockingIOError:
+    print("held", file=out)
+open(os.path.join(os.path.dirname(bootseer_alpha.__file__), "checkpoint"), "w").close()
+sys.exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_uv_run_runs_once_each_start_outside_of_the_lock(node: Node, project: Path) -> None:
+    """The lock and on a first start the lease were held for a whole training."""
+    count = node.home / "runs"
+    for number, result in enumerate(("published", "restored", "in place"), start=1):
+        done = node.run(command=[*uv_run(_TRAINING), count, node.cache])
+        assert (done.returncode, done.stderr) == (7, "")
+        assert node.last() == ("ok", result)
+        assert count.read_text() == "free False\n" * number
+        if result == "published":
+            shutil.rmtree(project / ".venv")
+            node.fresh()
+            words = ["inspect", "--store", node.store, "--json", "--files", key_of_last(node)]
+            files = json.loads(node.cli(*words).stdout)["files"]
+            assert any(path.endswith("bootseer_alpha/__init__.py") for path, _, _ in files)
+            assert not any(path.endswith("checkpoint") for path, _, _ in files)
+
+
+@pytest.mark.slow
+def test_uv_run_runs_once_where_nothing_can_be_kept(node: Node, project: Path) -> None:
+    """A store that cannot be used, a failing install and a nested start leave the command."""
+    count = node.home / "runs"
+    command = uv_run(f"open({str(count)!r}, 'a').write('x')")
+    (node.home / "file").write_text("")
+    done = node.cli(*("run", "--store", node.home / "file", "--cache", node.cache, "--", *command))
+    assert done.returncode == 0
+    assert "plain install or no snapshot" in done.stderr
+    assert count.read_text() == "x"
+    assert list(project.glob(".venv/lib/python3*/site-packages/bootseer_alpha"))
+    inner = [sys.executable, "-m", "bootseer", "deps", "run", "--store", str(node.store)]
+    outer = [*inner, "--cache", str(node.cache), "--", *command]
+    assert node.run("--also", node.home / "also", command=outer).returncode == 0
+    assert node.last() == ("ok", "installed")
+    assert count.read_text() == "xx"
+    shutil.rmtree(project / ".venv")
+    shutil.rmtree(node.wheels)
     done = node.run(command=command)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert node.last() == ("ok", "restored")
+    assert done.returncode == 2
+    assert "Failed to read `--find-links`" in done.stderr
     assert count.read_text() == "xx"

@@ -195,7 +195,7 @@ def run_command(
     if not outcome.reasons and sys.stderr.isatty():
         form = outcome.details.get("bootseer.deps.form", "")
         sys.stderr.write(f"bootseer: dependencies {outcome.result} {form}\n")
-    return outcome.code
+    return run.follow(settings, outcome)
 
 
 @click.command("key", context_settings={"allow_interspersed_args": False})
@@ -214,9 +214,11 @@ def key_command(
 ) -> int:
     """Print the key that `deps run` would use for INSTALL now."""
     from bootseer.depsnap import prepare
+    from bootseer.depsnap.keying import uvrun
 
     settings = settings_of(None, cache, resolve_timeout_s=0.0, **rest)
     words = _words(install)
+    words = uvrun.sync_of(words, settings.environ, settings.cwd) or words
     found = prepare.find_target(settings, words)
     key = prepare.prepare(settings, words, found, prepare.resolution_of(settings, found)).key
     if as_json:

@@ -52,11 +52,26 @@ class _NoProgress:
         """Nobody listens."""
 
 
+class _Begin:
+    """Passes on that a command began; it ends when what follows has ended."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def command_began(self) -> None:
+        """The install within the command runs."""
+        self._progress.command_began()
+
+    def command_ended(self, exit_code: int) -> None:
+        """Only a part has ended."""
+
+
 @dataclasses.dataclass(slots=True)
 class Outcome:
     """What a run did. `result` is restored, in place, installed or published; `reasons` say
     why the plain way was taken or why nothing was published, `notes` what else a user should
-    know: that newer packages may be out, or why there was no snapshot."""
+    know: that newer packages may be out, or why there was no snapshot. `follows` is the user's
+    own command where only a part of it was an install: `follow` runs it."""
 
     result: str = "installed"
     code: int = 0
@@ -64,6 +79,7 @@ class Outcome:
     reasons: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     details: dict[str, object] = dataclasses.field(default_factory=dict)
+    follows: Sequence[str] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,7 +102,21 @@ def run(
 
     128+N after a signal that ended us. Raises nothing of ours.
     """
-    return execute(settings, command, writer, progress).code
+    return follow(settings, execute(settings, command, writer, progress), progress)
+
+
+def follow(settings: DepsSettings, outcome: Outcome, progress: Progress | None = None) -> int:
+    """Run what is left of the user's command, under no lock and no lease; return the exit code.
+
+    Nothing runs after a signal. An install that failed says so itself in the command.
+    """
+    if not outcome.follows or outcome.code > 128:
+        return outcome.code
+    told = progress or _NoProgress()
+    told.command_began()
+    code = install.run(outcome.follows, settings.environ)
+    told.command_ended(code)
+    return code
 
 
 def execute(
@@ -95,8 +125,13 @@ def execute(
     writer: NullWriter,
     progress: Progress | None = None,
 ) -> Outcome:
-    """As `run`, with all that happened."""
-    begun = _Run(settings, command, writer, progress or _NoProgress())
+    """As `run`, with all that happened, and without what `follow` does."""
+    from bootseer.depsnap.keying import uvrun
+
+    sync = uvrun.sync_of(command, settings.environ, settings.cwd)
+    told = progress or _NoProgress()
+    begun = _Run(settings, sync or command, writer, _Begin(told) if sync else told)
+    begun.outcome.follows = command if sync else ()
     span = writer.begin(PHASE, {"bootseer.source": "deps"})
     begun.span = span
     outcome = begun.outcome
@@ -148,7 +183,10 @@ class _Run:
             except Exception as error:
                 # The border: no fault of ours, of whatever kind, may keep the install from running.
                 self._fault(error)
-            self._install(plan)
+                if self.outcome.follows:
+                    return  # what follows installs for itself
+            if not self.outcome.follows or plan.prepared is not None:
+                self._install(plan)
 
     # --- before the install -------------------------------------------------------------------
 
@@ -200,10 +238,6 @@ class _Run:
         assert plan.prepared is not None
         for folder in plan.prepared.target.folders:
             os.makedirs(folder, exist_ok=True)
-        if plan.prepared.target.runs:
-            self.outcome.code, _ = self._command()
-            if self.outcome.code == 0:
-                self._note_now(plan.prepared, time.time())
         return True
 
     def _say_unresolved(self, prepared: prepare.Prepared) -> None:
@@ -359,9 +393,13 @@ class _Run:
         if code != 0:
             return
         ended_s = time.time()
-        if plan.prepared is not None:
-            plan.prepared.judge.resolution.settle()
-            self._note_now(plan.prepared, ended_s)
+        try:
+            if plan.prepared is not None:
+                plan.prepared.judge.resolution.settle()
+                self._note_now(plan.prepared, ended_s)
+        except Exception as error:
+            # The border: without a note the next start looks again; this one has what it needs.
+            self._fault(error)
         if trees is None or plan.lease is None:
             return
         try:
@@ -511,5 +549,8 @@ def _held_s(watch: Watch) -> float | None:
 
 def repair(settings: DepsSettings, command: Sequence[str]) -> None:
     """Finish or undo what a killed `run` left at the command's target."""
+    from bootseer.depsnap.keying import uvrun
+
+    command = uvrun.sync_of(command, settings.environ, settings.cwd) or command
     for root in prepare.find_target(settings, command).paths:
         _recover(root)

@@ -48,14 +48,15 @@ class DepsPart:
         from bootseer.depsnap import run
 
         deps = _deps_settings(request)
-        outcome = run.execute(self._settings(deps), deps.install, writer, progress)
+        settings = self._settings(deps)
+        outcome = run.execute(settings, deps.install, writer, progress)
         if outcome.result == ENDED_BY_SIGNAL:
             raise BusyError("the part was told to end by a signal")
         if outcome.reasons:
             process.say(f"deps: {'; '.join(outcome.reasons)}")
         for note in outcome.notes:
             process.say(f"deps: {note}")
-        return outcome.code
+        return run.follow(settings, outcome, progress)
 
     def repair(self, request: Request) -> None:
         from bootseer.depsnap import run

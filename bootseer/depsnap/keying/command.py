@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-Tool = Literal["pip", "uv", "uv-sync", "uv-run", "venv", "mkdir", "other"]
+Tool = Literal["pip", "uv", "uv-sync", "venv", "mkdir", "other"]
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PIP = re.compile(r"pip[0-9.]*")
@@ -177,13 +177,7 @@ def _uv(program: str, rest: Sequence[str]) -> Install | None:
     if positional[:1] == ["sync"]:
         return Install("uv-sync", program, python=python, project=project)
     if positional[:1] == ["run"]:
-        # What it runs is its own affair: it runs again after a restore.
-        before = rest[: rest.index("run") + 1 + _options_before(rest[rest.index("run") + 1 :])]
-        options, _ = _options(before, _VALUED)
-        if {"--isolated", "--no-project", "--active", "--script"} & set(options):
-            return Install("other", program)
-        project = _last(options, "--project", "--directory")
-        return Install("uv-run", program, python=_last(options, "-p", "--python"), project=project)
+        return Install("other", program)  # what it runs may write anywhere; see `uvrun`
     if positional[:1] == ["venv"]:
         return _venv(program, rest[rest.index("venv") + 1 :])
     if positional[:2] == ["pip", "install"]:
@@ -194,14 +188,6 @@ def _uv(program: str, rest: Sequence[str]) -> Install | None:
         found = _install("uv", program, options, (), python)
         return dataclasses.replace(found, requirement_files=tuple(positional[2:]))
     return None
-
-
-def _options_before(words: Sequence[str]) -> int:
-    """How many words come before the first one that is no option and no option's value."""
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] != "--":
-        index += 2 if words[index] in _VALUED | {"--with", "--env-file"} else 1
-    return min(index, len(words))
 
 
 def _removal(

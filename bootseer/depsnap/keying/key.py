@@ -184,7 +184,7 @@ def _in_reach(q: Question) -> list[Ingredient]:
 
 def _makes_closed_environment(installs: Sequence[Install]) -> bool:
     """Whether the command makes an environment from which nothing of the system is seen."""
-    made = [i for i in installs if i.tool in ("venv", "uv-sync", "uv-run")]
+    made = [i for i in installs if i.tool in ("venv", "uv-sync")]
     return bool(made) and not any("--system-site-packages" in i.words for i in made)
 
 

@@ -79,7 +79,7 @@ def inputs(installs: Sequence[Install], cwd: str) -> Inputs:
     pinned: dict[str, str] = {}
     open_ended, all_exact = False, True
     for install in installs:
-        if install.tool in ("uv-sync", "uv-run"):
+        if install.tool == "uv-sync":
             project = _project(os.path.normpath(os.path.join(cwd, install.project or "")), cwd)
             found |= project
             open_ended |= not any(label.endswith("uv.lock") for label in project)

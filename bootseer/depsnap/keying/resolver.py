@@ -122,9 +122,7 @@ class Resolution:
         asked = [i for i in self.installs if i.tool in ("pip", "uv")]
         if self.limit_s <= 0:
             self.why = "--resolve-timeout is 0"
-        elif len(asked) != 1 or any(
-            i.tool in ("other", "uv-sync", "uv-run") for i in self.installs
-        ):
+        elif len(asked) != 1 or any(i.tool in ("other", "uv-sync") for i in self.installs):
             self.why = "no resolver knows this command"
         elif self.python is None:
             self.why = "the environment's Python could not be asked"

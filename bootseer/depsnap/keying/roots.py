@@ -71,15 +71,13 @@ class Root:
 class Target:
     """What a command installs into. `python` is None where no interpreter could be asked.
 
-    `folders` are directories that it makes by `mkdir`: they are made, not captured. `runs` is
-    True where the command is to run after its environment was restored too (`uv run`).
+    `folders` are directories that it makes by `mkdir`: they are made, not captured.
     """
 
     installs: tuple[Install, ...]
     roots: tuple[Root, ...]
     python: Python | None
     folders: tuple[str, ...] = ()
-    runs: bool = False
 
     @property
     def paths(self) -> list[str]:
@@ -114,8 +112,7 @@ def find(
     if all(install.tool == "other" for install in installs):
         python = ask(_interpreter(Install("other", ""), environ, cwd), environ)
     roots += [Root(_absolute(path, cwd), ALSO) for path in also]
-    runs = any(install.tool == "uv-run" for install in installs)
-    return Target(tuple(installs), tuple(_outermost(roots)), python, tuple(folders), runs)
+    return Target(tuple(installs), tuple(_outermost(roots)), python, tuple(folders))
 
 
 def _destinations(
@@ -133,7 +130,7 @@ def _destinations(
         return [Root(_absolute(fixed, cwd), option)], ask(interpreter, environ)
     if any(inside(interpreter, root.path) for root in made):
         return [], None  # the environment that an earlier command of the line makes
-    if install.tool in ("uv-sync", "uv-run"):
+    if install.tool == "uv-sync":
         place = _project_environment(install, environ, cwd)
         return [Root(place, "the project's environment")], ask(interpreter, environ)
     python = ask(interpreter, environ)
@@ -165,8 +162,6 @@ def _project_environment(install: Install, environ: Mapping[str, str], cwd: str)
     cwd = project_folder(install, environ, cwd)
     here = upwards(cwd, "pyproject.toml")
     if here is None:
-        if install.tool == "uv-run":
-            raise UsageError("`uv run` without a project installs into no environment of its own")
         here = cwd
     return _absolute(given or ".venv", here)
 
@@ -194,7 +189,7 @@ def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
         return _named_python(install.python, search, cwd)
     if install.tool == "pip":
         return _python_of_script(install.program, search, cwd)
-    if install.tool in ("uv-sync", "uv-run"):
+    if install.tool == "uv-sync":
         inside = os.path.join(_project_environment(install, environ, cwd), "bin/python")
         return inside if os.path.exists(inside) else _named_python("python3", search, cwd)
     if install.tool == "uv" and not (install.system or environ.get("UV_SYSTEM_PYTHON")):
