@@ -208,6 +208,53 @@ def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
+def test_a_waiting_node_unpacks_what_does_not_fit_at_most_once(node: Node, wheels: Path) -> None:
+    """It was unpacked anew at each look, and each time reported as an error."""
+    node.run()
+    (wheels / "bootseer_alpha-1.0-py3-none-any.whl").rename(node.home / "aside")
+    make_wheel(wheels, "bootseer_alpha", "2.0")
+    node.fresh()
+    holder = node.start("lease", "print", lease_ttl_s=60.0)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "lease\n"
+    looked = len(node.spans("deps.install.restore"))
+    assert looked <= 1
+    node.cache = node.cache.with_name("follower")
+    waiting = node.start("", "", wait="always", wait_limit_s=3.0, lease_ttl_s=60.0)
+    code, errors = node.finish(waiting)
+    assert code == 0
+    assert "waited 3 s for another node in vain" in errors
+    spans = node.spans("deps.install.restore")
+    assert len(spans) <= looked + 1
+    assert {span["status"] for span in spans} <= {"ok"}
+    assert holder.stdin is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert node.finish(holder)[0] == 0
+
+
+@pytest.mark.slow
+def test_a_snapshot_that_does_not_fit_is_no_error_in_the_report(
+    node: Node, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.run()
+    node.fresh()
+    make_wheel(wheels, "bootseer_alpha", "2.0")
+    slow = node.home / "bin" / "uv"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nsleep 2\nexec {uv()} "$@"\n')
+    slow.chmod(0o755)
+    environ = node.environ()
+    environ["PATH"] = f"{slow.parent}:{environ['PATH']}"
+    monkeypatch.setattr(node, "environ", lambda: environ)
+    node.run("--resolve-timeout", 60)
+    (span,) = node.spans("deps.install.restore")
+    assert span["status"] == "ok"
+    assert span["attributes"]["bootseer.deps.fits"] is False
+    assert node.last() == ("ok", "published")
+
+
 # --- where something stands already --------------------------------------------------------------
 
 

@@ -350,8 +350,8 @@ class _Run:
         prepare.check_belongs(record, prepared.target.paths)
         self.settings.on_step("restore")
         try:
-            if self._nearest is not None:
-                confirm()  # the index was asked: nothing is placed on trust
+            if self._nearest is not None or not prepared.judge.resolution.at_work:
+                confirm()  # nothing is unpacked on trust, or at each look while waiting
             with self._part(f"{PHASE}.restore"):
                 done = prepare.place(store, self.settings, record, confirm=confirm)
         except fitting.NotFittingError:
@@ -503,12 +503,15 @@ class _Run:
     @contextlib.contextmanager
     def _part(self, name: str, *, waits: bool = False) -> Iterator[None]:
         """A span below the whole one; `waits` marks one spent waiting for others."""
-        attributes = {"bootseer.wait": True} if waits else None
+        attributes: dict[str, object] | None = {"bootseer.wait": True} if waits else None
         span = self.writer.begin(name, attributes, self.span)
         status = "error"
         try:
             yield
             status = "ok"
+        except fitting.NotFittingError:
+            status, attributes = "ok", {"bootseer.deps.fits": False}
+            raise
         finally:
             self.writer.end(span, name, status, attributes, parent=self.span)
 

@@ -97,6 +97,11 @@ class Resolution:
         """Whether the lock is known."""
         return self._lock is not None
 
+    @property
+    def at_work(self) -> bool:
+        """Whether `lock` would wait now."""
+        return self._child is not None and self._child.poll() is None
+
     def settle(self) -> None:
         """Take the lock of a resolver that has ended meanwhile, and end any other."""
         if self._child is not None and self._child.poll() is not None:
