@@ -71,6 +71,19 @@ def test_a_list_that_pins_all_is_told_from_one_that_does_not(tmp_path: Path) -> 
         assert found.open_ended
 
 
+def test_the_project_that_a_variable_names_is_in_the_key(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").write_text(f"[project]\nname='{name}'\n")
+    (tmp_path / "there/uv.lock").write_text("version = 1\n")
+    environ = {"UV_PROJECT": str(tmp_path / "there")}
+    found = requirements.inputs(plan(["uv", "sync"]), str(tmp_path / "here"), environ)
+    assert sorted(found.digests) == [
+        f"file {tmp_path}/there/{n}" for n in ("pyproject.toml", "uv.lock")
+    ]
+    assert not found.open_ended
+
+
 # --- the key and its snapshots -------------------------------------------------------------------
 
 
@@ -119,6 +132,32 @@ def test_an_unpinned_list_published_without_a_lock_fits_the_lock_found_later(nod
     assert node.last() == ("ok", "restored")
     assert key_of_last(node) == first
     assert node.installs == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("released", [False, True])
+def test_a_lock_found_after_the_install_is_recorded_where_it_fits(
+    node: Node, wheels: Path, monkeypatch: pytest.MonkeyPatch, *, released: bool
+) -> None:
+    """A release that came out between the two gave the old packages the new lock."""
+    put_uv_before(node, f"mkdir {node.home}/asked 2>/dev/null && exec sleep 600", monkeypatch)
+    child = node.start("scanned after", "print", resolve_timeout_s=60.0)
+    assert child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout.readline() == "scanned after\n"
+    assert (node.home / "asked").exists()
+    if released:
+        make_wheel(wheels, "bootseer_alpha", "2.0")
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert node.finish(child) == (0, "")
+    (path,) = node.store.glob("deps/*/record-*.json")
+    record = json.loads(path.read_text())
+    assert record["packages"] == {"bootseer-alpha": "1.0"}
+    assert bool(record["lock"]) is not released
+    node.fresh()
+    node.run()
+    assert versions_in(node) == [f"bootseer_alpha-{'2.0' if released else '1.0'}"]
 
 
 @pytest.mark.slow
@@ -208,6 +247,17 @@ def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+def put_uv_before(node: Node, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault injection: a resolver that does this before it resolves."""
+    program = node.home / "bin" / "uv"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n{script}\nexec {uv()} "$@"\n')
+    program.chmod(0o755)
+    environ = node.environ()
+    environ["PATH"] = f"{program.parent}:{environ['PATH']}"
+    monkeypatch.setattr(node, "environ", lambda: environ)
+
+
 @pytest.mark.slow
 def test_a_waiting_node_unpacks_what_does_not_fit_at_most_once(node: Node, wheels: Path) -> None:
     """It was unpacked anew at each look, and each time reported as an error."""
@@ -241,13 +291,7 @@ def test_a_snapshot_that_does_not_fit_is_no_error_in_the_report(
     node.run()
     node.fresh()
     make_wheel(wheels, "bootseer_alpha", "2.0")
-    slow = node.home / "bin" / "uv"
-    slow.parent.mkdir()
-    slow.write_text(f'#!/bin/sh\nsleep 2\nexec {uv()} "$@"\n')
-    slow.chmod(0o755)
-    environ = node.environ()
-    environ["PATH"] = f"{slow.parent}:{environ['PATH']}"
-    monkeypatch.setattr(node, "environ", lambda: environ)
+    put_uv_before(node, "sleep 2", monkeypatch)
     node.run("--resolve-timeout", 60)
     (span,) = node.spans("deps.install.restore")
     assert span["status"] == "ok"

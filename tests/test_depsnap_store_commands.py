@@ -303,6 +303,38 @@ def test_gc_of_a_real_store(tmp_path: Path) -> None:
     assert node.last() == ("ok", "published")
 
 
+def test_ls_and_verify_see_each_snapshot_of_a_key(tmp_path: Path) -> None:
+    """They saw the newest alone, and a damaged record hid all older ones from starts too."""
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels, tool="uv")
+    node.run()
+    newer = make_wheel(wheels, "bootseer_alpha", "2.0")
+    node.fresh()
+    node.run()
+    rows = shown(node, "ls")
+    assert isinstance(rows, list)
+    assert [row["packages"]["bootseer-alpha"] for row in rows] == ["2.0", "1.0"]
+    archive = node.store / "deps" / rows[1]["key"] / rows[1]["archive"]["name"]
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    checked = shown(node, "verify", code=6)
+    assert isinstance(checked, list)
+    assert [bool(row["problem"]) for row in checked] == [False, True]
+    archive.write_bytes(whole)
+    (newest,) = node.store.glob("deps/*/record-000002.json")
+    newest.write_text("{")
+    rows = shown(node, "ls")
+    assert isinstance(rows, list)
+    assert sorted(bool(row.get("problem")) for row in rows) == [False, True]
+    newer.unlink()
+    node.fresh()
+    node.run()
+    assert node.last() == ("fallback", "restored")
+    assert "is damaged" in node.reason()
+    assert node.installs == 2
+
+
 def test_gc_keeps_each_snapshot_of_a_key(tmp_path: Path) -> None:
     """The archives of all but the newest were taken for unreferenced after a day."""
     wheels = tmp_path / "wheels"

@@ -153,13 +153,13 @@ def ls_command(store: str | None, as_json: bool) -> int:
     opened = _open(store)
     rows: list[dict[str, Any]] = []
     for key in records.keys(opened):
+        damaged: list[BootseerError] = []
         try:
-            found = records.current(opened, key)
+            usable = records.usable(opened, key, on_damaged=damaged.append)
+            rows.extend(dataclasses.asdict(found.record) for found in usable)
         except BootseerError as error:
-            rows.append({"key": key, "problem": str(error)})
-            continue
-        if found is not None:
-            rows.append(dataclasses.asdict(found.record))
+            damaged.append(error)
+        rows += [{"key": key, "problem": str(error)} for error in damaged]
     rows.sort(key=lambda row: -row.get("created_unix_s", 0))
     if as_json:
         click.echo(json.dumps(rows, indent=1))
@@ -259,8 +259,7 @@ def verify_command(
     opened = _open(store)
     wanted = [_full_key(opened, key)] if key else records.keys(opened)
     secret = records.read_sign_key(sign_key)
-    looked = [_verify(opened, each, secret, mark) for each in wanted]
-    rows = [row for row in looked if row is not None]
+    rows = [row for each in wanted for row in _verify(opened, each, secret, mark)]
     if key and not rows:
         raise NotFoundError(f"nothing usable is published for {key} in {opened.url}; see `deps ls`")
     if as_json:
@@ -274,35 +273,46 @@ def verify_command(
     return 0
 
 
-def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> dict[str, str] | None:
-    """What is wrong with a key's snapshot; None where it has none, as an install without effect."""
+def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[dict[str, str]]:
+    """What is wrong with each of a key's snapshots; none where an install had no effect."""
+    from bootseer.depsnap import records
+
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rverifying {key[:12]} ...\r")
+    problems: list[str] = []
+
+    def tell(problem: str, generation: int) -> None:
+        problems.append(problem)
+        if mark and problem and generation:
+            records.condemn(store, key, generation, problem)
+
+    def tell_damaged(error: records.BadRecordError) -> None:
+        tell(str(error), error.generation)
+
+    try:
+        for found in records.usable(store, key, sign_key, on_damaged=tell_damaged):
+            tell(_problem_of(store, found), found.generation)
+    except (CorruptDataError, NotFoundError) as error:
+        tell(str(error), 0)
+    return [{"key": key, "problem": problem} for problem in problems]
+
+
+def _problem_of(store: Store, found: Found) -> str:
+    """Read one snapshot whole: what is wrong with it, or nothing."""
     from bootseer.config import default_cache
     from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
 
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\rverifying {key[:12]} ...\r")
-    generation = 0
+    record = found.record.archive
+    limits = records.limits_of(found.record)
     try:
-        found = records.current(store, key, sign_key)
-        if found is None:
-            return None
-        generation = found.generation
-        record = found.record.archive
-        limits = records.limits_of(found.record)
         with reach.archive_path(store, found.record, default_cache()) as path:
             index = archive.read_index(path, expected_digest=record.index_digest, limits=limits)
             if archive.verify(path, index) != record.tree_digest:
                 raise CorruptDataError("its content has another digest than its record says")
-    except records.BadRecordError as error:
-        generation, problem = error.generation, str(error)
     except (CorruptDataError, NotFoundError) as error:
-        problem = str(error)
-    else:
-        return {"key": key, "problem": ""}
-    if mark and generation:
-        records.condemn(store, key, generation, problem)
-    return {"key": key, "problem": problem}
+        return str(error)
+    return ""
 
 
 @click.command("gc")

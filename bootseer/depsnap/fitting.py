@@ -50,6 +50,11 @@ class Judge:
             for name, version in now.pinned.items()
         )
 
+    def covers(self, packages: Mapping[str, str]) -> bool:
+        """Whether the lock, where it is known, names each of these packages and its version."""
+        now = self.resolution.lock()
+        return now is None or pins.cover(now.pinned, packages)
+
     def lock_of(self, packages: Mapping[str, str]) -> str:
         """The lock to publish these packages with."""
         if self.key.owns(packages):

@@ -320,20 +320,21 @@ class _Run:
         self._nearest = None
         sign_key = records.read_sign_key(self.settings.sign_key)
         supersedes = None
-        try:
-            for found in records.usable(store, key, sign_key, self._seen):
-                if prepared.damaged and not _is_same(prepared.damaged, found.record):
-                    continue  # put over what stands, it would leave both there
-                if self._place(store, prepared, found):
-                    return True, None
-                if self._nearest is None and found.generation not in self._seen[1]:
-                    self._nearest = found.record
-                    unknown = prepared.judge.resolution.lock() is None
-                    supersedes = found.generation if unknown else None
-        except records.BadRecordError as error:
+
+        def condemn(error: records.BadRecordError) -> None:
             records.condemn(store, error.key, error.generation, str(error))
             self._fault(error)
             self._seen = records.generations(store, key)
+
+        for found in records.usable(store, key, sign_key, self._seen, condemn):
+            if prepared.damaged and not _is_same(prepared.damaged, found.record):
+                continue  # put over what stands, it would leave both there
+            if self._place(store, prepared, found):
+                return True, None
+            if self._nearest is None and found.generation not in self._seen[1]:
+                self._nearest = found.record
+                unknown = prepared.judge.resolution.lock() is None
+                supersedes = found.generation if unknown else None
         return False, supersedes
 
     def _place(self, store: Store, prepared: prepare.Prepared, found: records.Found) -> bool:
@@ -477,11 +478,13 @@ class _Run:
         judge, limit_s = prepared.judge, self.settings.resolve_timeout_s
         if background_mode and limit_s > 0:
             limit_s = max(limit_s, PATIENT_RESOLVE_S)
-        if not judge.resolution.ended:
-            settings = dataclasses.replace(self.settings, resolve_timeout_s=limit_s)
-            resolution = prepare.resolution_of(settings, prepared.target)
-            judge = dataclasses.replace(judge, resolution=resolution)
-        return judge.lock_of(packages)
+        if judge.resolution.ended or prepared.key.owns(packages):
+            return judge.lock_of(packages)
+        settings = dataclasses.replace(self.settings, resolve_timeout_s=limit_s)
+        resolution = prepare.resolution_of(settings, prepared.target)
+        judge = dataclasses.replace(judge, resolution=resolution)
+        # The index may have changed since the install.
+        return judge.lock_of(packages) if judge.covers(packages) else ""
 
     def _pack(self, store: Store, job: publish.Publication, *, background_mode: bool) -> None:
         from bootseer.depsnap import publish

@@ -113,7 +113,7 @@ def make(question: Question) -> Key:
     Raises NotFoundError for a missing key file and UsageError for one that is too large.
     """
     q = question
-    files = requirements.inputs(q.target.installs, q.cwd)
+    files = requirements.inputs(q.target.installs, q.cwd, q.environ)
     named = {
         f"file {p}": requirements.digest_text(requirements.read_text(os.path.join(q.cwd, p)))
         for p in q.key_files

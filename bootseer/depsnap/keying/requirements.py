@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install
-from bootseer.depsnap.keying.roots import upwards
+from bootseer.depsnap.keying.roots import project_folder, upwards
 from bootseer.errors import UsageError, from_os_error
 
 FILE_LIMIT_BYTES = 64 << 20
@@ -73,14 +73,16 @@ def closure(paths: Iterable[str], cwd: str) -> dict[str, str]:
     return texts
 
 
-def inputs(installs: Sequence[Install], cwd: str) -> Inputs:
+def inputs(
+    installs: Sequence[Install], cwd: str, environ: Mapping[str, str] | None = None
+) -> Inputs:
     """Read what the installs of a command name. Raises NotFoundError for a missing file."""
     found: dict[str, str] = {}
     pinned: dict[str, str] = {}
     open_ended, all_exact = False, True
     for install in installs:
         if install.tool == "uv-sync":
-            project = _project(os.path.normpath(os.path.join(cwd, install.project or "")), cwd)
+            project = _project(project_folder(install, environ or {}, cwd), cwd)
             found |= project
             open_ended |= not any(label.endswith("uv.lock") for label in project)
         if install.tool not in ("pip", "uv"):
