@@ -315,6 +315,18 @@ def test_ls_and_verify_see_each_snapshot_of_a_key(tmp_path: Path) -> None:
     rows = shown(node, "ls")
     assert isinstance(rows, list)
     assert [row["packages"]["bootseer-alpha"] for row in rows] == ["2.0", "1.0"]
+    assert [row["generation"] for row in rows] == [2, 1]
+    key = rows[0]["key"]
+    for name, version in ((key, "2.0"), (f"{key[:9]}:1", "1.0"), (f"{key}:2", "2.0")):
+        body = shown(node, "inspect", name)
+        assert isinstance(body, dict)
+        assert f"bootseer_alpha-{version}.dist-info" in body["packages"]
+    place = tmp_path / "elsewhere"
+    shown(node, "restore", "--to", f"{node.place}={place}", "--form", "archive", f"{key}:1")
+    assert list(place.rglob("bootseer_alpha-1.0.dist-info"))
+    for name, code in ((f"{key}:3", 3), (f"{key}:x", 2), (f"{key}:", 2)):
+        done = node.cli("inspect", "--store", node.store, name)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1)
     archive = node.store / "deps" / rows[1]["key"] / rows[1]["archive"]["name"]
     whole = archive.read_bytes()
     archive.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

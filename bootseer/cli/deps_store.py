@@ -53,13 +53,22 @@ def _full_key(store: Store, prefix: str) -> str:
     return found[0]
 
 
-def _current(store: Store, prefix: str, sign_key: str | None = None) -> Found:
+def _named(store: Store, name: str, sign_key: str | None = None) -> Found:
+    """The snapshot KEY:N, or the newest usable one of KEY."""
     from bootseer.depsnap import records
 
+    prefix, colon, number = name.partition(":")
+    if colon and not number.isdecimal():
+        raise UsageError(f"{name}: behind the colon stands a number, as `bootseer deps ls` prints")
     key = _full_key(store, prefix)
-    found = records.current(store, key, records.read_sign_key(sign_key))
+    secret = records.read_sign_key(sign_key)
+    if colon:
+        one = [int(number)], records.generations(store, key)[1]
+        found = next(records.usable(store, key, secret, one), None)
+    else:
+        found = records.current(store, key, secret)
     if found is None:
-        raise NotFoundError(f"nothing usable is published for {key[:12]} in {store.url}")
+        raise NotFoundError(f"nothing usable is published for {name} in {store.url}")
     return found
 
 
@@ -119,7 +128,7 @@ def restore_command(
     from bootseer.depsnap.restoring import restore
 
     opened = _open(store)
-    record = _current(opened, key, sign_key).record
+    record = _named(opened, key, sign_key).record
     pairs = dict(_pair(text, record.roots) for text in moved)
     targets = {root: pairs.get(root, root) for root in record.roots}
     settings = settings_of(store, cache, sign_key=sign_key, writable=not read_only, **rest)
@@ -156,7 +165,10 @@ def ls_command(store: str | None, as_json: bool) -> int:
         damaged: list[BootseerError] = []
         try:
             usable = records.usable(opened, key, on_damaged=damaged.append)
-            rows.extend(dataclasses.asdict(found.record) for found in usable)
+            rows.extend(
+                {**dataclasses.asdict(found.record), "generation": found.generation}
+                for found in usable
+            )
         except BootseerError as error:
             damaged.append(error)
         rows += [{"key": key, "problem": str(error)} for error in damaged]
@@ -171,7 +183,7 @@ def ls_command(store: str | None, as_json: bool) -> int:
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_unix_s"]))
         sizes = f"{_size(row['archive']['size']):>10}  {_size(row['archive']['raw_bytes']):>10}"
         click.echo(
-            f"{row['key'][:12]}  {day}  {sizes}  {row['install_s']:7.1f} s  "
+            f"{row['key'][:12]}:{row['generation']}  {day}  {sizes}  {row['install_s']:7.1f} s  "
             f"{' '.join(row['command'])[:60]}"
         )
     return 0
@@ -183,13 +195,15 @@ def ls_command(store: str | None, as_json: bool) -> int:
 @click.option("--files", is_flag=True, help="List every entry.")
 @click.argument("key")
 def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> int:
-    """Show what the snapshot KEY is and holds: sizes, packages, what the install deleted."""
+    """Show what the snapshot KEY is and holds: sizes, packages, what the install deleted.
+
+    KEY:N is a certain one of the key's, KEY the newest."""
     from bootseer.config import default_cache
     from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
 
     opened = _open(store)
-    record = _current(opened, key).record
+    record = _named(opened, key).record
     with reach.archive_path(opened, record, default_cache()) as path:
         index = archive.read_index(
             path,
@@ -266,23 +280,23 @@ def verify_command(
         click.echo(json.dumps(rows, indent=1))
     else:
         for row in rows:
-            click.echo(f"{row['key'][:12]}  {row['problem'] or 'good'}")
+            click.echo(f"{row['key'][:12]}:{row['generation']}  {row['problem'] or 'good'}")
     bad = [row for row in rows if row["problem"]]
     if bad:
         raise CorruptDataError(f"{len(bad)} of {len(rows)} snapshots are not good; see above")
     return 0
 
 
-def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[dict[str, str]]:
+def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[dict[str, Any]]:
     """What is wrong with each of a key's snapshots; none where an install had no effect."""
     from bootseer.depsnap import records
 
     if sys.stderr.isatty():
         sys.stderr.write(f"\rverifying {key[:12]} ...\r")
-    problems: list[str] = []
+    rows: list[dict[str, Any]] = []
 
     def tell(problem: str, generation: int) -> None:
-        problems.append(problem)
+        rows.append({"key": key, "generation": generation, "problem": problem})
         if mark and problem and generation:
             records.condemn(store, key, generation, problem)
 
@@ -294,7 +308,7 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[
             tell(_problem_of(store, found), found.generation)
     except (CorruptDataError, NotFoundError) as error:
         tell(str(error), 0)
-    return [{"key": key, "problem": problem} for problem in problems]
+    return rows
 
 
 def _problem_of(store: Store, found: Found) -> str:
