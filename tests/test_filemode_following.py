@@ -160,7 +160,7 @@ lowly.go_idle()
 found = []
 thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
 thread.start(); thread.join()
-print(os.sched_getscheduler(0) == os.SCHED_IDLE, found == [os.SCHED_IDLE])
+print(os.sched_getscheduler(0) == os.SCHED_IDLE, found == [os.SCHED_IDLE], flush=True)
 os.system("ionice -p %d" % os.getpid())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
