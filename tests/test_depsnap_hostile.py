@@ -213,7 +213,8 @@ def test_foreign_owners_are_refused_unless_recorded(tmp_path: Path) -> None:
 def test_more_than_fits_is_refused_before_the_first_byte(tmp_path: Path) -> None:
     status = os.statvfs(tmp_path)
     free = status.f_bavail * status.f_frsize
-    blocks = free // (4 << 20) + 2
+    # Far more: whatever others free meanwhile, a restore that began would fill the machine's disk.
+    blocks = 4 * free // (4 << 20) + 2
     size = blocks * (4 << 20)
     raw = zstandard.ZstdCompressor().compress(bytes(4 << 20))
     units = [x for n in range(blocks) for x in (1, n, 0)]
