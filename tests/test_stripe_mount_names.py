@@ -269,7 +269,7 @@ def test_who_waits_for_names_can_be_killed(
                 assert not store.gate.is_set()
             finally:
                 store.gate.set()
-        wait_until(lambda: not tree.files._open)  # what came too late was taken back
+        wait_until(lambda: not tree.files.by_handle)  # what came too late was taken back
         assert in_time((directory / "d0" / "deep" / "x").read_bytes) == content(1)
         assert faults == []
 
