@@ -280,6 +280,8 @@ def run_module(module: str, revision: str, workers: int = WORKERS) -> Result:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "--soak", "-q", f"--junitxml={report}"]
         command += ["-n", str(workers), "--dist", "worksteal", f"tests/{module}.py"]
+        # Long counts are long: what ends a stuck test of `make test` would end these.
+        command += ["--timeout=7200", "-o", "faulthandler_timeout=0"]
         done = subprocess.run(command, cwd=ROOT, check=False)
         if not report.exists():
             raise RuntimeError(f"{module}: pytest ended with code {done.returncode}, no report")
