@@ -247,6 +247,22 @@ def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+def test_a_resolver_tells_uv_nothing_of_an_environment_that_is_being_made(tmp_path: Path) -> None:
+    """uv keeps what it learns of `venv/bin/python`; without pyvenv.cfg that is its base's."""
+    venv, home = tmp_path / "venv", {**os.environ, "HOME": str(tmp_path)}
+    home.pop("UV_CACHE_DIR", None)
+    subprocess.run([uv(), "venv", "-q", "--python", sys.executable, venv], check=True, env=home)
+    (venv / "pyvenv.cfg").rename(tmp_path / "later")
+    installs = plan(["uv", "pip", "install", "--no-index", "six"])
+    python = str(venv / "bin/python")
+    resolver.Resolution(installs, python, home, str(tmp_path), 60).lock()
+    assert list(tmp_path.glob(".cache/uv/interpreter-*"))  # uv did look at an interpreter
+    (tmp_path / "later").rename(venv / "pyvenv.cfg")
+    command = [uv(), "pip", "list", "-v", "--python", python]
+    done = subprocess.run(command, env=home, capture_output=True, text=True, check=True)
+    assert f"environment at: {venv}\n" in done.stderr
+
+
 def put_uv_before(node: Node, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault injection: a resolver that does this before it resolves."""
     program = node.home / "bin" / "uv"

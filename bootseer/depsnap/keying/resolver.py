@@ -140,7 +140,9 @@ class Resolution:
         assert program is not None
         assert self.python is not None
         words = [program, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
-        words += ["--python", self.python, *_index_words(asked[0].words)]
+        # The interpreter itself: uv keeps what it learns of a path, and an environment that is
+        # being made anew while we ask would be taken for its base, by the install's uv as well.
+        words += ["--python", os.path.realpath(self.python), *_index_words(asked[0].words)]
         words += asked[0].requirement_files
         names = "".join(name + "\n" for name in asked[0].requirements)
         if names:
