@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -158,6 +159,53 @@ def test_a_lock_found_after_the_install_is_recorded_where_it_fits(
     node.fresh()
     node.run()
     assert versions_in(node) == [f"bootseer_alpha-{'2.0' if released else '1.0'}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_new_environment_brings_keeps_no_snapshot_from_fitting(
+    node: Node, wheels: Path, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    """pip and setuptools are in no lock: such a snapshot fitted none, and was installed again."""
+    if late:
+        put_uv_before(node, f"mkdir {node.home}/asked 2>/dev/null && exec sleep 600", monkeypatch)
+    shutil.rmtree(node.place)
+    make = shlex.join([sys.executable, "-m", "venv", str(node.place)])
+    pip = [str(node.place / "bin/pip"), "install", "-q", "--no-index"]
+    fill = shlex.join([*pip, "--find-links", str(wheels), "-r", "requirements.txt"])
+    command = ["sh", "-c", f"echo x >> {node.count}; {make} && {fill}"]
+    node.run("--resolve-timeout", 60 if late else 0, command=command)
+    assert node.last() == ("ok", "published")
+    node.fresh()
+    shutil.rmtree(node.place)
+    done = node.run("--resolve-timeout", 60, command=command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "restored")
+    assert node.installs == 1
+    assert (node.home / "asked").exists() is late
+
+
+@pytest.mark.parametrize(
+    ("lock", "packages", "contradicts"),
+    [
+        ("six==1.17\n", {"six": "1.17.0"}, False),
+        ("six==1.17\n", {"six": "1.16"}, True),
+        ("six==1.17\nfoo @ file:///foo\n", {"six": "1.17", "foo": "1", "pip": "24"}, False),
+        ("six==1.17\nfoo @ git+https://h/foo@1a2b\n", {"six": "1.17", "pip": "24"}, False),
+        ("six==1.17\nfoo @ git+https://h/foo@1a2b\n", {"six": "1.17", "foo": "1"}, True),
+    ],
+)
+def test_a_lock_contradicts_other_versions_and_unknown_commits(
+    tmp_path: Path, lock: str, packages: dict[str, str], *, contradicts: bool
+) -> None:
+    program = tmp_path / "uv"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{lock}END\n")
+    program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    installs = plan(["pip", "install", "six", "foo"])
+    found = resolver.Resolution(installs, sys.executable, environ, str(tmp_path), 60).lock()
+    assert found is not None
+    assert found.contradicts(packages) is contradicts
 
 
 @pytest.mark.slow

@@ -45,15 +45,15 @@ class Judge:
         if lock == now.digest:
             return True
         there = {**self.before, **packages}
-        return pins.cover(now.pinned, packages) and all(
+        return not now.contradicts(packages) and all(
             name in there and pins.same_version(version, there[name])
             for name, version in now.pinned.items()
         )
 
     def covers(self, packages: Mapping[str, str]) -> bool:
-        """Whether the lock, where it is known, names each of these packages and its version."""
+        """Whether the lock, where it is known, may be that of an install of these packages."""
         now = self.resolution.lock()
-        return now is None or pins.cover(now.pinned, packages)
+        return now is None or not now.contradicts(packages)
 
     def lock_of(self, packages: Mapping[str, str]) -> str:
         """The lock to publish these packages with."""
@@ -72,7 +72,8 @@ class Judge:
                 f"out is not known: {self.resolution.why}"
             )
         wanted = {n: v for n, v in now.pinned.items() if n not in self.before}
-        found = pins.differences(record.packages, wanted)
+        named = {n: v for n, v in record.packages.items() if n in wanted or n not in pins.SEEDS}
+        found = pins.differences(named, wanted)
         return "the newest snapshot has other packages: " + (_few(found) or "another lock")
 
 

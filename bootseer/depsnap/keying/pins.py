@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+SEEDS = frozenset({"pip", "setuptools", "wheel"})
+"""What a new environment may bring by itself, which no list names."""
 _RUNS = re.compile(r"[-_.]+")
 _EXACT = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s*,;\\]+)\s*(?:[;\\].*)?"

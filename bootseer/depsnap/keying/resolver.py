@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,15 +16,33 @@ from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
+_REPOSITORY = re.compile(r"\b(?:git|hg|svn|bzr)\+")
 _INDEX_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What an index decides: sha256 of the resolved list without credentials, and its pins."""
+    """What an index decides: sha256 of the resolved list without credentials, and its pins.
+
+    `moves`: it also names commits of repositories, which no version tells apart.
+    """
 
     digest: str
     pinned: Mapping[str, str]
+    moves: bool = False
+
+    def contradicts(self, packages: Mapping[str, str]) -> bool:
+        """Whether these installed packages surely, or maybe, are others than it names.
+
+        What it does not name came from a path or an address, which are inputs, or with a new
+        environment.
+        """
+        return any(
+            not pins.same_version(self.pinned[name], version)
+            if name in self.pinned
+            else self.moves and name not in pins.SEEDS
+            for name, version in packages.items()
+        )
 
 
 @dataclass(slots=True)
@@ -89,7 +108,7 @@ class Resolution:
         text = redact.text(_read(self._output).decode("utf-8", "replace"))
         self._done("")
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-        self._lock = Lock(digest, pins.of_lock(text))
+        self._lock = Lock(digest, pins.of_lock(text), bool(_REPOSITORY.search(text)))
         return self._lock
 
     @property
