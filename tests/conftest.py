@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hdfs_lab import hdfs, hdfs_folder, own_hdfs
 from hypothesis import settings
-from k8s_lab import api, init_image, k8s, namespace
+from k8s_lab import api, end_node, init_image, k8s, namespace
 from podman_lab import podman
 from registry_lab import own_registry, registry
 
@@ -106,7 +106,7 @@ def spread(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
     """
     modules: dict[str, list[pytest.Item]] = {}
     for item in items:
-        modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        modules.setdefault(module_of(item), []).append(item)
     chains: list[list[pytest.Item]] = [[] for _ in range(workers)]
     slow: list[list[pytest.Item]] = []
     quick: list[pytest.Item] = []
@@ -144,7 +144,28 @@ def is_slow(item: pytest.Item) -> bool:
     return marked or not LABS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+@pytest.hookimpl(trylast=True)  # after what the test itself ends
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End Kubernetes with the last module in a row that has tests of it."""
+    if nextitem is None or module_of(nextitem) not in kubernetes_modules(item.session):
+        end_node(item.config)
+
+
+def kubernetes_modules(session: pytest.Session) -> frozenset[str]:
+    """The modules with tests that ask for a node, of all that were collected."""
+    stash = session.stash
+    if KUBERNETES_MODULES not in stash:
+        asking = [item for item in session.items if lab_of(item) == KUBERNETES]
+        stash[KUBERNETES_MODULES] = frozenset(map(module_of, asking))
+    return stash[KUBERNETES_MODULES]
+
+
+def module_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
 KUBERNETES, HDFS = "kubernetes", "hdfs"
+KUBERNETES_MODULES = pytest.StashKey[frozenset[str]]()
 LEFT_OUT = pytest.StashKey[list[str]]()
 DESELECTED = pytest.StashKey[list[str]]()
 """All that was deselected for whatever reason, `-k` and `-m` included."""
@@ -156,6 +177,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    end_node(session.config)  # where the session is cut short
     stash = session.config.stash
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
