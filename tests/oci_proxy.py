@@ -79,6 +79,44 @@ class Gate(FakeServer):
         return [r for r in self.requests if r.method == method and part in r.target]
 
 
+class Halves:
+    """FAKE: a rule that stops within answers about one blob, so that a fault strikes right there.
+
+    Half of each answer of `least_bytes` or more is sent, and its connection stands still until
+    `cut` ends it. After `cuts` of them all answers come whole.
+    """
+
+    def __init__(self, gate: Gate, blob: str, *, least_bytes: int = 1, cuts: int = 1) -> None:
+        self._gate, self._blob, self._least_bytes = gate, blob, least_bytes
+        self._sent = [threading.Event() for _ in range(cuts)]
+        self._over = [threading.Event() for _ in range(cuts)]
+        self._cuts = 0
+
+    def rule(self, sock: socket.socket, request: Request) -> bool | None:
+        turn = self._cuts
+        if turn == len(self._over) or request.method != "GET" or self._blob not in request.target:
+            return None
+        status, reason, headers, body = self._gate.ask(request)
+        stops = len(body) >= self._least_bytes
+        sent = body[: len(body) // 2] if stops else body
+        sock.sendall(head(f"{status} {reason}", **headers) + sent)
+        if not stops:
+            return True
+        self._sent[turn].set()
+        while not (self._over[turn].wait(0.05) or self._gate.ended.is_set()):
+            pass
+        return False
+
+    def is_halfway(self, timeout_s: float = 60.0) -> bool:
+        """Whether an answer stands still; waits for it."""
+        return self._sent[self._cuts].wait(timeout_s)
+
+    def cut(self) -> None:
+        """End the connections that stand still; the next answers are the next cut's."""
+        turn, self._cuts = self._cuts, self._cuts + 1
+        self._over[turn].set()
+
+
 class Tokens:
     """FAKE: a token service, and the registry's part that believes its tokens.
 

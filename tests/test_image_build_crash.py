@@ -8,15 +8,16 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from images_lab import Image, Layer, file, write_layout
-from oci_proxy import Gate, isolate
+from oci_proxy import Gate, Halves, isolate
 from web_fakes import head
 
 from bootseer.blockimage import artifact
@@ -36,46 +37,73 @@ def build(ref: str, folder: Path, **settings: Any) -> BuildReport:
     return build_image(BuildSettings(ref=ref, cache_dir=str(folder / "cache"), **settings))
 
 
+@contextlib.contextmanager
+def start_build(ref: str, folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A build's command at work, over the same cache as `build`; ended at the end."""
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "bootseer", "image", "build"]
+    environment = {**os.environ, "BOOTSEER_CACHE": str(folder / "cache")}
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, *words, ref], env=environment, **silent)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_killed_build_goes_on_with_the_layers_it_has(
     own_registry: Callable[..., Any], tmp_path: Path
 ) -> None:
     registry = own_registry()
     large = [file("large", os.urandom(48 << 20))]
     ref = pushed(registry, tmp_path, "killed", Image([Layer(large, compression="none")]))
-    command = [sys.executable, "-m", "bootseer", "image", "build", ref]
-    environment = {**os.environ, "BOOTSEER_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *command],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        part = wait_for_part(tmp_path / "cache/images/build")
-        registry.pause()
-    finally:
-        process.kill()
-        process.wait()
-    registry.resume()
+    with Gate(registry.host) as gate:
+        halves = Halves(gate, "/blobs/", least_bytes=1 << 20)
+        gate.rules = [halves.rule]
+        with start_build(ref.replace(registry.host, gate.authority), tmp_path) as process:
+            assert halves.is_halfway()
+            part = wait_for_part(tmp_path / "cache/images/build")
+            assert process.poll() is None
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+        halves.cut()
     kept = part.stat().st_size
-    assert kept >= 1 << 20
     asked = len(registry.requests())
     report = build(ref, tmp_path)
     assert report.built
+    assert 1 << 20 <= kept <= report.layers_bytes // 2
     sent = [r.sent_bytes for r in registry.requests()[asked:] if "/blobs/" in r.path]
-    assert max(sent, default=0) <= report.layers_bytes - kept
+    assert 0 < max(sent) <= report.layers_bytes - kept
 
 
 def test_a_registry_that_restarts_meanwhile_holds_no_build_up(
     own_registry: Callable[..., Any], tmp_path: Path
 ) -> None:
+    """Half of a layer has come when it dies; the build asks in vain until it is back."""
     registry = own_registry()
     large = [file("large", os.urandom(32 << 20))]
     ref = pushed(registry, tmp_path, "restarted", Image([Layer(large, compression="none")]))
-    with ThreadPoolExecutor(1) as pool:
-        under_way = pool.submit(build, ref, tmp_path)
-        wait_for_part(tmp_path / "cache/images/build")
-        registry.restart()
+    refused = threading.Event()
+
+    def told(sock: Any, request: Any) -> bool:
+        try:
+            return gate.forward(sock, request)
+        except OSError:
+            refused.set()
+            raise
+
+    with Gate(registry.host) as gate, ThreadPoolExecutor(1) as pool:
+        halves = Halves(gate, "/blobs/", least_bytes=1 << 20)
+        gate.rules = [halves.rule, told]
+        under_way = pool.submit(build, ref.replace(registry.host, gate.authority), tmp_path)
+        try:
+            assert halves.is_halfway()
+            registry.stop()
+            halves.cut()
+            assert refused.wait(60), "the registry was asked for nothing while it was away"
+            assert not under_way.done()
+        finally:
+            registry.restart()
         assert under_way.result().built
 
 
@@ -85,20 +113,19 @@ def test_who_interrupts_a_build_need_not_wait_for_a_registry_that_hangs(
     registry = own_registry()
     large = [file("large", os.urandom(48 << 20))]
     ref = pushed(registry, tmp_path, "hanging", Image([Layer(large, compression="none")]))
-    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "bootseer", "image", "build"]
-    environment = {**os.environ, "BOOTSEER_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen([*command, ref], env=environment, stderr=subprocess.DEVNULL)
-    try:
-        part = wait_for_part(tmp_path / "cache/images/build")
-        registry.pause()
-        size = -1
-        while size != (size := part.stat().st_size):
-            time.sleep(0.3)  # until what was on its way has arrived
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
-    finally:
-        process.kill()
-        process.wait()
+    with Gate(registry.host) as gate:
+        halves = Halves(gate, "/blobs/", least_bytes=1 << 20)
+        gate.rules = [halves.rule]
+        with start_build(ref.replace(registry.host, gate.authority), tmp_path) as process:
+            assert halves.is_halfway()
+            part = wait_for_part(tmp_path / "cache/images/build")
+            size = -1
+            while size != (size := part.stat().st_size):
+                time.sleep(0.3)  # until what was on its way has arrived
+            assert process.poll() is None
+            assert size < 25 << 20  # the other half is waited for
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "none"])
@@ -121,13 +148,15 @@ def test_a_layer_that_a_mirror_spoils_comes_from_the_registry(
             spoiled = bytearray(body)
             if len(body) > 1_000_000:  # the layer, and nothing that is checked at once
                 spoiled[len(spoiled) // 2] ^= 1
+                flipped.append(request.target)
             sock.sendall(head(f"{status} {reason}", **headers) + spoiled)
             return True
 
+        flipped: list[str] = []
         mirror.rules = [flip]
         report = build(ref.replace(registry.host, origin.authority), tmp_path)
         assert report.built
-        assert mirror.asked("/blobs/")
+        assert flipped
     assert build(ref, tmp_path / "other", rebuild=True).block_image == report.block_image
 
 
@@ -158,21 +187,17 @@ def kill_and_build(registry: Any, folder: Path, kills: int) -> None:
     image = Image([members[:12], members[12:]])
     wanted = build(pushed(registry, folder, "reference", image), folder / "reference")
     ref = pushed(registry, folder, "crashed", image)
-    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "bootseer", "image", "build"]
-    environment = {**os.environ, "BOOTSEER_CACHE": str(folder / "cache")}
     begun, killed = folder / "cache/images/build", 0
     for _ in range(20 * kills):
         if killed == kills:
             break
         left = written(begun)
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen([*command, "--rebuild", ref], env=environment, **silent)
-        while written(begun) == left:
-            assert process.poll() is None, "the build ended before it began"
-            time.sleep(0.002)
-        time.sleep(rng.random() * 0.6)
-        process.kill()
-        assert process.wait() in (0, -signal.SIGKILL)
+        with start_build(ref, folder, "--rebuild") as process:
+            while written(begun) == left:
+                assert process.poll() is None, "the build ended before it began"
+                time.sleep(0.002)
+            time.sleep(rng.random() * 0.6)
+        assert process.returncode in (0, -signal.SIGKILL)
         killed += process.returncode == -signal.SIGKILL
     assert killed == kills, "builds end too early to be killed"
     assert build(ref, folder).block_image == wanted.block_image
