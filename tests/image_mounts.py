@@ -235,6 +235,19 @@ class Mounts:
         children = Path(f"/proc/{server.supervisor}/task/{server.supervisor}/children")
         return int(children.read_text().split()[0])
 
+    def kill_worker(self, server: runtime.Server) -> None:
+        """Kill the process that serves, and wait until another one has taken its place."""
+        killed = self.worker(server)
+        os.kill(killed, signal.SIGKILL)
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s:
+            with contextlib.suppress(IndexError):
+                if self.worker(server) != killed:
+                    assert f"worker {killed} of" in self.log
+                    return
+            time.sleep(0.005)
+        raise AssertionError("no server took over")
+
     @property
     def log(self) -> str:
         path = self.folder / "log"

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filemode_tools import resident
 from image_mounts import Mounts, evict, mounts_below, publish, some_files, tree_of
+from oci_proxy import Gate, Halves
 
 from bootseer.blockimage import artifact
 from bootseer.blockimage.serving import ImageServer
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.imageprefetch import resolving
+from bootseer.storage.oci.registry import open_repository
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -48,11 +51,12 @@ def test_who_takes_over_serves_the_block_image_that_is_mounted(
     other = {path: data[::-1] for path, data in FILES.items()}
     assert publish(ref, other, tmp_path / "second").digest == image.digest
     assert mounts.mount(ref, share=False, cache=str(tmp_path / "another")).digest == image.digest
-    os.kill(mounts.worker(server), signal.SIGKILL)
+    mounts.kill_worker(server)
     assert tree_of(mounted.directory) == FILES
     # Nor from what this node keeps of the newer one.
     mounts.mount(ref, share=False)
-    os.kill(mounts.worker(server), signal.SIGKILL)
+    mounts.kill_worker(server)
+    evict(mounted.directory)
     assert tree_of(mounted.directory) == FILES
 
 
@@ -64,7 +68,7 @@ def test_who_takes_over_waits_for_the_registry(
     registry = own_registry()
     image = publish(registry.reference("deaths/away", "1"), FILES, tmp_path / "image")
     hurried = StoreOptions(retry_s=0.1, connect_s=1.0, stall_s=1.0)
-    mounted = mounts.mount(image.ref, deadline_s=5.0, options=hurried)
+    mounted = mounts.mount(image.ref, deadline_s=1.0, options=hurried)
     path = Path(mounted.directory) / sorted(FILES)[0]
     server = mounts.server()
     while not (found := list((mounts.cache / "images").glob("*/image.json"))):
@@ -104,7 +108,9 @@ def test_who_takes_over_needs_no_registry_that_lost_the_image(
         time.sleep(0.01)  # what came last is stored a moment after it came
     shutil.rmtree(registry.blob_path(image.digest).parents[4] / "repositories")
     registry.restart()
-    os.kill(mounts.worker(mounts.server()), signal.SIGKILL)
+    with open_repository(image.ref)[0] as repository, pytest.raises(NotFoundError):
+        repository.manifest(image.digest)
+    mounts.kill_worker(mounts.server())
     evict(mounted.directory)
     assert tree_of(mounted.directory) == FILES
     mounts.umount(mounted)
@@ -132,26 +138,37 @@ def test_a_server_killed_before_it_could_tell_of_its_mount_leaves_none(
 def test_servers_killed_while_hot_frames_come_and_are_warmed(
     mounts: Mounts, registry: Any, tmp_path: Path
 ) -> None:
+    """Each has half of the frames when it is killed; the first one has warmed some files.
+
+    A FAKE stands between, so that the pack stops where it should.
+    """
     ref = registry.reference("deaths/hot", "1")
-    publish(ref, FILES, tmp_path / "image", hot={"": sorted(FILES)[:8]})
-    mounted = mounts.mount(ref, record=True, fill=True)
-    server = mounts.server()
-    found: list[dict[str, bytes]] = []
-    readers = [
-        threading.Thread(target=lambda: found.append(tree_of(mounted.directory))) for _ in range(4)
-    ]
-    for reader in readers:
-        reader.start()
-    killed: set[int] = set()
-    while len(killed) < 3:
-        with contextlib.suppress(IndexError, OSError):
-            worker = mounts.worker(server)
-            if worker not in killed:
-                os.kill(worker, signal.SIGKILL)
-                killed.add(worker)
-        time.sleep(0.03)
-    for reader in readers:
-        reader.join(60)
-    assert found == [FILES] * 4
-    mounts.umount(mounted)
-    assert mounts.gone()
+    files = some_files(12, 1_000_000)
+    image = publish(ref, files, tmp_path / "image", hot={"": sorted(files)[:8]})
+    pack_bytes = registry.blob_path(image.packs[""]).stat().st_size
+    with Gate(registry.host) as gate:
+        halves = Halves(gate, image.packs[""], least_bytes=pack_bytes // 2, cuts=3)
+        gate.rules = [halves.rule]
+        ref = ref.replace(registry.host, gate.authority)
+        mounted = mounts.mount(ref, record=True, fill=True)
+        server = mounts.server()
+        found: list[dict[str, bytes]] = []
+
+        def read_all() -> None:
+            found.append(tree_of(mounted.directory))
+
+        readers = [threading.Thread(target=read_all) for _ in range(4)]
+        assert halves.is_halfway()
+        while not resident(Path(mounted.directory) / min(files)):
+            time.sleep(0.01)  # warming has begun
+        for reader in readers:
+            reader.start()
+        for _ in range(3):
+            assert halves.is_halfway()
+            mounts.kill_worker(server)
+            halves.cut()
+        for reader in readers:
+            reader.join(60)
+        assert found == [files] * 4
+        mounts.umount(mounted)
+        assert mounts.gone()

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, noise, publish, some_files, tree_of
-from oci_proxy import Gate
-from web_fakes import Request, head
+from oci_proxy import Gate, Halves
+from web_fakes import Request
 
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.imageprefetch import mounting, runtime
@@ -57,6 +57,14 @@ def until(true: Callable[[], Any], what: str) -> None:
     raise AssertionError(f"in vain: {what}")
 
 
+def unread_bytes(host: str) -> int:
+    """What clients have sent to a server of 127.0.0.1 that it has not read yet."""
+    local = f"0100007F:{int(host.rpartition(':')[2]):04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    queues = [row[4] for row in rows if (row[1], row[3]) == (local, "01")]  # established
+    return sum(int(queue.partition(":")[2], 16) for queue in queues)
+
+
 def damage(path: Path, at: int) -> None:
     with path.open("r+b") as file:
         file.seek(at)
@@ -86,8 +94,11 @@ def test_a_hanging_registry_is_waited_for(mounts: Mounts, own: Any, image: Publi
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(read(mounted, NAMES[0])))
     reader.start()
-    time.sleep(0.3)
-    own.resume()
+    try:
+        until(lambda: unread_bytes(own.host), "a request that the registry has not read")
+        assert found == []
+    finally:
+        own.resume()
     reader.join(60)
     assert found == [FILES[NAMES[0]]]
 
@@ -103,18 +114,7 @@ def test_a_registry_that_dies_within_the_hot_set_costs_errors_only(
     ref = own.reference("faults/large", "1")
     image = publish(ref, files, tmp_path / "large", hot={"": sorted(files)[:6]})
     pack_bytes = own.blob_path(image.packs[""]).stat().st_size
-    half_sent, died, refused = threading.Event(), threading.Event(), threading.Event()
-
-    def cut(sock: Any, request: Request) -> bool | None:
-        if half_sent.is_set() or image.packs[""] not in request.target:
-            return None
-        status, reason, headers, body = gate.ask(request)
-        if len(body) < pack_bytes // 2:  # its boot part
-            return None
-        sock.sendall(head(f"{status} {reason}", **headers) + body[: len(body) // 2])
-        half_sent.set()
-        died.wait(60)
-        return False
+    refused = threading.Event()
 
     def told(sock: Any, request: Request) -> bool:
         try:
@@ -124,19 +124,20 @@ def test_a_registry_that_dies_within_the_hot_set_costs_errors_only(
             raise
 
     with Gate(own.host) as gate:
-        gate.rules = [cut, told]
+        # Its boot part comes whole.
+        halves = Halves(gate, image.packs[""], least_bytes=pack_bytes // 2)
+        gate.rules = [halves.rule, told]
         mounted = mounts.mount(ref.replace(own.host, gate.authority), deadline_s=300.0)
         trees: list[dict[str, bytes]] = []
         reader = threading.Thread(target=lambda: trees.append(tree_of(mounted.directory)))
         reader.start()
         try:
-            assert half_sent.wait(60), "the hot set was not being fetched"
+            assert halves.is_halfway(), "the hot set was not being fetched"
             own.stop()
-            died.set()
+            halves.cut()
             assert refused.wait(60), "the registry was asked for nothing while it was away"
             assert trees == []
         finally:
-            died.set()
             own.restart()
             reader.join(120)
         assert trees == [files]
@@ -199,6 +200,7 @@ def test_a_cut_pack_is_finished_by_blocks(mounts: Mounts, own: Any, image: Publi
     os.truncate(pack, pack.stat().st_size - 500_000)
     mounted = mounts.mount(image.ref)
     assert tree_of(mounted.directory) == FILES
+    until(lambda: "the pack ends in the middle of a frame" in mounts.log, "a word about the pack")
 
 
 def test_a_damaged_block_gives_an_error_never_a_wrong_byte(
@@ -234,46 +236,59 @@ def test_damaged_metadata_or_table_is_not_mounted(
     assert mounts.gone()
 
 
-def test_damage_in_what_this_node_keeps_is_fetched_again(mounts: Mounts, image: Published) -> None:
-    mounted = mounts.mount(image.ref)
-    assert tree_of(mounted.directory) == FILES
-    mounts.umount(mounted)
-    assert mounts.gone()
-    for kind in ("meta", "table", "pack"):
-        for path in (mounts.cache / "images").glob(f"sha256-*/{kind}-*"):
-            damage(path, path.stat().st_size // 2)
-    for path in (mounts.cache / "blocks").glob("*/data"):
-        damage(path, 1000)
-    mounted = mounts.mount(image.ref)
-    assert tree_of(mounted.directory) == FILES
+def test_damage_in_what_this_node_keeps_is_fetched_again(
+    mounts: Mounts, own: Any, image: Published
+) -> None:
+    def read_all(*, hot: bool) -> None:
+        mounted = mounts.mount(image.ref, hot=hot)
+        assert tree_of(mounted.directory) == FILES
+        mounts.umount(mounted)
+        assert mounts.gone()
+
+    read_all(hot=False)
+    for pattern in ("images/*/meta-*", "images/*/table-*", "blocks/*/data"):
+        (path,) = mounts.cache.glob(pattern)
+        whole = path.read_bytes()
+        damage(path, len(whole) // 2)
+        asked = len(own.requests())
+        read_all(hot=False)
+        assert any("/blobs/" in request.path for request in own.requests()[asked:])
+        assert path.read_bytes() == whole
+    read_all(hot=True)
+    (path,) = mounts.cache.glob("images/*/pack-*")
+    damage(path, path.stat().st_size // 2)
+    assert mounts.log == ""
+    read_all(hot=True)
+    assert "does not match its digest" in mounts.log
 
 
 # --- deaths --------------------------------------------------------------------------------------
 
 
-def test_killed_servers_are_followed_by_others(mounts: Mounts, image: Published) -> None:
-    mounted = mounts.mount(image.ref, hot=False)
-    server = mounts.server()
-    trees: list[dict[str, bytes]] = []
-    reader = threading.Thread(target=lambda: trees.append(tree_of(mounted.directory)))
-    reader.start()
-    for _ in range(3):
-        with_child = [0]
+def test_killed_servers_are_followed_by_others(mounts: Mounts, own: Any, image: Published) -> None:
+    """Each has half of an answer when it is killed, and a reader waits for the other half.
 
-        def living(box: list[int] = with_child) -> bool:
-            try:
-                box[0] = mounts.worker(server)
-            except IndexError:
-                return False
-            return True
+    A FAKE stands between, so that the answers stop where they should.
+    """
+    from bootseer.blockimage import artifact
 
-        until(living, "a worker")
-        os.kill(with_child[0], signal.SIGKILL)
-        time.sleep(0.1)
-    reader.join(60)
-    assert trees == [FILES]
-    mounts.umount(mounted)
-    assert mounts.gone()
+    with Gate(own.host) as gate:
+        halves = Halves(gate, image.blobs[artifact.DATA], cuts=3)
+        gate.rules = [halves.rule]
+        mounted = mounts.mount(image.ref.replace(own.host, gate.authority), hot=False)
+        server = mounts.server()
+        trees: list[dict[str, bytes]] = []
+        reader = threading.Thread(target=lambda: trees.append(tree_of(mounted.directory)))
+        reader.start()
+        for _ in range(3):
+            assert halves.is_halfway()
+            assert trees == []
+            mounts.kill_worker(server)
+            halves.cut()
+        reader.join(60)
+        assert trees == [FILES]
+        mounts.umount(mounted)
+        assert mounts.gone()
 
 
 def test_a_killed_supervisor_takes_the_mount_with_it(mounts: Mounts, image: Published) -> None:
@@ -341,20 +356,27 @@ def test_a_full_cache_stops_nobody(mounts: Mounts, image: Published, size: str) 
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(mounts.cache)]
     subprocess.run(words, check=True)
     mounted = mounts.mount(image.ref, fill=True)
-    os.kill(mounts.worker(mounts.server()), signal.SIGKILL)
+    mounts.kill_worker(mounts.server())
     assert tree_of(mounted.directory) == FILES
+    full = ("keeps nothing more: No space left on device", "or a disk that is nearly full")
+    until(lambda: any(words in mounts.log for words in full), "a word about the cache")
     mounts.umount(mounted)
     subprocess.run(["umount", str(mounts.cache)], check=True)
     assert mounts.gone()
 
 
 def test_a_cache_that_is_removed_during_a_mount_harms_nobody(
-    mounts: Mounts, image: Published
+    mounts: Mounts, own: Any, image: Published
 ) -> None:
+    from bootseer.blockimage import artifact
+
     mounted = mounts.mount(image.ref, hot=False)
     read(mounted, NAMES[0])
+    until(lambda: list(mounts.cache.glob("blocks/*/data")), "a cache")
     subprocess.run(["rm", "-rf", str(mounts.cache)], check=True)
+    asked = len(own.requests())
     assert tree_of(mounted.directory) == FILES
+    assert any(image.blobs[artifact.DATA] in r.path for r in own.requests()[asked:])
 
 
 def test_a_failed_mount_leaves_nothing(
