@@ -493,6 +493,10 @@ def test_record_that_writes_elsewhere_is_refused(node: Node) -> None:
     path.write_text(json.dumps(body | {"roots": ["/etc"]}))
     node.fresh()
     assert "/etc" in fell_back(node)
+    assert node.last() == ("fallback", "published")
+    node.fresh()
+    node.run()
+    assert node.last() == ("ok", "restored")
 
 
 def test_newest_of_another_command_is_not_taken(node: Node) -> None:
@@ -550,10 +554,79 @@ def test_signed_records(node: Node, tmp_path: Path) -> None:
         body = json.loads(path.read_text())
         path.write_text(json.dumps(body | {"install_s": 99.0}))
     node.fresh()
-    assert "not signed" in fell_back(node, *signed)
+    node.run(*signed)
+    assert node.last() == ("fallback", "published")
+    assert "not signed" in node.reason()
     node.fresh()
     (tmp_path / "key1").write_text("short")
     assert "shorter than 16" in fell_back(node, *signed)
+
+
+def test_an_older_snapshot_serves_where_the_newest_record_is_forged(
+    node: Node, tmp_path: Path
+) -> None:
+    """The search ended at a record that is not signed, and each start installed for itself."""
+    (tmp_path / "key").write_text("0123456789abcdef\n")
+    signed = ["--sign-key", tmp_path / "key"]
+    node.run(*signed)
+    (path,) = node.store.glob("deps/*/record-*.json")
+    forged = path.with_name("record-000002.json")
+    forged.write_text(path.read_text().replace('"install_s": ', '"install_s": 9'))
+    node.fresh()
+    done = node.run(*signed)
+    assert node.last() == ("fallback", "restored")
+    assert "is not signed with the given key" in done.stderr
+    assert "plain install" not in done.stderr
+    assert node.installs == 1
+    done = node.cli("verify", "--store", node.store, "--mark", "--json", *signed)
+    problems = {row["generation"]: row["problem"] for row in json.loads(done.stdout)}
+    assert "not signed" in problems[2]
+    assert problems[1] == ""
+    assert not list(node.store.glob("deps/*/*.bad"))  # it may be another key's
+    path.unlink()
+    node.fresh()
+    assert "not signed" in fell_back(node, *signed)
+    assert node.last() == ("fallback", "published")
+
+
+def test_an_older_snapshot_serves_where_a_store_can_only_be_read(
+    node: Node, tmp_path: Path
+) -> None:
+    """The mark of a damaged record could not be made there, and that ended the search."""
+    published(node)
+    (path,) = node.store.glob("deps/*/record-*.json")
+    path.with_name("record-000002.json").write_text("{")
+    node.fresh()
+    words = [sys.executable, "-m", "bootseer", "deps", "run", "--store", str(node.store)]
+    words += ["--cache", str(node.cache), "--form", "archive", "--", *node.install]
+    store = shlex.quote(str(node.store))
+    script = (
+        f"mount --bind {store} {store} && mount -o remount,bind,ro {store} && {shlex.join(words)}"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script],
+        cwd=node.home,
+        env=node.environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "is damaged" in done.stderr
+    assert node.last() == ("fallback", "restored")
+    assert node.installs == 1
+    assert node.works()
+
+
+def test_a_record_that_is_removed_while_they_are_read_is_passed_over(tmp_path: Path) -> None:
+    """`deps gc` came between listing and reading, and the start went the plain way."""
+    store = open_store(str(tmp_path))
+    for generation in (1, 2, 3):
+        store.create(f"deps/{KEY}/record-{generation:06d}.json", records.encode(sample()))
+    found = records.usable(store, KEY)
+    assert next(found).generation == 3
+    store.delete(f"deps/{KEY}/record-000002.json")
+    assert next(found).generation == 1
 
 
 # --- the shared tree -----------------------------------------------------------------------------

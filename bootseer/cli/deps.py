@@ -189,7 +189,8 @@ def run_command(
     with open_writer(events) as writer:
         outcome = run.execute(settings, _words(install), writer)
     if outcome.reasons:
-        sys.stderr.write(f"bootseer: plain install or no snapshot: {'; '.join(outcome.reasons)}\n")
+        what = "" if outcome.result == "restored" else "plain install or no snapshot: "
+        sys.stderr.write(f"bootseer: {what}{'; '.join(outcome.reasons)}\n")
     for note in outcome.notes:
         sys.stderr.write(f"bootseer: {note}\n")
     if not outcome.reasons and sys.stderr.isatty():

@@ -295,13 +295,13 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[
         sys.stderr.write(f"\rverifying {key[:12]} ...\r")
     rows: list[dict[str, Any]] = []
 
-    def tell(problem: str, generation: int) -> None:
+    def tell(problem: str, generation: int, *, unsigned: bool = False) -> None:
         rows.append({"key": key, "generation": generation, "problem": problem})
-        if mark and problem and generation:
+        if mark and problem and generation and not unsigned:
             records.condemn(store, key, generation, problem)
 
     def tell_damaged(error: records.BadRecordError) -> None:
-        tell(str(error), error.generation)
+        tell(str(error), error.generation, unsigned=error.unsigned)
 
     try:
         for found in records.usable(store, key, sign_key, on_damaged=tell_damaged):

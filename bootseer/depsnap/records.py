@@ -163,9 +163,9 @@ def sign(record: Record, sign_key: bytes) -> str:
 
 
 def check_signature(record: Record, sign_key: bytes | None) -> None:
-    """Raise CorruptDataError when a key is given and the record was not signed with it."""
+    """Raise UnsignedError when a key is given and the record was not signed with it."""
     if sign_key and not hmac.compare_digest(sign(record, sign_key), record.signature):
-        raise CorruptDataError(
+        raise UnsignedError(
             f"the snapshot {record.key[:12]} is not signed with the given key; it is not used"
         )
 
@@ -317,7 +317,7 @@ def usable(
     """The usable records of a key, newest first; read one by one. Raises as `current`.
 
     `seen` is what `generations` found a moment ago; `on_damaged`, where it is given, is told of
-    each damaged record, and older ones follow.
+    each damaged or unsigned record, and older ones follow. One that is gone by now is passed over.
     """
     known, bad = seen or generations(store, key)
     for generation in reversed(known):
@@ -325,23 +325,34 @@ def usable(
             continue
         try:
             record = decode(key, store.read(name_of(key, generation), limit_bytes=LIMIT_BYTES))
-        except CorruptDataError as error:
-            damaged = BadRecordError(str(error), key, generation)
-            if on_damaged is None:
-                raise damaged from error
-            on_damaged(damaged)
+            check_signature(record, sign_key)
+        except NotFoundError:
             continue
-        check_signature(record, sign_key)
+        except CorruptDataError as error:
+            unsigned = isinstance(error, UnsignedError)
+            found = BadRecordError(str(error), key, generation, unsigned=unsigned)
+            if on_damaged is None:
+                raise found from error
+            on_damaged(found)
+            continue
         yield Found(record, generation)
 
 
-class BadRecordError(CorruptDataError):
-    """A record that cannot be used; `key` and `generation` are what `condemn` takes."""
+class UnsignedError(CorruptDataError):
+    """A record that was not signed with the given key."""
 
-    def __init__(self, message: str, key: str, generation: int) -> None:
+
+class BadRecordError(CorruptDataError):
+    """A record that cannot be used; `key` and `generation` are what `condemn` takes.
+
+    One that is merely `unsigned` may be good for whoever asks for no signature, or for another.
+    """
+
+    def __init__(self, message: str, key: str, generation: int, *, unsigned: bool = False) -> None:
         super().__init__(message)
         self.key = key
         self.generation = generation
+        self.unsigned = unsigned
 
 
 def add(

@@ -321,12 +321,13 @@ class _Run:
         sign_key = records.read_sign_key(self.settings.sign_key)
         supersedes = None
 
-        def condemn(error: records.BadRecordError) -> None:
-            records.condemn(store, error.key, error.generation, str(error))
-            self._fault(error)
-            self._seen = records.generations(store, key)
+        def pass_over(error: records.BadRecordError) -> None:
+            if error.unsigned:
+                self._fault(error)
+            else:
+                self._condemn(store, key, error.generation, error)
 
-        for found in records.usable(store, key, sign_key, self._seen, condemn):
+        for found in records.usable(store, key, sign_key, self._seen, pass_over):
             if prepared.damaged and not _is_same(prepared.damaged, found.record):
                 continue  # put over what stands, it would leave both there
             if self._place(store, prepared, found):
@@ -336,6 +337,13 @@ class _Run:
                 unknown = prepared.judge.resolution.lock() is None
                 supersedes = found.generation if unknown else None
         return False, supersedes
+
+    def _condemn(self, store: Store, key: str, generation: int, error: BootseerError) -> None:
+        """Pass over a bad snapshot, in later starts too where the store can be written."""
+        self._fault(error)
+        with contextlib.suppress(BootseerError):
+            records.condemn(store, key, generation, str(error))
+        self._seen = records.generations(store, key)
 
     def _place(self, store: Store, prepared: prepare.Prepared, found: records.Found) -> bool:
         """Put one snapshot in place, asking the index meanwhile whether it fits."""
@@ -348,7 +356,11 @@ class _Run:
 
         if not prepared.key.owns(packages):
             prepared.judge.resolution.begin()
-        prepare.check_belongs(record, prepared.target.paths)
+        try:
+            prepare.check_belongs(record, prepared.target.paths)
+        except CorruptDataError as error:
+            self._condemn(store, record.key, found.generation, error)
+            return False
         self.settings.on_step("restore")
         try:
             if self._nearest is not None or not prepared.judge.resolution.at_work:
@@ -360,9 +372,7 @@ class _Run:
         except (CorruptDataError, NotFoundError) as error:
             if not prepare.corrupt_in_store(store, record, self.settings.cache):
                 raise
-            records.condemn(store, record.key, found.generation, str(error))
-            self._fault(error)
-            self._seen = records.generations(store, record.key)
+            self._condemn(store, record.key, found.generation, error)
             return False
         self.outcome.result = "restored"
         self.outcome.details |= {
@@ -521,7 +531,8 @@ class _Run:
     def _fault(self, error: BaseException) -> None:
         known = isinstance(error, BootseerError)
         text = str(error) if known else f"{type(error).__name__}: {error}"
-        self.outcome.reasons.append(text)
+        if text not in self.outcome.reasons:  # a start that waits looks again and again
+            self.outcome.reasons.append(text)
 
 
 def _recover(root: str) -> None:
