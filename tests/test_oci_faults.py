@@ -10,11 +10,13 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oci_proxy import Gate, SignedBlobs, Tokens, in_threads, isolate, opened, push_image
+from store_faults import note_store_faults, wait_for_fault
 from web_fakes import head, reset
 
 from bootseer.errors import (
@@ -354,21 +356,28 @@ def test_faults_of_the_server_are_waited_out(gate: Any, status: int) -> None:
         assert repository.stream(DIGEST).read() == DATA
 
 
-def test_a_registry_that_restarts_is_read_on(own_registry: Any) -> None:
+def test_a_registry_that_restarts_is_read_on(
+    own_registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies while a blob is read, and is asked for the rest in vain before it is back."""
     server = own_registry()
     place = f"{server.host}/a/b"
     large = random.Random(4).randbytes(24 << 20)  # more than the kernel keeps for us
     push_image(place, large)
-    with opened(place, retry_s=30.0) as repository:
-        with repository.stream(digest_of(large)) as stream:
-            parts = [stream.read(100_000)]
+    faults = note_store_faults(monkeypatch)
+    with opened(place, retry_s=300.0) as repository:
+        with (
+            repository.stream(digest_of(large)) as stream,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            begin = stream.read(100_000)
             server.stop()
-            thread = threading.Thread(target=lambda: parts.append(stream.read()))
-            thread.start()
-            time.sleep(0.3)
-            server.start()
-            thread.join()
-        assert b"".join(parts) == large
+            rest = pool.submit(stream.read)
+            try:
+                wait_for_fault(rest, lambda: any("not reachable" in fault for fault in faults))
+            finally:
+                server.start()
+            assert begin + rest.result() == large
         server.stop()
     with (
         opened(place, retry_s=0.1) as other,
