@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,8 @@ from typing import Any
 
 import pytest
 from fuse_mounts import in_time
+from hdfs_tools import unread_bytes
+from store_faults import note_store_faults, wait_for_fault
 from stripe_faces import served, wait_until
 
 from bootseer import stripedfs
@@ -183,8 +184,7 @@ def test_namenode_restarted_in_the_middle_of_a_read(cluster: Any, scheme: str, d
         cluster.namenodes[0].kill()
         try:
             under_way = pool.submit(file.read)
-            wait_until(lambda: fetcher.stats.total().failures > before or under_way.done())
-            assert not under_way.done(), "it was read without the NameNode"
+            wait_for_fault(under_way, lambda: fetcher.stats.total().failures > before)
         finally:
             cluster.namenodes[0].start()
         assert under_way.result() == rest
@@ -203,15 +203,20 @@ def test_safe_mode_lets_read_and_says_why_not_to_write(
 
 
 @SCHEMES
-def test_put_waits_for_the_end_of_safe_mode(cluster: Any, scheme: str, data: Path) -> None:
+def test_put_waits_for_the_end_of_safe_mode(
+    cluster: Any, scheme: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put is refused for safe mode, and goes on when that ends."""
+    url, patient = f"{root_of(cluster, scheme)}/patient", StoreOptions(retry_s=300.0)
     cluster.safe_mode(True)
-    leave = threading.Timer(1.0, cluster.safe_mode, [False])
-    leave.start()
-    try:
-        url = f"{root_of(cluster, scheme)}/patient"
-        stripedfs.put(str(data), url, settings=TWICE)
-    finally:
-        leave.join()
+    faults = note_store_faults(monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(stripedfs.put, str(data), url, settings=TWICE, options=patient)
+        try:
+            wait_for_fault(under_way, lambda: any("safe mode" in fault for fault in faults))
+        finally:
+            cluster.safe_mode(False)
+        under_way.result()
     with stripedfs.open(url) as file:
         assert file.read() == data.read_bytes()
 
@@ -309,20 +314,6 @@ def test_user_without_permission(cluster: Any, data: Path) -> None:
     ):
         with pytest.raises(AccessDeniedError, match="alice"):
             forbidden()
-
-
-def unread_bytes(cluster: Any, number: int) -> int:
-    """What was sent to a DataNode that stands still: the kernel keeps it for the process."""
-    ports = cluster.datanode_ports[number]
-    own = {ports.http, ports.data}
-    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
-    rows = [line.split() for line in lines]
-    listening = "0A"  # its queue counts connections
-    return sum(
-        int(row[4].partition(":")[2], 16)
-        for row in rows
-        if int(row[1].partition(":")[2], 16) in own and row[3] != listening
-    )
 
 
 def longest_pause_s(read: Callable[[int], bytes], wanted: bytes) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from store_faults import note_store_faults, wait_for_fault
 from web_fakes import certificates
 
 from bootseer.errors import AccessDeniedError, StoreUnavailableError
@@ -28,7 +29,7 @@ def cluster(own_hdfs: Any) -> Any:
 
 @pytest.fixture
 def store(cluster: Any, request: pytest.FixtureRequest) -> Iterator[Store]:
-    options = StoreOptions(ca_file=str(cluster.ca_file), retry_s=60, connect_s=2)
+    options = StoreOptions(ca_file=str(cluster.ca_file), retry_s=300, connect_s=2)
     hosts = ",".join(cluster.https_addresses)
     opened = open_store(f"swebhdfs://{hosts}/{request.node.name}", options)
     with opened.writer("x") as writer:
@@ -83,23 +84,24 @@ def test_the_active_one_is_found_and_remembered(cluster: Any, store: Store) -> N
     both.close()
 
 
-def test_fail_over_in_the_middle_of_reading_and_writing(cluster: Any, store: Store) -> None:
+def test_fail_over_in_the_middle_of_reading_and_writing(
+    cluster: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read goes on without a NameNode; all else meets its absence, and waits for the other."""
     assert read(store, 0, 5) == DATA[:5]
     [web] = store.places("x")[0].replicas
     buffers = [memoryview(bytearray(1 << 20)) for _ in range(8)]
+    filled: list[int] = []
     writer = store.writer("y")
     writer.write(DATA)
 
     def fail_over(number: int) -> None:
+        filled.append(number)
         if number == 0:
             cluster.namenodes[0].kill()
 
-    store.read_scatter("x", 0, buffers, Attempt(), fail_over)
-    assert b"".join(buffers) == DATA
-    promotion = threading.Thread(target=cluster.make_active, args=(1,))
-    promotion.start()
-    try:
-        assert store.stat("x").size_bytes == len(DATA)  # waits until there is an active one
+    def go_on() -> None:
+        assert store.stat("x").size_bytes == len(DATA)
         assert read(store, 1 << 20, 1000) == DATA[1 << 20 : (1 << 20) + 1000]
         assert read(store, 77, 1000, prefer=web) == DATA[77:1077]
         writer.write(DATA)
@@ -107,6 +109,19 @@ def test_fail_over_in_the_middle_of_reading_and_writing(cluster: Any, store: Sto
         assert store.read("y", limit_bytes=2 * len(DATA)) == DATA * 2
         store.rename("y", "z")
         store.mkdir("d")
+
+    try:
+        store.read_scatter("x", 0, buffers, Attempt(), fail_over)
+        assert filled == list(range(8))
+        assert b"".join(buffers) == DATA
+        assert not cluster.namenodes[0].running()
+        faults = note_store_faults(monkeypatch)
+        with ThreadPoolExecutor(1) as pool:
+            under_way = pool.submit(go_on)
+            try:
+                wait_for_fault(under_way, lambda: faults)
+            finally:
+                cluster.make_active(1)
+            under_way.result()
     finally:
-        promotion.join()
         cluster.restart_namenode(0)
