@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 from hdfs_tools import dfsadmin
+from store_faults import note_store_faults
+from stripe_faces import wait_until
 from stripe_lab import local_tree, make_tree, read_back, sample
 
 from bootseer.blocks.fetch import Fetcher
@@ -128,31 +131,46 @@ def test_two_writers_at_once(store: Store, url: str) -> None:
 def test_a_put_that_was_killed_leaves_the_old_one_and_goes_on(
     store: Store, url: str, tmp_path: Path
 ) -> None:
+    """Kills count that found some stripes stored and others not."""
     with StripedWriter(store, "f", WISHES) as out:
         out.write(b"old")
     source = tmp_path / "f"
-    source.write_bytes(sample(24 << 20))
+    source.write_bytes(sample(16 << 20))
     words = [sys.executable, "-m", "bootseer", "stripe", "put", str(source), f"{url}/f"]
-    words += ["--chunk", "1M", "--width", "24", "--jobs", "2", "--json"]
-    chance = random.Random(7)
-    for _ in range(3):
-        child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        _until_begun(store, child)
-        time.sleep(chance.uniform(0.1, 0.8))
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert read_back(store, "f") in (b"old", source.read_bytes())
+    words += ["--chunk", "1M", "--width", "16", "--jobs", "2", "--json"]
+    chance, killed = random.Random(7), 0
+    for _ in range(20):
+        if killed == 3:
+            break
+        before, enough = _stored_stripes(store), chance.randint(1, 10)
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as child:
+            while len(_stored_stripes(store) - before) < enough and child.poll() is None:
+                time.sleep(0.005)
+            child.kill()
+        assert child.returncode in (0, -signal.SIGKILL)
+        if child.returncode and 0 < len(_stored_stripes(store) - before) < 16:
+            killed += 1
+            assert read_back(store, "f") == b"old"
+        elif read_back(store, "f") != b"old":
+            assert read_back(store, "f") == source.read_bytes()
+            with StripedWriter(store, "f", WISHES) as out:
+                out.write(b"old")
+    assert killed == 3, "puts end too early to be killed"
     done = subprocess.run(words, capture_output=True, check=True)
-    assert json.loads(done.stdout)["size_bytes"] == 24 << 20
+    assert json.loads(done.stdout)["size_bytes"] == 16 << 20
     assert read_back(store, "f") == source.read_bytes()
 
 
-def _until_begun(store: Store, child: subprocess.Popen[bytes]) -> None:
-    for _ in range(3000):
-        if any(store.temporaries("f.stripes")) or child.poll() is not None:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the put never began")
+def _stored_stripes(store: Store) -> set[tuple[str, float]]:
+    """The stripes of `f` that no version has yet: each one's own name and time."""
+    found: set[tuple[str, float]] = set()
+    for draft in store.temporaries("f.stripes"):
+        with contextlib.suppress(NotFoundError):  # a draft that is taken over is renamed
+            for stat in store.list(draft.name):
+                name = stat.name.rpartition("/")[2]
+                if name.startswith("stripe-") and stat.size_bytes:
+                    found.add((name, stat.mtime_s))
+    return found
 
 
 def test_a_quota_stops_a_put_and_leaves_the_old_one(
@@ -188,29 +206,48 @@ def test_another_user_is_refused(
 
 
 class _KillOnce:
-    """Fault injection by a `Progress`: kills a DataNode when the first bytes were sent."""
+    """Fault injection by a `Progress`: kills a DataNode that has written some of a stripe."""
 
     def __init__(self, cluster: Any) -> None:
-        self._cluster, self._lock, self.killed = cluster, threading.Lock(), False
+        self._cluster, self._lock, self.killed = cluster, threading.Lock(), -1
 
     def expect(self, size_bytes: int) -> None: ...
 
     def advance(self, size_bytes: int) -> None:
         with self._lock:
-            if not self.killed:
-                self.killed = True
-                self._cluster.kill_datanode(0)
+            if self.killed < 0:
+                wait_until(self._writing)
+                self.killed = self._writing()[0]
+                self._cluster.kill_datanode(self.killed)
+
+    def _writing(self) -> list[int]:
+        """The DataNodes that hold some of a block that is not whole yet."""
+        numbers = range(len(self._cluster.datanodes))
+        return [n for n in numbers if any(map(_in_part, self._cluster.block_files(n)))]
 
 
-def test_a_datanode_killed_under_a_put(own_hdfs: Any, tmp_path: Path) -> None:
+def _in_part(block_file: Path) -> bool:
+    """Whether a DataNode is still being sent this block."""
+    with contextlib.suppress(FileNotFoundError):
+        return "rbw" in block_file.parts and block_file.stat().st_size > 0
+    return False
+
+
+def test_a_datanode_killed_under_a_put(
+    own_hdfs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has some of a stripe, whose rest it is sent in vain."""
     cluster = own_hdfs(datanodes=3)
     (tmp_path / "f").write_bytes(sample(12 << 20))
-    wishes = WriteSettings(chunk_bytes=1 << 20, replication=1)
+    wishes = WriteSettings(chunk_bytes=1 << 20, width=3, replication=1)
     for url in (cluster.webhdfs_url, cluster.hdfs_url):
         store, progress = open_store(f"{url}/t"), _KillOnce(cluster)
-        put_into(store, "f", str(tmp_path / "f"), settings=wishes, progress=progress)
-        assert progress.killed
+        with monkeypatch.context() as patch:
+            faults = note_store_faults(patch)
+            put_into(store, "f", str(tmp_path / "f"), settings=wishes, progress=progress)
+        assert progress.killed >= 0
+        assert faults
         assert read_back(store, "f") == sample(12 << 20)
         store.close()
-        cluster.start_datanode(0)
+        cluster.start_datanode(progress.killed)
         cluster.wait_ready()
