@@ -32,6 +32,17 @@ for _ in range(int(sys.argv[2])):
             digest.update(data)
     print(digest.hexdigest(), flush=True)
 """
+READER = """
+import hashlib
+path, rounds, end = sys.argv[1:]
+with open(rounds, "w", buffering=1) as told:
+    while not os.path.exists(end):
+        digest = hashlib.md5()
+        with open(path, "rb", buffering=0) as file:
+            while data := file.read(65536):
+                digest.update(data)
+        print(digest.hexdigest(), file=told)
+"""
 
 
 @pytest.fixture
@@ -164,11 +175,10 @@ def test_what_was_read_is_kept_on_the_node(web: Switched, tmp_path: Path) -> Non
 def test_a_reader_of_a_store_that_hangs_can_be_killed(web: Switched, tmp_path: Path) -> None:
     with served(web.url, tmp_path / "mnt", deadline_s=300) as mount:
         web.hangs.set()
-        path = mount.directory / "file"
-        with python("print(1, flush=True); open(sys.argv[1], 'rb').read()", path) as reader:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "1\n"
-            time.sleep(0.3)
+        before, asked = len(web.server.requests), web.server.requests
+        with python("open(sys.argv[1], 'rb').read()", mount.directory / "file") as reader:
+            wait_until(lambda: any("range" in request.headers for request in asked[before:]))
+            assert reader.poll() is None
             reader.kill()
             assert in_time(reader.wait, 30) == -signal.SIGKILL
 
@@ -189,35 +199,41 @@ def test_a_store_that_died_gives_an_error_in_time(web: Switched, tmp_path: Path)
 def test_readers_never_notice_that_the_server_was_killed(
     root: Path, tmp_path: Path, face: str
 ) -> None:
-    rounds = 60
+    """Each of four servers is killed under all readers, which open and read on by the next one."""
+    end = tmp_path / "end"
     with (
         served(root, tmp_path / "mnt", direct_bytes=FACES[face]) as mount,
         contextlib.ExitStack() as stack,
     ):
-        readers = {
-            name: [
-                stack.enter_context(python(HASHER, mount.directory / name, rounds)) for _ in "12"
-            ]
-            for name in ("ckpt", "plain")
-        }
-        killed: set[int] = set()
-        while len(killed) < 4:
-            workers = mount.workers()
-            if workers and workers[0] not in killed:
-                time.sleep(0.3)
-                os.kill(workers[0], signal.SIGKILL)
-                killed.add(workers[0])
-            time.sleep(0.01)
-        for name, seed in (("ckpt", 0), ("plain", 1)):
-            wanted = hashlib.md5(content(SIZE, seed)).hexdigest()
-            for reader in readers[name]:
-                said, _ = reader.communicate(timeout=120)
-                assert said.split() == [wanted] * rounds
-                assert reader.returncode == 0
-        end = time.monotonic() + 20  # readers whose pages are cached do not wait for the last one
-        while mount.said.count("another one takes over") < 4 and time.monotonic() < end:
-            time.sleep(0.05)
-        assert mount.said.count("another one takes over") == 4
+        readers = {}
+        for number, name in enumerate(("ckpt", "ckpt", "plain", "plain")):
+            rounds = tmp_path / f"rounds{number}"
+            reader = stack.enter_context(python(READER, mount.directory / name, rounds, end))
+            readers[rounds] = (reader, name)
+        stack.callback(end.touch)  # before they are waited for, however this ends
+
+        def done() -> list[int]:
+            return [len(path.read_text().split()) if path.exists() else 0 for path in readers]
+
+        def wait_for_rounds(before: list[int]) -> None:
+            """Until each reader has ended the round that it was in, and a whole one more."""
+            wait_until(lambda: all(map(int.__ge__, done(), (n + 2 for n in before))), 120.0)
+
+        wait_for_rounds(done())
+        killed: list[int] = []
+        for _ in range(4):
+            wait_until(lambda: mount.workers() and mount.workers()[0] not in killed)
+            (worker,) = mount.workers()
+            assert [reader.poll() for reader, _ in readers.values()] == [None] * 4
+            os.kill(worker, signal.SIGKILL)
+            killed.append(worker)
+            wait_for_rounds(done())
+        end.touch()
+        wanted = {"ckpt": content(SIZE), "plain": content(SIZE, 1)}
+        for rounds, (reader, name) in readers.items():
+            assert reader.wait(120) == 0
+            assert set(rounds.read_text().split()) == {hashlib.md5(wanted[name]).hexdigest()}
+        wait_until(lambda: mount.said.count("another one takes over") == 4)
 
 
 def test_unmounting_under_load_lets_open_files_be_read_on(root: Path, tmp_path: Path) -> None:
