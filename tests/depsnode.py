@@ -16,15 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Fault injection: kills, stops or breaks a start at a named step. Used by tests alone.
+# Fault injection: kills, stops or breaks a start at a named step. Used by tests alone. What it
+# passes is noted before: the last step noted is the one that it was killed at, or after.
 DRIVER = """
 import json, os, signal, sys
 from bootseer.depsnap import run
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.profiler.events import open_writer
 ask = json.loads(sys.argv[1])
-at, action = ask.pop("at"), ask.pop("action")
+at, action, steps = ask.pop("at"), ask.pop("action"), ask.pop("steps")
 def step(name):
+    with open(steps, "a") as file:
+        file.write(name + "\\n")
     if name == at:
         if action == "raise":
             raise OSError(5, "injected fault")
@@ -59,6 +62,7 @@ class Node:
         self.place = self.home / "venv"
         self.wheels = wheels
         self.count = base / "installs"
+        self.passed = base / "steps"
         self.number = 1
         self.home.mkdir()
         (self.home / "requirements.txt").write_text("bootseer-alpha\n")
@@ -126,10 +130,12 @@ class Node:
     def ask(self, at: str, action: str, **more: Any) -> dict[str, Any]:
         settings = {"form": "archive", "publish": "inline", "lease_beat_s": 0.1}
         settings |= {"lease_ttl_s": 1.0, "store": str(self.store), "cache": str(self.cache)}
+        settings |= {"steps": str(self.passed)}
         return {**settings, "command": self.install, "at": at, "action": action, **more}
 
     def start(self, at: str = "", action: str = "", **more: Any) -> subprocess.Popen[str]:
-        """A start with a fault at a step, in the background."""
+        """A start with a fault at a step, in the background; `steps` begins anew."""
+        self.passed.unlink(missing_ok=True)
         return subprocess.Popen(
             [sys.executable, "-c", DRIVER, json.dumps(self.ask(at, action, **more))],
             cwd=self.home,
@@ -144,6 +150,10 @@ class Node:
         """Wait for a background start: its exit code and standard error."""
         _, errors = child.communicate(timeout=120)
         return child.returncode, errors
+
+    def steps(self) -> list[str]:
+        """What the latest `start` has passed so far, its background publisher included."""
+        return self.passed.read_text().splitlines() if self.passed.exists() else []
 
     def works(self) -> bool:
         """The environment imports, byte code included, and its console script runs."""
