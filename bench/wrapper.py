@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 from bench import harness
@@ -52,7 +53,8 @@ def copy_source(folder: Path) -> Path:
 def install(installer: str, folder: Path, source: Path, *, editable: bool = False) -> Path:
     """Install the package into a new virtual environment; return its folder of programs.
 
-    `pip` is the one bundled with this Python, `uv` the one of this environment.
+    `pip` is the one bundled with this Python, `uv` the one of this environment. What the build
+    needs is fetched by pip for both: uv reads nothing of pip's settings, such as certificates.
     """
     with_pip = [] if installer == "pip" else ["--without-pip"]
     subprocess.run([sys.executable, "-m", "venv", *with_pip, folder], check=True)
@@ -62,9 +64,21 @@ def install(installer: str, folder: Path, source: Path, *, editable: bool = Fals
     else:
         command = [sys.executable, "-m", "uv", "pip", "install", "--python", python]
         command += ["--compile-bytecode"]  # as pip does, not at each side's first start
+        command += ["--no-index", "--find-links", str(fetch_build_requirements(folder, source))]
     command += ["--quiet", "--no-deps", *(["-e"] if editable else []), str(source)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     return folder / "bin"
+
+
+def fetch_build_requirements(folder: Path, source: Path) -> Path:
+    """Download what `[build-system]` of the source names into a folder of wheels; return it."""
+    with open(source / "pyproject.toml", "rb") as file:
+        names = tomllib.load(file)["build-system"]["requires"]
+    wheels = folder / "wheels"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--dest", str(wheels), *names]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    return wheels
 
 
 def sides_of(programs: Path) -> dict[str, list[str]]:
