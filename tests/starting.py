@@ -154,7 +154,7 @@ def part_process(place: Place) -> int:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            if b"entrypoint import child" in words:
+            if b"bootseer.entrypoint.child" in words:
                 return pid
         return None
 

@@ -46,7 +46,8 @@ def test_every_installer_writes_a_program_of_few_imports(
     source = wrapper.copy_source(tmp_path / "source")
     programs = wrapper.install(installer, tmp_path / "venv", source, editable=editable)
     program = programs / "bootseer"
-    words = [programs / "python", "-X", "importtime", program, "run", "--", "echo", "ran"]
+    isolated = [programs / "python", "-I", "-X", "importtime", programs / "bootseer-python"]
+    words = [*isolated, "run", "--", "echo", "ran"]
     done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "ran\n"
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.ownsets import Kept, Making
 from bootseer.imageprefetch.traces import TraceStore
+from bootseer.interpreter import command_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -59,7 +59,7 @@ def make(job: Making) -> bool:
     folder = Path(LocalStore(job.cache).folder_of(job.digest), "own", job.workload)
     told = folder / "manifest.json"
     before = told.read_bytes() if told.exists() else b""
-    words = [sys.executable, "-m", ownsets.__name__, json.dumps(dataclasses.asdict(job))]
+    words = command_for(ownsets.__name__, json.dumps(dataclasses.asdict(job)))
     subprocess.run(words, check=True, timeout=120)
     try:
         return told.read_bytes() != before

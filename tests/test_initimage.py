@@ -102,6 +102,15 @@ def test_byte_code_is_used_whatever_the_copys_times_are(installed: Path) -> None
     assert python(installed, code) == "ok\n"
 
 
+def test_the_job_gets_the_environment_that_its_pod_has(installed: Path) -> None:
+    """A shell would drop the first, and tell a job without PATH or PWD of its own."""
+    given = ["my.key=of a ConfigMap", "PYTHONHOME=/nowhere", "BOOTSEER_EVENTS=/tmp/events"]
+    for command in ("run", "start"):
+        words = [LAUNCHER, command, "--", BUSYBOX, "env"]
+        told = call(installed, BUSYBOX, "env", "-i", *given, *words).splitlines()
+        assert sorted(t for t in told if not t.startswith("BOOTSEER_TRACE")) == sorted(given)
+
+
 def test_checkpoints_are_put_and_got_and_opened_by_fsspec(installed: Path) -> None:
     data = bytes(range(256)) * (20 << 10)
     (installed / "scratch/m.pt").write_bytes(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wrapping import PACKAGE
 
-NAMES = ["__init__", "__main__", "cli/__init__", "cli/main", "cli/event"]
+NAMES = ["__init__", "__main__", "cli/__init__", "cli/main", "cli/program", "cli/event"]
 NAMES += ["cli/start_guard", "entrypoint/bare", "entrypoint/replace", "proc_files"]
 NAMES += [f"entrypoint/{name}" for name in ("__init__", "process", "run", "tap")]
 NAMES += [

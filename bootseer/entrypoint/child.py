@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import sys
 
 from bootseer.entrypoint import parts
 from bootseer.errors import BootseerError
@@ -78,7 +77,3 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         raise SystemExit(128 + signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

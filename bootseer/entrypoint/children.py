@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.entrypoint.replace import RESET_SIGNALS
+from bootseer.interpreter import command_for
 from bootseer.proc_files import read_proc
 
 MARKER = "BOOTSEER_PART_ID"
@@ -20,13 +20,6 @@ GRACE_S = 5.0
 """Between SIGTERM and SIGKILL: time to release a lease and to undo what is half done."""
 
 _REPORT_FD = 3
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Safe path (-P): a job's own directory may hold a `json.py`. Our package comes last for the same
-# reason; it is there already unless we run from a checkout.
-_BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); from bootseer.entrypoint import child; "
-    "sys.exit(child.main())"
-)
 
 
 class Child:
@@ -116,7 +109,7 @@ def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> Chi
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            command = (sys.executable, "-P", "-c", _BOOT, _PACKAGE_PARENT)
+            command = command_for("bootseer.entrypoint.child")
             child = _spawn(command, environ, theirs.fileno(), ours)
         ours.sendall(json.dumps({**message, "parent": os.getpid()}).encode())
         ours.shutdown(socket.SHUT_WR)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.localstore import DEFAULT_NAME, OWN, KeptPack, LocalStore
+from bootseer.interpreter import command_for
 
 if TYPE_CHECKING:
     from bootseer.blockimage.hotset import HotSet
@@ -150,7 +151,7 @@ def begin(making: Making) -> None:
     """Have it made by another process, which outlives this one; nothing raises."""
     import subprocess
 
-    words = [sys.executable, "-P", "-m", __name__, json.dumps(dataclasses.asdict(making))]
+    words = command_for(__name__, json.dumps(dataclasses.asdict(making)))
     try:
         process = subprocess.Popen(
             words,
@@ -229,7 +230,3 @@ def main() -> int:
             writer.point("image.pack", "fallback", {**about, "bootseer.reason": str(error)})
             return error.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,5 +1,6 @@
 #!/opt/bootseer/bin/busybox sh
-# The wrapper's door: our own interpreter where it is whole, else the job the plain way.
+# The wrapper's door until the wrapper is here as a whole: the job the plain way. (With the
+# interpreter, but without the room for another door: through it.)
 home=/opt/bootseer
 if [ -e "$home/complete" ]; then
     exec "$home/python/bin/python3" -I "$home/python/start.py" "$@"

@@ -88,7 +88,7 @@ def build(root: Path, cache: Path, sources: Path) -> None:
     shutil.copy2(HERE / "launch.sh", payload / "bin/bootseer")
     shutil.copy2(HERE / "install.sh", payload / "install.sh")
     shutil.copy2(HERE / "start.py", payload / "python/start.py")
-    for name in ("bin/busybox", "bin/bootseer", "install.sh"):
+    for name in ("bin/busybox", "bin/bootseer", "install.sh", "python/start.py"):
         (payload / name).chmod(0o755)
     (payload / "complete").write_text(_fingerprint(payload) + "\n", encoding="ascii")
 

@@ -1,4 +1,5 @@
-"""Entry of the wrapper inside a pod."""
+#!/opt/bootseer/python/bin/python3 -I
+"""Entry of the wrapper inside a pod, and its `bootseer` once it is there as a whole."""
 
 import sys
 

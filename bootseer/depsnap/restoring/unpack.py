@@ -30,6 +30,8 @@ from bootseer.errors import (
     NoSpaceError,
     from_os_error,
 )
+from bootseer.interpreter import command_for
+from bootseer.regular_files import open_to_read
 
 _READ_AHEAD = 8 << 20
 
@@ -122,7 +124,7 @@ class _Unpacking:
         self._jobs = max(1, min(policy.jobs, len(index.frames)))
         self._pids: list[int] = []
         self._open: list[int] = []
-        self._archive = self._keep(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._archive = self._keep(open_to_read(path))
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         roots = tuple(self._keep(os.open(d, flags)) for d in destinations)
         self._root_of: list[int] = []
@@ -342,7 +344,7 @@ def _in_fresh_process(
     import subprocess  # costs 20 ms, and few come here
 
     child = subprocess.Popen(
-        [sys.executable, "-m", "bootseer.depsnap.restoring.unpack", str(os.getpid())],
+        command_for(__name__, str(os.getpid())),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=tuple(keep_open),
@@ -361,12 +363,12 @@ def _in_fresh_process(
     return Counts(reply["lost_xattrs"], reply["dropped_privileges"])
 
 
-def _serve(parent: int) -> None:
+def main() -> None:
     """The fresh process: one order on standard input, one answer on standard output."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
+    if os.getppid() != int(sys.argv[1]):  # who started us
         return
     order = json.load(sys.stdin)
     owners = order["owners"]
@@ -383,7 +385,3 @@ def _serve(parent: int) -> None:
     except BootseerError as error:
         reply = {"error": type(error).__name__, "text": str(error)}
     sys.stdout.write(json.dumps(reply))
-
-
-if __name__ == "__main__":
-    _serve(int(sys.argv[1]))

@@ -15,13 +15,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from typing import Any
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.fuse import background
 from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings, encoded
+from bootseer.interpreter import command_for
 
 _MOST_BYTES = 1 << 16
 _ANSWER_S = START_LIMIT_S + 10.0
@@ -84,7 +84,7 @@ class Helper:
         if self._socket is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                command = [sys.executable, "-m", __name__]
+                command = command_for(__name__)
                 events = {"BOOTSEER_EVENTS": self._events_dir} if self._events_dir else {}
                 self._process = subprocess.Popen(
                     command, stdin=theirs.fileno(), env={**os.environ, **events}
@@ -174,7 +174,3 @@ def _import_early() -> None:
     import bootseer.fuse.handover
     import bootseer.imageprefetch.worker
     import bootseer.storage.oci.remote  # noqa: F401
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,52 @@
+"""Opening files in folders that others may write to: what is no file must not hold us up.
+
+Opening a FIFO waits for its other end, for ever where there is none, and reading a device may.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+_KINDS = (
+    (stat.S_ISFIFO, "a FIFO (named pipe)"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def irregularity(mode: int) -> str:
+    """What `st_mode` says that an entry is, as "a FIFO (named pipe)"; "" of files and folders."""
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "")
+
+
+def open_to_read(path: str, flags: int = 0, *, dir_fd: int | None = None) -> int:
+    """A descriptor of a regular file, or of a folder; at once, whatever stands there.
+
+    Raises OSError: ENXIO for a FIFO, a socket or a device, else that of open(2), to which `flags`
+    are more flags.
+    """
+    # A look first: who opens a FIFO and leaves takes what its writer meant for another reader.
+    follow = not flags & os.O_NOFOLLOW
+    _refuse(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
+    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+    fd = os.open(path, flags, dir_fd=dir_fd)
+    try:
+        _refuse(os.fstat(fd), path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _refuse(found: os.stat_result, path: str) -> None:
+    kind = irregularity(found.st_mode)
+    if kind:
+        raise OSError(errno.ENXIO, f"it is {kind}, no file", path)
+
+
+def opener(path: str, flags: int) -> int:
+    """`open_to_read` as the `opener` of `open(path, "rb")`."""
+    return open_to_read(path, flags)

@@ -1,0 +1,164 @@
+"""The `bootseer` program as installers leave it, before a job whose environment is not ours.
+
+In the path of each virtual environment is a space, which no `#!` line can hold.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from starting import Place
+
+from bench import wrapper
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = {
+    "PYTHONHOME": "/nowhere",
+    "PYTHONPLATLIBDIR": "no-lib",
+    "PYTHONHASHSEED": "nonsense",
+    "PYTHONMALLOC": "nonsense",
+    "PYTHONUTF8": "nonsense",
+    "PYTHONINSPECT": "1",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONWARNINGS": "error",
+    "PYTHONVERBOSE": "3",
+    "PYTHONSTARTUP": "/nowhere/startup.py",
+    "PYTHONIOENCODING": "nonsense",
+}
+"""What keeps a Python from starting, most of it alone, or makes it do something else."""
+
+ODD = {
+    "my.key": "dots are for Kubernetes",
+    "with-hyphen": "",
+    "BASH_FUNC_greet%%": "() {  echo hi\n}",
+    "lines": "one\ntwo\n\nfour",
+    "bytes": "\udcff\x01\n\x02",
+    "SHLVL": "41",
+    "_": "/bin/before",
+    "OLDPWD": "/nowhere",
+    "PWD": "/somewhere/else",
+}
+"""What shells drop, split or set anew."""
+
+NAMES = ("BOOTSEER_EVENTS", "BOOTSEER_TRACEPARENT")
+"""What the job is told by us."""
+
+
+@pytest.fixture(scope="module", params=["pip", "uv"])
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of an environment that has our dependencies."""
+    folder = tmp_path_factory.mktemp("program")
+    place = folder / "virtual environment"
+    programs = wrapper.install(request.param, place, wrapper.copy_source(folder / "source"))
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return programs
+
+
+def start(
+    program: Path, words: list[str], environ: dict[str, str], cwd: Path
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [program, *words],
+        env={**environ, "BOOTSEER_EVENTS": str(cwd / "events")},
+        cwd=cwd,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def environment(shown: bytes) -> dict[str, str]:
+    pairs = (entry.partition(b"=") for entry in shown.split(b"\0") if entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+@pytest.mark.parametrize("command", ["run", "start"])
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_what_is_meant_for_the_jobs_python_is_not_for_ours(
+    programs: Path, tmp_path: Path, command: str, name: str
+) -> None:
+    done = start(
+        programs / "bootseer", [command, "--", "env", "-0"], {name: HOSTILE[name]}, tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    told = environment(done.stdout)
+    assert {key: value for key, value in told.items() if key not in NAMES} == {name: HOSTILE[name]}
+
+
+@pytest.mark.parametrize("command", ["run", "start"])
+def test_the_job_gets_the_environment_that_was_given(
+    programs: Path, tmp_path: Path, command: str
+) -> None:
+    for given in ({}, {**ODD, **HOSTILE, "PATH": "/usr/bin:/bin", "LC_ALL": "C"}):
+        done = start(programs / "bootseer", [command, "--", "/usr/bin/env", "-0"], given, tmp_path)
+        assert (done.returncode, done.stderr) == (0, b"")
+        told = environment(done.stdout)
+        assert {key: value for key, value in told.items() if key not in NAMES} == given
+
+
+def test_a_module_of_the_jobs_path_is_the_jobs_alone(programs: Path, tmp_path: Path) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    for name in ("sitecustomize", "zstandard", "json", "bootseer"):
+        (modules / f"{name}.py").write_text(
+            f"import os; os.write(2, b'{name} of the job\\n')\n", encoding="utf-8"
+        )
+    place = Place(tmp_path)
+    place.settings()
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(modules), "HOME": str(tmp_path)}
+    job = [str(programs / "python"), "-c", "import json"]
+    done = start(programs / "bootseer", ["start", "--", *job], environ, tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"installed\n")
+    assert done.stderr.splitlines() == [b"sitecustomize of the job", b"json of the job"]
+    # What restores is a process of its own, and unpacks by another.
+    place.remove_installed()
+    environ["PYTHONHOME"] = "/nowhere"
+    done = start(programs / "bootseer", ["start", "--", "ls", "site"], environ, tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"module\n")
+    assert (place.installs, place.fallbacks()) == (1, {})
+
+
+def test_by_a_link_and_by_a_bare_name(programs: Path, tmp_path: Path) -> None:
+    link, words = tmp_path / "a link", ["run", "--", "sh", "-c", "exit 7"]
+    link.symlink_to(programs / "bootseer")
+    assert start(link, words, {"PATH": "/nowhere"} | dict(os.environ), tmp_path).returncode == 7
+    done = subprocess.run(["/bin/sh", "bootseer", *words], cwd=programs, check=False)
+    assert done.returncode == 7
+
+
+def test_where_only_pythonpath_leads(tmp_path: Path) -> None:
+    source, target = wrapper.copy_source(tmp_path / "source"), tmp_path / "tar get"
+    words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, source]
+    subprocess.run(words, check=True, capture_output=True)
+    # An interpreter that has never heard of us stands for the one that installed it.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    program = target / "bin/bootseer-python"
+    rest = program.read_text(encoding="utf-8").partition("\n")[2]
+    program.write_text(f"#!{tmp_path}/bare/bin/python\n{rest}", encoding="utf-8")
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(target)}
+    done = start(target / "bin/bootseer", ["run", "--", "echo", "ran"], environ, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"ran\n", b"")
+
+
+def test_without_its_interpreter_the_job_starts_the_plain_way(
+    programs: Path, tmp_path: Path
+) -> None:
+    for name in ("bootseer", "bootseer-python"):
+        text = (programs / name).read_text(encoding="utf-8")
+        if name == "bootseer-python":
+            text = "#!/nowhere/bin/python\n" + text.partition("\n")[2]
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "bootseer").chmod(0o755)
+    words = ["run", "--phase", "x", "--", "sh", "-c", "echo ran; exit 7"]
+    done = start(tmp_path / "bootseer", words, {"PATH": "/usr/bin:/bin"}, tmp_path)
+    assert (done.returncode, done.stdout) == (7, b"ran\n")
+    assert b"(/nowhere/bin/python); install bootseer again" in done.stderr
+    done = start(tmp_path / "bootseer", ["report"], {"PATH": "/usr/bin:/bin"}, tmp_path)
+    assert (done.returncode, done.stdout) == (127, b"")
