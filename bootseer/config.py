@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bootseer import regular_files
 from bootseer.config_paths import default_cache, default_runtime, home, user_directory
 from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
@@ -200,7 +201,9 @@ def parse_flag(text: str) -> tuple[str, Value]:
 
 def _read_text(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        # What is named may be `<(…)`; what merely stands there is a file or nothing to wait for.
+        found_here = regular_files.opener if path == DEFAULT_FILE else None
+        with open(path, "rb", opener=found_here) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise from_os_error(error, f"read the configuration {path}") from error

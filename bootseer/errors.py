@@ -98,6 +98,8 @@ def from_os_error(error: OSError, action: str) -> BootseerError:
             return AccessDeniedError(f"{text}; choose a writable directory")
         case errno.ENOSPC | errno.EDQUOT:
             return NoSpaceError(f"{text}; free space or choose another file system")
+        case errno.ENXIO:  # a FIFO, a socket or a device where a file belongs
+            return CorruptDataError(f"{text}; remove it, or name a file")
         case errno.ETIMEDOUT:
             return DeadlineError(text)
         case errno.EBUSY:

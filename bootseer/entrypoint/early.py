@@ -18,6 +18,7 @@ PART, PHASE = "image", "image.replay"
 MODULE = "bootseer.imageprefetch.filemode.starting"
 DEFAULT_FILE = "bootseer.toml"
 _MOST_BYTES = 1 << 16
+_KIND, _FILE = 0o170000, 0o100000  # in st_mode; the module `stat` would say S_IFMT and S_IFREG
 _HEADER = "[image]"
 _FIELDS = {"traces": "place", "image": "image", "workload": "workload", "record": "record"}
 _RECORD = ("auto", "always", "never")
@@ -31,6 +32,8 @@ def asked(path: str, environ: Mapping[str, str]) -> dict[str, str] | None:
     if not bare.is_harmless(environ, "BOOTSEER_CONFIG"):
         return None
     try:
+        if os.stat(path).st_mode & _KIND != _FILE:
+            return None  # `-c <(…)`, say, can be read once
         with open(path, "rb", buffering=0) as file:
             text = file.read(_MOST_BYTES).decode("ascii")
     except (OSError, ValueError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError, from_os_error
 from bootseer.imageprefetch.layers import Readable, ahead, unpacked
 from bootseer.imageprefetch.spooling import LayerSpool
+from bootseer.regular_files import open_to_read
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest
@@ -211,7 +212,7 @@ def open_file(
 ) -> Iterator[Readable]:
     """Read a stretch of a file from its start."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_to_read(path)
     except OSError as error:
         raise from_os_error(error, f"read {path}") from error
     try:

@@ -1,7 +1,8 @@
 """A store in a directory: local, NFS or any file system with atomic link and rename.
 
 Temporary names start with a dot; a killed writer leaves one behind and `list` hides it. Symbolic
-links are not followed, since they may lead out of the directory: `list` leaves them out.
+links are not followed, since they may lead out of the directory: `list` leaves them out, as it
+does FIFOs, sockets and devices, which are never opened either.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
+from bootseer.regular_files import irregularity, open_to_read
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 
@@ -73,13 +75,18 @@ class LocalStore:
                     f"{name} in {self.url} is a symbolic link to {os.readlink(path)}, and stores "
                     "follow none; name its target"
                 )
+            kind = irregularity(found.st_mode)
+            if kind:
+                raise CorruptDataError(
+                    f"{name} in {self.url} is {kind}, and stores hold files; remove it"
+                )
             return _stat(name, found)
         except OSError as error:
             raise from_os_error(error, f"look at {name} in {self.url}") from error
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_to_read(self._path(name), os.O_NOFOLLOW)
             try:
                 _fill(fd, name, offset, memoryview(buffer).cast("B"))
             finally:
@@ -96,7 +103,7 @@ class LocalStore:
         filled: Callable[[int], None] | None = None,
     ) -> None:
         try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_to_read(self._path(name), os.O_NOFOLLOW)
             try:
                 for number, buffer in enumerate(buffers):
                     if attempt.cancelled:
@@ -165,7 +172,7 @@ class LocalStore:
                         found = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # deleted while we looked
-                    if not entry.is_symlink():
+                    if not entry.is_symlink() and not irregularity(found.st_mode):
                         yield _stat(prefix + entry.name, found)
         except OSError as error:
             raise from_os_error(error, f"list {folder or 'the root'} of {self.url}") from error

@@ -21,6 +21,7 @@ from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
 from bootseer.depsnap.format.toc import BadIndexError, Index
 from bootseer.depsnap.model import Digest, Limits
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
+from bootseer.regular_files import open_to_read
 
 VERSION = 1
 SKIPPABLE = 0x184D2A5E
@@ -55,7 +56,7 @@ def _read_index(
     path: str, expected_digest: Digest | None, limits: Limits, *, detached: bool
 ) -> Index:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_to_read(path)
     except FileNotFoundError as error:
         raise NotFoundError(f"no archive at {path}; check the store") from error
     except OSError as error:

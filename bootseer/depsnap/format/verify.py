@@ -17,6 +17,7 @@ from bootseer.depsnap.format.pack import Member, data_size, header, is_first, is
 from bootseer.depsnap.format.toc import Index
 from bootseer.depsnap.model import FILE, Digest
 from bootseer.errors import CorruptDataError, from_os_error
+from bootseer.regular_files import open_to_read
 
 
 def verify(path: str, index: Index, *, threads: int | None = None) -> Digest:
@@ -27,7 +28,7 @@ def verify(path: str, index: Index, *, threads: int | None = None) -> Digest:
     """
     workers = threads or len(os.sched_getaffinity(0))
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_to_read(path)
         try:
             return _Verifier(descriptor, index).run(workers)
         finally:

@@ -17,6 +17,7 @@ from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import project_folder, upwards
 from bootseer.errors import UsageError, from_os_error
+from bootseer.regular_files import opener
 
 FILE_LIMIT_BYTES = 64 << 20
 SOURCE_LIMIT_BYTES = 512 << 20
@@ -47,7 +48,7 @@ def read_text(path: str) -> str:
     try:
         if os.path.getsize(path) > FILE_LIMIT_BYTES:
             raise UsageError(f"key file {path} is larger than 64 MiB; name a lock file instead")
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape", opener=opener) as file:
             return file.read()
     except OSError as error:
         raise from_os_error(error, f"read the key file {path}") from error
@@ -155,7 +156,7 @@ def source_digest(path: str) -> str:
     for name in _source_files(path):
         full = os.path.join(path, name) if name else path
         try:
-            with open(full, "rb") as file:
+            with open(full, "rb", opener=opener) as file:
                 budget -= os.fstat(file.fileno()).st_size
                 if budget < 0:
                     raise UsageError(f"the local package {path} is larger than 512 MiB")

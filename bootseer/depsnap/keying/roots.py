@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import UsageError
+from bootseer.regular_files import opener
 
 PROBE_TIMEOUT_S = 10.0
 ALSO = "--also"
@@ -218,7 +219,7 @@ def _python_of_script(program: str, search: str, cwd: str) -> str:
     if path is None:
         return _named_python("python3", search, cwd)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opener) as file:
             head = file.read(512).decode("utf-8", "surrogateescape")
     except OSError:
         head = ""

@@ -30,6 +30,7 @@ from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.sharing.placements import in_use
 from bootseer.depsnap.sharing.seal import seal
 from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os_error
+from bootseer.regular_files import opener
 
 if TYPE_CHECKING:
     from bootseer.depsnap.format.toc import Index
@@ -175,7 +176,7 @@ def _without_write_bits(index: Index, places: list[str]) -> None:
 
 
 def _copy_index(archive: str, index: Index, path: str) -> None:
-    with open(archive, "rb") as source, open(path, "wb") as target:
+    with open(archive, "rb", opener=opener) as source, open(path, "wb") as target:
         source.seek(index.stored_bytes)
         target.write(source.read())
 

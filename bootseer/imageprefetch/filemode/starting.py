@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bootseer.imageprefetch.filemode import lowly, naming
 from bootseer.profiler.events import NullWriter, Writer
+from bootseer.regular_files import open_to_read
 
 if TYPE_CHECKING:  # loaded when they are needed: replay comes first
     from bootseer.imageprefetch.filemode.following import Following
@@ -198,7 +199,7 @@ def _in_file(path: str) -> FileTrace:
     from bootseer.imageprefetch.filemode import format as filetraces
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_to_read(path, os.O_NOFOLLOW)
         with open(fd, "rb") as file:
             data = file.read(filetraces.MAX_BYTES + 1)
     except OSError as error:

@@ -28,6 +28,7 @@ from bootseer.profiler.history.model import (
     Problem,
     StartRecord,
 )
+from bootseer.regular_files import opener
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,7 +183,7 @@ def _encode(record: StartRecord) -> bytes:
 def _decode(path: str) -> StartRecord:
     """Read one file; raise CorruptDataError with the reason if it is no record of ours."""
     pa = _pyarrow()
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=opener) as file:
         data = file.read()
     try:
         # No threads: one row needs none, and a pool still busy when the interpreter ends has

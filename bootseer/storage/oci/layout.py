@@ -25,6 +25,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
+from bootseer.regular_files import opener
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Preferred, Stat, Store
 from bootseer.storage.local import LocalStore
@@ -124,7 +125,7 @@ class LayoutStream(Closing):
         algorithm, _, self._expected = digest.partition(":")
         self._hash = hashlib.new(algorithm) if verify and not offset else None
         try:
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+            self._file = open(path, "rb", buffering=0, opener=opener)  # noqa: SIM115
         except OSError as error:
             raise from_os_error(error, f"read the blob {path}") from error
         self.size_bytes = os.fstat(self._file.fileno()).st_size
@@ -309,7 +310,7 @@ class LayoutRepository(Closing):
         """What `index.json` lists; nothing before the first push."""
         path = os.path.join(self._directory, "index.json")
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=opener) as file:
                 raw = file.read(LIMIT_BYTES + 1)
         except FileNotFoundError as error:
             if self._writable:
