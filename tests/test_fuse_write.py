@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import RENAME_NOREPLACE, WritableTree, pattern
+from starting import until
 
 from bootseer.entrypoint import children
 from bootseer.fuse.operations import Handle, Inode
@@ -229,3 +231,40 @@ def test_nothing_of_ours_waits_for_a_process_that_hangs_in_exec(tmp_path: Path) 
             tree.let_go.set()
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("command", ["run", "start"])
+def test_no_job_waits_for_a_first_process_that_hangs_in_exec(tmp_path: Path, command: str) -> None:
+    """Whose start is the container's, as its events tell."""
+    tree = _KeepsClosing()
+    first = """
+import os, sys, time
+if os.fork() == 0:
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+    os.execv(sys.executable, [sys.executable, "-m", "bootseer", *sys.argv[3:]])
+file = open(sys.argv[1], "w")
+os.execv("/bin/sleep", ["sleep", "600"])
+"""
+    go, ran = tmp_path / "go", tmp_path / "ran"
+    job = [command, "--", "touch", str(ran)]
+    words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", first]
+    with mounted(tree, tmp_path / "m", read_only=False) as (directory, _):
+        process = subprocess.Popen(
+            [*words, directory / "f", go, *job],
+            env={**os.environ, "BOOTSEER_EVENTS": str(tmp_path / "events")},
+            start_new_session=True,
+        )
+        try:
+            assert tree.closing.wait(30)
+            (inside,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            with pytest.raises(TimeoutError):  # so it does hang
+                read_proc(f"/proc/{inside}/stat")
+            go.touch()
+            in_time(lambda: until(ran.exists, 40), 45)
+        finally:
+            tree.let_go.set()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    (events,) = (tmp_path / "events").iterdir()
+    assert '"container.start"' not in events.read_text()

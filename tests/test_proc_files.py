@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import pytest
@@ -21,18 +22,23 @@ def test_a_process_that_is_not_there_is_an_error_of_the_caller() -> None:
 
 def test_a_look_that_the_kernel_keeps_waiting_ends() -> None:
     """An event stands for the kernel's lock."""
-    let_go = threading.Event()
-    looks: list[threading.Thread] = []
+    let_go, ended = threading.Event(), threading.Event()
+    held_back: list[set[int]] = []
 
     def look() -> None:
-        looks.append(threading.current_thread())
+        held_back.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         let_go.wait()
+        ended.set()
 
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(TimeoutError, match="did not answer"):
         call_within(0.05, look)
-    assert looks[0].is_alive()
+    assert not ended.is_set()
+    # A signal for the job that waits behind us must find no thread that takes it.
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= held_back[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     let_go.set()
-    looks[0].join()
+    assert ended.wait(60)
 
 
 def test_what_a_look_raises_reaches_its_caller() -> None:

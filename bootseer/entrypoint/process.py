@@ -237,9 +237,11 @@ class Child:
             pass  # a set-user-id child; without us the sender would have been refused as well
 
     def _is_stopped(self) -> bool:
+        from bootseer.proc_files import read_proc  # needed by job control alone
+
         try:
-            with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
-                return file.read(4096).rpartition(b")")[2].split()[0] in (b"T", b"t")
+            stat = read_proc(f"/proc/{self.pid}/stat")
+            return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
         except (OSError, IndexError):
             return True
 

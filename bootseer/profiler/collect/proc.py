@@ -24,8 +24,8 @@ def start_ticks(pid: int) -> int | None:
 
 def _read_stat(pid: int) -> bytes:
     path = f"/proc/{pid}/stat"
-    if pid not in (1, os.getpid()):
-        from bootseer.proc_files import read_proc  # costs a thread, so not on a start's way
+    if pid != os.getpid():
+        from bootseer.proc_files import read_proc
 
         return read_proc(path)
     with open(path, "rb", buffering=0) as file:
