@@ -18,7 +18,7 @@ from wheelhouse import make_wheel
 
 from bootseer.depsnap import records
 from bootseer.depsnap.format.malformed import fault
-from bootseer.depsnap.keying import pins, requirements, resolver, roots, uvrun
+from bootseer.depsnap.keying import pins, pip_settings, requirements, resolver, roots, uvrun
 from bootseer.depsnap.keying.command import plan
 from bootseer.errors import CorruptDataError, UsageError
 
@@ -293,6 +293,47 @@ def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_resolver_looks_where_pip_is_told_to_look(tmp_path: Path, wheels: Path) -> None:
+    """pip.conf alone names the index; to uv it is unknown."""
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    text = f"[global]\nno-index = true\n[install]\nfind-links =\n    {wheels}\n"
+    (tmp_path / ".config/pip/pip.conf").write_text(text)
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    for command, found in ((["pip"], True), (["uv", "pip"], False)):
+        installs = plan([*command, "install", "bootseer-alpha"])
+        offline = {**home, "UV_OFFLINE": "1"}
+        asked = resolver.Resolution(installs, sys.executable, offline, str(tmp_path), 60)
+        lock = asked.lock()
+        assert (lock is not None) is found, asked.why
+        if lock is not None:
+            assert set(lock.pinned) == {"bootseer-alpha"}
+
+
+def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None:
+    config = tmp_path / "xdg"
+    (config / "pip").mkdir(parents=True)
+    (config / "pip/pip.conf").write_text(
+        "[global]\nindex-url = https://low\nextra-index-url = https://a\n  https://b\n"
+        "cert = /ca.pem\npre = no\n[install]\nindex-url = https://high\n"
+    )
+    (tmp_path / "pip.conf").write_text("[global]\nfind_links = /w1 /w2\ntrusted-host = h\n")
+    environ = {"XDG_CONFIG_HOME": str(config), "PIP_CERT": "/other.pem", "UV_INDEX": "https://mine"}
+    made = pip_settings.environment_for_uv(environ, str(tmp_path))
+    assert made.items() >= environ.items()
+    assert {name: made[name] for name in made.keys() - environ.keys()} == {
+        "UV_DEFAULT_INDEX": "https://high",
+        "UV_FIND_LINKS": "/w1,/w2",
+        "UV_INSECURE_HOST": "h",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "SSL_CERT_FILE": "/other.pem",
+    }
+    nothing = pip_settings.environment_for_uv({**environ, "PIP_CONFIG_FILE": os.devnull}, "")
+    assert "UV_DEFAULT_INDEX" not in nothing
+    broken = {"PIP_CONFIG_FILE": str(tmp_path / "broken"), "HOME": "/nonexistent"}
+    (tmp_path / "broken").write_text("index-url = without a section\n")
+    assert pip_settings.environment_for_uv(broken, "").items() >= broken.items()
 
 
 def test_a_resolver_tells_uv_nothing_of_an_environment_that_is_being_made(tmp_path: Path) -> None:

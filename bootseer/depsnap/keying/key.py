@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from bootseer.depsnap.keying import pins, redact, requirements
+from bootseer.depsnap.keying import pins, pip_settings, redact, requirements
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import ALSO, Python, Target, inside, upwards
 from bootseer.depsnap.model import WORK_PREFIX
@@ -49,7 +49,7 @@ _PATH_VARIABLES = frozenset(
     for name in ("CONSTRAINT", "REQUIREMENT", "CONFIG_FILE", "OVERRIDE", "BUILD_CONSTRAINT")
 )
 _SETTINGS = (
-    *("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf"),
+    *(*pip_settings.FOR_ALL, *pip_settings.FOR_USER),
     *("/etc/uv/uv.toml", "/etc/xdg/uv/uv.toml", "~/.config/uv/uv.toml"),
 )
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bootseer.depsnap.keying import pins, redact
+from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
@@ -84,7 +84,7 @@ class Resolution:
                     stdout=self._output,
                     stderr=subprocess.DEVNULL,
                     cwd=self.cwd,
-                    env=_uv_environment(self.environ),
+                    env=self._environment(),
                 )
             finally:
                 os.close(asked)
@@ -141,6 +141,12 @@ class Resolution:
             os.close(self._output)
             self._output = -1
 
+    def _environment(self) -> dict[str, str]:
+        if self.python is None or any(install.tool == "uv" for install in self.installs):
+            return dict(self.environ)
+        prefix = os.path.dirname(os.path.dirname(self.python))
+        return pip_settings.environment_for_uv(self.environ, prefix)
+
     def _words(self) -> tuple[list[str], bytes]:
         """uv's command and its standard input; no words, and `why`, where none can tell."""
         asked = [i for i in self.installs if i.tool in ("pip", "uv")]
@@ -188,20 +194,3 @@ def _index_words(command: Sequence[str]) -> list[str]:
         elif word == "--pre":
             words += ["--prerelease", "allow"]
     return words
-
-
-_PIP_AS_UV = (
-    ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"),
-    ("PIP_EXTRA_INDEX_URL", "UV_INDEX"),
-    ("PIP_FIND_LINKS", "UV_FIND_LINKS"),
-    ("PIP_CONSTRAINT", "UV_CONSTRAINT"),
-    ("PIP_NO_INDEX", "UV_NO_INDEX"),
-)
-
-
-def _uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    out = dict(environ)
-    for pip, uv in _PIP_AS_UV:
-        if pip in out and uv not in out:
-            out[uv] = out[pip]
-    return out
