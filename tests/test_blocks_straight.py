@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
+import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,50 @@ def test_old_marks_are_dropped_at_the_next_opening(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(straight, "MARK_LIFE_S", -1.0)
         assert kept.straight() is found
         assert found.read(0, BLOCK) is None
+
+
+def test_a_block_dropped_while_another_is_marked_stays_dropped() -> None:
+    """`whole` was told from the marks of before, and what had been found wrong was read."""
+    marks = straight.Marks(2)
+    drops: list[threading.Thread] = []
+
+    class Watched(bytearray):
+        def __contains__(self, wanted: object) -> bool:
+            found = wanted in bytes(self)
+            if not found:
+                drops.append(threading.Thread(target=marks.drop, args=(0,)))
+                drops[-1].start()
+                drops[-1].join(0.2)
+            return found
+
+    marks.of_blocks = Watched(2)
+    marks.set(0)
+    marks.set(1)
+    (drop,) = drops
+    drop.join()
+    assert bytes(marks.of_blocks) == b"\0\1"
+    assert not marks.whole
+
+
+def test_where_descriptors_are_scarce_the_cache_leaves_them_to_others(tmp_path: Path) -> None:
+    source = make_source(tmp_path, BLOCK)
+    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.ExitStack() as held, cache.open(source) as kept:
+            taken = [held.enter_context(open(os.devnull)) for _ in range(40)]
+            most = taken[-1].fileno() + 8
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+            try:
+                count = len(os.listdir("/proc/self/fd"))
+                assert kept.straight() is None
+                with cache.open(make_source(tmp_path, BLOCK)) as other:
+                    assert not other.usable
+                assert len(os.listdir("/proc/self/fd")) == count
+                assert not cache.stopped
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            held.close()
+            assert kept.straight() is not None
 
 
 def test_what_is_read_so_is_not_evicted(tmp_path: Path):

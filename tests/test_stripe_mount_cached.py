@@ -6,9 +6,10 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,43 @@ def test_a_file_replaced_while_it_is_open_keeps_its_bytes(root: Path, tmp_path: 
     ):
         put_bytes(store_of(root), "ckpt", content(SIZE, 3), tmp_path)
         assert in_time(lambda: os.pread(file.fileno(), SIZE, 0)) == content(SIZE)
+
+
+@pytest.mark.parametrize("size", [5000, 40 * CHUNK])
+@pytest.mark.parametrize("most", [100, 101])
+def test_many_open_files_leave_the_server_descriptors(tmp_path: Path, size: int, most: int) -> None:
+    """Each held some of the cache's, until the store was asked in vain for want of a further one.
+
+    Of an odd number the cache left one, of an even number none.
+    """
+    store = tmp_path / "store"
+    store.mkdir()
+    wanted = [content(size, number) for number in range(60)]
+    for number, data in enumerate(wanted):
+        (store / str(number)).write_bytes(data)
+    with served(store, tmp_path / "mnt", cache=str(tmp_path / "cache")) as mount:
+        (worker,) = mount.workers()
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (most, most))
+        paths = [mount.directory / str(number) for number in range(60)]
+        with ExitStack() as held:
+
+            def look() -> None:
+                for path, data in zip(paths, wanted, strict=True):
+                    assert held.enter_context(path.open("rb")).read() == data
+
+            in_time(look)
+            assert 60 < len(os.listdir(f"/proc/{worker}/fd")) < most - most // 5
+        assert mount.said == ""
+
+
+def test_a_server_takes_as_many_descriptors_as_it_may_have(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        with served(tmp_path / "store", tmp_path / "mnt", cache=str(tmp_path / "cache")) as mount:
+            (worker,) = mount.workers()
+            now = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert now == (before[1], before[1])

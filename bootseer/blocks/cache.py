@@ -46,6 +46,7 @@ from collections.abc import Callable
 
 from bootseer.blocks import eviction, presence
 from bootseer.blocks.cached import CachedObject
+from bootseer.blocks.descriptors import check_spare
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource
 from bootseer.contexts import Closing
@@ -286,7 +287,8 @@ def check_private(directory: str) -> None:
 def _open_pinned(folder: str, identity: Identity) -> tuple[int, int, bool] | None:
     """Descriptors of `present` and `data`, pinned, and whether it is frozen.
 
-    None when the object cannot be used as it is. Raises FileNotFoundError where there is none.
+    None when the object cannot be used as it is. Raises FileNotFoundError where there is none,
+    and OSError(EMFILE) where no descriptors can be spared.
     """
     present_fd = os.open(f"{folder}/present", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     data_fd = -1
@@ -302,6 +304,7 @@ def _open_pinned(folder: str, identity: Identity) -> tuple[int, int, bool] | Non
             frozen = presence.is_frozen(present_fd)
             mode = os.O_RDONLY if frozen else os.O_RDWR
             data_fd = os.open(f"{folder}/data", mode | os.O_CLOEXEC | os.O_NOFOLLOW)
+            check_spare(max(present_fd, data_fd))
             os.utime(folder)
             files, present_fd, data_fd = (present_fd, data_fd, frozen), -1, -1
             return files

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bootseer.blocks import presence
+from bootseer.blocks.descriptors import check_spare
 from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, Identity
 from bootseer.blocks.straight import Marks, Straight, marks_of
 from bootseer.contexts import Closing
@@ -134,12 +135,7 @@ class CachedObject(Closing):
                 self._marks.expire()
                 made = self._straight() if self._straight is not None else None
                 if made is None:
-                    present_fd = os.dup(self._present_fd)
-                    try:
-                        data_fd = os.dup(self._data_fd)
-                    except OSError:
-                        os.close(present_fd)
-                        raise
+                    present_fd, data_fd = self._twins()
                     made = Straight(present_fd, data_fd, identity.block_bytes, self._marks)
                     self._straight = weakref.ref(made)
             found.append(made)
@@ -147,6 +143,19 @@ class CachedObject(Closing):
 
         self._with(make)
         return found[0] if found else None
+
+    def _twins(self) -> tuple[int, int]:
+        """Further descriptors of both files. Raises OSError, also where none can be spared."""
+        fds: list[int] = []
+        try:
+            for fd in (self._present_fd, self._data_fd):
+                fds.append(os.dup(fd))
+                check_spare(fds[-1])
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds[0], fds[1]
 
     def store(self, index: int, raw: memoryview) -> bool:
         """Keep a verified block, if there is room; whether it was new and is kept now.

@@ -33,6 +33,7 @@ from typing import Protocol, runtime_checkable
 from bootseer.atomic import replace_file
 from bootseer.blocks import presence
 from bootseer.blocks.cache import check_private
+from bootseer.blocks.descriptors import check_spare
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource, block_length
 from bootseer.contexts import Closing
@@ -117,6 +118,7 @@ def open_sealed(directory: str, identity: Identity) -> Sealed | None:
         check_private(directory)
         with contextlib.ExitStack() as stack:
             files = stack.enter_context(_Files(folder, alone=True))
+            check_spare(files.data_fd)
             if not files.has(identity) or mark != _mark_of(identity, os.fstat(files.data_fd)):
                 return None
             if not files.frozen:

@@ -26,32 +26,39 @@ ROOM_BYTES = 1 << 20
 
 
 class Marks:
-    """Which blocks of one file were verified in this process; `whole` = all of them."""
+    """Which blocks of one file were verified in this process; `whole` = all of them.
 
-    __slots__ = ("__weakref__", "_since_s", "of_blocks", "whole")
+    They are read without the lock, which keeps a change from undoing another one of `whole`.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_since_s", "of_blocks", "whole")
 
     def __init__(self, blocks: int) -> None:
         self.of_blocks = bytearray(blocks)
         self.whole = False
+        self._lock = threading.Lock()
         self._since_s = time.monotonic()
 
     def set(self, index: int) -> None:
         """A block was verified."""
-        marks = self.of_blocks
-        marks[index] = 1
-        self.whole = 0 not in marks
+        with self._lock:
+            marks = self.of_blocks
+            marks[index] = 1
+            self.whole = 0 not in marks
 
     def drop(self, index: int) -> None:
         """A block is to be verified before it is used again."""
-        self.whole = False
-        self.of_blocks[index] = 0
+        with self._lock:
+            self.whole = False
+            self.of_blocks[index] = 0
 
     def expire(self) -> None:
         """Drop all marks when the first may be older than `MARK_LIFE_S`."""
-        now_s = time.monotonic()
-        if now_s - self._since_s > MARK_LIFE_S:
-            self._since_s, self.whole = now_s, False
-            self.of_blocks[:] = bytes(len(self.of_blocks))
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._since_s > MARK_LIFE_S:
+                self._since_s, self.whole = now_s, False
+                self.of_blocks[:] = bytes(len(self.of_blocks))
 
 
 _known: weakref.WeakValueDictionary[tuple[int, int], Marks] = weakref.WeakValueDictionary()

@@ -98,11 +98,13 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
 def build_tree(settings: MountSettings, log: Log) -> Operations:
     """What is served: opens the store and starts threads, so for the worker alone."""
     from bootseer.blocks.cache import NodeCache
+    from bootseer.blocks.descriptors import raise_limit
     from bootseer.blocks.fetch import Fetcher
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.rwtree import WritableTree
     from bootseer.stripedfs.tree import StripedTree
 
+    raise_limit()  # an open file takes up to four descriptors
     store, name = _store(_hurried(settings))
     cache = None
     if settings.cache:

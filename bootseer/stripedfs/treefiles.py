@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 NOTHING = Data((b"",))
 COUNTER_BITS = 24
 HELPERS = 4
+ONE_READ_BYTES = 128 << 10
 MOST_KEPT_SOURCES = 256
 """Sources of closed files kept for whoever opens them next; one costs 16 bytes a chunk."""
 
@@ -92,7 +93,9 @@ class OpenFile:
         self.place = place
         self.source = source
         self._where = where
-        self._straight = files.fetcher.straight(source)
+        # What one request brings is hardly asked for twice: not worth two descriptors.
+        long = source.size_bytes > ONE_READ_BYTES
+        self._straight = files.fetcher.straight(source) if long else None
         self._sure = not is_volatile(source)
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
