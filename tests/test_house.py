@@ -78,10 +78,7 @@ def run(tmp_path: Path, *options: str, user: int, tests: str = TESTS) -> tuple[i
     return done.returncode, done.stdout.splitlines()
 
 
-WORKERS = pytest.mark.parametrize("workers", ["0", "2"])
-
-
-@WORKERS
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_plain_user_is_told_what_was_left_out(tmp_path: Path, workers: str) -> None:
     code, said = run(tmp_path, "-n", workers, user=1000)
     assert code == 0
@@ -91,20 +88,26 @@ def test_a_plain_user_is_told_what_was_left_out(tmp_path: Path, workers: str) ->
     assert "2 passed" in said[-1]
 
 
-@WORKERS
-def test_a_deselected_test_fails_where_none_is_allowed(tmp_path: Path, workers: str) -> None:
-    code, said = run(tmp_path, "-n", workers, "--forbid-deselect", user=1000)
+def test_a_deselected_test_fails_where_none_is_allowed(tmp_path: Path) -> None:
+    """Whether for want of privilege or by -k."""
+    chosen = ("-n", "2", "--forbid-deselect", "-k", "not one")
+    code, said = run(tmp_path, *chosen, user=1000)
     assert code == 1
-    assert said[-2] == "2 tests deselected"
-    assert "2 passed" in said[-1]
-    code, said = run(tmp_path, "-n", workers, "--forbid-deselect", "-k", "not one", user=0)
-    assert code == 1
-    assert "test_some.py::test_one" in said
+    names = ["test_some.py::test_mounts", "test_some.py::test_one", "test_some.py::test_page"]
+    assert sorted(line for line in said if line.startswith("test_some.py::")) == names
+    assert said[-2] == "3 tests deselected"
+    assert "1 passed" in said[-1]
 
 
-@WORKERS
-def test_with_every_privilege_all_but_the_long_counts_run(tmp_path: Path, workers: str) -> None:
-    code, said = run(tmp_path, "-n", workers, "--forbid-deselect", user=0)
+def test_either_kind_alone_is_enough(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "--forbid-deselect", user=1000)
+    assert (code, said[-2]) == (1, "2 tests deselected")
+    code, said = run(tmp_path, "--forbid-deselect", "-k", "not one", user=0)
+    assert (code, said[-2]) == (1, "1 tests deselected")
+
+
+def test_with_every_privilege_all_but_the_long_counts_run(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "-n", "2", "--forbid-deselect", user=0)
     assert code == 0
     assert "4 passed" in said[-1]
     assert "deselected" not in said[-1]
@@ -115,9 +118,8 @@ def test_fast_and_soak_choose_their_own(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "--soak", user=0)[1][-1]
 
 
-@WORKERS
-def test_no_test_has_a_second_try(tmp_path: Path, workers: str) -> None:
-    code, said = run(tmp_path, "-n", workers, user=0, tests=FAILS_ONCE)
+def test_no_test_has_a_second_try(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "-n", "2", user=0, tests=FAILS_ONCE)
     assert code == 1
     assert "1 failed" in said[-1]
     assert (tmp_path / "tries").read_text() == "x"
