@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 import types
 import urllib.request
@@ -17,7 +18,7 @@ from wheelhouse import make_wheel
 from bootseer.errors import NoSpaceError
 from bootseer.profiler.report.model import PartUse
 from tools.demo import __main__ as demo
-from tools.demo import checkpoints, images, machine, options, stages, starts
+from tools.demo import checkpoints, images, lab, machine, options, stages, starts
 from tools.podman import mounts_below
 
 pytestmark = pytest.mark.slow
@@ -64,6 +65,24 @@ def chosen(tmp_path: Path) -> options.Options:
     )
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment as the demonstration makes it."""
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def ready(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's environment is copied; making one takes as long as all starts of the test."""
+
+    def copy(place: lab.Lab) -> None:
+        place.call(["cp", "-a", str(environment), str(place.base)], "copy the environment")
+
+    monkeypatch.setattr(lab.Lab, "make_base", copy)
+
+
 def test_the_demonstration_in_miniature(
     chosen: options.Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +115,7 @@ def test_the_demonstration_in_miniature(
 
 def test_the_checkpoint_may_lie_on_a_real_hdfs(
     chosen: options.Options,
+    ready: None,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,16 +175,16 @@ def test_a_container_that_prints_something_else_is_a_fault(tmp_path: Path) -> No
         ran = images.Ran(0, output, {"hot_bytes": 7, **mounted})
         return starts.Start(kind, tmp_path, 0, "", 1.0, ran)
 
-    lab = types.SimpleNamespace(images=types.SimpleNamespace(why=""))
+    place = types.SimpleNamespace(images=types.SimpleNamespace(why=""))
     stage = stages.Container()
-    assert stage.faults(lab, start("x", "plain")) == []
-    assert stage.faults(lab, start("x", hot_set="sha256:0")) == []
-    assert "printed" in stage.faults(lab, start("y", hot_set="sha256:0"))[0]
-    assert "without its hot set" in stage.faults(lab, start("x"))[0]
+    assert stage.faults(place, start("x", "plain")) == []
+    assert stage.faults(place, start("x", hot_set="sha256:0")) == []
+    assert "printed" in stage.faults(place, start("y", hot_set="sha256:0"))[0]
+    assert "without its hot set" in stage.faults(place, start("x"))[0]
     assert not stage.use([dataclasses.replace(start("x"), image=None)]).used
 
 
-def test_a_job_that_fails_ends_it_and_leaves_nothing(chosen: options.Options) -> None:
+def test_a_job_that_fails_ends_it_and_leaves_nothing(chosen: options.Options, ready: None) -> None:
     (chosen.job / "train.py").write_text(TRAIN + "\nsys.exit('no luck')\n")
     with pytest.raises(demo.NotSupportedError, match=r"the job failed \(1\).*no luck"):
         demo.run(chosen, Console(stderr=True))
