@@ -313,9 +313,11 @@ def _apply_environment(
 
 def describe() -> str:
     """The body of the generated document on configuration, in Markdown."""
+    import inspect  # not at a start's cost
+
     parts = [_INTRODUCTION]
     for section, record in SECTIONS.items():
-        purpose = (record.__doc__ or "").partition(":")[2].strip()
+        purpose = (inspect.getdoc(record) or "").partition(":")[2].strip()
         parts.append(f"## `[{section}]`\n\n{purpose[:1].upper()}{purpose[1:]}\n")
         rows = ["| key | value | default | variable | meaning |", "|---|---|---|---|---|"]
         for item in _of_section(section, record):

@@ -183,16 +183,20 @@ def nginx(folder: Path, server: str) -> Iterator[int]:
         process.wait()
 
 
+KEY_USAGE = "keyUsage=critical,keyCertSign,cRLSign"
+"""Python 3.13 believes no authority without it."""
+
+
 def certificates(folder: Path) -> tuple[Path, Path, Path]:
     """Make an authority and a server's certificate for 127.0.0.1: (ca, certificate, key)."""
     folder.mkdir(parents=True, exist_ok=True)
     ca, ca_key = folder / "ca.pem", folder / "ca.key"
     own, key, ask = folder / "own.pem", folder / "own.key", folder / "own.csr"
     extra = folder / "extra"
-    extra.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    extra.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n")
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     _openssl("req", "-x509", *curve, "-keyout", ca_key, "-out", ca, "-subj", "/CN=test-authority",
-             "-days", "30")  # fmt: skip
+             "-days", "30", "-addext", KEY_USAGE)  # fmt: skip
     _openssl("req", "-new", *curve, "-keyout", key, "-out", ask, "-subj", "/CN=127.0.0.1")
     _openssl("x509", "-req", "-in", ask, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-out",
              own, "-days", "30", "-extfile", extra)  # fmt: skip

@@ -217,6 +217,8 @@ def _certificate(path: Path, address: str) -> Path:
     if not path.exists():
         words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30"]
         words += ["-subj", "/CN=lab registry", "-addext", f"subjectAltName=IP:{address}"]
+        # Without it Python 3.13 believes none that signs itself.
+        words += ["-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
         words += ["-keyout", str(key), "-out", str(path)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:

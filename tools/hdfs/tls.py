@@ -19,12 +19,15 @@ def make(folder: Path) -> Path:
         folder,
         *("req", "-x509", *new_key, "-subj", "/CN=lab authority"),
         *("-keyout", "ca.key", "-out", "ca.pem"),
+        # Python 3.13 believes no authority without it.
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
     _openssl(
         folder,
         *("req", *new_key[:3], "-subj", "/CN=localhost", "-keyout", "key", "-out", "request"),
     )
-    (folder / "names").write_text(SUBJECT_NAMES, encoding="ascii")
+    extensions = f"{SUBJECT_NAMES}\nauthorityKeyIdentifier=keyid\n"
+    (folder / "names").write_text(extensions, encoding="ascii")
     _openssl(
         folder,
         *("x509", "-req", "-in", "request", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "30"),
