@@ -47,6 +47,27 @@ def published(node: Node) -> dict[str, object]:
     return body
 
 
+@pytest.fixture(scope="session")
+def first(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Path:
+    """Where a node stood that published a snapshot; what it stored is put aside in `kept`."""
+    base = tmp_path_factory.mktemp("nodes")
+    node = Node(base, wheelhouse, tool="uv")
+    published(node)
+    node.store.rename(base / "kept")
+    return base
+
+
+@pytest.fixture
+def second(first: Path, wheelhouse: Path) -> Node:
+    """A new node at the place of the first, whose store has what that one published."""
+    for path in first.iterdir():
+        if path.name != "kept":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    node = Node(first, wheelhouse, tool="uv")
+    shutil.copytree(first / "kept", node.store)
+    return node
+
+
 def fell_back(node: Node, *options: object) -> str:
     """A start that went the plain way, all the same with the install's code; its reason."""
     done = node.run(*options)
@@ -102,20 +123,18 @@ def test_sigterm_in_every_phase_leaves_nothing_behind(node: Node, step: str) -> 
 @pytest.mark.parametrize("step", ["restore", "staging made", "staged"])
 @pytest.mark.parametrize("action", ["SIGKILL", "SIGTERM"])
 def test_end_while_restoring_never_leaves_half_an_environment(
-    node: Node, step: str, action: str
+    second: Node, step: str, action: str
 ) -> None:
-    published(node)
-    node.fresh()
-    code, _ = node.finish(node.start(step, action))
+    code, _ = second.finish(second.start(step, action))
     assert code == {"SIGKILL": -signal.SIGKILL, "SIGTERM": 128 + signal.SIGTERM}[action]
     if action == "SIGTERM":
-        assert not node.leftovers()
-    half = list(node.place.glob("lib/python3*/site-packages/*alpha*"))
-    assert node.works() or not half
-    node.run()
-    assert node.last() == ("ok", "restored")
-    assert node.works()
-    assert not node.leftovers()
+        assert not second.leftovers()
+    half = list(second.place.glob("lib/python3*/site-packages/*alpha*"))
+    assert second.works() or not half
+    second.run()
+    assert second.last() == ("ok", "restored")
+    assert second.works()
+    assert not second.leftovers()
 
 
 @pytest.mark.parametrize("step", STEPS[:3])
@@ -405,36 +424,32 @@ def flip(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
-def test_flipped_byte_falls_back_and_is_published_anew(node: Node, where: str) -> None:
-    published(node)
-    (archive,) = node.archives()
+def test_flipped_byte_falls_back_and_is_published_anew(second: Node, where: str) -> None:
+    (archive,) = second.archives()
     size = archive.stat().st_size
     flip(archive, {"first": 20, "middle": size // 3, "last": size - 30}[where])
-    node.fresh()
-    reason = fell_back(node)
+    reason = fell_back(second)
     assert "archive" in reason
-    assert node.last()[1] == "published"
-    assert node.installs == 2
-    node.fresh()
-    node.run()
-    assert node.last() == ("ok", "restored")
-    assert node.works()
-    assert list(node.store.glob("deps/*/record-000001.bad"))
+    assert second.last()[1] == "published"
+    assert second.installs == 1
+    second.fresh()
+    second.run()
+    assert second.last() == ("ok", "restored")
+    assert second.works()
+    assert list(second.store.glob("deps/*/record-000001.bad"))
 
 
-def test_truncated_and_missing_archives(node: Node) -> None:
-    published(node)
-    (archive,) = node.archives()
+def test_truncated_and_missing_archives(second: Node) -> None:
+    (archive,) = second.archives()
     archive.write_bytes(archive.read_bytes()[:-100])
-    node.fresh()
-    fell_back(node)
-    (newer,) = [a for a in node.archives() if a != archive]
+    fell_back(second)
+    (newer,) = [a for a in second.archives() if a != archive]
     newer.unlink()
-    node.fresh()
-    fell_back(node)
-    node.fresh()
-    node.run()
-    assert node.last() == ("ok", "restored")
+    second.fresh()
+    fell_back(second)
+    second.fresh()
+    second.run()
+    assert second.last() == ("ok", "restored")
 
 
 HOSTILE = (
@@ -444,13 +459,11 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_record_falls_back_and_is_published_anew(node: Node, content: bytes) -> None:
-    published(node)
-    (path,) = node.store.glob("deps/*/record-*.json")
+def test_hostile_record_falls_back_and_is_published_anew(second: Node, content: bytes) -> None:
+    (path,) = second.store.glob("deps/*/record-*.json")
     path.write_bytes(content)
-    node.fresh()
-    assert "record" in fell_back(node)
-    assert node.last()[1] == "published"
+    assert "record" in fell_back(second)
+    assert second.last()[1] == "published"
 
 
 @pytest.mark.parametrize(
@@ -503,27 +516,23 @@ def sample() -> records.Record:
     return records.Record(KEY, KEY, 1.0, ("pip",), ("/x",), (), 1.0, 1.0, {"a": "b"}, archive)
 
 
-def test_record_of_a_newer_version_is_left_alone(node: Node) -> None:
-    published(node)
-    (path,) = node.store.glob("deps/*/record-*.json")
+def test_record_of_a_newer_version_is_left_alone(second: Node) -> None:
+    (path,) = second.store.glob("deps/*/record-*.json")
     body = json.loads(path.read_text())
     path.write_text(json.dumps(body | {"version": records.VERSION + 1, "new": "field"}))
-    node.fresh()
-    assert "use a newer bootseer" in fell_back(node)
-    assert not list(node.store.glob("deps/*/*.bad"))
+    assert "use a newer bootseer" in fell_back(second)
+    assert not list(second.store.glob("deps/*/*.bad"))
 
 
-def test_record_that_writes_elsewhere_is_refused(node: Node) -> None:
-    published(node)
-    (path,) = node.store.glob("deps/*/record-*.json")
+def test_record_that_writes_elsewhere_is_refused(second: Node) -> None:
+    (path,) = second.store.glob("deps/*/record-*.json")
     body = json.loads(path.read_text())
     path.write_text(json.dumps(body | {"roots": ["/etc"]}))
-    node.fresh()
-    assert "/etc" in fell_back(node)
-    assert node.last() == ("fallback", "published")
-    node.fresh()
-    node.run()
-    assert node.last() == ("ok", "restored")
+    assert "/etc" in fell_back(second)
+    assert second.last() == ("fallback", "published")
+    second.fresh()
+    second.run()
+    assert second.last() == ("ok", "restored")
 
 
 def test_newest_of_another_command_is_not_taken(node: Node) -> None:
