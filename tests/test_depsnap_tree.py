@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -321,6 +322,54 @@ def test_nothing_is_mounted_over_the_root_directory(shared: Shared) -> None:
     shared.ensure()
     done = in_namespace(shared, "/", form="overlay")
     assert "keep their root directory" in done.communicate()[0]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("form", ["overlay", "bind", "symlink"])
+def test_what_others_mounted_or_linked_there_since_a_reboot_stays(
+    shared: Shared, form: str, tmp_path: Path
+) -> None:
+    """A volume at the target was unmounted, as if it were the overlay of before."""
+    tree.place(shared.ensure(), shared.targets, form=form)  # type: ignore[arg-type]
+    (record,) = placements.all_records(shared.cache)
+    place = Path(record.folder, "record.json")
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"boot": "another"}))
+    if form == "symlink":
+        shared.target.unlink()
+        shared.target.symlink_to(tmp_path)
+        tree.unplace(str(shared.target), shared.cache)
+        assert shared.target.readlink() == tmp_path
+        return
+    mounts.unmount(str(shared.target))
+    mounts.mount("tmpfs", str(shared.target), "tmpfs")
+    try:
+        (shared.target / "mine").write_text("of the volume")
+        tree.place(shared.ensure(), shared.targets, form="copy")
+        assert (shared.target / "mine").read_text() == "of the volume"
+        assert (shared.target / "lib/a.py").exists()
+    finally:
+        mounts.unmount(str(shared.target))
+    assert not (shared.target / "lib").exists()
+
+
+@pytest.mark.parametrize("form", ["symlink", pytest.param("bind", marks=pytest.mark.root)])
+def test_what_stands_there_stays_where_the_next_snapshot_is_refused(
+    shared: Shared, tmp_path: Path, form: str
+) -> None:
+    """It was taken away before anybody knew whether the other one fits."""
+    tree.place(shared.ensure(), shared.targets, form=form)  # type: ignore[arg-type]
+    write(tmp_path / "more/r/second", "2")
+    info = pack(tmp_path / "more/r", tmp_path / "more/a")
+    second = tree.ensure(shared.cache, str(tmp_path / "more/a"), info.index_digest)
+
+    def refuse() -> None:
+        raise NotFoundError("the index decides otherwise")
+
+    target = {str(tmp_path / "more/r"): str(shared.target)}
+    with pytest.raises(NotFoundError):
+        tree.place(second, target, before_switch=refuse)
+    assert (shared.target / "lib/a.py").exists()
+    assert not (shared.target / "second").exists()
 
 
 @pytest.mark.root

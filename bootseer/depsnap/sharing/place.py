@@ -66,9 +66,12 @@ def place(
     if standing is not None:
         return standing
     confirm = before_switch or _nothing
+    covered = [target for target in places.values() if not _overlaid(cache_dir, target)]
+    if any(_stands(cache_dir, target) for target in covered):
+        confirm()  # before what stands there goes
+    for target in covered:
+        unplace(target, cache_dir)
     for target in places.values():
-        if not _overlaid(cache_dir, target):
-            unplace(target, cache_dir)
         if any(map(os.path.lexists, (staging.beside(target), staging.inside(target)))):
             _recover(target)
     forms = (_WRITABLE if writable else _READ_ONLY) if form == "auto" else (form,)
@@ -91,6 +94,11 @@ def place(
 def _overlaid(cache_dir: str, target: str) -> bool:
     record = placements.find(cache_dir, target)
     return record is not None and record.form == "overlay" and record.alive is not False
+
+
+def _stands(cache_dir: str, target: str) -> bool:
+    record = placements.find(cache_dir, target)
+    return record is not None and bool(record.alive)
 
 
 def _recover(target: str) -> None:
@@ -321,7 +329,8 @@ def unplace(target: str, cache_dir: str) -> bool:
     """Take a mount or symlink of ours away again; True when there was one.
 
     What the job wrote into an overlay's private layer goes with it. Links and copies of files are
-    the target's own and stay. Raises BusyError while something uses the mount.
+    the target's own and stay, and so does what others mounted or linked there since a reboot.
+    Raises BusyError while something uses the mount.
     """
     target = absolute(target)
     record = placements.find(cache_dir, target)
@@ -329,7 +338,11 @@ def unplace(target: str, cache_dir: str) -> bool:
         return False
     alive = bool(record.alive)
     try:
-        _undo(record.folder, target, record.form, record.created)
+        if alive:
+            _undo(record.folder, target, record.form, record.created)
+        else:
+            placements.forget(record.folder)
+            _remove_empty(target, record.created)
     except OSError as error:
         raise from_os_error(error, f"take away the {record.form} at {target}") from error
     return alive
@@ -343,12 +356,16 @@ def _undo(folder: str, target: str, form: Form, created: bool) -> None:
                 os.mkdir(target)
     elif mounts.mounted(target):
         mounts.unmount(target)
-    if created and form != "symlink":
+    _remove_empty(target, created and form != "symlink")
+    placements.forget(folder)
+
+
+def _remove_empty(target: str, created: bool) -> None:
+    if created:
         try:
             os.rmdir(target)
         except OSError:
             pass  # not there, or somebody has filled it since
-    placements.forget(folder)
 
 
 def unplace_all(cache_dir: str, digest: Digest) -> int:
