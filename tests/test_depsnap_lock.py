@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -293,6 +294,34 @@ def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_a_start_without_a_network_does_not_wait_for_one(node: Node) -> None:
+    """An index that refuses is known to at once; the resolver's limit is not waited for."""
+    with socket.socket() as taken:  # bound and not listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        index = f"http://127.0.0.1:{taken.getsockname()[1]}/simple"
+        where = ["--python", str(node.place), "install", "-q", "--no-deps"]
+        what = ["--index-url", index, "--find-links", str(node.wheels), "--retries", "0"]
+        words = [sys.executable, "-m", "pip", *where, *what, "-r", "requirements.txt"]
+        assert node.run(command=words).returncode == 0
+        assert node.last() == ("ok", "published")
+        node.fresh()
+        done = node.run(command=words)
+    assert node.last() == ("ok", "restored")
+    assert "not known: `uv pip compile` could not resolve them" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_store_that_refuses_is_given_up_after_five_seconds(node: Node) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        store = f"webhdfs://127.0.0.1:{taken.getsockname()[1]}/snapshots"
+        done = node.run("--store", store)
+    assert (done.returncode, node.installs, node.works()) == (0, 1, True)
+    assert node.ends()[-1]["status"] == "fallback"
+    assert "did not answer for 5 s" in done.stderr
 
 
 def test_the_resolver_looks_where_pip_is_told_to_look(tmp_path: Path, wheels: Path) -> None:

@@ -16,6 +16,9 @@ from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
+_RETRYING_LIMIT_S = 10.0
+"""Where a start waits less, an index that refuses is asked once: trying again takes uv 2 s, then
+more, and without a network there is nothing to wait for."""
 _REPOSITORY = re.compile(r"\b(?:git|hg|svn|bzr)\+")
 _INDEX_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
 
@@ -142,10 +145,13 @@ class Resolution:
             self._output = -1
 
     def _environment(self) -> dict[str, str]:
-        if self.python is None or any(install.tool == "uv" for install in self.installs):
-            return dict(self.environ)
-        prefix = os.path.dirname(os.path.dirname(self.python))
-        return pip_settings.environment_for_uv(self.environ, prefix)
+        environ = dict(self.environ)
+        if self.python is not None and not any(install.tool == "uv" for install in self.installs):
+            prefix = os.path.dirname(os.path.dirname(self.python))
+            environ = pip_settings.environment_for_uv(environ, prefix)
+        if self.limit_s < _RETRYING_LIMIT_S:
+            environ.setdefault("UV_HTTP_RETRIES", "0")
+        return environ
 
     def _words(self) -> tuple[list[str], bytes]:
         """uv's command and its standard input; no words, and `why`, where none can tell."""
