@@ -604,7 +604,7 @@ def test_plan_of_removals_directories_and_uv_run() -> None:
     assert (removal.tool, removal.python, removal.removes) == ("uv", "/v", True)
     made, install = plan(["sh", "-c", "mkdir -p out /x && pip install six"])
     assert (made.tool, made.folders, install.tool) == ("mkdir", ("out", "/x"), "pip")
-    for unsure in ("mkdir $X", "mkdir -m 700 x", "mkdir 'a*'", "cd /y; mkdir x"):
+    for unsure in ("mkdir $X", "mkdir -m 700 x", "mkdir 'a*'", "cd $Y; mkdir x"):
         assert [f.tool for f in plan(["sh", "-c", unsure])] == ["other"]
 
 
@@ -650,6 +650,113 @@ def test_other_uv_runs_are_programs_that_may_write_anywhere(tmp_path: Path) -> N
     for words in (["uv", "run", "x"], ["sh", "-c", "uv sync && uv run x"]):
         with pytest.raises(UsageError, match="cannot tell where uv writes"):
             roots.find(words, {"PATH": os.environ["PATH"]}, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sh -c 'cd app && pip install -r r.txt'",
+        "sh -c 'cd . && cd app && pip install -r r.txt'",
+        "uv --directory app pip install -r r.txt",
+        "env A=1 uv pip install --directory=app -r r.txt",
+        "uv pip install -r r.txt",
+    ],
+)
+def test_a_list_is_read_where_the_command_reads_it(tmp_path: Path, words: str) -> None:
+    """One of the same name in the working directory was in the key, and said what is pinned."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "r.txt").write_text("six==1.0\n")
+    (tmp_path / "app/r.txt").write_text("six==2.0\n")
+    environ = {"PATH": os.environ["PATH"]}
+    if "app" not in words:
+        environ["UV_WORKING_DIR"] = "app"
+    target = roots.find([*shlex.split(words), "--target", "t"], environ, str(tmp_path))
+    if words.startswith("sh"):
+        target = roots.find(
+            ["sh", "-c", shlex.split(words)[2] + " --target t"], environ, str(tmp_path)
+        )
+    assert target.paths == [f"{tmp_path}/app/t"]
+    found = requirements.inputs(target.installs, str(tmp_path), environ)
+    assert found.pinned == {"six": "2.0"}
+    assert list(found.digests) == ["file app/r.txt"]
+
+
+@pytest.mark.parametrize(
+    ("script", "tool"),
+    [
+        ("cd $X && pip install -r r.txt", "other"),
+        ("cd - && pip install ./p", "other"),
+        ("(cd app && pip install a); pip install -e .", "other"),
+        ("cd $X && uv sync", "other"),
+        ("cd $X && uv pip install six", "other"),
+        ("cd $X && pip install -r /r.txt", "pip"),
+        ("cd $X && uv pip install --python /v six", "uv"),
+    ],
+)
+def test_where_a_script_goes_is_told_or_not_guessed(script: str, tool: str) -> None:
+    assert plan(["sh", "-c", script])[-1].tool == tool
+
+
+def test_the_project_of_an_editable_install_is_in_the_key(tmp_path: Path) -> None:
+    """Nothing of it was: other dependencies in its description were not installed for a week."""
+    text = "[project]\nname='p'\nversion='1'\n"
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "src/p").mkdir(parents=True)
+    seen = set()
+
+    def look() -> int:
+        found = requirements.inputs(plan(["pip", "install", "-e", ".[x]"]), str(tmp_path))
+        assert list(found.digests) == ["editable ."]
+        assert found.open_ended
+        assert not found.all_exact
+        seen.add(found.digests["editable ."])
+        return len(seen)
+
+    assert look() == 1
+    (tmp_path / "pyproject.toml").write_text(text + "dependencies=['six']\n")
+    assert look() == 2
+    (tmp_path / "src/p/__init__.py").write_text("")
+    assert look() == 3
+    (tmp_path / "src/p/__init__.py").write_text("x = 1\n")
+    (tmp_path / "train.log").write_text("started")
+    assert look() == 3
+    closed = requirements.inputs(plan(["pip", "install", "--no-deps", "-e", "."]), str(tmp_path))
+    assert not closed.open_ended
+
+
+_BACKEND = """
+import tomllib, zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    with open("pyproject.toml", "rb") as file:
+        needed = tomllib.load(file)["project"]["dependencies"]
+    texts = {"METADATA": "Metadata-Version: 2.1\\nName: p\\nVersion: 1\\n"}
+    texts["METADATA"] += "".join(f"Requires-Dist: {name}\\n" for name in needed)
+    texts["WHEEL"] = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    texts["RECORD"] = "".join(f"p-1.dist-info/{name},,\\n" for name in (*texts, "RECORD"))
+    with zipfile.ZipFile(f"{folder}/p-1-py3-none-any.whl", "w") as wheel:
+        for name, text in texts.items():
+            wheel.writestr(f"p-1.dist-info/{name}", text)
+    return "p-1-py3-none-any.whl"
+"""
+
+
+@pytest.mark.slow
+def test_other_dependencies_of_an_editable_project_are_installed(node: Node) -> None:
+    project = node.home / "pyproject.toml"
+    (node.home / "backend.py").write_text(_BACKEND)
+    text = "[project]\nname='p'\nversion='1'\ndependencies=['bootseer-{}']\n"
+    text += "[build-system]\nrequires=[]\nbuild-backend='backend'\nbackend-path=['.']\n"
+    where = ["--no-index", "--find-links", str(node.wheels)]
+    pip = [sys.executable, "-m", "pip", "--python", str(node.place), "install", "-q", *where]
+    for name, number in (("alpha", 1), ("alpha", 1), ("beta", 2)):
+        project.write_text(text.format(name))
+        done = node.run(command=node.counted([*pip, "-e", "."]))
+        assert done.returncode == 0
+        assert "could not resolve" not in done.stderr
+        assert node.installs == number
+        assert versions_in(node) == [f"bootseer_{name}-1.0"]
+        node.fresh()
 
 
 @pytest.mark.slow

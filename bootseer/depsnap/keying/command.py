@@ -48,7 +48,7 @@ class Install:
     """One simple command as far as its destination is concerned. Paths are as written.
 
     `removes`: it only uninstalls. `folders` are the directories that a `mkdir` makes, `project`
-    is what uv's `--project` or `--directory` names.
+    is what uv's `--project` names, `folder` where a `cd` or uv's `--directory` lets it run.
     """
 
     tool: Tool
@@ -62,10 +62,12 @@ class Install:
     requirement_files: tuple[str, ...] = ()
     constraint_files: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
+    editable: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     removes: bool = False
     folders: tuple[str, ...] = ()
     project: str | None = None
+    folder: str = ""
 
 
 def simple_commands(command: Sequence[str]) -> list[list[str]]:
@@ -116,17 +118,42 @@ def _split_script(script: str) -> list[list[str]]:
 
 def plan(command: Sequence[str]) -> list[Install]:
     """Every install that a command line visibly makes, in order; never raises."""
-    moved = False
+    here: str | None = ""
     out = []
     for words in simple_commands(command):
-        moved |= os.path.basename(words[0]) in ("cd", "pushd")
+        if words[0] == "cd":
+            here = _moved(here, words[1:], command)
         found = _plan_one(words)
         if found is None:
             continue
-        if moved and any(not os.path.isabs(folder) for folder in found.folders):
+        if here is None and _depends_on_place(found):
             found = Install("other", found.program)
+        elif here:
+            found = dataclasses.replace(found, folder=os.path.join(here, found.folder))
         out.append(dataclasses.replace(found, words=tuple(words)))
     return out
+
+
+def _moved(here: str | None, to: Sequence[str], command: Sequence[str]) -> str | None:
+    """Where a `cd` leads; None where words alone do not tell, or for how long."""
+    plain = len(to) == 1 and to[0][:1] != "-" and not _UNSURE.search(to[0])
+    if here is None or not plain or any("(" in word for word in command):
+        return None
+    return os.path.join(here, to[0])
+
+
+def _depends_on_place(found: Install) -> bool:
+    """Whether it does something else in another directory, as far as its words tell."""
+    named = [*found.requirement_files, *found.constraint_files, *found.folders]
+    named += [p for p in (found.target, found.prefix, found.root, found.project) if p]
+    named += [p for p in (found.python, found.program, *found.requirements) if p and "/" in p]
+    named += [p for p in found.requirements if p[:1] == "." or p.endswith(".whl")]
+    named += found.editable
+    if any(not os.path.isabs(p) and "://" not in p and p != "-" for p in named):
+        return True
+    if found.tool == "uv-sync":
+        return found.project is None
+    return found.tool == "uv" and found.python is None and not found.system
 
 
 def _plan_one(words: Sequence[str]) -> Install | None:
@@ -154,7 +181,8 @@ def _plan_one(words: Sequence[str]) -> Install | None:
 
 
 def _venv(program: str, rest: Sequence[str]) -> Install | None:
-    options, positional = _options(rest, frozenset({"-p", "--python", "--prompt"}))
+    valued = frozenset({"-p", "--python", "--prompt", "--directory", "--project"})
+    options, positional = _options(rest, valued)
     where = positional[0] if positional else (".venv" if os.path.basename(program) == "uv" else "")
     if not where:
         return None
@@ -172,8 +200,20 @@ def _pip(program: str, rest: Sequence[str], python: str | None) -> Install | Non
 
 def _uv(program: str, rest: Sequence[str]) -> Install | None:
     options, positional = _options(rest, _VALUED)
+    found = _uv_alone(program, rest, options, positional)
+    folder = _last(options, "--directory")
+    return dataclasses.replace(found, folder=folder) if found and folder else found
+
+
+def _uv_alone(
+    program: str,
+    rest: Sequence[str],
+    options: Mapping[str, list[str]],
+    positional: Sequence[str],
+) -> Install | None:
+    """What uv does in the directory that it runs in."""
     python = _last(options, "-p", "--python")
-    project = _last(options, "--project", "--directory")
+    project = _last(options, "--project")
     if positional[:1] == ["sync"]:
         return Install("uv-sync", program, python=python, project=project)
     if positional[:1] == ["run"]:
@@ -225,6 +265,7 @@ def _install(
         requirement_files=tuple(f for o in _REQUIREMENT for f in options.get(o, [])),
         constraint_files=tuple(f for o in _CONSTRAINT for f in options.get(o, [])),
         requirements=tuple(names),
+        editable=(*options.get("-e", []), *options.get("--editable", [])),
     )
 
 

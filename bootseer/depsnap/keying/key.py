@@ -19,7 +19,15 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap.keying import pins, pip_settings, redact, requirements
 from bootseer.depsnap.keying.command import Install
-from bootseer.depsnap.keying.roots import ALSO, Python, Target, inside, upwards
+from bootseer.depsnap.keying.roots import (
+    ALSO,
+    Python,
+    Target,
+    inside,
+    place_of,
+    project_folder,
+    upwards,
+)
 from bootseer.depsnap.model import WORK_PREFIX
 from bootseer.depsnap.scan import scan
 from bootseer.errors import NotFoundError, UsageError
@@ -131,6 +139,8 @@ def make(question: Question) -> Key:
     stable += environment(
         q.environ, q.key_env, q.cwd, q.target.python.prefix if q.target.python else ""
     )
+    for place in _elsewhere(q):
+        stable += _project_settings(place)
     return Key(
         digest=_digest(stable),
         workload=workload,
@@ -238,6 +248,13 @@ def _project_settings(cwd: str) -> list[Ingredient]:
         if text and mark in text:
             out.append(Ingredient(f"settings {name}", requirements.digest_text(text)))
     return out
+
+
+def _elsewhere(q: Question) -> list[str]:
+    """Directories other than the working one in which uv looks for settings."""
+    uv = [i for i in q.target.installs if i.tool in ("uv", "uv-sync")]
+    found = [project_folder(i, q.environ, place_of(i, q.cwd)) for i in uv]
+    return [place for place in dict.fromkeys(found) if place != q.cwd]
 
 
 def _expand(path: str, environ: Mapping[str, str]) -> str:

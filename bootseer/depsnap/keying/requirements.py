@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install
-from bootseer.depsnap.keying.roots import project_folder, upwards
+from bootseer.depsnap.keying.roots import place_of, project_folder, upwards
 from bootseer.errors import UsageError, from_os_error
 from bootseer.regular_files import opener
 
@@ -26,6 +26,8 @@ NOT_SOURCE = frozenset(
 )
 _INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[=\s]*(\S+)", re.MULTILINE)
 _EDITABLE = re.compile(r"^\s*(?:-e|--editable)[=\s]*(\S+)", re.MULTILINE)
+_DESCRIPTIONS = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
+_LISTS = re.compile(r".*requirements.*\.(?:txt|in)")
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 
 
@@ -82,8 +84,9 @@ def inputs(
     pinned: dict[str, str] = {}
     open_ended, all_exact = False, True
     for install in installs:
+        here = place_of(install, cwd)
         if install.tool == "uv-sync":
-            project = _project(project_folder(install, environ or {}, cwd), cwd)
+            project = _project(project_folder(install, environ or {}, here), cwd)
             found |= project
             open_ended |= not any(label.endswith("uv.lock") for label in project)
         if install.tool not in ("pip", "uv"):
@@ -92,14 +95,17 @@ def inputs(
             continue
         files = [f for f in install.requirement_files if "://" not in f and f != "-"]
         open_ended |= len(files) != len(install.requirement_files)
-        texts = closure(files, cwd)
-        others = closure([f for f in install.constraint_files if "://" not in f], cwd)
+        texts = closure(files, here)
+        others = closure([f for f in install.constraint_files if "://" not in f], here)
         found |= {f"file {_short(p, cwd)}": digest_text(t) for p, t in (texts | others).items()}
         plain = [_COMMENT.sub("", text) for text in texts.values()]
-        for word in _local(install.requirements, plain, cwd):
+        for word in _local(install.requirements, plain, here):
             found[f"source {_short(word, cwd)}"] = source_digest(word)
-        open_ended |= not _closed(install, plain, cwd)
-        wanted = _wanted(install.requirements, plain)
+        for word in install.editable:
+            if path := _folder(word, here):
+                found[f"editable {_short(path, cwd)}"] = editable_digest(path)
+        open_ended |= not _closed(install, plain, here)
+        wanted = _wanted((*install.requirements, *install.editable), plain)
         exact = [pin for word in wanted if (pin := pins.exact(word))]
         all_exact &= len(files) == len(install.requirement_files) and len(exact) == len(wanted)
         limits = _wanted((), [_COMMENT.sub("", text) for text in others.values()])
@@ -114,8 +120,10 @@ def _closed(install: Install, texts: Sequence[str], cwd: str) -> bool:
         return True
     if texts and not install.requirements and all("--hash=" in text for text in texts):
         return True
+    wanted = _wanted((*install.requirements, *install.editable), texts)
     return "--no-deps" in install.words and all(
-        pins.exact(word) or _local_path(word, cwd) for word in _wanted(install.requirements, texts)
+        pins.exact(w) or _local_path(w, cwd) or (w in install.editable and _folder(w, cwd))
+        for w in wanted
     )
 
 
@@ -147,6 +155,33 @@ def _local_path(word: str, cwd: str) -> str | None:
     path = os.path.normpath(os.path.join(cwd, path.split(" ")[0]))
     named = "/" in word or word.startswith(".") or word.endswith(".whl")
     return path if named and os.path.exists(path) else None
+
+
+def _folder(word: str, cwd: str) -> str | None:
+    """The directory that an `--editable` names, extras cut off."""
+    path = word.partition("[")[0].removeprefix("file://").removeprefix("file:")
+    path = os.path.normpath(os.path.join(cwd, path))
+    return path if os.path.isdir(path) else None
+
+
+def editable_digest(path: str) -> str:
+    """sha256 of what an editable install takes from its source: its description and its names.
+
+    What lies in its modules is read where it is, and may change without another install.
+    """
+    parts = []
+    for folder in (path, os.path.join(path, "src")):
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for name in names:
+            full = os.path.join(folder, name)
+            if name in _DESCRIPTIONS or _LISTS.fullmatch(name):
+                parts.append(f"{folder == path} {name} {digest_text(read_text(full))}")
+            elif name.endswith(".py") or os.path.isfile(os.path.join(full, "__init__.py")):
+                parts.append(f"{folder == path} {name}")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def source_digest(path: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
+from bootseer.depsnap.keying.roots import place_of
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
 _RETRYING_LIMIT_S = 10.0
@@ -86,7 +87,7 @@ class Resolution:
                     stdin=asked,
                     stdout=self._output,
                     stderr=subprocess.DEVNULL,
-                    cwd=self.cwd,
+                    cwd=place_of(self._asked()[0], self.cwd),
                     env=self._environment(),
                 )
             finally:
@@ -153,9 +154,13 @@ class Resolution:
             environ.setdefault("UV_HTTP_RETRIES", "0")
         return environ
 
+    def _asked(self) -> list[Install]:
+        """The installs that an index is asked for."""
+        return [install for install in self.installs if install.tool in ("pip", "uv")]
+
     def _words(self) -> tuple[list[str], bytes]:
         """uv's command and its standard input; no words, and `why`, where none can tell."""
-        asked = [i for i in self.installs if i.tool in ("pip", "uv")]
+        asked = self._asked()
         if self.limit_s <= 0:
             self.why = "--resolve-timeout is 0"
         elif len(asked) != 1 or any(i.tool in ("other", "uv-sync") for i in self.installs):
@@ -175,7 +180,8 @@ class Resolution:
         # being made anew while we ask would be taken for its base, by the install's uv as well.
         words += ["--python", os.path.realpath(self.python), *_index_words(asked[0].words)]
         words += asked[0].requirement_files
-        names = "".join(name + "\n" for name in asked[0].requirements)
+        lines = [*asked[0].requirements, *(f"-e {path}" for path in asked[0].editable)]
+        names = "".join(line + "\n" for line in lines)
         if names:
             words.append("-")
         return words, names.encode("utf-8", "surrogateescape")

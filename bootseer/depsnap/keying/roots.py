@@ -93,7 +93,7 @@ def find(
     Runs that Python once (some 20 ms). Raises UsageError for a command that runs a program whose
     writes nobody can tell, unless `also` says where it writes.
     """
-    installs = plan(command)
+    installs = [_placed(install, environ) for install in plan(command)]
     roots: list[Root] = []
     folders: list[str] = []
     python: Python | None = None
@@ -105,15 +105,29 @@ def find(
                 )
             continue
         if install.tool == "mkdir":
-            folders += [_absolute(folder, cwd) for folder in install.folders]
+            folders += [_absolute(folder, place_of(install, cwd)) for folder in install.folders]
             continue
-        found, asked = _destinations(install, environ, cwd, roots)
+        found, asked = _destinations(install, environ, place_of(install, cwd), roots)
         roots += found
         python = asked or python
     if all(install.tool == "other" for install in installs):
         python = ask(_interpreter(Install("other", ""), environ, cwd), environ)
     roots += [Root(_absolute(path, cwd), ALSO) for path in also]
     return Target(tuple(installs), tuple(_outermost(roots)), python, tuple(folders))
+
+
+def place_of(install: Install, cwd: str) -> str:
+    """The directory that an install runs in."""
+    return _absolute(install.folder, cwd) if install.folder else cwd
+
+
+def _placed(install: Install, environ: Mapping[str, str]) -> Install:
+    """The install where uv's variable lets it run."""
+    named = environ.get("UV_WORKING_DIR") or environ.get("UV_WORKING_DIRECTORY")
+    told = any(word.partition("=")[0] == "--directory" for word in install.words)
+    if not named or told or os.path.basename(install.program) != "uv":
+        return install
+    return dataclasses.replace(install, folder=os.path.join(install.folder, named))
 
 
 def _destinations(
@@ -153,7 +167,7 @@ def _pip_setting(environ: Mapping[str, str]) -> str | None:
 
 
 def project_folder(install: Install, environ: Mapping[str, str], cwd: str) -> str:
-    """Where uv looks for a project: `--project`, `--directory`, else the working directory."""
+    """Where uv looks for a project: `--project`, else the directory `cwd` that it runs in."""
     named = install.project or environ.get("UV_PROJECT")
     return _absolute(named, cwd) if named else cwd
 

@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from bootseer.depsnap.keying.command import Install, plan
+from bootseer.depsnap.keying.command import plan
 from bootseer.depsnap.keying.requirements import read_text
-from bootseer.depsnap.keying.roots import project_folder, upwards
+from bootseer.depsnap.keying.roots import place_of, project_folder, upwards
 from bootseer.errors import BootseerError
 
 _RUN_ALONE = frozenset({"-m", "--module", "--no-env-file"})
@@ -42,7 +42,9 @@ _SHARED_VALUED = frozenset(
         *("--project", "--config-file"),
     )
 )
-_OTHERWISE = ("UV_NO_SYNC", "UV_NO_PROJECT", "UV_ISOLATED")
+_OTHERWISE = (
+    *("UV_NO_SYNC", "UV_NO_PROJECT", "UV_ISOLATED", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY"),
+)
 _UNMANAGED = re.compile(r"^\s*managed\s*=\s*false", re.MULTILINE)
 _SCRIPT_BYTES = 1 << 20
 
@@ -68,9 +70,10 @@ def sync_of(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> lis
     installs = plan(words)
     if [install.tool for install in installs] != ["uv-sync"]:
         return None
-    folder = project_folder(installs[0], environ, cwd)
+    here = place_of(installs[0], cwd)
+    folder = project_folder(installs[0], environ, here)
     place = upwards(folder, "pyproject.toml")
-    if place is None or _is_unmanaged(place) or _is_script(rest[0], installs[0], cwd):
+    if place is None or _is_unmanaged(place) or _is_script(rest[0], here):
         return None
     return words
 
@@ -108,14 +111,11 @@ def _is_unmanaged(place: str) -> bool:
         return True
 
 
-def _is_script(word: str, install: Install, cwd: str) -> bool:
+def _is_script(word: str, here: str) -> bool:
     """Whether uv runs this in an environment that the file itself describes."""
     if word == "-" or "://" in word:
         return True
-    named = [v for v in install.words if v == "--directory" or v.startswith("--directory=")]
-    path = os.path.join(cwd, word)
-    if named:
-        path = os.path.join(cwd, install.project or "", word)
+    path = os.path.join(here, word)
     if not os.path.isfile(path):
         return False
     try:
