@@ -646,6 +646,32 @@ def test_the_sync_within_a_uv_run(tmp_path: Path, words: str, sync: str | None) 
     assert uvrun.sync_of(words.split(), {}, str(tmp_path)) is None
 
 
+@pytest.mark.parametrize(
+    ("folder", "environment"),
+    [("a", ""), ("libs/b", ""), ("libs/b/src", ""), ("libs/no", "libs/no"), ("", "")],
+)
+def test_a_member_of_a_workspace_has_the_workspaces_environment(
+    tmp_path: Path, folder: str, environment: str
+) -> None:
+    """Nothing of it was found at the member, and the command ran in full each time."""
+    (tmp_path / "ws/libs/b/src").mkdir(parents=True)
+    text = "[project]\nname='{}'\nversion='1'\nrequires-python='>=3.11'\n"
+    for name in ("a", "libs/b", "libs/no"):
+        (tmp_path / "ws" / name).mkdir(exist_ok=True)
+        described = text.format(name.replace("/", "-"))
+        (tmp_path / "ws" / name / "pyproject.toml").write_text(described)
+    text += "[tool.uv.workspace]\nmembers=['a', 'libs/*']\nexclude=['libs/no']\n"
+    (tmp_path / "ws/pyproject.toml").write_text(text.format("root"))
+    place = tmp_path / "ws" / folder
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("UV", "VIRTUAL"))}
+    target = roots.find([uv(), "sync"], environ, str(place))
+    words = [uv(), "sync", "-q", "--offline", "--python", sys.executable]
+    subprocess.run(words, cwd=place, env=environ, check=True)
+    (made,) = tmp_path.rglob(".venv")
+    assert made == tmp_path / "ws" / environment / ".venv"
+    assert target.paths == [str(made)]
+
+
 def test_other_uv_runs_are_programs_that_may_write_anywhere(tmp_path: Path) -> None:
     for words in (["uv", "run", "x"], ["sh", "-c", "uv sync && uv run x"]):
         with pytest.raises(UsageError, match="cannot tell where uv writes"):

@@ -8,12 +8,14 @@ directory or above it.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import UsageError
@@ -176,9 +178,43 @@ def _project_environment(install: Install, environ: Mapping[str, str], cwd: str)
     given = environ.get("UV_PROJECT_ENVIRONMENT")
     cwd = project_folder(install, environ, cwd)
     here = upwards(cwd, "pyproject.toml")
-    if here is None:
-        here = cwd
-    return _absolute(given or ".venv", here)
+    return _absolute(given or ".venv", _workspace_of(here) if here else cwd)
+
+
+def _workspace_of(project: str) -> str:
+    """The root of the workspace that a project is a member of, where uv puts the environment.
+
+    The project itself, where it is in none.
+    """
+    above = project
+    while True:
+        described = _described(above)
+        workspace = described.get("tool", {}).get("uv", {}).get("workspace")
+        if isinstance(workspace, dict):
+            members, others = (_named(above, workspace.get(n)) for n in ("members", "exclude"))
+            return above if project in members and project not in others else project
+        higher = os.path.dirname(above)
+        if higher == above or (above != project and "project" in described):
+            return project
+        above = higher
+
+
+def _named(root: str, patterns: object) -> set[str]:
+    """Directories that a workspace's patterns mean."""
+    texts = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
+    found = (p for t in texts for p in glob.glob(f"{glob.escape(root)}/{t}", recursive=True))
+    return {os.path.normpath(path) for path in found}
+
+
+def _described(folder: str) -> dict[str, Any]:
+    """A directory's `pyproject.toml`; empty where there is none that can be read."""
+    import tomllib
+
+    try:
+        with open(os.path.join(folder, "pyproject.toml"), "rb", opener=opener) as file:
+            return tomllib.load(file)
+    except (OSError, ValueError):
+        return {}
 
 
 def _prefix_roots(install: Install, python: Python) -> list[Root]:
