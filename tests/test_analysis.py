@@ -450,3 +450,32 @@ def test_what_runs_side_by_side_or_inside_is_no_second_start(tmp_path: Path) -> 
     for rank in (0, 1):
         EventFile("a", rank).span("job", 60 + 10 * rank, 65 + 10 * rank).write(tmp_path)
     assert repeated(tmp_path) == []
+
+
+def test_a_job_that_names_no_phase_is_not_advised_away(tmp_path: Path) -> None:
+    EventFile("a", 0).span("job", 0, 60).point("first_step", 60).write(tmp_path)
+    report = report_of(tmp_path)
+    assert not [w for w in report.what_if if w.name == "job" and w.change == "removed"]
+    (advice,) = verdicts.verdict(report).advice
+    assert advice.startswith("what 60.0 s of it went into is not known. Name the job's phases")
+
+
+def test_a_phase_of_which_only_the_moment_is_known_was_observed(tmp_path: Path) -> None:
+    file = EventFile("a", 0).span("job", 0, 60).point("rendezvous", 20).point("first_step", 60)
+    file.write(tmp_path)
+    report = report_of(tmp_path)
+    assert "rendezvous" not in report.not_observed
+    assert "model.init" in report.not_observed
+    # What has no figure has no row.
+    assert [p.name for p in report.phases if p.has_figures] == ["job"]
+
+
+def test_a_slow_node_goes_before_the_phase_that_it_is_slow_in(tmp_path: Path) -> None:
+    for rank in range(16):
+        pull_s = 80 if rank == 3 else 50
+        file = EventFile(f"node{rank}", rank).span("image.pull", 0, pull_s)
+        file.span("rendezvous", pull_s, 81, bootseer__wait=True)
+        file.span("imports", 81, 85).point("first_step", 85).write(tmp_path)
+    advice = verdicts.verdict(report_of(tmp_path)).advice
+    assert advice[0].startswith("node3. Its image.pull took 80.0 s")
+    assert advice[1].startswith("image.pull. Without it")

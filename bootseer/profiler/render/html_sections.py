@@ -228,10 +228,11 @@ def _barriers(report: Report) -> Markup | None:
 
 def phases(report: Report) -> Markup:
     """The table of order statistics."""
-    if not report.phases:
+    measured = [phase for phase in report.phases if phase.has_figures]
+    if not measured:
         return tag("p", "No phase was observed.")
-    longest_s = max((p.max_s or 0.0 for p in report.phases), default=0.0) or 1.0
-    rows = [_phase_row(p, longest_s) for p in report.phases]
+    longest_s = max((p.max_s or 0.0 for p in measured), default=0.0) or 1.0
+    rows = [_phase_row(p, longest_s) for p in measured]
     columns = (
         ("Phase", ""), ("Median to slowest", "g"), ("p50", "n"), ("p90", "n"), ("p99", "n"),
         ("Max", "n"), ("Max/median", "n"), ("Waiting p50", "n"), ("Waiting max", "n"),

@@ -120,14 +120,15 @@ def _verdict(report: Report, page: Page) -> None:
 
 def _phases(report: Report, page: Page) -> None:
     alone = all(phase.processes <= 1 for phase in report.phases)
-    if report.phases:
+    measured = [phase for phase in report.phases if phase.has_figures]
+    if measured:
         title = "own work" if alone else "own work over processes"
         page.heading(f"Phases: {title}, waiting beside it")
         spread = ["own work"] if alone else ["p50", "p90", "p99", "max", "max/med"]
         columns = ["phase", *spread, "waiting" if alone else "wait p50"]
         if page.wide:
             columns += ["bytes"] if alone else ["nodes", "processes", "bytes"]
-        page.table(columns, [_phase_row(phase, alone, page.wide) for phase in report.phases])
+        page.table(columns, [_phase_row(phase, alone, page.wide) for phase in measured])
     if report.not_observed:
         page.note(f"not observed: {', '.join(report.not_observed)}")
 

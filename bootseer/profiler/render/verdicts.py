@@ -13,6 +13,7 @@ from bootseer.profiler.render.common import (
     scale,
     seconds,
 )
+from bootseer.profiler.report.lanes import WHOLE
 from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
 
 
@@ -122,12 +123,34 @@ def _advice(report: Report) -> list[str]:
     removal = _best(report, "removed", "phase")
     phase, node = _best(report, "median", "phase"), _best(report, "median", "node")
     even = phase
-    if node and (not phase or node.saved_s >= 0.8 * phase.saved_s):
+    if node and len(report.nodes) > 1 and (not phase or node.saved_s >= 0.8 * phase.saved_s):
         even = node
     both = [removal, even]
-    if removal and even and even.saved_s >= 0.5 * removal.saved_s:
+    if removal and even and even.saved_s >= _telling_share(even, report) * removal.saved_s:
         both.reverse()
-    return [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
+    lines = [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
+    return [*_undescribed(report), *lines]
+
+
+def _telling_share(even: WhatIf, report: Report) -> float:
+    """How much of what removing a phase would save makes the slow one the finding.
+
+    A phase can rarely be removed; a node that stands out in it can be replaced.
+    """
+    stands_out = even.kind == "node" and any(s.node == even.name for s in report.stragglers)
+    return 0.2 if stands_out else 0.5
+
+
+def _undescribed(report: Report) -> list[str]:
+    """That nobody knows what most of the path went into, where that is so and nobody was slow."""
+    pieces = [p for p in path_pieces(report) if p.gap or (p.phase == WHOLE and not p.wait)]
+    unknown_s, whole_s = sum(p.duration_s for p in pieces), report.start.duration_s
+    if report.stragglers or unknown_s <= 0.5 * whole_s:
+        return []
+    return [
+        f"what {long_seconds(unknown_s)} of it went into is not known. Name the job's phases: "
+        "`bootseer run --log-rules`, `bootseer.phase` in Python, `bootseer sh` in a shell."
+    ]
 
 
 def _best(report: Report, change: str, kind: str) -> WhatIf | None:

@@ -146,6 +146,7 @@ def _report(prepared: Prepared) -> Report:
     extras = incidents.extras(start, shifts, lanes, killed)
     phases = totals.phase_stats(lanes, sums, extras, found.within_noise)
     observed = {phase.name for phase in phases}
+    observed |= {span.name for source in start.sources for span in source.spans if span.point}
     columns = [p.name for p in phases if p.parent is None and (p.p50_s or p.wait_p50_s or p.killed)]
     return Report(
         version=bootseer.__version__,

@@ -109,6 +109,12 @@ class PhaseStats:
     bytes: int | None
     within_noise: int
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything was measured or went wrong; of a mere moment, nothing is."""
+        faults = self.killed or self.errors or self.fallbacks
+        return bool(self.processes or faults or self.bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:

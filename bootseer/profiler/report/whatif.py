@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from bootseer.profiler.report.lanes import Lanes
+from bootseer.profiler.report.lanes import WHOLE, Lanes
 from bootseer.profiler.report.model import WhatIf
 from bootseer.profiler.report.stages import StageKey, Stages, longest_of, replay
 
@@ -39,7 +39,8 @@ def what_if(
                 uses[phase].append((key, place, own_s))
     out = []
     for phase, found in uses.items():
-        for change in ("median", "removed"):
+        # Nothing is left of a start without the job itself.
+        for change in ("median",) if phase == WHOLE else ("median", "removed"):
             cuts: dict[StageKey, dict[int, float]] = defaultdict(dict)
             limit_s = medians.get(phase, 0.0) if change == "median" else 0.0
             for key, place, own_s in found:
