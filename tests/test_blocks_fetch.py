@@ -453,6 +453,30 @@ def test_closing_ends_reads_that_are_under_way(tmp_path: Path) -> None:
         fetcher.read_into(source, 0, bytearray(10))
 
 
+def test_a_close_while_the_clock_looks_elsewhere_waits_for_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock rests for half a minute, and nobody wakes it any more."""
+    fetcher = Fetcher(SMALL)
+    looking, closing = threading.Event(), threading.Event()
+
+    def look() -> None:
+        looking.set()
+        closing.wait()
+
+    monkeypatch.setattr(fetcher._engine, "_look_elsewhere", look)
+    source = Source(tmp_path, b"abcdef", block_bytes=4)
+    fetcher.read_into(source, 0, bytearray(6))
+    looking.wait()
+    closer = threading.Thread(target=fetcher.close)
+    closer.start()
+    while not fetcher._engine.closed:
+        threading.Event().wait(0.001)
+    closing.set()
+    closer.join()
+    assert fetch_threads() == []
+
+
 def test_a_child_process_is_told_to_make_its_own(tmp_path: Path) -> None:
     source = Source(tmp_path, b"abcdef", block_bytes=4)
     fetcher = Fetcher(SMALL)

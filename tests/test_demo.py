@@ -186,7 +186,7 @@ def test_a_container_that_prints_something_else_is_a_fault(tmp_path: Path) -> No
 
 def test_a_job_that_fails_ends_it_and_leaves_nothing(chosen: options.Options, ready: None) -> None:
     (chosen.job / "train.py").write_text(TRAIN + "\nsys.exit('no luck')\n")
-    with pytest.raises(demo.NotSupportedError, match=r"the job failed \(1\).*no luck"):
+    with pytest.raises(demo.NotSupportedError, match=r"(?s)the job failed \(1\).*no luck"):
         demo.run(chosen, Console(stderr=True))
     assert not chosen.scratch.exists()
 

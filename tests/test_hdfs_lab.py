@@ -64,7 +64,9 @@ def test_shared_cluster_serves_bytes(hdfs: Any, hdfs_folder: str) -> None:
 
 
 def test_shared_cluster_ends_with_its_last_user_even_when_killed(tmp_path: Path) -> None:
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # one of this test's own
+    folder = tmp_path / ("long" * 20)  # one of this test's own, too long for a socket's address
+    folder.mkdir()
+    environ = {**os.environ, "TMPDIR": str(folder)}
     users = [
         subprocess.Popen(
             [sys.executable, "-c", ATTACH_AND_TELL],

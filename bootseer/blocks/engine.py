@@ -191,6 +191,8 @@ class Engine:
             self.act(effects)
             self._look_elsewhere()
             with self.lock:
+                if self.closed:
+                    return  # in the meantime, and what woke waiting threads then is over
                 due_s = self.board.next_due_s(time.monotonic(), TICK_S)
                 woken = self._clock.wait(self.settings.idle_s if due_s is None else due_s)
                 # A job may have come in the very moment that the wait ended.

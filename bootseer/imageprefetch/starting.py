@@ -68,9 +68,12 @@ def record(settings: RecordSettings) -> Recorded:
     check_workload(settings.workload)
     check_options(settings.podman_options, instead="", ours=("--name",))
     check_platform(settings.podman_options)
+    needs_podman = UsageError("podman's options need podman: install it, or leave them out")
+    if settings.podman_options and settings.runner == "chroot":
+        raise needs_podman
     runner = choose_runner(settings.runner)
     if settings.podman_options and runner != "podman":
-        raise UsageError("podman's options need podman: install it, or leave them out")
+        raise needs_podman
     cache = os.path.abspath(settings.cache or default_cache())
     place = os.path.abspath(default_runtime())
     with trees.ending(), trees.directory(place) as tree:

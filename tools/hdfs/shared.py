@@ -97,11 +97,22 @@ def _locked(place: Path) -> Iterator[None]:
 def _connect(place: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(str(place / "socket"))
+        with _short_name_of(place) as name:
+            connection.connect(name)
     except OSError:
         connection.close()
         return None
     return connection
+
+
+@contextlib.contextmanager
+def _short_name_of(place: Path) -> Iterator[str]:
+    """A name of the socket in a folder that a socket's address has room for, of 108 bytes."""
+    folder = os.open(place, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/socket"
+    finally:
+        os.close(folder)
 
 
 def _spawn(place: Path) -> socket.socket:
@@ -137,7 +148,8 @@ def keep(place: Path, first: socket.socket) -> None:
                 socket.socket(socket.AF_UNIX) as listener,
             ):
                 (place / "socket").unlink(missing_ok=True)
-                listener.bind(str(place / "socket"))
+                with _short_name_of(place) as name:
+                    listener.bind(name)
                 listener.listen(64)
                 document = json.dumps(dataclasses.asdict(running(cluster)))
                 (place / "running.json").write_text(document, encoding="utf-8")
