@@ -47,6 +47,12 @@ class StoreUnavailableError(BootseerError):
         self.retry_after_s = retry_after_s
 
 
+class UselessAnswerError(StoreUnavailableError):
+    """A store answers what nobody can use, and will again: asking once more changes nothing."""
+
+    retryable = False
+
+
 class CorruptDataError(BootseerError):
     """Bytes do not match their digest, length or format; or an archive is hostile."""
 

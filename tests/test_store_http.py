@@ -22,6 +22,7 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
     UsageError,
+    UselessAnswerError,
 )
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Store, open_object, open_store
@@ -249,9 +250,9 @@ SPAN = f"bytes 0-99/{len(DATA)}"
         (_plain("418 Teapot"), NotSupportedError, "418"),
         (_plain("500 Oops"), StoreUnavailableError, "500"),
         (_plain("503 Busy", Retry_After="7"), StoreUnavailableError, "503"),
-        (_plain("302 Found"), StoreUnavailableError, "redirects to no address"),
-        (_plain("302 Found", Location="/x"), StoreUnavailableError, "circle"),
-        (_plain("302 Found", Location="ftp://h/x"), StoreUnavailableError, "no address"),
+        (_plain("302 Found"), UselessAnswerError, "redirects to no address"),
+        (_plain("302 Found", Location="/x"), UselessAnswerError, "circle"),
+        (_plain("302 Found", Location="ftp://h/x"), UselessAnswerError, "no address"),
         (_body("206 P", DATA[:100], Content_Length=100), StoreUnavailableError, "another range"),
         (_body("206 P", DATA[:100], Content_Length=100, Content_Range="bytes 5-104/200"),
          StoreUnavailableError, "another range"),
@@ -287,7 +288,7 @@ def test_answers_that_are_no_data(answer: Answer, error: type[BootseerError], wo
         with pytest.raises(error, match=words) as caught:
             scatter(store, 0, 60, 40, attempt=Attempt(stall_s=0.3))
         assert type(caught.value) in (error, *error.__subclasses__())
-        assert caught.value.retryable == issubclass(error, StoreUnavailableError)
+        assert caught.value.retryable == error.retryable
         store.close()
 
 

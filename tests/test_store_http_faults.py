@@ -22,6 +22,7 @@ from bootseer.errors import (
     NotFoundError,
     NotSupportedError,
     StoreUnavailableError,
+    UselessAnswerError,
 )
 from bootseer.storage import answers
 from bootseer.storage.attempt import Attempt
@@ -188,9 +189,45 @@ def test_https_never_becomes_http() -> None:
         answers.resolve(base, "http://h/x", "read x")
     assert answers.resolve(base, "../y?a=b", "read x").request == "/y?a=b"
     assert answers.resolve(base, "https://k:1/z", "read x").origin.authority == "k:1"
-    for bad in (None, "", "https://h:x/", "file:///etc/passwd", "https://h/a b"):
-        with pytest.raises(StoreUnavailableError):
+    for bad in (None, "", "https://h:x/", "file:///etc/passwd", "https://h/a b", "https://a b/"):
+        with pytest.raises(UselessAnswerError):
             answers.resolve(base, bad, "read x")
+
+
+@pytest.mark.parametrize("scheme", ["http", "webhdfs"])
+@pytest.mark.parametrize(
+    ("status", "headers", "asked"),
+    [
+        ("302 Found", {"Location": "file:///etc/passwd"}, 1),
+        ("302 Found", {"Location": "gopher://127.0.0.1/x"}, 1),
+        ("302 Found", {"Location": "http://127.0.0.1:99999/x"}, 1),
+        ("302 Found", {"Location": "http://exa mple/x"}, 1),
+        ("302 Found", {"Location": "http://h/a\x01b"}, 1),
+        ("302 Found", {"Location": "/x"}, 6),  # the first address, and five redirects
+        ("302 Found", {}, 1),
+        ("200 OK", {"X": "a" * 70_000}, 1),
+        ("200 OK", {f"X{number}": "a" for number in range(200)}, 1),
+    ],
+)
+def test_what_will_never_be_of_use_is_asked_for_once(
+    scheme: str, status: str, headers: dict[str, str], asked: int
+) -> None:
+    """And within the time that a store may be away; a token goes along each time."""
+    requests: list[Request] = []
+
+    def answer(_: FakeServer, sock: socket.socket, request: Request) -> bool:
+        requests.append(request)
+        sock.sendall(head(status, Content_Length=0, **headers))
+        return True
+
+    with FakeServer(answer) as server:
+        store = open_store(f"{scheme}://{server.authority}/", StoreOptions(retry_s=30))
+        with pytest.raises(StoreUnavailableError, match="cannot look at x") as caught:
+            store.stat("x")
+        store.close()
+    assert len(requests) <= asked
+    if scheme == "http" or status == "200 OK":
+        assert type(caught.value) is UselessAnswerError
 
 
 def test_head_may_be_refused() -> None:

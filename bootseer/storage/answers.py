@@ -15,6 +15,7 @@ from bootseer.errors import (
     NotFoundError,
     NotSupportedError,
     StoreUnavailableError,
+    UselessAnswerError,
 )
 from bootseer.storage.urls import split_authority
 
@@ -73,7 +74,7 @@ def origin_of(tls: bool, authority: str) -> Origin:
 
 
 def resolve(base: Target, location: str | None, what: str) -> Target:
-    """The address that a redirect leads to; StoreUnavailableError when it is none."""
+    """The address that a redirect leads to; UselessAnswerError when it is none."""
     scheme = "https" if base.origin.tls else "http"
     try:
         parts = urlsplit(urljoin(f"{scheme}://{base.origin.authority}{base.request}", location))
@@ -81,8 +82,9 @@ def resolve(base: Target, location: str | None, what: str) -> Target:
     except ValueError:
         host, port, parts = None, None, urlsplit("")
     if not location or not host or parts.scheme not in ("http", "https"):
-        raise StoreUnavailableError(
-            f"cannot {what}: {base.origin.authority} redirects to no address that can be used"
+        raise UselessAnswerError(
+            f"cannot {what}: {base.origin.authority} redirects to no address that can be used; "
+            "let it redirect to one of http or https"
         )
     tls = parts.scheme == "https"
     if base.origin.tls and not tls:
@@ -91,9 +93,16 @@ def resolve(base: Target, location: str | None, what: str) -> Target:
             " followed; let it redirect to https"
         )
     request = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if not request.isascii() or any(c <= " " or c == "\x7f" for c in request):
-        raise StoreUnavailableError(f"cannot {what}: a redirect holds characters that none may")
+    if not _is_sendable(request) or not _is_sendable(host):
+        raise UselessAnswerError(
+            f"cannot {what}: {base.origin.authority} redirects to an address with characters that "
+            "none may have"
+        )
     return Target(Origin(tls, host, port or (443 if tls else 80)), request)
+
+
+def _is_sendable(text: str) -> bool:
+    return text.isascii() and not any(c <= " " or c == "\x7f" for c in text)
 
 
 def content_range(text: str | None) -> ContentRange | None:
@@ -176,5 +185,5 @@ def answer_error(
     if status in MAY_HEAL:
         return StoreUnavailableError(said, retry_after_s=retry_after(headers))
     if status in REDIRECTS:
-        return StoreUnavailableError(f"{said} too often; its redirects lead in a circle")
+        return UselessAnswerError(f"{said} too often; its redirects lead in a circle")
     return NotSupportedError(f"{said}; it does not do what is needed of it")

@@ -5,7 +5,12 @@ from __future__ import annotations
 import http.client
 import ssl
 
-from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
+from bootseer.errors import (
+    AccessDeniedError,
+    BootseerError,
+    StoreUnavailableError,
+    UselessAnswerError,
+)
 from bootseer.storage.answers import Origin
 from bootseer.storage.attempt import Attempt
 
@@ -26,10 +31,25 @@ def broken(
         return StoreUnavailableError(
             f"cannot {what}: {where} sent nothing for {attempt.stall_s:g} s"
         )
+    useless = useless_answer(error)
+    if useless:
+        return UselessAnswerError(f"cannot {what}: {origin.authority} {useless}")
     if isinstance(error, http.client.IncompleteRead):
         return ShortBodyError(f"cannot {what}: {where} ended the answer early")
     reason = getattr(error, "strerror", None) or type(error).__name__
     return StoreUnavailableError(f"cannot {what}: the connection to {where} broke ({reason})")
+
+
+def useless_answer(error: BaseException) -> str:
+    """What is wrong with an answer that its server will always give so, as "sends …"; else "".
+
+    The standard library's own limits, which keep a server from filling our memory.
+    """
+    if isinstance(error, http.client.LineTooLong):
+        return "sends a header of more than 64 KiB, which is read by nobody"
+    if type(error) is http.client.HTTPException and "headers" in str(error):
+        return "sends more than 100 headers, which are read by nobody"
+    return ""
 
 
 def unreachable(error: OSError, origin: Origin, what: str) -> BootseerError:

@@ -20,6 +20,7 @@ from bootseer.errors import (
     BootseerError,
     NotSupportedError,
     StoreUnavailableError,
+    UselessAnswerError,
 )
 from bootseer.storage.answers import (
     REDIRECTS,
@@ -29,6 +30,7 @@ from bootseer.storage.answers import (
     resolve,
     retry_after,
 )
+from bootseer.storage.connection_errors import useless_answer
 from bootseer.storage.credentials import login_name, read_token
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
@@ -279,7 +281,21 @@ def _spnego() -> Any:
     return HTTPSPNEGOAuth(mutual_authentication=OPTIONAL)
 
 
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that it was made of, which requests and urllib3 hand on as arguments."""
+    pending: list[object] = [error]
+    while pending:
+        cause = pending.pop()
+        if isinstance(cause, BaseException):
+            yield cause
+            pending += cause.args
+
+
 def _mapped(error: Exception, host: str, what: str) -> BootseerError:
+    for cause in _causes(error):
+        useless = useless_answer(cause)
+        if useless:
+            return UselessAnswerError(f"cannot {what}: {host} {useless}")
     if isinstance(error, requests.exceptions.SSLError):
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             return AccessDeniedError(
