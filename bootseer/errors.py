@@ -85,6 +85,15 @@ class DeadlineError(BootseerError):
     retryable = True
 
 
+def describe(error: BaseException) -> str:
+    """An error in one line, never empty: our own by its message, others by their class as well."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BootseerError) and text:
+        return text
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
 def from_os_error(error: OSError, action: str) -> BootseerError:
     """Map an operating-system error to our hierarchy, keeping its cause.
 

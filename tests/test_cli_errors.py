@@ -11,6 +11,8 @@ import pytest
 from wrapping import BOOTSEER, clean_env
 
 from bootseer import errors
+from bootseer.cli import start_guard
+from bootseer.errors import NotFoundError, describe
 
 pytestmark = pytest.mark.slow
 
@@ -131,3 +133,18 @@ def test_python_tells_its_own_faults_by_a_trace() -> None:
     script = "from bootseer.cli import root\nroot.group.main = lambda **_: 1 / 0\nroot.main([])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert b"ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError(), "KeyError"),
+        (TimeoutError("\n"), "TimeoutError"),
+        (ValueError("two\nlines"), "ValueError: two lines"),
+        (NotFoundError("no such\nfile"), "no such file"),
+        (NotFoundError(), "NotFoundError"),
+    ],
+)
+def test_no_reason_is_empty_or_of_two_lines(error: Exception, words: str) -> None:
+    assert describe(error) == words
+    assert start_guard._describe(error).endswith(words)

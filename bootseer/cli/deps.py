@@ -189,7 +189,8 @@ def run_command(
     with open_writer(events) as writer:
         outcome = run.execute(settings, _words(install), writer)
     if outcome.reasons:
-        what = "" if outcome.result == "restored" else "plain install or no snapshot: "
+        what = "no snapshot kept: " if outcome.result == "installed" else ""
+        what = f"installed, and {what}" if what and not outcome.code else what
         sys.stderr.write(f"bootseer: {what}{'; '.join(outcome.reasons)}\n")
     for note in outcome.notes:
         sys.stderr.write(f"bootseer: {note}\n")

@@ -112,5 +112,5 @@ def _alone(job: list[str], fault: str) -> int:
 
 
 def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"
+    text, name = " ".join(str(error).split()), type(error).__name__
+    return f"{name}: {text}" if text else name

@@ -20,7 +20,13 @@ from bootseer.depsnap.model import absolute
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.settings import DAY_S, DepsSettings
 from bootseer.depsnap.waiting import keep_waiting, poll_s
-from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, NotFoundError
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    DeadlineError,
+    NotFoundError,
+    describe,
+)
 from bootseer.profiler.events import NullWriter
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.lease import Lease, Watch, try_acquire
@@ -529,8 +535,7 @@ class _Run:
             self.writer.end(span, name, status, attributes, parent=self.span)
 
     def _fault(self, error: BaseException) -> None:
-        known = isinstance(error, BootseerError)
-        text = str(error) if known else f"{type(error).__name__}: {error}"
+        text = describe(error)
         if text not in self.outcome.reasons:  # a start that waits looks again and again
             self.outcome.reasons.append(text)
 

@@ -15,7 +15,7 @@ import signal
 import socket
 
 from bootseer.entrypoint import parts
-from bootseer.errors import BootseerError
+from bootseer.errors import describe
 from bootseer.profiler import events
 
 SOCKET_FD = 3
@@ -65,10 +65,8 @@ def main() -> int:
         else:
             with events.open_writer() as writer:
                 reporter.result(part.run(message["request"], writer, reporter))
-    except BootseerError as error:
-        reporter.fault(str(error))
     except Exception as error:  # the border: any fault of ours sends the job the plain way
-        reporter.fault(f"{type(error).__name__}: {error}")
+        reporter.fault(describe(error))
     return 0
 
 

@@ -18,6 +18,7 @@ from bootseer.config import Loaded
 from bootseer.entrypoint import bare, beside, children, fallback, parts, process, replace
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task
+from bootseer.errors import describe
 from bootseer.profiler import events
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -34,7 +35,7 @@ def start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str])
     try:
         return _start(loaded, job, environ)
     except Exception as error:  # the last border: no defect of ours may cost a job its start
-        _warn(f"{type(error).__name__}: {error}")
+        _warn(describe(error))
         return replace.execute(job, given)
 
 
@@ -45,7 +46,7 @@ def _start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]
     try:
         exit_code = _run_parts(start_plan, loaded.config.job.events, environ)
     except Exception as error:  # a border: the dependencies are still to be installed
-        _warn(f"{type(error).__name__}: {error}")
+        _warn(describe(error))
         exit_code = _all_plain(start_plan, environ)
     return become(start_plan, environ) if exit_code is None else exit_code
 
@@ -117,7 +118,7 @@ def _stay_in_front(run_job: Callable[[], process.Result]) -> int:
     try:
         return process.leave(run_job())
     except Exception as error:  # a border; the job may have begun, and must not begin twice
-        process.say(f"{type(error).__name__}: {error}; the job's exit code is not known")
+        process.say(f"{describe(error)}; the job's exit code is not known")
         return 1
 
 
