@@ -26,10 +26,12 @@ MEASURES = (
     "bootseer/__main__.py",
     "bootseer/cli/__init__.py",
     "bootseer/cli/main.py",
+    "bootseer/cli/program.py",
     "bootseer/entrypoint",
     "bootseer/profiler/events.py",
     "bootseer/profiler/resource.py",
     "scripts/bootseer",
+    "scripts/bootseer-python",
     "pyproject.toml",
     "bench/wrapper.py",
 )

@@ -31,6 +31,7 @@ from bootseer.depsnap.keying.roots import (
 from bootseer.depsnap.model import WORK_PREFIX
 from bootseer.depsnap.scan import scan
 from bootseer.errors import NotFoundError, UsageError
+from bootseer.regular_files import opener
 
 FORMAT_VERSION = 2
 _BEFORE = "roots before"
@@ -321,7 +322,7 @@ def fingerprint(target: Target, exclude: Sequence[str] = ()) -> str | None:
 
 def _content(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opener) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
