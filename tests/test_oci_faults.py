@@ -390,20 +390,20 @@ def test_a_registry_that_hangs_is_not_waited_for_for_ever(own_registry: Any) -> 
     server = own_registry()
     place = f"{server.host}/a/b"
     push_image(place, DATA)
-    with opened(place, retry_s=0.1, stall_s=0.3) as repository:
-        repository.resolve("v1")
+    with opened(place) as patient, opened(place, retry_s=0.1, stall_s=0.3) as hurried:
+        patient.resolve("v1")
         server.pause()
         try:
             for call in (
-                lambda: repository.resolve("v1"),
-                lambda: read(repository, 0),
-                lambda: repository.stream(DIGEST).read(),
+                lambda: hurried.resolve("v1"),
+                lambda: read(hurried, 0),
+                lambda: hurried.stream(DIGEST).read(),
             ):
                 with pytest.raises(StoreUnavailableError, match="sent nothing"):
                     call()
         finally:
             server.resume()
-        read(repository, 0)
+        read(patient, 0)
 
 
 def test_a_stream_can_be_cancelled(gate: Any) -> None:
