@@ -271,6 +271,55 @@ def test_held_bytes_are_refused_at_the_deadline(tmp_path: Path) -> None:
             fetcher.held(source, 0, 10)
 
 
+def test_an_outage_is_waited_for_once_and_says_its_cause(tmp_path: Path) -> None:
+    """One deadline an outage: who reads on after it, in vain, is not held up as long each time."""
+    source = Source(tmp_path, noise(64 * KIB), block_bytes=8 * KIB)
+    away = threading.Event()
+    away.set()
+    working = source.store
+
+    def refused(request: Request) -> Fault | None:
+        return Fault(error=gone()) if away.is_set() else None
+
+    source.store = store = FaultyStore(working, refused)
+
+    def read(fetcher: Fetcher, block: int) -> bytes:
+        there = threading.Event()
+        held = fetcher.held(source, block * 8 * KIB, 8 * KIB, there.set)
+        if held is None:
+            assert there.wait(30)
+            held = fetcher.held(source, block * 8 * KIB, 8 * KIB)
+        assert held is not None
+        try:
+            return b"".join(held.views)
+        finally:
+            held.release()
+
+    patient = FetchSettings(demand_deadline_s=3600, outage_deadline_s=0.2, backoff_s=0.1, tries=6)
+    with Fetcher(patient) as fetcher:
+        board = fetcher._engine.board
+        found = board.object_of(source)
+        assert board.patience_s(found, time.monotonic()) == 3600
+        with pytest.raises(StoreUnavailableError, match="gone"):
+            read(fetcher, 0)
+        asked = len(store.requests)
+        assert asked >= 2
+        assert board.patience_s(found, time.monotonic()) == 0.2
+        assert board.patience_s(found, time.monotonic() + 3601) == 3600  # for whom it is new
+        away.clear()
+        assert read(fetcher, 1) == source.data[8 * KIB : 16 * KIB]
+        assert board.patience_s(found, time.monotonic()) == 3600
+    away.set()
+    short = FetchSettings(demand_deadline_s=0.5, outage_deadline_s=0.1, backoff_s=0.05, tries=99)
+    with Fetcher(short) as fetcher:
+        with pytest.raises(DeadlineError, match=r"in time: the store is gone \(injected\)"):
+            read(fetcher, 2)
+        line = fetcher._engine.board.object_of(source).line
+        assert line.out_s
+        with pytest.raises(DeadlineError, match="gone"):
+            read(fetcher, 3)
+
+
 def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(64 * KIB), block_bytes=16 * KIB)
     there = threading.Event()

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_mounts import Mounts, Published, mounts_below, noise, publish, some_files, tree_of
+from image_mounts import (
+    Mounts,
+    Published,
+    mounts_below,
+    noise,
+    publish,
+    some_files,
+    tree_of,
+    unread_bytes,
+)
 from oci_proxy import Gate, Halves
 from web_fakes import Request
 
@@ -55,14 +64,6 @@ def until(true: Callable[[], Any], what: str) -> None:
             return
         time.sleep(0.005)
     raise AssertionError(f"in vain: {what}")
-
-
-def unread_bytes(host: str) -> int:
-    """What clients have sent to a server of 127.0.0.1 that it has not read yet."""
-    local = f"0100007F:{int(host.rpartition(':')[2]):04X}"
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    queues = [row[4] for row in rows if (row[1], row[3]) == (local, "01")]  # established
-    return sum(int(queue.partition(":")[2], 16) for queue in queues)
 
 
 def damage(path: Path, at: int) -> None:

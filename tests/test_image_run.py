@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 import pytest
-from image_mounts import Mounts, mounts_below
+from image_mounts import Mounts, mounts_below, noise
 from images_lab import Image, directory, file, symlink, write_layout
 
 from bootseer.errors import NotSupportedError, UsageError
@@ -181,6 +181,87 @@ class TestContainers:
         registry.stop()
         out, error = lab.run(name)
         assert (out, "mounted sha256:" in error) == ("from cmd\n", True)
+
+    @pytest.mark.parametrize("user", ["bob", ""])
+    def test_a_working_directory_that_no_layer_has_is_made(
+        self, lab: Lab, registry: Any, mounts: Mounts, user: str
+    ) -> None:
+        """As podman makes it for images of its own: for the image's user, and no other place."""
+        made = write_layout(
+            lab.folder / "l",
+            Image(layers("nowhere"), config={**CONFIG, "User": user, "WorkingDir": "/app/work"}),
+            tag="1",
+        )
+        name = registry.push(made.source, f"run/nowhere{user}", "1")
+        script = "pwd; id -u; echo x > new; cat new"
+        words = [name, "--entrypoint", "sh", "--", "-c", script]
+        pulled, error = lab.run(*words)
+        assert "podman pulls the image" in error  # the plain way, to compare with
+        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        out, error = lab.run(*words)
+        assert "bootseer: mounted sha256:" in error
+        assert out == pulled == f"/app/work\n{1234 if user else 0}\nx\n"
+        (lab.folder / "given").mkdir(mode=0o777)
+        (lab.folder / "given").chmod(0o777)
+        lab.folder.chmod(0o755)
+        lab.run(name, "-v", f"{lab.folder}/given:/app/work", *words[1:])
+        assert (lab.folder / "given/new").read_text() == "x\n"
+        assert mounts.gone()
+        for runner in ("podman", "chroot"):
+            recorded = [name, "--with", runner, "--", "sh", "-c", script]
+            done = subprocess.run(
+                [sys.executable, "-m", "bootseer", "image", "record", *recorded],
+                env=lab.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stdout) == (0, pulled), (runner, done.stderr)
+
+    def test_a_command_that_never_began_is_no_start(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        traces = lambda: list((lab.folder / "cache").rglob("*.trace*"))  # noqa: E731
+        lab.run(ref, "--entrypoint", "no-such-program", code=127)
+        assert mounts.gone()
+        assert traces() == []
+        lab.run(ref)
+        assert mounts.gone()
+        assert len(traces()) == 1
+
+    def test_why_reads_fail_is_said_once_and_the_rest_fails_soon(
+        self, lab: Lab, own_registry: Any, mounts: Mounts
+    ) -> None:
+        registry = own_registry()
+        # Enough that neither the kernel nor a neighbour's block brings what is read.
+        many = [file(f"data/f{n}", noise(3_000_000, n)) for n in range(6)]
+        stock = [*layers("lost"), many]
+        made = write_layout(lab.folder / "l", Image(stock, config=CONFIG), tag="1")
+        name = registry.push(made.source, "run/lost", "1")
+        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        script = "echo ready; read go; for n in 0 1 2 3 4 5; do cat f$n > /dev/null; done; exit 3"
+        words = ["--no-fill", "--no-record", "--deadline", "3", "--log-file", f"{lab.folder}/log"]
+        words += [name, "--interactive", "--entrypoint", "sh", "--", "-c", script]
+        with subprocess.Popen(
+            [sys.executable, "-m", "bootseer", "image", "run", *words],
+            env=lab.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            registry.stop()
+            _, error = child.communicate("go\n", timeout=120)
+        assert child.returncode == 3, error
+        assert "Input/output error" in error, "no read failed"
+        causes = [line for line in error.splitlines() if line.startswith(f"bootseer: {name}: ")]
+        assert len(causes) == 1, error
+        assert registry.host in causes[0].removeprefix(f"bootseer: {name}")
+        assert "a read at" in (lab.folder / "log").read_text()
+        assert mounts.gone()
 
     def test_a_signal_is_the_containers_and_the_tree_goes_with_it(
         self, lab: Lab, ref: str, mounts: Mounts

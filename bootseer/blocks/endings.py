@@ -46,6 +46,7 @@ class Endings(Waiters):
             flight.line.first_s.append(now_s - flight.began_s)
             del flight.line.first_s[:-FIRST_WAITS]
         flight.landed += 1
+        flight.line.landed(now_s)
         if block.status is not Status.FLYING:
             return NOTHING_LEFT  # the other request was first, or nobody wants it any more
         slot = flight.slots[number]
@@ -111,6 +112,9 @@ class Endings(Waiters):
         """A request returned: its memory is free again; returns how many blocks are tried again."""
         self._stop(flight)
         self._replicas.leave(flight)
+        cause = error or next(iter(flight.errors.values()), None)
+        if cause is not None and not flight.attempt.cancelled:
+            flight.line.failed(cause, now_s)
         if isinstance(error, BootseerError) and error.retryable and not flight.attempt.cancelled:
             self._replicas.suspect(flight.replica, now_s)
         if flight.scratch is not None:

@@ -216,7 +216,8 @@ class Fetcher(Closing):
         priority: Priority,
     ) -> None:
         board, size = self._engine.board, found.source.block_bytes
-        deadline_s = time.monotonic() + self.settings.demand_deadline_s
+        now_s = time.monotonic()
+        deadline_s = now_s + board.patience_s(found, now_s)
         keep = ready is not None
         group = Group(priority, keep=keep, callback=ready, deadline_s=deadline_s)
         indices = range(span[0] // size, (span[0] + span[1] - 1) // size + 1)

@@ -26,12 +26,16 @@ class FetchSettings:
     latest; a replica that was found hanging or failing is passed over for `suspect_s`. Memory
     that `Fetcher.held` announced and nobody came for is free again after `claim_s`. A block that
     another process fetches into the node cache is waited for `elsewhere_s` (ten times that, while
-    nobody waits here), then fetched here too.
+    nobody waits here), then fetched here too. A read by `Fetcher.held` fails after
+    `demand_deadline_s`; once one did and nothing has come from that store since, the next ones
+    fail after `outage_deadline_s`, until as long again has passed: an outage is waited for once,
+    not once a read.
     """
 
     connections: int = 32
     memory_bytes: int = 432 << 20  # the process around it needs some 70 MiB: 512 MiB in all
     demand_deadline_s: float = 60.0
+    outage_deadline_s: float = 2.0
     stall_s: float = 15.0
     tries: int = 12
     corrupt_tries: int = 3

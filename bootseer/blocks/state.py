@@ -233,7 +233,19 @@ class Job:
 class Line:
     """The jobs for one store (or for one cache), and how many of them run."""
 
-    __slots__ = ("active", "first_s", "heap", "objects", "owner", "streams")
+    __slots__ = (
+        "active",
+        "error",
+        "failed_s",
+        "failing_s",
+        "first_s",
+        "heap",
+        "landed_s",
+        "objects",
+        "out_s",
+        "owner",
+        "streams",
+    )
 
     def __init__(self, owner: object, streams: int) -> None:
         self.owner = owner  # kept, so that its identity stays its own
@@ -242,6 +254,20 @@ class Line:
         self.active = 0
         self.objects = 0  # that send their jobs here
         self.first_s: list[float] = []  # recent waits for a request's first block
+        self.landed_s = 0.0  # when the last block came; all that follows is cleared then
+        self.error: BaseException | None = None  # the last one ...
+        self.failing_s = self.failed_s = 0.0  # ... and when the first and the last one came
+        self.out_s = 0.0  # when a read was given up in an outage; 0 = none was
+
+    def landed(self, now_s: float) -> None:
+        """A block came: whatever was wrong is over."""
+        self.landed_s, self.error = now_s, None
+        self.failing_s = self.failed_s = self.out_s = 0.0
+
+    def failed(self, error: BaseException, now_s: float) -> None:
+        """A request failed."""
+        self.error, self.failed_s = error, now_s
+        self.failing_s = self.failing_s or now_s
 
 
 class Flight:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootseer.blocks.settings import FetchSettings
+from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.shelf import Shelf
 from bootseer.blocks.state import Block, Flight, Group, Object, Status
 from bootseer.errors import DeadlineError
@@ -26,10 +26,23 @@ class Waiters(Shelf):
     def fail(self, block: Block, error: BaseException) -> None:
         """Give a block up and tell everybody who waits for it."""
         waiters = block.waiters
+        line = block.object.line
+        if line.failed_s - line.failing_s >= self.settings.outage_deadline_s and any(
+            group.priority is Priority.DEMAND for group, _ in waiters
+        ):
+            line.out_s = line.out_s or line.failed_s
         self._gone(block)
         for group, _ in waiters:
             self._one_less(group, block)
             self.fail_group(group, error)
+
+    def patience_s(self, found: Object, now_s: float) -> float:
+        """How long a read that begins now waits: not long where others waited in vain just now."""
+        limit_s, line = self.settings.demand_deadline_s, found.line
+        if line.out_s and now_s - line.out_s < limit_s:
+            return min(limit_s, self.settings.outage_deadline_s)
+        line.out_s = 0.0
+        return limit_s
 
     def fail_group(self, group: Group, error: BaseException) -> None:
         """End a group with an error: it leaves all its blocks."""
@@ -125,4 +138,8 @@ class Waiters(Shelf):
                 self._unhold(group)
                 self.withdraw(group)
         elif now_s > group.deadline_s:
-            self.fail_group(group, DeadlineError("a read was not answered in time; see the store"))
+            line = self._held[group][0].line
+            if line.landed_s < group.deadline_s - self.settings.demand_deadline_s:
+                line.out_s = line.out_s or now_s
+            why = f": {line.error}" if line.error is not None else "; see the store"
+            self.fail_group(group, DeadlineError(f"a read was not answered in time{why}"))

@@ -88,7 +88,10 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     )
     try:
         return lazyrun.run(
-            settings, image_outcome.tell_way, lambda wanted: _mounted(wanted, helper)
+            settings,
+            image_outcome.tell_way,
+            lambda wanted: _mounted(wanted, helper),
+            image_outcome.complain,
         )
     finally:
         if helper is not None:  # where it was not mounted at all

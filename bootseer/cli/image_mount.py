@@ -7,7 +7,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from bootseer.cli.image_options import WINDOW_S, plain_http_option, serving_options
+from bootseer.cli.image_options import (
+    WINDOW_S,
+    deadline_option,
+    log_file_option,
+    plain_http_option,
+    serving_options,
+)
 from bootseer.cli.options import json_option
 
 
@@ -67,16 +73,7 @@ events_option = click.option(
     help="Recording ends so long after the mount at the latest.",
 )
 @events_option
-@click.option(
-    "--deadline",
-    "deadline_s",
-    envvar="BOOTSEER_IMAGE_DEADLINE",
-    metavar="SECONDS",
-    type=WINDOW_S,
-    default=60.0,
-    show_default=True,
-    help="A read that got no bytes for so long fails with an input/output error.",
-)
+@deadline_option
 @click.option(
     "--loop/--no-loop",
     envvar="BOOTSEER_IMAGE_LOOP",
@@ -84,13 +81,7 @@ events_option = click.option(
     help="Over loop devices or not; by default where the kernel (before 6.12) needs them.",
 )
 @plain_http_option
-@click.option(
-    "--log-file",
-    envvar="BOOTSEER_IMAGE_LOG_FILE",
-    default="",
-    metavar="FILE",
-    help="Append what goes wrong to this file.",
-)
+@log_file_option
 @json_option
 @click.argument("ref")
 @click.argument("directory", metavar="DIR", type=click.Path())

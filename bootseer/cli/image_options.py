@@ -55,6 +55,24 @@ runtime_option = click.option(
     metavar="PATH",
     help="Where this node's servers keep their state.",
 )
+deadline_option = click.option(
+    "--deadline",
+    "deadline_s",
+    envvar="BOOTSEER_IMAGE_DEADLINE",
+    metavar="SECONDS",
+    type=WINDOW_S,
+    default=60.0,
+    show_default=True,
+    help="A read that got no bytes for so long fails with an input/output error; those that follow "
+    "in the same outage fail after 2 s.",
+)
+log_file_option = click.option(
+    "--log-file",
+    envvar="BOOTSEER_IMAGE_LOG_FILE",
+    default="",
+    metavar="FILE",
+    help="Append what goes wrong to this file.",
+)
 place_options = together(kept_option, plain_http_option)
 """How an image is reached, and where this node keeps things; `image_hotset.opened` takes them."""
 

@@ -42,6 +42,11 @@ def tell_way(way: Way) -> None:
         _say(f"podman pulls the image: {way.reason}")
 
 
+def complain(text: str) -> None:
+    """What went wrong below a container that runs."""
+    _say(text)
+
+
 def print_json(made: Mounted) -> None:
     """All of it as JSON on standard output."""
     import dataclasses

@@ -9,6 +9,8 @@ import click
 from bootseer.cli.image_mount import events_option
 from bootseer.cli.image_options import (
     BeforeDashes,
+    deadline_option,
+    log_file_option,
     plain_http_option,
     podman_arguments,
     serving_options,
@@ -31,7 +33,9 @@ from bootseer.cli.image_options import (
 )
 @serving_options
 @events_option
+@deadline_option
 @plain_http_option
+@log_file_option
 @podman_arguments("[-- COMMAND...]")
 @click.pass_context
 def command(

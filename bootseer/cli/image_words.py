@@ -18,6 +18,7 @@ _TEXTS = {
     "--cache": "cache",
     "--runtime": "runtime",
     "--events": "events_dir",
+    "--log-file": "log_file",
 }
 _FLAGS = {
     "--fill": ("fill", True),
@@ -26,7 +27,6 @@ _FLAGS = {
     "--no-record": ("record", False),
     "--plain-http": ("plain_http", True),
 }
-_TEXTS_OF_MOUNT = {**_TEXTS, "--log-file": "log_file"}
 _FLAGS_OF_MOUNT = {
     **_FLAGS,
     "--hot": ("hot", True),
@@ -53,7 +53,7 @@ def mount_words(words: list[str], environ: Mapping[str, str]) -> dict[str, Any] 
     given = _from_environment(environ)
     if given is None or "--" in words:
         return None
-    rest = _read(words, given, _TEXTS_OF_MOUNT, _FLAGS_OF_MOUNT)
+    rest = _read(words, given, _TEXTS, _FLAGS_OF_MOUNT)
     if rest is None or len(rest) != 2 or any(word.startswith("-") for word in rest):
         return None
     given["ref"], given["directory"] = rest

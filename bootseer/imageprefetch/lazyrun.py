@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.config_paths import default_cache, default_runtime
@@ -22,6 +22,11 @@ from bootseer.storage.oci.reference import parse_reference
 if TYPE_CHECKING:
     from bootseer.imageprefetch.localstore import LocalStore
     from bootseer.imageprefetch.running import ImageConfig
+
+
+_LOG, _NOT_BEGUN = "server.log", "not-begun"
+_NEVER_BEGAN = (125, 126, 127)
+"""Codes of podman where it, or the runtime below it, did not come to start the command."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +54,12 @@ def run(
     settings: RunSettings,
     tell: Callable[[Way], None],
     mount: Callable[[MountSettings], Mounted] = mounting.mount,
+    complain: Callable[[str], None] | None = None,
 ) -> int:
     """Run the container to its end; returns its exit code. `tell` is called before it begins.
 
+    `complain` is called, by another thread, with each line that the image's server logs while the
+    container runs: a program that reads in vain hears of nothing but an input/output error.
     `mount` mounts, and raises, as `mounting.mount`.
     Raises UsageError for names that are none, and options that cannot be, and NotSupportedError
     where there is no podman. Call it in a process that has one thread.
@@ -68,16 +76,22 @@ def run(
     options = [*_events(settings.mount.events_dir), *settings.options]
     with contextlib.ExitStack() as stack:
         try:
-            words = _mounted_words(settings, options, stack, tell, mount)
+            words, place = _mounted_words(settings, options, stack, tell, mount)
+            if complain is not None:
+                stack.enter_context(_following(settings.mount, place, complain))
         except UsageError:
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
             stack.close()
             tell(Way(reason=str(error) or type(error).__name__))
-            words = _plain_words(settings, options)
+            words, place = _plain_words(settings, options), ""
         from bootseer.imageprefetch import running
 
-        return running.run_foreground(words)
+        code = running.run_foreground(words)
+        if code in _NEVER_BEGAN and place:
+            with contextlib.suppress(OSError), open(os.path.join(place, _NOT_BEGUN), "wb"):
+                pass
+        return code
 
 
 def import_the_rest() -> None:
@@ -100,20 +114,40 @@ def _mounted_words(
     stack: contextlib.ExitStack,
     tell: Callable[[Way], None],
     mount: Callable[[MountSettings], Mounted],
-) -> list[str]:
-    """Mount until `stack` is left; the container's command line."""
+) -> tuple[list[str], str]:
+    """Mount until `stack` is left; the container's command line, and a folder for its time."""
     podmanwords.check_platform(options)
     place = os.path.abspath(settings.mount.runtime or default_runtime())
     stack.enter_context(trees.ending())
     tree = stack.enter_context(trees.directory(place))
     stack.enter_context(trees.unmounting(tree, place))
-    mounted = mount(dataclasses.replace(settings.mount, directory=tree))
+    own = os.path.dirname(tree)
+    wanted = dataclasses.replace(
+        settings.mount,
+        directory=tree,
+        log_file=settings.mount.log_file or os.path.join(own, _LOG),
+        not_begun=os.path.join(own, _NOT_BEGUN),
+    )
+    mounted = mount(wanted)
     from bootseer.imageprefetch import running
 
     config = _config(settings.mount, mounted.digest)
     words = running.container_words(tree, config, options, settings.words)
     tell(Way(mounted))
-    return words
+    return words, own
+
+
+@contextlib.contextmanager
+def _following(mount: MountSettings, place: str, complain: Callable[[str], None]) -> Iterator[None]:
+    """Pass on what the mount's server logs of this image from now on."""
+    from bootseer.imageprefetch.log_follower import LogFollower
+
+    follower = LogFollower(mount.log_file or os.path.join(place, _LOG), mount.ref, complain)
+    follower.start()
+    try:
+        yield
+    finally:
+        follower.stop()
 
 
 def _plain_words(settings: RunSettings, options: Sequence[str]) -> list[str]:

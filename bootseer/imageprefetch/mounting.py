@@ -57,6 +57,8 @@ class MountSettings:
     folder `traces` ("": the image's own in the cache). A read that gets no bytes for `deadline_s`
     fails. `loop` mounts over loop devices (None: where the kernel needs them); `hot` replays the
     hot set.
+    Where the file `not_begun` is there when the image is unmounted, nothing began: then what was
+    read is recorded no more.
     With `nosuid` neither setuid programs nor devices of the image work at `directory`.
     """
 
@@ -82,6 +84,7 @@ class MountSettings:
     nosuid: bool = False
     share: bool = True
     log_file: str = ""
+    not_begun: str = ""
 
 
 def encoded(settings: MountSettings) -> str:

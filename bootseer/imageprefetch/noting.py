@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -85,6 +86,7 @@ class Noting:
             ended=ended,
             journal=self._journal,
             begun_ns=self._journal.begun_ns if resumed else 0,
+            began=lambda: not (settings.not_begun and os.path.exists(settings.not_begun)),
         ).start()
         self._settled.set()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from bootseer.errors import NotSupportedError, UsageError
 
@@ -12,6 +13,8 @@ EVENTS_INSIDE = "/.bootseer-events"
 """Where a container sees its job's events: in the root, where no link of the image can stand in
 the way."""
 _PLATFORM = ("--platform", "--os", "--arch", "--variant")
+_WORKDIR = ("--workdir", "-w")
+_PLACING = ("--volume", "-v", "--mount", "--tmpfs")
 _DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
 
@@ -60,7 +63,29 @@ def check_platform(options: Sequence[str]) -> None:
         )
 
 
-def _values(options: Sequence[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+def places_anything_at(directory: str, options: Sequence[str]) -> bool:
+    """Whether they name another working directory, or mount something at this one or above it."""
+    for word in options:
+        if word.startswith(_WORKDIR):
+            return True
+    wanted = os.path.normpath(directory)
+    for _, value in _values(_apart(options), _PLACING):
+        places = (os.path.normpath(part) for part in re.split("[:,=]", value) if part[:1] == "/")
+        if any(wanted == place or wanted.startswith(f"{place}/") for place in places):
+            return True
+    return False
+
+
+def _apart(options: Sequence[str]) -> Iterator[str]:
+    """The words, with the value of `-vVALUE` as a word of its own."""
+    for word in options:
+        if word.startswith("-v") and len(word) > 2:
+            yield from ("-v", word[2:].removeprefix("="))
+        else:
+            yield word
+
+
+def _values(options: Iterable[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
     """The options of some names with their values, given as one word or as two."""
     following = iter(options)
     for word in following:

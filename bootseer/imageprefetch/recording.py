@@ -119,7 +119,8 @@ class StartRecording:
     One that ends by unmount, having touched next to nothing of what starts do, is none in any case.
     `journal` gets the touches in small steps meanwhile; one that is resumed for a server that died
     tells since when (`begun_ns`) the first step is looked for. `ended` is called with the merged
-    trace, or with None where nothing was touched or kept. What goes wrong here never reaches the
+    trace, or with None where nothing was touched or kept; nothing is where `began` says, at the
+    unmount, that the command never did. What goes wrong here never reaches the
     start: it is told by an event.
     """
 
@@ -133,7 +134,9 @@ class StartRecording:
         ended: Callable[[Trace | None], None] | None = None,
         journal: Journal | None = None,
         begun_ns: int = 0,
+        began: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._began = began
         self._recorder, self._store, self._journal = recorder, store, journal
         self._full, self._ended = full, ended
         self._watch = FirstStepWatch(events_dir, begun_ns) if events_dir else None
@@ -187,7 +190,7 @@ class StartRecording:
 
     def _merge(self) -> Trace | None:
         trace = self._recorder.trace(full=self._full())
-        if not trace.extents:
+        if not trace.extents or (self.why == "unmount" and not self._began()):
             return None
         trace = self._unless_look(from_first_touch(trace))
         attributes = {

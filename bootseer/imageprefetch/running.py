@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from bootseer.blockimage.treecalls import IN_ROOT, open_in
 from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
@@ -26,7 +28,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.imageprefetch.podmanwords import EVENTS_INSIDE, names_network
+from bootseer.imageprefetch.podmanwords import EVENTS_INSIDE, names_network, places_anything_at
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GRACE_S = 10.0
@@ -113,8 +115,7 @@ def podman_words(command: Command, name: str) -> list[str]:
     hidden = podman_variables(command)
     for variable, value in command.variables().items():
         words += ["--env", variable if variable in hidden else f"{variable}={value}"]
-    if command.config.working_dir:
-        words += ["--workdir", command.config.working_dir]
+    words += _workdir(command.tree, command.config.working_dir, command.options)
     if command.config.user:
         words += ["--user", command.config.user]
     if command.events_dir:
@@ -141,8 +142,7 @@ def container_words(
     made = ["podman", "run", "--rm"]
     for pair in config.env:
         made += ["--env", pair]
-    if config.working_dir:
-        made += ["--workdir", config.working_dir]
+    made += _workdir(tree, config.working_dir, options)
     if config.user:
         made += ["--user", config.user]
     # Podman knows no image here; an entry point of its own takes the place of the image's.
@@ -151,6 +151,35 @@ def container_words(
     if not run and not own:
         raise UsageError("the image names no command to run; give one after --")
     return [*made, *options, "--rootfs", f"{tree}:O", *run]
+
+
+def _workdir(tree: str, directory: str, options: Sequence[str]) -> list[str]:
+    """Podman's options for the image's working directory; makes it where no layer has it.
+
+    Podman creates the working directory of its own images only, never below --rootfs. A volume
+    without a name is its nearest means: created, the user's own, and removed with the container.
+    """
+    if not directory:
+        return []
+    words = ["--workdir", directory]
+    if _is_missing(tree, directory) and not places_anything_at(directory, options):
+        words += ["--volume", directory]
+    return words
+
+
+def _is_missing(tree: str, path: str) -> bool:
+    """Whether nothing is at a path of the tree, whose links lead where the container finds them."""
+    try:
+        root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.close(open_in(root, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, IN_ROOT))
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    finally:
+        os.close(root)
+    return False
 
 
 def run_foreground(words: Sequence[str]) -> int:
@@ -300,9 +329,16 @@ def _inner(libc: ctypes.CDLL, command: Command, work: str) -> NoReturn:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    _become(command.config.user)
     directory = command.config.working_dir or "/"
+    is_new = not os.path.isdir(directory)
     os.makedirs(directory, exist_ok=True)
+    identity = _identity(command.config.user)
+    if identity is not None:
+        if is_new:  # as podman makes it
+            os.chown(directory, *identity)
+        os.setgroups([])
+        os.setgid(identity[1])
+        os.setuid(identity[0])
     os.chdir(directory)
     variables = command.variables()
     os.execvpe(command.words[0], list(command.words), variables)
@@ -317,17 +353,15 @@ def _mount(
         raise OSError(number, os.strerror(number), target)
 
 
-def _become(user: str) -> None:
-    """Take the user that the image names: `name`, `uid`, or either with `:group`."""
+def _identity(user: str) -> tuple[int, int] | None:
+    """The user and group that the image names (`name`, `uid`, or either with `:group`), if any."""
     if not user:
-        return
+        return None
     name, _, group = user.partition(":")
     uid, gid = _looked_up("/etc/passwd", name, (2, 3))
     if group:
         gid = _looked_up("/etc/group", group, (2, 2))[0]
-    os.setgroups([])
-    os.setgid(gid)
-    os.setuid(uid)
+    return uid, gid
 
 
 def _looked_up(path: str, name: str, columns: tuple[int, int]) -> tuple[int, int]:

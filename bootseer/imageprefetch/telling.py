@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bootseer.errors import DeadlineError, StoreUnavailableError
 from bootseer.profiler import events
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class Story:
     def read_failed(self, offset: int, error: BaseException) -> None:
         """A reader got EIO."""
         text = f"a read at {offset} got an input/output error: {error}"
-        self.fault(f"read {type(error).__name__}", text)
+        away = isinstance(error, (StoreUnavailableError, DeadlineError))
+        self.fault("read outage" if away else f"read {type(error).__name__}", text)
 
     def begin(self, name: str) -> None:
         """A span begins."""
