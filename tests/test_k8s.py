@@ -259,3 +259,139 @@ def test_foreign_text_is_one_clear_error(text: str, words: str) -> None:
 def test_objects_of_another_shape_are_one_clear_error(item: dict[str, Any]) -> None:
     with pytest.raises(CorruptDataError, match="not of the Kubernetes API's shape"):
         k8s.pods([item])
+
+
+def clock(minute: int, second: int = 0) -> str:
+    return f"2026-11-21T10:{minute:02d}:{second:02d}Z"
+
+
+def lengths(pod: k8s.Pod) -> dict[str, float]:
+    return {one.name: (one.end_ns - one.begin_ns) / 1e9 for one in pod.spans}
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        {"count": 61, "lastTimestamp": clock(50)},
+        {"firstTimestamp": None, "eventTime": "2026-11-21T10:00:01.000001Z", "lastTimestamp": None}
+        | {"series": {"count": 61, "lastObservedTime": "2026-11-21T10:50:00.000000Z"}},
+        {"deprecatedCount": 61, "deprecatedLastTimestamp": clock(50)},
+    ],
+)
+def test_waiting_for_room_lasts_until_the_event_was_last_seen(again: dict[str, Any]) -> None:
+    items = [
+        make_pod(),
+        make_event("FailedScheduling", "0/4 nodes are available: GPU", 1, **again),
+        make_event("Scheduled", "assigned", 0, firstTimestamp=clock(50, 2)),
+    ]
+    [pod] = k8s.pods(items)
+    assert lengths(pod) == {"queue": 3000.0, "schedule": 2.0}
+
+
+def test_a_last_time_after_the_placing_is_cut_there() -> None:
+    items = [
+        make_pod(),
+        make_event("FailedScheduling", "no room", 1, count=3, lastTimestamp=clock(0, 31)),
+        make_event("Scheduled", "assigned", 30),
+    ]
+    [pod] = k8s.pods(items)
+    assert lengths(pod) == {"queue": 30.0, "schedule": 0.0}
+
+
+def pull_events(last: str) -> list[dict[str, Any]]:
+    """As kubelet writes them: four pulls, three of them refused, with a growing pause between."""
+    refused = 'Failed to pull image "i": rpc error: code = Unknown desc = 503 Service Unavailable'
+    return [
+        make_event("Pulling", 'Pulling image "i"', 1, count=4, lastTimestamp=last),
+        make_event("Failed", refused, 2, count=3, lastTimestamp=clock(2, 30)),
+        make_event("Failed", "Error: ErrImagePull", 2, count=3, lastTimestamp=clock(2, 30)),
+        make_event("BackOff", 'Back-off pulling image "i"', 3, count=9, lastTimestamp=clock(3, 50)),
+        make_event("Failed", "Error: ImagePullBackOff", 3, count=6, lastTimestamp=clock(3, 50)),
+    ]
+
+
+def test_pulls_tried_again_last_until_the_one_that_succeeded() -> None:
+    done = "(combined from similar events): " + 'Successfully pulled image "i" in 1s'
+    items = [
+        make_pod(),
+        *pull_events(clock(4)),
+        make_event("Pulled", done, 0, firstTimestamp=clock(4, 1)),
+    ]
+    [pod] = k8s.pods(items)
+    found = [(one.name, one.status, (one.end_ns - one.begin_ns) / 1e9) for one in pod.spans]
+    assert found == [
+        ("image.pull", "error", 1.0),
+        ("image.pull.retry", "ok", 238.0),
+        ("image.pull", "ok", 1.0),
+    ]
+    assert "503" in span(pod, "image.pull.retry").attributes["bootseer.reason"]
+
+
+def test_pulls_that_never_succeeded_last_until_the_last_that_was_seen() -> None:
+    [pod] = k8s.pods([make_pod(), *pull_events(clock(2, 20))])
+    retry = span(pod, "image.pull.retry")
+    assert (retry.status, (retry.end_ns - retry.begin_ns) / 1e9) == ("error", 228.0)
+
+
+def test_a_pod_held_by_a_gate_waited_until_it_was_placed() -> None:
+    labels = {"kueue.x-k8s.io/managed": "true", "kueue.x-k8s.io/queue-name": "q"}
+    placed = make_event("Scheduled", "assigned", 0, firstTimestamp=clock(40))
+    [pod] = k8s.pods([make_pod(metadata={"labels": labels}), placed])
+    assert lengths(pod) == {"queue": 2400.0}
+    assert span(pod, "queue").attributes["bootseer.wait"] is True
+
+
+@pytest.mark.parametrize(
+    ("status", "event", "named"),
+    [
+        ({"reason": "Evicted", "message": "low on memory"}, "Evicted", "Evicted"),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "preempting"}
+          | {"reason": "PreemptionByScheduler", "lastTransitionTime": clock(5)}]},
+         "", "PreemptionByScheduler"),
+        ({}, "Preempted", "Preempted"),
+    ],
+)  # fmt: skip
+def test_evicted_and_preempted_pods_end_as_such(
+    status: dict[str, Any], event: str, named: str
+) -> None:
+    items = [{**make_pod(), "status": status}]
+    if event:
+        items.append(make_event(event, "by other", 0, firstTimestamp=clock(5)))
+    [pod] = k8s.pods(items)
+    end = span(pod, "pod.end")
+    assert (end.point, end.status, end.attributes["error.type"]) == (True, "error", named)
+    assert (
+        end.begin_ns
+        == k8s.pods([make_pod(), make_event("Scheduled", "", 0)])[0].spans[0].end_ns + 300 * 10**9
+    )
+
+
+def test_items_of_typed_lists_have_their_lists_kind() -> None:
+    pod, event = make_pod(), make_event("FailedScheduling", "no room", 30)
+    for one in (pod, event):
+        del one["kind"]
+    raw = json.dumps({"kind": "PodList", "apiVersion": "v1", "items": [pod]})
+    raw += "\n==== START logs for container a of pod n/p ====\n{ not JSON\n"
+    raw += "==== END logs for container a of pod n/p ====\n"
+    raw += json.dumps({"kind": "EventList", "apiVersion": "v1", "items": [event]})
+    raw += json.dumps({"kind": "JobList", "apiVersion": "batch/v1", "items": None})
+    [found] = k8s.pods(k8s.parse(raw, "dump"))
+    assert lengths(found) == {"queue": 30.0}
+
+
+def test_the_job_uid_is_what_the_downward_api_gives_the_processes() -> None:
+    def uid_of(path: str, labels: dict[str, str]) -> str:
+        env = [{"name": "BOOTSEER_JOB_UID", "valueFrom": {"fieldRef": {"fieldPath": path}}}]
+        owner = {"kind": "Job", "name": "j", "uid": "child-job", "controller": True}
+        pod = make_pod(
+            metadata={"labels": labels, "ownerReferences": [owner]},
+            spec={"containers": [{"name": "a", "env": env if path else []}]},
+        )
+        return k8s.pods([pod])[0].job_uid
+
+    jobset = {"jobset.sigs.k8s.io/jobset-uid": "set", "job-name": "j"}
+    assert uid_of("metadata.labels['jobset.sigs.k8s.io/jobset-uid']", jobset) == "set"
+    assert uid_of("metadata.labels['job-name']", jobset) == "j"
+    assert uid_of("metadata.uid", jobset) == "pod-uid"
+    assert uid_of("", jobset) == "set"
+    assert uid_of("metadata.labels['nothing']", {}) == "child-job"

@@ -17,11 +17,23 @@ DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _NO_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret")
 """Kinds whose text may look like a pod's without being one."""
 
+VOLCANO_NAME = "volcano.sh/job-name"
+"""Volcano's own Job (volcano.sh/apis, batch/v1alpha1/labels.go) sets no controller-uid."""
+
+_KUBEFLOW_NAME = "training.kubeflow.org/job-name"
 UID_LABELS = {
     "Job": "controller-uid",
     "CronJob": "controller-uid",
     "JobSet": "jobset.sigs.k8s.io/jobset-uid",
-    "PyTorchJob": "training.kubeflow.org/job-name",
+    # kubeflow/training-operator and mpi-operator, pkg/apis/kubeflow.org: JobNameLabel
+    "PyTorchJob": _KUBEFLOW_NAME,
+    "MPIJob": _KUBEFLOW_NAME,
+    "TFJob": _KUBEFLOW_NAME,
+    "XGBoostJob": _KUBEFLOW_NAME,
+    "JAXJob": _KUBEFLOW_NAME,
+    "PaddleJob": _KUBEFLOW_NAME,
+    # kubernetes-sigs/lws, api/leaderworkerset/v1: one key a group, which is what starts together
+    "LeaderWorkerSet": "leaderworkerset.sigs.k8s.io/group-key",
     "ClusterTrainingRuntime": "jobset.sigs.k8s.io/jobset-uid",
     "TrainingRuntime": "jobset.sigs.k8s.io/jobset-uid",
     "TrainJob": "jobset.sigs.k8s.io/jobset-uid",
@@ -53,6 +65,9 @@ class Pod:
     @property
     def uid_label(self) -> str:
         """The label whose value names the start, "" where no controller sets one."""
+        version = scalar(child(self.owner, "apiVersion"))
+        if self.owner_kind == "Job" and version.partition("/")[0] == "batch.volcano.sh":
+            return VOLCANO_NAME
         return UID_LABELS.get(self.owner_kind, "")
 
     def containers(self) -> list[yaml.MappingNode]:

@@ -4,19 +4,25 @@ Sources: Kubernetes API v1 (Pod, Event; also events.k8s.io/v1) and batch/v1 Job;
 kube-scheduler and kubelet (pkg/kubelet/images/image_manager.go): `Successfully pulled image "…" in
 1.3s` (to 1.26; waiting in kubelet's queue included) and `… in 1.2s (1.3s including waiting). Image
 size: 123 bytes.` (since). Event times are whole seconds, but an event's name ends in the
-hexadecimal nanoseconds of its first occurrence, made by the client that saw it.
+hexadecimal nanoseconds of its first occurrence, made by the client that saw it. What happens again
+is the same event with a later last time (`lastTimestamp`, or `series.lastObservedTime` of the newer
+API) and, after ten alike, with a prefix to its message (client-go, tools/record/events_cache.go and
+tools/events/event_broadcaster.go).
 
-Phases: `queue` (from the Job's creation, or the first FailedScheduling, until the pod could be
-scheduled), `schedule` (until the scheduler chose the node), `image.pull` for each container (with
-`image.pull.wait` for the wait in kubelet's queue where that is told apart), `container.init`,
-`container.start` (image there → process started), points `container.exit` (failed containers) and
-`container.restart`. What cannot be seen is not written; `Pod.not_observed` names it.
+Phases: `queue` (from the Job's creation, or the first FailedScheduling, until the last one; with
+scheduling gates until the pod was placed, as nothing tells when the last gate went), `schedule`
+(until the scheduler chose the node), `image.pull` for each container (with `image.pull.wait` for
+the wait in kubelet's queue where that is told apart, and `image.pull.retry` from the first failed
+pull to the next good one), `container.init`, `container.start` (image there → process started),
+points `container.exit` (failed containers), `container.restart` and `pod.end` (evicted, preempted,
+or the node lost). What cannot be seen is not written; `Pod.not_observed` names it.
 
 A job's own processes find the same trace when their BOOTSEER_JOB_UID is the uid used here: the
-pod's own BOOTSEER_JOB_UID variable if its manifest sets one, else the annotation or label
-`bootseer.io/job-uid`, else the uid of the controller (Job, DaemonSet, custom job) that owns it,
-else the pod's uid. To hand the controller's uid to the processes, use the downward API: `fieldPath:
-metadata.labels['batch.kubernetes.io/controller-uid']`.
+pod's own BOOTSEER_JOB_UID variable if its manifest sets one (by value, or by the downward API from
+the pod's labels, annotations, uid or name), else the annotation or label `bootseer.io/job-uid`,
+else the uid of the JobSet that the pod's labels name, else the uid of the controller (Job,
+DaemonSet, custom job) that owns it, else the pod's uid. To hand the controller's uid to the
+processes, use the downward API: `fieldPath: metadata.labels['batch.kubernetes.io/controller-uid']`.
 """
 
 from __future__ import annotations
@@ -31,9 +37,16 @@ from bootseer.errors import CorruptDataError
 from bootseer.profiler.collect import loglines
 
 OBSERVABLE = ("queue", "schedule", "image.pull", "container.start")
+_NO_IMAGE = ("Error: ErrImagePull", "Error: ImagePullBackOff")
+_ENDS = ("Evicted", "Preempted")
 EVENT_REASONS = frozenset(
-    ("FailedScheduling", "Scheduled", "Pulling", "Pulled", "Started", "Failed")
+    ("FailedScheduling", "Scheduled", "Pulling", "Pulled", "Started", "Failed", "BackOff", *_ENDS)
 )
+JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
+"""Label of all pods of a JobSet (kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go)."""
+_KUEUE = "kueue.x-k8s.io/managed"
+"""Label of pods that Kueue holds by a gate (kubernetes-sigs/kueue, pkg/controller/jobs/pod)."""
+_AGAIN = "(combined from similar events): "
 
 _HEX_NS = re.compile(r"\.([0-9a-f]{15,16})$")
 _PULLED = re.compile(
@@ -42,6 +55,11 @@ _PULLED = re.compile(
 )
 _CONTAINER = re.compile(r"spec\.(initContainers|containers|ephemeralContainers)\{([^}]*)\}")
 _CREATED_POD = re.compile(r"Created pod: (\S+)")
+_FIELD = re.compile(r"metadata\.(?:(uid|name)|(labels|annotations)\['([^']+)'\])")
+_LOGS = re.compile(
+    r"^==== START logs for container .*?^==== END logs for container [^\n]*$", re.M | re.S
+)
+"""Logs between the objects of `kubectl cluster-info dump` (pkg/cmd/clusterinfo)."""
 
 Item = Mapping[str, Any]
 
@@ -76,6 +94,7 @@ class _Event:
     message: str
     container: str
     first_ns: int
+    last_ns: int
 
 
 def parse(text: str, name: str) -> list[Item]:
@@ -86,7 +105,7 @@ def parse(text: str, name: str) -> list[Item]:
     decoder = json.JSONDecoder()
     items: list[Item] = []
     position = 0
-    text = text.removeprefix("\ufeff")
+    text = _LOGS.sub(lambda found: "\n" * found[0].count("\n"), text.removeprefix("\ufeff"))
     while True:
         while position < len(text) and text[position].isspace():
             position += 1
@@ -105,14 +124,16 @@ def parse(text: str, name: str) -> list[Item]:
     return items
 
 
-def _flatten(document: object, name: str) -> Iterator[Item]:
+def _flatten(document: object, name: str, kind: str = "") -> Iterator[Item]:
+    """Objects of a document; items of a typed list (`EventList`) have no kind of their own."""
     if isinstance(document, dict) and "items" in document:
-        document = document["items"]
+        kind = str(document.get("kind") or "").removesuffix("List")
+        document = document["items"] or []  # Go writes an empty list as null
     if isinstance(document, list):
         for one in document:
-            yield from _flatten(one, name)
+            yield from _flatten(one, name, kind)
     elif isinstance(document, dict) and "metadata" in document:
-        yield document
+        yield document if "kind" in document or not kind else {**document, "kind": kind}
     else:
         raise CorruptDataError(f"{name}: holds something that is no Kubernetes object")
 
@@ -150,6 +171,8 @@ def _kind(item: Item) -> str:
     """The object's kind; kubectl leaves it out of objects within a typed list."""
     kind = item.get("kind")
     if kind is None:
+        if "involvedObject" in item or "regarding" in item:
+            return "Event"
         return "Pod" if "containers" in item.get("spec", {}) else ""
     return str(kind)
 
@@ -157,7 +180,7 @@ def _kind(item: Item) -> str:
 def _take_event(item: Item, events: dict[str, list[_Event]], created: dict[str, int]) -> None:
     about = item.get("involvedObject") or item.get("regarding") or {}
     reason = str(item.get("reason"))
-    message = str(item.get("message") or item.get("note") or "")
+    message = str(item.get("message") or item.get("note") or "").removeprefix(_AGAIN)
     first_ns = _event_ns(item)
     if first_ns is None:
         return
@@ -166,7 +189,8 @@ def _take_event(item: Item, events: dict[str, list[_Event]], created: dict[str, 
         created[f"{about.get('namespace')}/{made.group(1)}"] = first_ns
     if about.get("kind") == "Pod" and reason in EVENT_REASONS:
         found = _CONTAINER.match(about.get("fieldPath") or "")
-        one = _Event(reason, message, found.group(2) if found else "", first_ns)
+        last_ns = max(first_ns, _last_ns(item) or first_ns)
+        one = _Event(reason, message, found.group(2) if found else "", first_ns, last_ns)
         events.setdefault(about.get("uid", ""), []).append(one)
 
 
@@ -181,6 +205,14 @@ def _event_ns(item: Item) -> int | None:
     if fine is not None and (whole is None or abs(fine - whole) <= 2 * loglines.SECOND_NS):
         return fine
     return whole
+
+
+def _last_ns(item: Item) -> int | None:
+    """When the event was last seen, where it happened more than once."""
+    series = item.get("series") or {}
+    count = series.get("count") or item.get("count") or item.get("deprecatedCount") or 1
+    last = item.get("lastTimestamp") or item.get("deprecatedLastTimestamp")
+    return _time_ns(series.get("lastObservedTime") or last) if count > 1 else None
 
 
 def _time_ns(text: str | None) -> int | None:
@@ -202,6 +234,7 @@ def _pod(
     spans = [
         *_placing(item, events, created, jobs.get(owner.get("uid", ""))),
         *_containers(item, events),
+        *_pod_end(item, events),
     ]
     seen = {span.name for span in spans}
     attempt = environment.get("BOOTSEER_ATTEMPT", "")
@@ -221,19 +254,31 @@ def _owner(metadata: Item) -> Item:
 
 
 def _environment(item: Item) -> dict[str, str]:
-    """Literal variables of the pod's containers; the first container wins."""
+    """Variables of the pod's containers, by value or from the pod's metadata; the first container
+    wins."""
     out: dict[str, str] = {}
     for container in item["spec"].get("containers", []):
         for one in container.get("env") or []:
-            if one.get("value"):
-                out.setdefault(one["name"], str(one["value"]))
+            field = ((one.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", "")
+            value = one.get("value") or _field(item["metadata"], field)
+            if value:
+                out.setdefault(one["name"], str(value))
     return out
+
+
+def _field(metadata: Item, path: str) -> str:
+    """What the downward API puts in for `path`; "" where the pod has no such field."""
+    found = _FIELD.fullmatch(path)
+    if found is None:
+        return ""
+    plain, group, key = found.groups()
+    return str((metadata.get(plain) if plain else (metadata.get(group) or {}).get(key)) or "")
 
 
 def _job_uid(metadata: Item, owner: Item, environment: Mapping[str, str]) -> str:
     marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
     named = environment.get("BOOTSEER_JOB_UID") or marks.get("bootseer.io/job-uid")
-    return str(named or owner.get("uid") or metadata["uid"])
+    return str(named or marks.get(JOBSET_UID) or owner.get("uid") or metadata["uid"])
 
 
 def _resource(item: Item, owner: Item, uid: str) -> dict[str, Any]:
@@ -275,17 +320,27 @@ def _placing(
         return
     failed = [event for event in events if event.reason == "FailedScheduling"]
     bound = [event.first_ns for event in events if event.reason == "Scheduled"]
-    ready_ns = max([made_ns, *(event.first_ns for event in failed)])
-    attributes = {"bootseer.source": "k8s", "bootseer.wait": True}
-    begin_ns = min(job_ns or made_ns, made_ns)
-    if failed or (job_ns and job_ns + loglines.SECOND_NS <= made_ns):
-        reason = {"bootseer.reason": failed[-1].message[:300]} if failed else {}
-        yield Span("queue", begin_ns, ready_ns, "ok", {**attributes, **reason})
     if not bound:
         conditions = (item.get("status") or {}).get("conditions") or []
         times = [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "True"]
         bound = [ns for ns in (_time_ns(c["lastTransitionTime"]) for c in times) if ns]
-    if bound:
+    ready_ns = max([made_ns, *(event.last_ns for event in failed)])
+    if bound:  # last times are whole seconds, and may be later than the placing that they precede
+        first_ns = max([made_ns, *(event.first_ns for event in failed)])
+        ready_ns = max(first_ns, min(ready_ns, bound[0]))
+    gated = (metadata.get("labels") or {}).get(_KUEUE) == "true"
+    gated = gated or bool(item["spec"].get("schedulingGates"))
+    if gated and bound:
+        ready_ns = max(ready_ns, bound[0])
+    attributes = {"bootseer.source": "k8s", "bootseer.wait": True}
+    begin_ns = min(job_ns or made_ns, made_ns)
+    held = gated and ready_ns > begin_ns
+    if failed or held or (job_ns and job_ns + loglines.SECOND_NS <= made_ns):
+        last = max(failed, key=lambda event: event.last_ns, default=None)
+        why = last.message[:300] if last else "scheduling gates" if held else ""
+        reason = {"bootseer.reason": why} if why else {}
+        yield Span("queue", begin_ns, ready_ns, "ok", {**attributes, **reason})
+    if bound and not gated:
         # An object's own creation time is cut to whole seconds.
         rough = {} if failed or made_ns == fine_ns else {"bootseer.uncertainty_s": 1}
         end_ns = max(bound[0], ready_ns)
@@ -337,6 +392,27 @@ def _pull(events: list[_Event], base: dict[str, Any]) -> Iterator[Span]:
             "bootseer.reason": failed[0].message[:300],
         }
         yield Span("image.pull", begin_ns, failed[0].first_ns, "error", failure)
+        yield from _pull_again(events, failed, base)
+
+
+def _pull_again(events: list[_Event], failed: list[_Event], base: dict[str, Any]) -> Iterator[Span]:
+    """From the first failed pull to the next good one's begin, or to the last that was seen."""
+    begin_ns = failed[0].first_ns
+    tried = [e for e in events if e.reason == "Pulling" or "ulling image" in e.message]
+    good = [e for e in events if e.reason == "Pulled" and e.first_ns >= begin_ns]
+    if good:
+        found = _PULLED.match(good[0].message)
+        took = loglines.parse_duration_ns(found["whole"] or found["pull"]) if found else 0
+        end_ns = good[0].first_ns - (took or 0)
+    else:
+        end_ns = max(e.last_ns for e in (*failed, *tried))
+    if end_ns > begin_ns:
+        again = {
+            **base,
+            "error.type": "ImagePullBackOff",
+            "bootseer.reason": failed[-1].message[:300],
+        }
+        yield Span("image.pull.retry", begin_ns, end_ns, "ok" if good else "error", again)
 
 
 def _started(
@@ -349,6 +425,7 @@ def _started(
         event
         for event in events
         if event.reason == "Failed" and event.message.startswith("Error: ") and there
+        if event.message not in _NO_IMAGE
     ]
     if not there:
         return
@@ -368,6 +445,32 @@ def _started(
     if init and started and finished and finished > started[0]:  # whole seconds: else unknown
         rough = {**base, "bootseer.uncertainty_s": 1}
         yield Span("container.init", started[0], finished, "ok", rough)
+
+
+def _pod_end(item: Item, events: list[_Event]) -> Iterator[Span]:
+    """The pod's end by another hand: evicted, preempted, its node lost.
+
+    The API server keeps it as the condition DisruptionTarget (since 1.26), kubelet and the
+    scheduler as `status.reason` (Evicted, Preempting) and events (Evicted, Preempted).
+    """
+    status = item.get("status") or {}
+    found = [
+        (_time_ns(one.get("lastTransitionTime")), one.get("reason"), one.get("message"))
+        for one in status.get("conditions") or []
+        if one["type"] == "DisruptionTarget" and one["status"] == "True"
+    ]
+    found += [(e.first_ns, e.reason, e.message) for e in events if e.reason in _ENDS]
+    moments = [ns for ns, _, _ in found if ns]
+    if not moments:
+        return
+    named = status.get("reason") or next((e for _, e, _ in found if e in _ENDS), found[0][1])
+    message = status.get("message") or next((m for _, _, m in found if m), "")
+    failure = {
+        "bootseer.source": "k8s",
+        "error.type": str(named),
+        "bootseer.reason": str(message)[:300],
+    }
+    yield Span("pod.end", min(moments), min(moments), "error", failure, point=True)
 
 
 def _reason(container: Item) -> str:
