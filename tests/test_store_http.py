@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -37,6 +38,15 @@ def scatter(store: Store, offset: int, *sizes: int, attempt: Attempt | None = No
     buffers = [memoryview(bytearray(size)) for size in sizes]
     store.read_scatter("x", offset, buffers, attempt or Attempt(stall_s=5.0))
     return b"".join(buffers)
+
+
+def open_sockets() -> set[str]:
+    """This process's sockets, by inode."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in found if name.startswith("socket:")}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +87,20 @@ class TestOnNginx:
         assert [(p.offset, p.length) for p in store.places("x")] == [(0, len(DATA))]
         with pytest.raises(NotFoundError):
             store.stat("no")
+
+    def test_a_connection_in_use_is_closed_after_the_store(self, store: Store) -> None:
+        """A reader has its last byte before the thread that read it gives its connection back."""
+        before = open_sockets()
+        buffers = [memoryview(bytearray(9))]
+        held: list[set[str]] = []
+
+        def close(_: int) -> None:
+            held.append(open_sockets() - before)
+            store.close()
+
+        store.read_scatter("x", 0, buffers, Attempt(), close)
+        assert len(held[0]) == 1
+        assert not open_sockets() - before
 
     def test_ranges(self, store: Store) -> None:
         told: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -11,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stripe_faces import CHUNK, content, put_bytes, store_of
+from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
 from web_fakes import nginx
 
 from bootseer import stripedfs
 from bootseer.errors import CorruptDataError
 from bootseer.stripedfs.fs import StripedFileSystem
+from bootseer.stripedfs.putting import put_into
 
 pytestmark = pytest.mark.debian("nginx-light")
 
@@ -30,6 +32,10 @@ def www(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "www").mkdir()
     (folder / "www/plain").write_bytes(content(SIZE, seed=1))
     put_bytes(store_of(folder / "www/dir"), "ckpt", content(SIZE), folder)
+    (folder / "run/deep").mkdir(parents=True)
+    (folder / "run/nine").write_bytes(b"nine")
+    (folder / "run/deep/large").write_bytes(content(SIZE, seed=2))
+    put_into(store_of(folder / "www/dir"), "run", str(folder / "run"), settings=SMALL)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
     return folder / "www"
@@ -67,6 +73,44 @@ def test_a_web_address_is_read_without_aiohttp(
     (tmp_path / "same").write_bytes(content(SIZE, seed=int(name == "plain")))
     url = f"{prefix}http://127.0.0.1:{port}/{name}"
     assert said(first + READ, url, f"{tmp_path}/same") == "True"
+
+
+def test_files_of_a_directory_checkpoint_are_read(port: int) -> None:
+    root = f"http://127.0.0.1:{port}/dir"
+    with contextlib.closing(StripedFileSystem(target_protocol="http")) as fs:
+        assert fs.find(f"{root}/run") == [f"{root}/run/deep/large", f"{root}/run/nine"]
+        assert fs.cat_file(f"striped::{root}/run/nine") == b"nine"
+        assert fs.info(f"{root}/run/nine")["size"] == 4
+        assert fs.isdir(f"{root}/run/deep")
+        assert fs.ls(f"{root}/run/deep", detail=False) == [f"{root}/run/deep/large"]
+        with fs.open(f"{root}/run/deep/large") as file:
+            assert file.read() == content(SIZE, seed=2)
+        for missing in ("run/ten", "run/deep/ten", "none/nine", "ckpt/nine"):
+            assert not fs.exists(f"{root}/{missing}")
+            with pytest.raises(FileNotFoundError):
+                fs.open(f"{root}/{missing}")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_loads_a_distributed_checkpoint_from_the_web(
+    port: int, www: Path, tmp_path: Path
+) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {"weights": torch.arange(50_000, dtype=torch.float32)}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    put_into(store_of(www / "dir"), "dcp", str(tmp_path / "dcp"), settings=SMALL)
+    code = """
+import warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed.checkpoint as dcp
+state = {"weights": torch.zeros(50_000)}
+dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
+print(torch.equal(state["weights"], torch.arange(50_000, dtype=torch.float32)))
+"""
+    assert said(REGISTER + code, f"striped::http://127.0.0.1:{port}/dir/dcp") == "True"
 
 
 def test_a_chain_through_fsspecs_own_http_says_what_that_lacks() -> None:

@@ -54,6 +54,8 @@ class Pool:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[float, http.client.HTTPConnection]]] = {}
         self._context = context
+        self.closings = 0
+        """How often it was closed: what was lent before the last time is not taken back."""
 
     def request(
         self,
@@ -116,8 +118,9 @@ class Pool:
         return connection
 
     def close(self) -> None:
-        """Close all idle connections; the pool stays usable."""
+        """Close all idle connections, and those in use when they are done; it stays usable."""
         with self._lock:
+            self.closings += 1
             dropped = [c for idle in self._idle.values() for _, c in idle]
             self._idle.clear()
         for connection in dropped:
@@ -132,6 +135,7 @@ class Pool:
         what: str,
     ) -> Exchange:
         method, target, headers, body = sent
+        closings = self.closings
         sock = connection.sock
         sock.settimeout(attempt.stall_s)
         attempt.replica = origin.authority
@@ -143,7 +147,7 @@ class Pool:
         except BaseException:  # the exchange that would take this back never begins
             attempt.on_cancel(None)
             raise
-        return Exchange(self, origin, connection, sock, response, attempt, what)
+        return Exchange(self, origin, connection, sock, response, attempt, what, closings)
 
     def _take(self, origin: Origin) -> http.client.HTTPConnection | None:
         """The connection used last that still looks open."""
@@ -161,10 +165,10 @@ class Pool:
             connection.close()
         return found
 
-    def _keep(self, origin: Origin, connection: http.client.HTTPConnection) -> None:
+    def _keep(self, origin: Origin, connection: http.client.HTTPConnection, closings: int) -> None:
         with self._lock:
             idle = self._idle.setdefault(origin, [])
-            if len(idle) < IDLE_CONNECTIONS:
+            if len(idle) < IDLE_CONNECTIONS and closings == self.closings:
                 idle.append((time.monotonic(), connection))
                 return
         connection.close()
@@ -193,11 +197,13 @@ class Exchange:
         response: http.client.HTTPResponse,
         attempt: Attempt,
         what: str,
+        closings: int,
     ) -> None:
         self._pool, self._origin, self._connection = pool, origin, connection
         self._sock, self._response, self._attempt, self._what = sock, response, attempt, what
         self.length = response.length
         """Bytes of the body as announced; None when chunked or up to the connection's end."""
+        self._closings = closings
         self._left = response.length
         self._raw = False
         self._waits = WAITS
@@ -282,7 +288,7 @@ class Exchange:
         keep = whole and not self._response.will_close and not self._attempt.cancelled
         self._response.close()
         if keep:
-            self._pool._keep(self._origin, self._connection)
+            self._pool._keep(self._origin, self._connection, self._closings)
         else:
             self._connection.close()
 

@@ -61,3 +61,21 @@ def split(base: str, path: str) -> tuple[str, str]:
     if not path.startswith("/") and base == "file:///":
         path = os.path.abspath(path)
     return base, "/".join(part for part in path.split("/") if part)
+
+
+def split_at_top(path: str) -> tuple[str, str]:
+    """The root URL of a web address's server, and the name from there.
+
+    Raises UsageError for an address that names nothing below the root.
+    """
+    from bootseer.storage.urls import split_object
+
+    folder, name = split_object(path)
+    while True:
+        try:
+            above, part = split_object(folder)
+        except UsageError:
+            return folder, name
+        if part in (".", ".."):
+            return folder, name
+        folder, name = above, f"{part}/{name}"

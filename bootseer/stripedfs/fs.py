@@ -18,7 +18,13 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.utils import isfilelike
 
-from bootseer.errors import BootseerError, NotFoundError, NotSupportedError, UsageError
+from bootseer.errors import (
+    AccessDeniedError,
+    BootseerError,
+    NotFoundError,
+    NotSupportedError,
+    UsageError,
+)
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs import chained, changing, names
@@ -85,7 +91,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         stripped = self._strip_protocol(path)
         with python_errors(stripped):
-            return self._described(stripped, names.look(*self._at(stripped)))
+            return self._described(stripped, self._look(stripped)[1])
 
     def exists(self, path: str, **kwargs: Any) -> bool:
         """Whether it is there; a store that cannot be asked raises."""
@@ -98,8 +104,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
         stripped = self._strip_protocol(path)
         with python_errors(stripped):
-            store, name = self._at(stripped)
-            found = names.look(store, name)
+            store, found = self._look(stripped)
             listed = [self._described(stripped, found)]
             if found.is_folder:
                 top = stripped.rstrip("/")
@@ -273,8 +278,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def rm_file(self, path: str) -> None:
         path = self._strip_protocol(path)
         with python_errors(path):
-            store, name = self._at(path)
-            changing.remove(store, names.look(store, name))
+            changing.remove(*self._look(path))
 
     _rm = rm_file
 
@@ -287,8 +291,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
                 raise FileNotFoundError(errno.ENOENT, "no such file", name) from None
             for found in every:
                 with python_errors(found):
-                    store, name = self._at(found)
-                    changing.remove(store, names.look(store, name), recursive=recursive)
+                    changing.remove(*self._look(found), recursive=recursive)
 
     def mv(
         self,
@@ -302,8 +305,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         if old == new:
             return
         with python_errors(old):
-            store, name = self._at(old)
-            found = names.look(store, name)
+            store, found = self._look(old)
             if found.is_folder and not recursive and found.version is None:
                 raise IsADirectoryError(errno.EISDIR, "a folder moves only recursively", shown(old))
             if new.endswith("/") or self.isdir(new):
@@ -334,18 +336,43 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def _at(self, path: str) -> tuple[Store, str]:
         if self._web and "://" not in path:
             raise UsageError(f"{path} is no URL; give it whole, from https:// on")
+        url, name = chained.split(self._base, path)
+        return self._store(url), name
+
+    def _store(self, url: str) -> Store:
         if self._stores_pid != os.getpid():  # forked: the parent goes on using its connections
             self._stores, self._stores_pid = {}, os.getpid()
-        url, name = chained.split(self._base, path)
         store = self._stores.get(url)
         if store is None:
             store = self._stores.setdefault(url, open_store(url, self._options))
-        return store, name
+        return store
+
+    def _look(self, path: str) -> tuple[Store, names.Found]:
+        """What a path stands for, and its store. Raises NotFoundError.
+
+        A web object's store is its folder: which of the folders above it is a directory
+        checkpoint that holds it is asked of the server's root, where the object itself is not
+        there.
+        """
+        store, name = self._at(path)
+        try:
+            return store, names.look(store, name)
+        except NotFoundError:
+            if not self._web:
+                raise
+            url, whole = chained.split_at_top(path)
+            top = self._store(url)
+            try:
+                found = names.within_tree(top, whole)
+            except AccessDeniedError:  # a server may refuse all that lies above what is offered
+                found = None
+            if found is None:
+                raise
+            return top, found
 
     def _source(self, path: str) -> FileSource:
         with python_errors(path):
-            store, name = self._at(path)
-            found = names.look(store, name)
+            store, found = self._look(path)
             if found.is_folder:
                 raise IsADirectoryError(errno.EISDIR, "it is a folder", shown(path))
             return names.source_of(store, found)

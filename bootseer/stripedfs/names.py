@@ -69,7 +69,7 @@ def look(store: Store, name: str) -> Found:
     try:
         return _plain(store.stat(name))
     except NotFoundError:
-        found = _within_tree(store, literal)
+        found = within_tree(store, literal)
         if found is None:
             raise
         return found
@@ -210,8 +210,11 @@ def _tree(store: Store, found: Found) -> Tree:
     return Tree(store, loaded[0], loaded[1])
 
 
-def _within_tree(store: Store, name: str) -> Found | None:
-    """The entry if a folder above it is a directory checkpoint."""
+def within_tree(store: Store, name: str) -> Found | None:
+    """The entry of a directory checkpoint above `name`; None where no folder above it is one.
+
+    Raises NotFoundError for what is not in the nearest one.
+    """
     for root in _parents(name):
         loaded = versions.load(store, root)
         if loaded is not None and isinstance(loaded[1], TreeManifest):
