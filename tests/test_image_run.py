@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from image_mounts import Mounts, mounts_below, noise
+from image_mounts import Mounts, mounts_below, noise, unread_bytes
 from images_lab import Image, directory, file, symlink, write_layout
 
 from bootseer.errors import NotSupportedError, UsageError
@@ -261,6 +262,44 @@ class TestContainers:
         assert len(causes) == 1, error
         assert registry.host in causes[0].removeprefix(f"bootseer: {name}")
         assert "a read at" in (lab.folder / "log").read_text()
+        assert mounts.gone()
+
+    def test_a_program_that_waits_for_its_bytes_can_be_ended(
+        self, lab: Lab, own_registry: Any, mounts: Mounts
+    ) -> None:
+        registry = own_registry()
+        many = [file(f"data/f{n}", noise(3_000_000, n)) for n in range(2)]
+        made = write_layout(
+            lab.folder / "l", Image([*layers("hangs"), many], config=CONFIG), tag="1"
+        )
+        name = registry.push(made.source, "run/hangs", "1")
+        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        script = "trap 'exit 9' TERM; echo ready; read go; cat f0 > /dev/null & wait"
+        words = ["--no-fill", "--no-record", "--deadline", "3600", name, "--interactive"]
+        words += ["--entrypoint", "sh", "--", "-c", script]
+        with subprocess.Popen(
+            [sys.executable, "-m", "bootseer", "image", "run", *words],
+            env=lab.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            registry.pause()
+            try:
+                child.stdin.write("go\n")
+                child.stdin.flush()
+                while not unread_bytes(registry.host):  # the read is under way, and hangs
+                    assert child.poll() is None
+                    time.sleep(0.01)
+                child.send_signal(signal.SIGTERM)
+                child.communicate(timeout=100)
+            finally:
+                registry.resume()
+        assert child.returncode == 9
         assert mounts.gone()
 
     def test_a_signal_is_the_containers_and_the_tree_goes_with_it(

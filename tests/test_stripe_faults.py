@@ -149,7 +149,7 @@ def _rewrite(path: Path, **changed: object) -> None:
 
 
 DOCUMENTS: list[tuple[Damage, type[BootseerError], str]] = [
-    (lambda f: (f / "manifest.json").unlink(), NotFoundError, "gone or incomplete"),
+    (lambda f: (f / "manifest.json").unlink(), CorruptDataError, "gone or incomplete"),
     (lambda f: os.truncate(f / "manifest.json", 50), CorruptDataError, r"manifest\.json.*damaged"),
     (lambda f: _rewrite(f / "manifest.json", version=2), NotSupportedError, "version 2.*newer"),
     (lambda f: _rewrite(f / "manifest.json", size_bytes=1), CorruptDataError, "damaged"),
@@ -159,7 +159,7 @@ DOCUMENTS: list[tuple[Damage, type[BootseerError], str]] = [
     (lambda f: os.truncate(f.parent / "CURRENT", 1 << 20), CorruptDataError, "more than the"),
     (lambda f: _rewrite(f.parent / "CURRENT", version=9), NotSupportedError, "version 9.*newer"),
     (lambda f: _rewrite(f.parent / "CURRENT", size_bytes=1), CorruptDataError, "its pointer says"),
-    (lambda f: shutil.rmtree(f), NotFoundError, "gone or incomplete"),
+    (lambda f: shutil.rmtree(f), CorruptDataError, "gone or incomplete"),
 ]
 
 

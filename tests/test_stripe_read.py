@@ -122,7 +122,7 @@ def damage_manifest_lying(folder: Path) -> None:
         (damage_missing, CorruptDataError, "stripe-00001 .* is missing"),
         (damage_short, CorruptDataError, "has 5 bytes and the manifest says"),
         (damage_long, CorruptDataError, "bytes and the manifest says"),
-        (damage_manifest_missing, NotFoundError, "gone or incomplete"),
+        (damage_manifest_missing, CorruptDataError, "gone or incomplete"),
         (damage_manifest_truncated, CorruptDataError, "truncated or damaged"),
         (damage_manifest_lying, CorruptDataError, "damaged"),
     ],

@@ -31,7 +31,7 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
     from _socket import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 OTHER_WAYS = (
     "use the file mode, which needs no privilege (`bootseer image files`), or pull the image the "
@@ -43,6 +43,7 @@ LEFT_LIMIT_S = 0.5  # how long a server is waited for that has kept all it had t
 TRIES = 5  # of a bind mount whose source goes away meanwhile
 WINDOW_S = 120.0
 _POLL_S = 0.005
+_DROP_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +336,8 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
             f"{directory} is no mounted image of bootseer but {found.kind}; use umount"
         )
     try:
-        unmount(directory, lazily=lazily)
+        with contextlib.nullcontext() if server is None else _dropping_reads(server):
+            unmount(directory, lazily=lazily)
     except BusyError as error:
         users = background.users_of(found.target)
         by = f" by {', '.join(users)}" if users else ""
@@ -344,6 +346,42 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
         ) from error
     if not lazily and (server is None or not runtime.mounts_of(server)):
         _await_end(state)
+
+
+@contextlib.contextmanager
+def _dropping_reads(server: runtime.Server) -> Iterator[None]:
+    """Let no unmount here wait for bytes that nobody will read any more.
+
+    Before the kernel ends a file system it waits for all that it reads ahead, for as long as the
+    registry has it wait. That it is ending, so that no one else has it, is in this thread's stack.
+    """
+    import threading
+
+    stack, over = f"/proc/self/task/{threading.get_native_id()}/stack", threading.Event()
+
+    def watch() -> None:
+        ending_s = 0.0
+        while not over.wait(_DROP_POLL_S):
+            try:
+                with open(stack, "rb") as file:
+                    ends = b"generic_shutdown_super" in file.read()
+            except OSError:  # a kernel that does not tell
+                return
+            now_s = time.monotonic()
+            if ends and not ending_s:
+                ending_s = now_s
+            kept = os.path.exists(os.path.join(server.state, runtime.LEFT))
+            if ends and (kept or now_s - ending_s > END_LIMIT_S):
+                runtime.end_connection(server.state)
+                return
+
+    watcher = threading.Thread(target=watch, name="image-unmount", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _await_end(state: str) -> None:

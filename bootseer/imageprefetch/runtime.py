@@ -235,11 +235,15 @@ def _clear(folder: str, *, also_mounts: bool = False) -> None:
     if server is not None and not also_mounts and _outlives(server):
         return
     gone = unmount_all(server) if server is not None else _unmount_untold(folder)
-    # Ending the connection too: whoever reads what could not be unmounted gets an error.
-    front = os.path.join(os.path.realpath(folder), FRONT)
-    _take_away(lambda m: m.target == front and m.kind == FUSE, force=True)
+    end_connection(folder)
     if gone:
         _remove(folder)
+
+
+def end_connection(folder: str) -> None:
+    """Take a server's front away: who still reads what could not be unmounted gets an error."""
+    front = os.path.join(os.path.realpath(folder), FRONT)
+    _take_away(lambda m: m.target == front and m.kind == FUSE, force=True)
 
 
 def _unmount_untold(folder: str) -> bool:

@@ -138,7 +138,7 @@ def load(store: Store, name: str) -> tuple[Version, Manifest | TreeManifest] | N
     """The current version with its manifest; None as `current`.
 
     A version that was replaced and collected while we looked is looked for once more. Raises
-    CorruptDataError for damage, NotFoundError when the version that is pointed to is gone.
+    CorruptDataError for damage, and when the version that is pointed to is gone.
     """
     found = current(store, name)
     if found is None:
@@ -147,8 +147,10 @@ def load(store: Store, name: str) -> tuple[Version, Manifest | TreeManifest] | N
         return found, manifest_of(store, found)
     except NotFoundError as error:
         again = current(store, name)
-        if again is None or again.folder == found.folder:
-            raise NotFoundError(
+        if again is None:  # removed meanwhile
+            raise
+        if again.folder == found.folder:
+            raise CorruptDataError(
                 f"{found.folder} in {store.url} is gone or incomplete, yet it is the current "
                 "version; put the checkpoint anew"
             ) from error
