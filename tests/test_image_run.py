@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -320,11 +321,47 @@ class TestContainers:
         child = lab.start(ref, "--entrypoint", "sh", "--", "-c", "echo ready; exec sleep 3")
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        child.kill()
         assert len(list((lab.runtime / "containers").iterdir())) == 1
+        child.kill()
         child.communicate()  # podman, which has our streams, goes on to the container's end
         lab.run(ref)
         assert list((lab.runtime / "containers").iterdir()) == []
+        assert mounts.gone()
+
+    @pytest.mark.parametrize("agent", [False, True])
+    def test_what_a_killed_one_left_goes_with_its_container(
+        self, lab: Lab, ref: str, mounts: Mounts, agent: bool
+    ) -> None:
+        """Without another command in that runtime folder."""
+        with contextlib.ExitStack() as stack:
+            if agent:
+                started = stack.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "bootseer", "image", "agent"], env=lab.environment
+                    )
+                )
+                stack.callback(started.terminate)
+                while not (lab.runtime / "images/agent.sock").exists():
+                    assert started.poll() is None
+            script = "echo ready; read go; cat name; exit 0"
+            words = [ref, "--interactive", "--entrypoint", "sh", "--", "-c", script]
+            child = subprocess.Popen(
+                [sys.executable, "-m", "bootseer", "image", "run", *words],
+                env=lab.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            assert len(list((lab.runtime / "containers").iterdir())) == 1
+            child.kill()
+            while list((lab.runtime / "containers").iterdir()):  # its container still runs
+                time.sleep(0.02)
+            out, _ = child.communicate("go\n", timeout=60)
+            assert out == "lazy"  # a container keeps the tree that it runs on
+            while list((lab.runtime / "images").glob("*/server.json")):
+                time.sleep(0.02)
         assert mounts.gone()
 
     def test_a_recorded_commands_variables_are_in_no_command_line(self, lab: Lab, ref: str) -> None:

@@ -13,7 +13,7 @@ from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.fuse.background import Tell, packed
-from bootseer.imageprefetch import runtime
+from bootseer.imageprefetch import container_folders, runtime
 from bootseer.imageprefetch.announcing import Announced
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.noting import Noting
@@ -299,12 +299,17 @@ class Worker:
     def _watch_mounts(self) -> None:
         """End the recording with the last mount here; what else has the image is served on."""
         told = self._state.server
-        if told is None or not runtime.until_unmounted(told, self._ended.is_set):
+        if told is None or not runtime.until_unmounted(told, self._has_ended):
             return
         self._noting.close()
         self._state.leave()
         if told.sealed:  # whoever else has the image needs nobody
             _end()
+
+    def _has_ended(self) -> bool:
+        """Looked at every second: whose command was killed has no use for its tree any more."""
+        container_folders.sweep(self._settings.runtime)
+        return self._ended.is_set()
 
     def _read_failed(self, offset: int, error: BaseException) -> None:
         """A reader got EIO; where the bytes are wrong at their source, no further start shall."""
