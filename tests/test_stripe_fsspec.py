@@ -20,6 +20,7 @@ from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
 
 from bootseer.errors import AccessDeniedError, CorruptDataError, NotSupportedError, UsageError
 from bootseer.storage.base import Store
+from bootseer.storage.local import LocalStore
 from bootseer.stripedfs import chained
 from bootseer.stripedfs.fs import StripedFileSystem
 from bootseer.stripedfs.putting import put_into
@@ -213,7 +214,17 @@ def test_python_has_its_own_exceptions(fs: StripedFileSystem, root: str) -> None
         fs.mkdir(f"{root}/folder")
     with pytest.raises(NotSupportedError, match="written once"):
         fs.open(f"{root}/x", "ab")
+    with pytest.raises(ValueError, match="written once"):
+        fs.open(f"{root}/x", "r+b")
+    with fs.open(f"{root}/x", "wb") as file, pytest.raises(TypeError, match="being written"):
+        pickle.dumps(file)
+    with pytest.raises(ValueError, match="closed"):
+        file.write(b"more")
     fs.pipe_file(f"{root}/folder/y", b"y")
+    fs.pipe({f"{root}/other/z": b"z", f"{root}/folder/other/z": b"z"})
+    with pytest.raises(FileExistsError):
+        fs.mv(f"{root}/other", f"{root}/folder", recursive=True)
+    fs.rm(f"{root}/folder/other", recursive=True)
     with pytest.raises(OSError, match="not empty"):
         fs.rmdir(f"{root}/folder")
     fs.rm_file(f"{root}/folder/y")
@@ -221,6 +232,86 @@ def test_python_has_its_own_exceptions(fs: StripedFileSystem, root: str) -> None
     with pytest.raises(OSError, match=r"not empty: .*killed\.stripes") as caught:
         fs.rmdir(f"{root}/folder")
     assert caught.value.errno == errno.ENOTEMPTY
+
+
+@pytest.mark.parametrize("size", [9, SIZE])
+def test_nothing_is_written_below_a_file_or_under_names_of_ours(
+    fs: StripedFileSystem, root: str, size: int
+) -> None:
+    fs.pipe({f"{root}/big": content(SIZE), f"{root}/small": b"small", f"{root}/folder/y": b"y"})
+    before = sorted(Path(root).rglob("*"))
+    data = content(size, 1)
+    for file in ("big", "small", "folder/y"):
+        for below in (f"{root}/{file}/x", f"{root}/{file}/deep/x"):
+            for change in (
+                lambda to=below: fs.pipe_file(to, data),
+                lambda to=below: fs.open(to, "wb"),
+                lambda to=below: fs.makedirs(to, exist_ok=True),
+                lambda to=below: fs.mkdir(to),
+                lambda to=below: fs.mv(f"{root}/folder/y", to),
+                lambda to=below: fs.mv(f"{root}/big", to),
+            ):
+                with pytest.raises(NotADirectoryError):
+                    change()
+        with pytest.raises(FileExistsError):
+            fs.makedirs(f"{root}/{file}", exist_ok=True)
+    for name in ("a.stripes", ".tmp-x", ".nfs0", "big.stripes", "a.stripes/x", ".tmp-x/y"):
+        for change in (
+            lambda to=name: fs.pipe_file(f"{root}/{to}", data),
+            lambda to=name: fs.open(f"{root}/{to}", "wb"),
+            lambda to=name: fs.makedirs(f"{root}/{to}", exist_ok=True),
+            lambda to=name: fs.mv(f"{root}/big", f"{root}/{to}"),
+        ):
+            with pytest.raises(OSError, match="a name of stripes or of unfinished") as caught:
+                change()
+            assert caught.value.errno == errno.EINVAL, name
+    assert sorted(Path(root).rglob("*")) == before
+    fs.pipe_file(f"{root}/big", data)  # and later writes are as they were
+    assert fs.cat_file(f"{root}/big") == data
+
+
+@pytest.mark.parametrize("size", [9, SIZE])
+def test_what_is_published_is_no_error(
+    fs: StripedFileSystem, root: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT: what the new bytes replace cannot be removed from the store."""
+    refused = []
+
+    def refuse(self: LocalStore, name: str) -> None:
+        refused.append(name)
+        raise AccessDeniedError(f"{name} stays")
+
+    fs.pipe_file(f"{root}/x", content(SIZE))
+    with fs.open(f"{root}/x", "wb") as file:
+        file.write(content(size, 1))
+        if size == SIZE:
+            Path(root, "x/of another").mkdir(parents=True)  # the store itself refuses this one
+        else:
+            monkeypatch.setattr(LocalStore, "delete_tree", refuse)
+    assert len(refused) == (size != SIZE)
+    assert fs.cat_file(f"{root}/x") == content(size, 1)
+
+
+@pytest.mark.parametrize("size", [9, SIZE])
+def test_a_files_description_changes_with_its_bytes(
+    fs: StripedFileSystem, store: Store, root: str, tmp_path: Path, size: int
+) -> None:
+    """`datasets` keeps what it made of a file by the first of ETag, etag and mtime."""
+    tags, path = set(), f"{root}/x"
+    for seed in range(5):  # within one second, and of one length
+        fs.pipe_file(path, content(size, seed))
+        tags.add(fs.info(path)["ETag"])
+        assert fs.info(path)["ETag"] == fs.ls(root)[0]["ETag"] == fs.info(path)["ETag"]
+    assert len(tags) == 5
+    (tmp_path / "run").mkdir()
+    found = []
+    for seed in (0, 1):
+        (tmp_path / "run/a").write_bytes(content(size, seed))
+        (tmp_path / "run/b").write_bytes(b"the same")
+        put_into(store, "run", str(tmp_path / "run"), settings=SMALL)
+        found.append({each["name"][-1]: each["ETag"] for each in fs.ls(f"{root}/run")})
+    assert found[0]["a"] != found[1]["a"]
+    assert found[0]["b"] == found[1]["b"]
 
 
 def test_text_compression_and_pickles(fs: StripedFileSystem, root: str) -> None:

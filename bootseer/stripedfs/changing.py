@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import posixpath
 
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
 from bootseer.storage.base import Store
-from bootseer.stripedfs import versions
+from bootseer.stripedfs import names, versions
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.versions import CURRENT, MANIFEST, folder_of
 
@@ -36,8 +37,18 @@ def unpublish(store: Store, name: str) -> None:
 
     What somebody is writing under the name just now stays: it will be the next version.
     """
+    withdraw(store, name)
+    remove_versions(store, name)
+
+
+def withdraw(store: Store, name: str) -> None:
+    """Let a name stand for no striped checkpoint any more; a missing one is no error."""
+    store.delete(f"{folder_of(name)}/{CURRENT}")
+
+
+def remove_versions(store: Store, name: str) -> None:
+    """Remove what lies on the store of a checkpoint that was withdrawn."""
     folder = folder_of(name)
-    store.delete(f"{folder}/{CURRENT}")
     try:
         found = list(store.list(folder))
     except NotFoundError:
@@ -114,13 +125,36 @@ def held(store: Store, folder: str) -> list[str]:
         return []
 
 
+def check_unreserved(name: str) -> None:
+    """Raise OSError(EINVAL) where a part of a name is one of stripes or of unfinished files."""
+    for part in name.split("/"):
+        if names.is_reserved(part):
+            text = f"{part!r} is a name of stripes or of unfinished files; choose another"
+            raise OSError(errno.EINVAL, text, name)
+
+
 def check_new(store: Store, name: str) -> None:
-    """Raise AccessDeniedError when a new name would lie within a directory checkpoint."""
+    """Raise what keeps a new file or folder from having a name.
+
+    As `check_unreserved`; AccessDeniedError within a directory checkpoint, NotADirectoryError
+    below a file (striped or plain).
+    """
+    check_unreserved(name)
+    asked = False
     parent = posixpath.dirname(name)
     while parent:
         version = versions.current(store, parent)
         if version is not None and version.is_tree:
             raise _part_of_tree(store, name)
+        if version is not None:
+            raise _below_file(store, name, parent)
+        if not asked:  # the nearest one that is there tells of all above it
+            try:
+                if not store.stat(parent).is_folder:
+                    raise _below_file(store, name, parent)
+                asked = True
+            except NotFoundError:
+                pass
         parent = posixpath.dirname(parent)
 
 
@@ -139,6 +173,11 @@ def check_whole(store: Store, found: Found) -> None:
         raise _part_of_tree(store, found.name)
     if not found.name:
         raise AccessDeniedError(f"the root of {store.url} stays; name what lies in it")
+
+
+def _below_file(store: Store, name: str, parent: str) -> NotADirectoryError:
+    text = f"{parent} in {store.url} is a file, and nothing can lie below it"
+    return NotADirectoryError(errno.ENOTDIR, text, name)
 
 
 def _part_of_tree(store: Store, name: str) -> AccessDeniedError:

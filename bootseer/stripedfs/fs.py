@@ -21,6 +21,7 @@ from fsspec.utils import isfilelike
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
+    BusyError,
     NotFoundError,
     NotSupportedError,
     UsageError,
@@ -29,7 +30,13 @@ from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs import chained, changing, names
 from bootseer.stripedfs.file import StripedFile, bytes_filled
-from bootseer.stripedfs.fswrite import WriteFile, made_place, python_errors, shown
+from bootseer.stripedfs.fswrite import (
+    UnsupportedModeError,
+    WriteFile,
+    made_place,
+    python_errors,
+    shown,
+)
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.source import FileSource
 
@@ -150,9 +157,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         if mode == "rb":
             return self._file(path)
         if mode not in ("wb", "xb"):
-            raise NotSupportedError(
-                f"{shown(path)} cannot be opened as {mode!r}; files are written once"
-            )
+            text = f"{shown(path)} cannot be opened as {mode!r}; files are written once"
+            raise UnsupportedModeError(text)
         if mode == "xb" and self.exists(path):
             raise FileExistsError(errno.EEXIST, "it exists already", shown(path))
         return WriteFile(self._saved(path), path, autocommit=autocommit)
@@ -256,9 +262,16 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             raise FileExistsError(errno.EEXIST, "it exists already", shown(path))
         with python_errors(path):
             store, name = self._at(path)
-            if name:
-                changing.check_new(store, name)
+            if not name:
+                return
+            changing.check_new(store, name)
+            try:
+                found = self._look(path)[1]
+            except NotFoundError:
                 store.mkdir(name)
+            else:
+                if not found.is_folder:
+                    raise FileExistsError(errno.EEXIST, "a file has this name", shown(path))
 
     def rmdir(self, path: str) -> None:
         path = self._strip_protocol(path)
@@ -313,7 +326,10 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             target, new_name = self._at(new)
             if target is not store:
                 raise NotSupportedError(f"{shown(old)} cannot be moved to another store; copy it")
-            changing.move(store, found, new_name)
+            try:
+                changing.move(store, found, new_name)
+            except BusyError as error:
+                raise FileExistsError(errno.EEXIST, str(error), shown(new)) from error
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         old, new = self._strip_protocol(path1), self._strip_protocol(path2)
@@ -392,6 +408,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
 
         with python_errors(path):
             store, name = self._at(path)
+            changing.check_unreserved(name)
             try:
                 found = names.look(store, name)
             except NotFoundError:
@@ -410,6 +427,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             "mtime": found.mtime_s,
             "striped": found.striped,
         }
+        if found.etag and not found.is_folder:
+            described["ETag"] = found.etag  # the key by which `datasets` tells versions apart
         if found.problem is not None:
             described |= {"type": "other", "problem": str(found.problem)}
         return described

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.utils import stringify_path
 
-from bootseer.errors import AccessDeniedError, NotFoundError
+from bootseer.errors import AccessDeniedError, NotFoundError, NotSupportedError
 from bootseer.storage.urls import safe_url
 
 if TYPE_CHECKING:
     from bootseer.stripedfs.saving import SavedFile
+
+
+class UnsupportedModeError(NotSupportedError, ValueError):
+    """A file cannot be opened in this mode; what Python raises for one that is none."""
 
 
 class WriteFile(io.RawIOBase):
@@ -29,6 +33,9 @@ class WriteFile(io.RawIOBase):
         self._saved = saved
         self._autocommit = autocommit
 
+    def __reduce_ex__(self, protocol: Any, /) -> Any:
+        raise TypeError(f"{self.path} is being written and cannot be pickled; close it first")
+
     def writable(self) -> bool:
         return True
 
@@ -36,6 +43,8 @@ class WriteFile(io.RawIOBase):
         return self._saved.size_bytes
 
     def write(self, data: Any, /) -> int:
+        if self.closed:
+            raise ValueError(f"{self.path} is closed; open it anew to write it again")
         view = memoryview(data).cast("B")
         with python_errors(self.path):
             self._saved.write(view)

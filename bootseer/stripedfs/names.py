@@ -44,6 +44,13 @@ class Found(NamedTuple):
     problem: BootseerError | None = None
 
     @property
+    def etag(self) -> str:
+        """Changes whenever the bytes may have; "" where the store tells nothing, and of folders."""
+        if isinstance(self.entry, TreeFile):
+            return f"{self.entry.digest.hex()}-{self.size_bytes}"
+        return self.stamp if self.version is None else self.version.pointer.version
+
+    @property
     def striped(self) -> bool:
         """Whether the bytes are striped."""
         if self.tree is not None:
@@ -132,6 +139,11 @@ def _listed(store: Store, folder: str) -> Iterator[Stat]:
 def is_temporary(base: str) -> bool:
     """Whether a store (or NFS) made this name for its own use."""
     return base.startswith((".tmp-", ".nfs"))
+
+
+def is_reserved(base: str) -> bool:
+    """Whether no user's file may be given this name: folders of stripes and temporaries have it."""
+    return base.endswith(SUFFIX) or is_temporary(base)
 
 
 def leads_nowhere(found: Found) -> bool:

@@ -39,7 +39,6 @@ from bootseer.stripedfs.nodes import Node, base_of, stamp_of
 from bootseer.stripedfs.saving import Saving
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.tree import StripedTree
-from bootseer.stripedfs.versions import SUFFIX
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
@@ -416,7 +415,7 @@ class WritableTree(StripedTree):
         if folder.found.version is not None:
             raise FileSystemError(errno.EROFS)
         base = os.fsdecode(name)
-        if base.endswith(SUFFIX) or names.is_temporary(base):
+        if names.is_reserved(base):
             raise FileSystemError(errno.EINVAL)  # names of stripes, and of what is being written
         return f"{folder.found.name}/{base}" if folder.found.name else base
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from typing import TYPE_CHECKING
@@ -72,11 +73,14 @@ class SavedFile(Committing):
         self._open = False
         if self._writer is not None:
             self._writer.close()
-            if changing.exists(self._store, self._name):
-                self._store.delete(self._name)  # hidden by the striped one from now on
+            with contextlib.suppress(BootseerError):  # published: what it hides may stay
+                if changing.exists(self._store, self._name):
+                    self._store.delete(self._name)
             return
         self._store.replace(self._name, bytes(self._head))
-        changing.unpublish(self._store, self._name)
+        changing.withdraw(self._store, self._name)  # it would hide what was written
+        with contextlib.suppress(BootseerError):  # published: gc finds what is left
+            changing.remove_versions(self._store, self._name)
 
     def abort(self) -> None:
         """Give up; nothing becomes visible."""
