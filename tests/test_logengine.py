@@ -140,16 +140,61 @@ def test_imported_lines_have_their_own_times_and_no_monotonic_one() -> None:
     assert [f.mono_nano for f in found] == [None, None]
 
 
-def test_an_imported_line_without_time_takes_the_last_one_and_says_so() -> None:
-    found = run(STAMPED, ["10 other", "loading", "20 other", "loaded"], live=False)
-    assert brief(found) == [("begin", "checkpoint.load", 10), ("end", "checkpoint.load", 20)]
-    assert all(f.attributes["log.time_of_earlier_line"] for f in found)
-
-
-def test_imported_lines_before_any_time_are_left_out_and_counted() -> None:
+def test_imported_lines_without_a_time_are_left_out_and_counted() -> None:
     engine = logengine.Engine(logrules.parse(STAMPED, "t.ini"), live=False, near_ns=SECOND)
+    assert engine.line(b"10 other", 0, None) == []
     assert engine.line(b"loading", 0, None) == []
     assert engine.undated == 1
+
+
+def test_an_imported_line_has_the_time_that_its_containers_log_gave_it() -> None:
+    stamp = "2026-11-21T10:00:%02d.5Z "
+    found = run(STAMPED, [stamp % 1 + "loading", stamp % 9 + "loaded"], live=False)
+    assert (found[1].time_unix_nano - found[0].time_unix_nano) / 1e9 == 8
+    whole = "[l]\nphase = x\npoint = ^2026\\S+ loading\ntime = ^(\\S+)\n"
+    [point] = run(whole, [stamp % 1 + "loading"], live=False)
+    assert point.time_unix_nano == found[0].time_unix_nano
+
+
+def test_an_imported_end_may_state_how_long_its_phase_took() -> None:
+    rules = "[d]\nphase = x\nbegin = from\nend = took (?P<duration>\\S+)\ntime = ^(\\d+) "
+    found = run(rules + "\ntime_format = unix\n", ["10 from", "took 7s"], live=False)
+    assert brief(found) == [("begin", "x", 10), ("end", "x", 17)]
+
+
+STEPS = "[s]\nphase = first_step\npoint = step (?P<n>\\d+)\nstep = n\nonce = true\n"
+STEPS_STAMPED = STEPS + "time = ^(\\S+)\ntime_format = unix\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "at", "estimated"),
+    [
+        (["100 step 1", "102 step 2"], 100, False),
+        (["100 step 501", "102 step 502"], 100, False),
+        (["300 step 100", "301 step 100", "500 step 200"], 102, True),
+        (["300 step 5100", "500 step 5200"], 102, True),
+    ],
+)
+@pytest.mark.parametrize("live", [False, True])
+def test_the_first_logged_step_is_not_the_first_step(
+    lines: list[str], at: int, estimated: bool, live: bool
+) -> None:
+    [point] = run(STEPS_STAMPED, lines, live=live)
+    assert point.time_unix_nano == at * SECOND or (live and at == 100)
+    assert ("log.step_estimated" in point.attributes) is estimated
+
+
+def test_one_logged_step_alone_says_nothing_of_the_first() -> None:
+    engine = logengine.Engine(logrules.parse(STEPS_STAMPED, "t.ini"), live=False)
+    assert engine.line(b"300 step 100", 0, None) == []
+    [note] = engine.close()
+    assert (note.status, note.name) == ("fallback", "log_rules")
+    assert "step 100" in note.attributes["bootseer.reason"]
+
+
+def test_a_key_step_names_a_group_of_every_pattern() -> None:
+    with pytest.raises(logrules.RuleFileError, match="group named 'm'"):
+        logrules.parse(STEPS.replace("step = n", "step = m"), "t.ini")
 
 
 def test_an_end_never_comes_before_its_begin() -> None:

@@ -67,7 +67,15 @@ def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
         ("[rank3]: Traceback", "rank3", "Traceback", (3, None)),
         ("[default1]:rank 1", "default1", "rank 1", (None, 1)),
         ("[1,12]<stderr>:oops", "rank12", "oops", (12, None)),
-        ("[trainer0]: x", "trainer0", "x", (None, 0)),
+        ("[trainer0]: x", "trainer0", " x", (None, 0)),
+        ("[default0]: iteration        1/", "default0", " iteration        1/", (None, 0)),
+        (" 3: x", "rank3", "x", (3, None)),
+        ("12: x", "rank12", "x", (12, None)),
+        ("(RayTrainWorker pid=364, ip=10.0.0.218) x", "RayTrainWorker pid=364", "x", (None, None)),
+        ("(EngineCore_DP0 pid=948) x", "EngineCore_DP0 pid=948", "x", (None, None)),
+        ("(Worker_TP1 rank=1 pid=9) x", "Worker_TP1 rank=1 pid=9", "x", (None, None)),
+        ("[pod/train-3/main0] [default1]:x", "pod/train-3/main0 default1", "x", (None, 1)),
+        ("[pod/train-3/main0] x", "pod/train-3/main0", "x", (None, None)),
         ("[INFO]: x", "", "[INFO]: x", (None, None)),
         ("plain", "", "plain", (None, None)),
     ],
@@ -77,6 +85,21 @@ def test_prefixes_of_launchers(
 ) -> None:
     assert loglines.split_prefix(text) == (lane, rest)
     assert loglines.lane_rank(lane) == ranks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-21T10:00:00.123456789Z [default0]: x",
+        "[pod/a/b] 2026-11-21T12:00:00.123456789+02:00 [default0]: x",
+        "2026-11-21T10:00:00.123456789Z stderr F [default0]: x",
+    ],
+)
+def test_the_times_of_container_logs(text: str) -> None:
+    lane, stamp_ns, rest = loglines.split_line(text)
+    assert (lane.split()[-1], rest) == ("default0", " x")
+    assert stamp_ns == 1795255200_123456000
+    assert loglines.split_line(text[:8] + text)[1] is None
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,33 @@ def test_megatron() -> None:
     assert kept[-1].attributes["log.iteration"] == "501"
 
 
+# As older releases print it: lines of a public log of a GPT run, whose iterations have no stamp.
+MEGATRON_OLD = b"""\
+[after dataloaders are built] datetime: 2024-07-16 22:14:01
+[before the start of training step] datetime: 2024-07-16 22:14:07
+ iteration        1/  508626 | consumed samples:          288 | elapsed time per iteration (ms): \
+255940.5 | learning rate: 0.000E+00 | global batch size:   288 | loss scale: 4294967296.0 |
+ iteration        2/  508626 | consumed samples:          576 | elapsed time per iteration (ms): \
+243438.3 | learning rate: 0.000E+00 | global batch size:   288 | loss scale: 2147483648.0 |
+"""
+
+
+@pytest.mark.parametrize("prefix", [b"", b"[default7]:", b" 7: "])
+def test_megatron_without_stamps_takes_the_time_that_it_prints(prefix: bytes) -> None:
+    log = b"".join(prefix + line for line in MEGATRON_OLD.splitlines(keepends=True))
+    begin, end = found("megatron", log, live=False)
+    assert (begin.name, end.name, end.kind) == ("first_step", "first_step", "end")
+    assert end.time_unix_nano - begin.time_unix_nano == 255_940_500_000
+
+
+def test_megatron_with_a_log_interval() -> None:
+    log = MEGATRON_OLD.replace(b"   1/", b" 100/").replace(b"   2/", b" 200/")
+    log = log.replace(b"255940.5", b"4000.0").replace(b"243438.3", b"2000.0")
+    begin, end = found("megatron", log, live=False)
+    assert end.time_unix_nano - begin.time_unix_nano == 202 * 10**9  # 100 x 4 s - 99 x 2 s
+    assert end.attributes["log.step_estimated"] is True
+
+
 DEEPSPEED = b"""\
 [2026-11-21 10:00:00,100] [INFO] [launch.py:180:main] dist_world_size=8
 [2026-11-21 10:00:05,000] [INFO] [comm.py:856:init_distributed] Initializing TorchBackend in \
@@ -162,8 +189,8 @@ def test_deepspeed() -> None:
     out = found("deepspeed", DEEPSPEED, live=False)
     assert brief(out) == [
         "point launch",
-        "begin rendezvous",
-        "end rendezvous",
+        "begin setup",
+        "end setup",
         "begin model.init",
         "end model.init",
         "begin checkpoint.load",
@@ -173,6 +200,9 @@ def test_deepspeed() -> None:
     took = [(out[n + 1].time_unix_nano - out[n].time_unix_nano) / 1e6 for n in (1, 3, 5)]
     assert took == [4250.0, 5750.0, 3500.0]
     assert out[-1].attributes["log.step"] == "10"
+    assert out[-1].attributes["log.step_estimated"] is True
+    # 10 steps of 1 s before 10:00:25, but not before the checkpoint was there
+    assert out[-1].time_unix_nano == out[-2].time_unix_nano
 
 
 @pytest.mark.parametrize("rules", logrules.shipped())

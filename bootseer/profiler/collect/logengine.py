@@ -51,6 +51,18 @@ class _Line:
     text: str
     arrival_ns: int
     mono_ns: Optional[int]
+    stamp_ns: Optional[int] = None
+    whole: str = ""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The first logged step, until a second one tells how many the log leaves out."""
+
+    number: int
+    match: Match[str]
+    times: Optional[_Times]
+    step_ns: Optional[int]
 
 
 @dataclass
@@ -69,10 +81,10 @@ class Engine:
     """State of one log (all streams of a job, or one file): open phases, counts, silenced rules.
 
     `live` says that lines are seen as they are written: then their arrival is a time as good as
-    any. An imported line's arrival says nothing: without a timestamp of its own it takes that of
-    the nearest earlier line which has one (and says so in `log.time_of_earlier_line`); where
-    there is none, its event is left out and counted in `undated`. `near_ns` helps to complete
-    timestamps without a date, e.g. the log file's time of change.
+    any. An imported line's arrival says nothing: without a timestamp of its own, or one that the
+    container's log put before it, only an end that states how long its phase took has a time.
+    Everything else is left out and counted in `undated`: the nearest stamped line may be hours
+    away. `near_ns` helps to complete timestamps without a date, e.g. the log file's time of change.
     """
 
     def __init__(
@@ -91,7 +103,8 @@ class Engine:
         self._lanes: Set[str] = set()
         self._silenced: Dict[str, int] = {}
         self._clock_ns = near_ns
-        self._dated = False
+        self._held: Dict[Tuple[str, str], _Held] = {}
+        self._latest: Dict[str, int] = {}
         self._stamps: Deque[Tuple[Rule, Match[str]]] = deque(maxlen=STAMPS_MAX)
         self._undated = 0
         clocks = {(r.time, r.time_format, r.utc_offset_s): r for r in self._rules if r.time}
@@ -99,27 +112,39 @@ class Engine:
 
     @property
     def undated(self) -> int:
-        """Imported events left out, as neither their line nor one before it has a timestamp."""
+        """Imported events left out, as their line has no timestamp."""
         return self._undated
 
     def line(self, raw: bytes, time_unix_nano: int, mono_nano: Optional[int]) -> List[Found]:
         """Match one line (no line end) that arrived at the given times."""
-        lane, text = loglines.split_prefix(loglines.clean(raw))
+        whole = loglines.clean(raw)
+        lane, stamp_ns, text = loglines.split_line(whole, stamped=not self._live)
         if lane not in self._lanes:
             if len(self._lanes) >= LANES_MAX:
                 lane = ""
             self._lanes.add(lane)
-        line = _Line(lane, text, time_unix_nano, mono_nano)
+        if stamp_ns is None:
+            whole = text
+        line = _Line(lane, text, time_unix_nano, mono_nano, stamp_ns, whole)
         found: List[Found] = []
         for clock in list(self._clocks):
             self._guarded(clock, self._tick, line, found)
         for rule in list(self._rules):
             self._guarded(rule, self._apply, line, found)
+        if found:
+            self._latest[lane] = max(one.time_unix_nano for one in found)
         return found
 
     def close(self) -> List[Found]:
         """What is to be said at the log's end; open phases stay open."""
-        return [
+        unknown = [
+            self._fallback(
+                f"rule {name} saw step {held.number} first and no other, so when the first step "
+                "ended is unknown"
+            )
+            for (_, name), held in sorted(self._held.items())
+        ]
+        return unknown + [
             self._fallback(
                 f"rule {name} matched more than {FOUND_MAX} times in one place; "
                 f"{count} further matches were left out"
@@ -161,16 +186,52 @@ class Engine:
         while self._stamps:
             own = _stamp_ns(*self._stamps.pop(), self._clock_ns)
             if own is not None:
-                self._clock_ns, self._dated = own, True
+                self._clock_ns = own
                 self._stamps.clear()
 
     def _apply(self, rule: Rule, line: _Line, found: List[Found]) -> None:
         for kind, patterns in (("end", rule.end), ("begin", rule.begin), ("point", rule.point)):
             for pattern in patterns:
                 match = self._search(pattern, line.text)
-                if match is not None:
+                if match is None and line.whole is not line.text:
+                    match = self._search(pattern, line.whole)  # a rule may name the time itself
+                if match is not None and rule.step and kind != "begin":
+                    self._logged_step(kind, rule, match, line, found)
+                elif match is not None:
                     getattr(self, "_" + kind)(rule, match, line, found)
+                if match is not None:
                     break
+
+    def _logged_step(
+        self, kind: str, rule: Rule, match: Match[str], line: _Line, found: List[Found]
+    ) -> None:
+        """A line that a trainer writes every so many steps: find when the first step ended."""
+        key = (line.lane, rule.name)
+        if self._counts.get((*key, kind)):
+            return
+        number = int(match.group(rule.step))
+        times, step_ns = self._known(rule, line), _duration_ns(match)
+        act = self._end if kind == "end" else self._point
+        if number <= 1:
+            act(rule, match, line, found)
+            return
+        held = self._held.get(key)
+        if held is None:
+            if len(self._held) < LANES_MAX:
+                self._held[key] = _Held(number, match, times, step_ns)
+            return
+        steps = number - held.number
+        if steps <= 0:
+            return
+        del self._held[key]
+        opened = self._open.get((line.lane, rule.phase))
+        first = _first_of(held, steps, times, step_ns, opened.begin_ns if opened else None)
+        if first is None:
+            self._undated += 1
+            return
+        late_ns = max(0, self._latest.get(line.lane, first[0]) - first[0])
+        mono_ns = None if first[1] is None else first[1] + late_ns
+        act(rule, held.match, line, found, (first[0] + late_ns, mono_ns, first[2]))
 
     def _begin(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
         key = (line.lane, rule.phase)
@@ -186,13 +247,24 @@ class Engine:
         attributes = {**_attributes(rule, match, line), **times[2]}
         found.append(Found("begin", rule.phase, key, times[0], times[1], "ok", attributes))
 
-    def _end(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
+    def _end(
+        self,
+        rule: Rule,
+        match: Match[str],
+        line: _Line,
+        found: List[Found],
+        times: Optional[_Times] = None,
+    ) -> None:
         key = (line.lane, rule.phase)
         opened = self._open.get(key)
         duration_ns = _duration_ns(match)
         if opened is None and duration_ns is None and not rule.unopened_point:
             return
-        times = self._times(rule, line)
+        times = times or self._known(rule, line)
+        if times is None and opened is not None and duration_ns is not None:
+            times = opened.begin_ns + duration_ns, None, {}
+        if times is None:
+            self._undated += 1
         if times is None or not self._counted(rule, line, "end"):
             return
         time_ns, mono_ns = times[:2]
@@ -215,8 +287,15 @@ class Engine:
             del self._open[key]
         found.append(Found("end", rule.phase, key, time_ns, mono_ns, rule.status, attributes))
 
-    def _point(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
-        times = self._times(rule, line)
+    def _point(
+        self,
+        rule: Rule,
+        match: Match[str],
+        line: _Line,
+        found: List[Found],
+        times: Optional[_Times] = None,
+    ) -> None:
+        times = times or self._times(rule, line)
         if times is None or not self._counted(rule, line, "point"):
             return
         self._close_former(rule, line, times, found, restarted=False)
@@ -264,28 +343,60 @@ class Engine:
         if rule.time is None:
             return None
         match = self._search(rule.time, line.text)
+        if match is None and line.whole is not line.text:
+            match = self._search(rule.time, line.whole)
         if match is None:
             return None
         near_ns = line.arrival_ns if self._live else self._clock_ns or line.arrival_ns
         return _stamp_ns(rule, match, near_ns)
 
     def _times(self, rule: Rule, line: _Line) -> Optional[_Times]:
+        """Times of a line's event; None, and counted, for an imported line that has none."""
+        times = self._known(rule, line)
+        if times is None:
+            self._undated += 1
+        return times
+
+    def _known(self, rule: Rule, line: _Line) -> Optional[_Times]:
         """Times of a line's event; None for an imported line that has none."""
         self._settle()
         own = self._own_time(rule, line)
         if not self._live:
-            if own is not None:
-                return own, None, {}
-            if self._dated:
-                return self._clock_ns, None, {"log.time_of_earlier_line": True}
-            self._undated += 1
-            return None
+            own = line.stamp_ns if own is None else own
+            return None if own is None else (own, None, {})
         delay_ns = 0 if own is None else line.arrival_ns - own
         whole_seconds = own is not None and own % loglines.SECOND_NS == 0
         if own is None or (whole_seconds and 0 <= delay_ns < 2 * loglines.SECOND_NS):
             # A timestamp in whole seconds is coarser than the arrival that it agrees with.
             return line.arrival_ns, line.mono_ns, {}
         return own, None if line.mono_ns is None else line.mono_ns - delay_ns, {}
+
+
+def _first_of(
+    held: _Held,
+    steps: int,
+    times: Optional[_Times],
+    step_ns: Optional[int],
+    begin_ns: Optional[int],
+) -> Optional[_Times]:
+    """When the first of `steps` unlogged ones ended: that many lie between two logged steps, and
+    as many before the first logged one, as trainers log at multiples and resume from them."""
+    said = {} if steps == 1 else {"log.step_estimated": True}
+    if held.times is not None:
+        each = 0
+        if steps > 1 and times is not None:
+            each = (times[0] - held.times[0]) // steps
+        elif steps > 1:
+            if step_ns is None:
+                return None
+            each = step_ns
+        back_ns = (steps - 1) * max(0, each)
+        mono_ns = None if held.times[1] is None else held.times[1] - back_ns
+        return held.times[0] - back_ns, mono_ns, {**held.times[2], **said}
+    if begin_ns is None or held.step_ns is None or step_ns is None:
+        return None
+    took_ns = max(0, steps * held.step_ns - (steps - 1) * step_ns)
+    return begin_ns + took_ns, None, said
 
 
 def _stamp_ns(rule: Rule, match: Match[str], near_ns: int) -> Optional[int]:

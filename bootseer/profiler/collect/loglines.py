@@ -23,9 +23,25 @@ _ENDS = re.compile(rb"[\r\n]")
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -Z\\^_])")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 
-# `[rank0]:` is a global rank, written by torch itself; `[default0]:` is torchrun's role name and
-# local rank (--tee, --log-dir); `[1,0]<stderr>:` is mpirun --tag-output's job and rank.
-_PREFIX = re.compile(r"\[(?:([A-Za-z][A-Za-z_.-]{0,30})(\d{1,7})\]:|\d+,(\d{1,7})\]<std\w+>:) ?")
+# `[rank0]:` is a global rank, written by torch itself, with or without a blank; `[default0]:` is
+# torchrun's role name and local rank (--tee; torch/distributed/elastic/multiprocessing/tail_log.py)
+# and `[1,0]<stderr>:` mpirun --tag-output's job and rank: these two put no blank, so one that
+# follows is the line's own. `srun -l` writes a task's number, right-aligned; Ray and vLLM
+# `(Name pid=1, ip=…) `; `kubectl logs --prefix` the pod and its container.
+_PREFIX = re.compile(
+    r"\[rank(?P<rank>\d{1,7})\]: ?"
+    r"|\[(?P<role>[A-Za-z][A-Za-z_.-]{0,30}\d{1,7})\]:"
+    r"|\[\d+,(?P<mpi>\d{1,7})\]<std\w+>:"
+    r"| {0,6}(?P<task>\d{1,6}): "
+    r"|\((?P<actor>[A-Za-z][\w.:-]{0,60}(?: [\w=]{1,20}){0,2} pid=\d{1,10})(?:, ip=[\w.:]+)?\) "
+    r"|\[(?P<pod>pod/[\w.-]{1,253}/[\w.-]{1,63})\] "
+)
+_PREFIXES_MAX = 3
+
+# `kubectl logs --timestamps` (RFC 3339 with nanoseconds), and the container runtime's own files.
+_STAMP = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
+)
 
 _UNIX_UNITS = {"unix": 1.0, "unix_ms": 1e3, "unix_us": 1e6, "unix_ns": 1e9}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(h|ms|m|µs|us|ns|s)")
@@ -84,22 +100,42 @@ def clean(raw: bytes) -> str:
 
 
 def split_prefix(text: str) -> Tuple[str, str]:
-    """Split a launcher's prefix off: (lane, rest). The lane is "" without one.
+    """Split the launchers' prefixes off: (lane, rest). The lane is "" without one.
 
-    A lane reads `rank3` for a global rank, or role and local rank, such as `default3`.
+    A lane reads `rank3` for a global rank, role and local rank, such as `default3`, or the actor
+    or container; of nested prefixes, all with blanks between.
     """
-    found = _PREFIX.match(text)
-    if found is None:
-        return "", text
-    role, number, mpi = found.groups()
-    lane = f"rank{int(mpi)}" if mpi else f"{role}{int(number)}"
-    return lane, text[found.end() :]
+    lane, _, rest = split_line(text, stamped=False)
+    return lane, rest
+
+
+def split_line(text: str, *, stamped: bool = True) -> Tuple[str, Optional[int], str]:
+    """Split prefixes and the time that a container's log adds off: (lane, Unix ns, rest).
+
+    The time is None where there is none, or where `stamped` is false: then it stays in the rest.
+    """
+    lanes: List[str] = []
+    stamp_ns: Optional[int] = None
+    for _ in range(_PREFIXES_MAX):
+        stamp = _STAMP.match(text) if stamped and stamp_ns is None else None
+        if stamp is not None:
+            stamp_ns = parse_time_ns(stamp.group(1), "iso", 0, 0)
+            text = text[stamp.end() :]
+        found = _PREFIX.match(text)
+        if found is None:
+            break
+        text = text[found.end() :]
+        rank = found.group("rank") or found.group("mpi") or found.group("task")
+        named = found.group("role") or found.group("actor") or found.group("pod")
+        lanes.append(f"rank{int(rank)}" if rank else named)
+    return " ".join(lanes), stamp_ns, text
 
 
 def lane_rank(lane: str) -> Tuple[Optional[int], Optional[int]]:
     """(global rank, local rank) that a lane names; None where it does not say."""
+    lane = lane.rpartition(" ")[2]
     digits = lane[len(lane.rstrip("0123456789")) :]
-    if not digits:
+    if not digits or "/" in lane or "=" in lane:
         return None, None
     number = int(digits)
     return (number, None) if lane == f"rank{number}" else (None, number)

@@ -20,6 +20,10 @@ A rule file is an INI file; each section is one rule, `[DEFAULT]` holds keys for
     time_format = %Y-%m-%d %H:%M:%S,%f   ; strptime, or iso, unix, unix_ms, unix_us, unix_ns
     time_zone = local | utc | +08:00     ; of timestamps that carry no zone (default local)
 
+    step = GROUP                         ; the group that counts steps: see below
+
+A rule with `step` waits for its first match whose step is 1, or for two: from their distance and
+times follow how many steps the log leaves out and how long one takes, and so when the first ended.
 Named groups of the matching expression become attributes: `bytes` is `bootseer.bytes`, `rank` and
 `local_rank` name who speaks, any other NAME is `log.NAME`. `duration` (`1.2s`, `340ms`, `1m 02s`),
 `duration_s` and `duration_ms` state how long the phase took, so a single end line gives a whole
@@ -52,6 +56,7 @@ _KEYS = [
     "again",
     "unopened",
     "until",
+    "step",
     "time",
     "time_format",
     "time_zone",
@@ -101,6 +106,7 @@ class Rule:
     restart: bool = False
     unopened_point: bool = True
     until: Tuple[str, ...] = ()
+    step: str = ""
     time: Optional[Pattern[str]] = None
     time_format: str = "iso"
     utc_offset_s: Optional[int] = None
@@ -210,6 +216,7 @@ class _Section:
             restart=self._choice("again", "keep", "restart") == "restart",
             unopened_point=self._choice("unopened", "point", "ignore") == "point",
             until=tuple(self._section.get("until", "").split()),
+            step=self._step(end + point),
             time=self._time(),
             time_format=self._section.get("time_format", "iso"),
             utc_offset_s=self._zone(),
@@ -244,6 +251,12 @@ class _Section:
         if value not in choices:
             raise self._error(f"must be one of {', '.join(choices)}, not {value!r}", key)
         return value
+
+    def _step(self, patterns: Tuple[Pattern[str], ...]) -> str:
+        group = self._section.get("step", "")
+        if group and any(group not in pattern.groupindex for pattern in patterns):
+            raise self._error(f"every end and point needs a group named {group!r}", "step")
+        return group
 
     def _time(self) -> Optional[Pattern[str]]:
         expression = self._section.get("time")
