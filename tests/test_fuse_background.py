@@ -30,8 +30,20 @@ def test_a_long_wait_is_told(
     assert background.await_answer(told, what="/m", limit_s=60) == {"mounted": True}
     timer.join()
     (said,) = (record.getMessage() for record in caplog.records)
-    text = "bootseer: what is mounted at /m has not answered yet; waiting for up to 59 s more"
-    assert said == text
+    assert said == "bootseer: waiting for the mount at /m for 0 s now, and for up to 59 s more"
+
+
+def test_a_long_wait_names_who_is_asked_and_how_long(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, _ = pipe
+    monkeypatch.setattr(background, "TELL_AFTER_S", 0.05)
+    monkeypatch.setattr(background, "TELL_EVERY_S", 0.1)
+    with pytest.raises(StoreUnavailableError, match="mounting at /m took too long"):
+        background.await_answer(told, what="/m", limit_s=0.5, waits_for="the registry r:1")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) >= 2
+    assert all(line.startswith("bootseer: waiting for the registry r:1 for 0 s") for line in said)
 
 
 def test_an_answer_at_once_and_a_short_limit_tell_nothing(

@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
 
 USERS_NAMED = 5
 END_S = 10.0
-TELL_AFTER_S = 5.0
+TELL_AFTER_S, TELL_EVERY_S = 5.0, 30.0
 """Who waits so long for a mount is told; the server that waits for the store has no streams."""
 
 Tell = Callable[[dict[str, Any]], None]
@@ -47,11 +47,14 @@ def start(
     *,
     what: str,
     limit_s: float,
+    waits_for: str = "",
     log_file: str = "",
     keep: Sequence[int] | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Have a child of this process `serve`; returns what it told first, and leaves it running.
+
+    `what` is where it mounts, and `waits_for` who must answer before it can.
 
     The child is a session of its own, in `/`, with nothing open that a terminal would wait for.
     `serve` calls its argument once, when the mount answers. Raises what `serve` raised before
@@ -70,7 +73,7 @@ def start(
     try:
         if meanwhile is not None:
             meanwhile()
-        answer = _received(told, what=what, limit_s=limit_s)
+        answer = _received(told, what=what, limit_s=limit_s, waits_for=waits_for)
     except BaseException:  # an interrupt too: no server that nobody asked for
         _end(pid)
         raise
@@ -137,16 +140,16 @@ def write_answer(tell: int, answer: dict[str, Any]) -> None:
     os.write(tell, json.dumps(answer).encode() + b"\n")
 
 
-def await_answer(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
+def await_answer(told: int, *, what: str, limit_s: float, waits_for: str = "") -> dict[str, Any]:
     """The answer of a server being started; raises the error that it is."""
-    return _checked(_received(told, what=what, limit_s=limit_s))
+    return _checked(_received(told, what=what, limit_s=limit_s, waits_for=waits_for))
 
 
-def _received(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
+def _received(told: int, *, what: str, limit_s: float, waits_for: str) -> dict[str, Any]:
     data = b""
     # Not to the end of the pipe: the server's processes keep it open.
     while not data.endswith(b"\n"):
-        if not _readable(told, what, limit_s):
+        if not _readable(told, waits_for or f"the mount at {what}", limit_s):
             raise StoreUnavailableError(f"mounting at {what} took too long; see the log file")
         more = os.read(told, 1 << 16)
         if not more:
@@ -160,21 +163,25 @@ def _received(told: int, *, what: str, limit_s: float) -> dict[str, Any]:
     return answer
 
 
-def _readable(told: int, what: str, limit_s: float) -> bool:
-    """Wait for more of an answer; logs a warning when a person would notice."""
-    first_s = min(limit_s, TELL_AFTER_S)
-    if select.select([told], [], [], first_s)[0]:
-        return True
-    if first_s == limit_s:
-        return False
-    import logging  # ten milliseconds, which nearly every mount can save
+def _readable(told: int, waits_for: str, limit_s: float) -> bool:
+    """Wait for more of an answer; logs a warning when a person would notice, and now and then."""
+    waited_s, next_s = 0.0, TELL_AFTER_S
+    while True:
+        next_s = min(next_s, limit_s - waited_s)
+        if select.select([told], [], [], next_s)[0]:
+            return True
+        waited_s += next_s
+        if waited_s >= limit_s:
+            return False
+        import logging  # ten milliseconds, which nearly every mount can save
 
-    logging.getLogger(__name__).warning(
-        "bootseer: what is mounted at %s has not answered yet; waiting for up to %d s more",
-        what,
-        limit_s - first_s,
-    )
-    return bool(select.select([told], [], [], limit_s - first_s)[0])
+        logging.getLogger(__name__).warning(
+            "bootseer: waiting for %s for %d s now, and for up to %d s more",
+            waits_for,
+            waited_s,
+            limit_s - waited_s,
+        )
+        next_s = TELL_EVERY_S
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:

@@ -160,6 +160,7 @@ def _mount(
                 lambda tell, state=state, helper=helper: serve(settings, state, tell, helper),  # type: ignore[misc]
                 what=settings.directory,
                 limit_s=START_LIMIT_S,
+                waits_for=f"the registry to answer for {settings.ref}",
                 log_file=settings.log_file,
                 keep=(state.lock,) if helper is None else (state.lock, helper.fileno()),
                 meanwhile=meanwhile,

@@ -28,6 +28,7 @@ from bootseer.fuse.mounts import KIND, absolute, can_mount, find_mount, is_passe
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
 from bootseer.storage.base import Store, open_object
+from bootseer.storage.urls import redact
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.mountsettings import MountSettings
 from bootseer.stripedfs.versions import SUFFIX
@@ -45,6 +46,7 @@ def mount(settings: MountSettings) -> None:
         lambda tell: serve(settings, on_ready=lambda: tell({})),
         what=settings.mountpoint,
         limit_s=START_LIMIT_S,
+        waits_for=f"the store to answer for {redact(settings.url)}",
         log_file=settings.log_file,
     )
     try:
