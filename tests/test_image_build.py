@@ -278,6 +278,11 @@ def test_limits_and_platforms(registry: Any, tmp_path: Path) -> None:
     report = build(ref, tmp_path, platform=parse_platform("linux/arm64"))
     assert report.subject == made.manifest_digests[0]
     plain = pushed(registry, tmp_path, "limits")
+    for _ in range(2):  # without and with a block image of its own
+        with pytest.raises(NotSupportedError, match=r"no image for linux/arm64; .* linux/amd64"):
+            build(plain, tmp_path, platform=parse_platform("linux/arm64"))
+        build(plain, tmp_path, platform=parse_platform("linux/amd64"))
+    plain = pushed(registry, tmp_path, "limited")
     with pytest.raises(CorruptDataError, match="more than 3 entries"):
         build(plain, tmp_path, limits=Limits(entries=3))
     with pytest.raises(CorruptDataError, match="unpacks to more"):

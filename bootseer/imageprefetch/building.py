@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -121,6 +122,8 @@ def build_image(
     )
     with opened as repository:
         subject, manifest = repository.image(reference.version, settings.platform)
+        if settings.platform is not None:
+            _check_platform(repository, manifest, settings.platform, settings.ref)
         job = _Job(settings, repository, subject, manifest, _Ears(expect, progress, note))
         if (there := job.there()) is not None:
             return there
@@ -155,6 +158,22 @@ class _Ears:
     expect: Callable[[int], None]
     progress: Progress
     note: Note
+
+
+def _check_platform(repository: Repository, manifest: Manifest, wanted: Platform, ref: str) -> None:
+    """An image that no index names is taken whatever it is for: its config says so alone."""
+    from bootseer.imageprefetch import image_config
+    from bootseer.storage.oci.manifest import Platform
+    from bootseer.storage.oci.platforms import check_platform
+
+    raw = repository.blob(manifest.config, limit_bytes=image_config.LIMIT_BYTES)
+    try:
+        about = json.loads(raw)
+        names = [about.get(name) or "" for name in ("os", "architecture", "variant")]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CorruptDataError(f"the config of {ref} is damaged: {error}") from error
+    if all(isinstance(name, str) for name in names) and names[1]:
+        check_platform(Platform(*names), wanted, ref)
 
 
 class _Job:

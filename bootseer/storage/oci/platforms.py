@@ -58,6 +58,12 @@ def choose_platform(manifests: Sequence[Descriptor], wanted: Platform, what: str
     )
 
 
+def check_platform(offered: Platform, wanted: Platform, what: str) -> None:
+    """Raise NotSupportedError where an image alone is for another platform than the wanted one."""
+    if _rank(offered, wanted) == 0:
+        raise NotSupportedError(f"{what} has no image for {wanted}; it is one for {offered}")
+
+
 def _rank(offered: Platform | None, wanted: Platform) -> int:
     """How well an offer fits; 0 when it does not."""
     if offered is None or (offered.os, offered.architecture) != (wanted.os, wanted.architecture):
