@@ -120,6 +120,15 @@ class TestContainers:
         assert mounts.gone()
         assert list((lab.runtime / "containers").iterdir()) == []
 
+    def test_a_command_without_dashes_is_hinted_at(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        _, error = lab.run(ref, "-i", "no-image-at-all", code=125)
+        assert "if 'no-image-at-all' is of the command to be run, put -- before" in error
+        _, error = lab.run(ref, "--no-such-option", code=125)
+        assert "put -- before" not in error
+        assert mounts.gone()
+
     def test_the_nodes_agent_mounts(self, lab: Lab, ref: str, mounts: Mounts) -> None:
         command = [sys.executable, "-m", "bootseer", "image", "agent"]
         with subprocess.Popen(command, env=lab.environment) as agent:

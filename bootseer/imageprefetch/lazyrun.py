@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 _LOG, _NOT_BEGUN = "server.log", "not-begun"
-_NEVER_BEGAN = (125, 126, 127)
+_PODMANS_OWN_FAULT = 125
+_NEVER_BEGAN = (_PODMANS_OWN_FAULT, 126, 127)
 """Codes of podman where it, or the runtime below it, did not come to start the command."""
 
 
@@ -88,6 +89,9 @@ def run(
         from bootseer.imageprefetch import running
 
         code = running.run_foreground(words)
+        last = settings.options[-1] if settings.options else "-"
+        if code == _PODMANS_OWN_FAULT and not last.startswith("-") and complain is not None:
+            complain(f"if {last!r} is of the command to be run, put -- before that command")
         if code in _NEVER_BEGAN and place:
             with contextlib.suppress(OSError), open(os.path.join(place, _NOT_BEGUN), "wb"):
                 pass
