@@ -97,6 +97,19 @@ def test_after_a_refusal_close_fails_and_nothing_is_published(
     assert in_time((mount.directory / "x").read_bytes) == read_url(root, "x") == OLD
 
 
+def test_a_name_that_no_striped_file_can_have_is_refused_at_open(mount: Served, root: Path) -> None:
+    """`close` would tell of it too late, and of a large file alone."""
+    longest = mount.directory / ("n" * (255 - len(".stripes")))
+    in_time(lambda: longest.write_bytes(OLD))
+    assert read_url(root, longest.name) == OLD
+    for length in (longest.name + "n", "n" * 250, "n" * 255, "n" * 256):
+        path = mount.directory / length
+        assert refusal(lambda path=path: path.open("wb")) == errno.ENAMETOOLONG
+        assert refusal(lambda path=path: longest.rename(path)) == errno.ENAMETOOLONG
+    in_time((mount.directory / ("d" * 250)).mkdir)
+    assert sorted(p.name[:1] for p in root.iterdir()) == ["d", "n"]
+
+
 # --- as safetensors saves -------------------------------------------------------------------------
 
 

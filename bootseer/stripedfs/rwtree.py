@@ -39,6 +39,7 @@ from bootseer.stripedfs.nodes import Node, base_of, stamp_of
 from bootseer.stripedfs.saving import Saving
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.tree import StripedTree
+from bootseer.stripedfs.versions import SUFFIX
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
@@ -48,6 +49,9 @@ WRITE_MASK = 0xFFFFF << 44
 FREE_BYTES = 1 << 50
 """What `statfs` calls free: a store does not say, and programs ask before they save."""
 RENAME_NOREPLACE = 1
+FOLDER_NAME_BYTES = 255
+FILE_NAME_BYTES = FOLDER_NAME_BYTES - len(SUFFIX)
+"""Of a file's name, as its stripes lie in a folder of that name and the suffix."""
 WRITING = WriteSettings()
 
 
@@ -198,7 +202,7 @@ class WritableTree(StripedTree):
             folder = self._changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
-            self.store.mkdir(self._name(folder, name))
+            self.store.mkdir(self._name(folder, name, is_folder=True))
             node = self._new(folder, name, is_folder=True)
             self.nodes.refer(node.inode)
             return self._attr(node)
@@ -247,7 +251,7 @@ class WritableTree(StripedTree):
             over = None if inode is None else self.node(inode)
             if over is not None:
                 self._check_over(node, over, flags)
-            target = self._name(folder, new_name)
+            target = self._name(folder, new_name, is_folder=node.found.is_folder)
             with contextlib.ExitStack() as stack:
                 if over is not None:
                     stack.enter_context(self._forsaken(over))
@@ -411,7 +415,10 @@ class WritableTree(StripedTree):
         return node
 
     @staticmethod
-    def _name(folder: Node, name: bytes) -> str:
+    def _name(folder: Node, name: bytes, *, is_folder: bool = False) -> str:
+        """A new name on the store; nobody knows yet whether the file will be striped."""
+        if len(name) > (FOLDER_NAME_BYTES if is_folder else FILE_NAME_BYTES):
+            raise FileSystemError(errno.ENAMETOOLONG)
         if folder.found.version is not None:
             raise FileSystemError(errno.EROFS)
         base = os.fsdecode(name)
@@ -434,5 +441,6 @@ class WritableTree(StripedTree):
         return Opened(handle, direct=True, keep_cache=False)
 
     def _new(self, folder: Node, name: bytes, *, is_folder: bool) -> Node:
-        found = Found(self._name(folder, name), 0, time.time(), is_folder)
+        target = self._name(folder, name, is_folder=is_folder)
+        found = Found(target, 0, time.time(), is_folder)
         return self.nodes.add(folder, name, found)
