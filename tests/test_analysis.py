@@ -33,6 +33,35 @@ def path_of(report: Report) -> list[tuple[str, str | None, float, float]]:
     return [(s.node, s.phase, round(s.begin_s, 6), round(s.end_s, 6)) for s in report.critical_path]
 
 
+def waiting_ranks(folder: Path, size: int, missing: int, late: EventFile | None) -> Report:
+    for rank in range(size):
+        if rank != missing:
+            one = EventFile(f"n{rank}", rank, bootseer__world_size=size)
+            one.span("image.pull", 0, 20 + rank % 3).span("rendezvous", 25, None, wait=True)
+            one.write(folder)
+    if late is not None:
+        late.write(folder)
+    return report_of(folder)
+
+
+def test_a_rank_that_all_others_wait_for_is_the_finding(tmp_path: Path) -> None:
+    late = EventFile("n5", 5, bootseer__world_size=8).span("image.pull", 0, 21)
+    report = waiting_ranks(tmp_path, 8, 5, late)
+    found = verdicts.verdict(report)
+    assert "7 ranks are still in rendezvous; for rank 5 on n5 (last in image.pull" in found.headline
+    assert found.advice[0].startswith("rank 5 on n5, last in image.pull")
+    assert report.what_if == ()
+    assert report.problems == ()
+
+
+def test_a_rank_that_wrote_nothing_is_missed_by_the_world_size(tmp_path: Path) -> None:
+    report = waiting_ranks(tmp_path, 8, 5, None)
+    assert [(p.kind, p.count) for p in report.problems] == [("missing-rank", 1)]
+    found = verdicts.verdict(report)
+    assert "7 ranks are still in rendezvous; rank 5 of 8 wrote no events" in found.headline
+    assert found.advice == ("rank 5 of 8 wrote no events.",)
+
+
 def test_two_nodes_and_a_barrier(tmp_path: Path) -> None:
     two_nodes(tmp_path)
     report = report_of(tmp_path)

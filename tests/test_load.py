@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -268,7 +270,19 @@ def test_nothing_readable(tmp_path: Path) -> None:
 def test_fifo_does_not_block(tmp_path: Path) -> None:
     EventFile("a").span("imports", 0, 1).write(tmp_path)
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert problems(load([str(tmp_path)])) == {"empty-file": 1}
+    assert problems(load([str(tmp_path)])) == {"empty-pipe": 1}
+
+
+def test_a_device_without_an_end_is_not_read(tmp_path: Path) -> None:
+    EventFile("a").span("imports", 0, 1).write(tmp_path)
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (20, 20));"
+        "from bootseer.profiler.report.load import load;"
+        "print([p.kind for p in load([sys.argv[1]]).problems])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True)
+    assert done.stdout == b"['unreadable']\n", done.stderr
 
 
 def test_dangling_link_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from bootseer.profiler.render.common import (
@@ -13,6 +14,7 @@ from bootseer.profiler.render.common import (
     scale,
     seconds,
 )
+from bootseer.profiler.report.incidents import MISSING
 from bootseer.profiler.report.lanes import WHOLE
 from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
 
@@ -79,6 +81,9 @@ def _headline(report: Report) -> str:
     start = report.start
     if start.complete:
         return f"The start took {long_seconds(start.duration_s)} on {scale(start)}."
+    waiting = _waiting(report)
+    if waiting:
+        return f"The start did not reach a first step: {waiting}."
     if start.unreached:
         return (
             f"{_first_unreached(report)}; the others reached theirs within "
@@ -88,6 +93,25 @@ def _headline(report: Report) -> str:
         f"The start did not reach a first step; {long_seconds(start.duration_s)} were observed "
         f"on {scale(start)}."
     )
+
+
+def _waiting(report: Report) -> str:
+    """Who waits in which phase, and for whom; empty unless most ranks never left one."""
+    late = {each.rank for each in report.unreached}
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for each in report.killed:
+        if each.rank is not None and each.rank not in late:
+            ranks[each.phase].add(each.rank)
+    phase = max(ranks, key=lambda name: len(ranks[name]), default="")
+    if not phase or len(ranks[phase]) < 2 or 2 * len(ranks[phase]) < report.start.ranks:
+        return ""
+    whom = []
+    if report.unreached:
+        first, others = report.unreached[0], len(report.unreached) - 1
+        more = f" and {count(others, 'other rank')}" if others else ""
+        whom.append(f"for rank {first.rank} on {first.node}{more} ({last_seen(first)})")
+    whom += [p.detail for p in report.problems if p.kind == MISSING]
+    return "; ".join([f"{count(len(ranks[phase]), 'rank')} are still in {phase}", *whom])
 
 
 def _first_unreached(report: Report) -> str:
@@ -119,6 +143,8 @@ def _advice(report: Report) -> list[str]:
     if report.unreached:  # how long the start would have taken is not known
         first = report.unreached[0]
         return [f"rank {first.rank} on {first.node}, {last_seen(first)}."]
+    if not report.start.complete:
+        return [f"{p.detail}." for p in report.problems if p.kind == MISSING]
     worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
     removal = _best(report, "removed", "phase")
     phase, node = _best(report, "median", "phase"), _best(report, "median", "node")

@@ -104,6 +104,7 @@ def analyse(
     others = [prepare(s) for s in loaded.starts if s is not chosen.start]
     every = sorted([chosen, *others], key=lambda p: p.summary.began_unix_s, reverse=True)
     problems = (*loaded.problems, *incidents.repeated(chosen.start))
+    problems = (*problems, *incidents.missing_ranks(chosen.start))
     comparison = None
     if baseline is not None:
         comparison = compare_starts([prepare(s) for s in baseline.starts], every)
@@ -162,7 +163,10 @@ def _report(prepared: Prepared) -> Report:
         heat_map=totals.heat_map(lanes, sums, columns),
         stragglers=found.stragglers,
         gpu_hours=totals.gpu_hours(lanes, sums),
-        what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut)),
+        # How long a start that never ended would have taken otherwise, nothing tells.
+        what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut))
+        if lanes.complete
+        else (),
         killed=killed,
         incidents=incidents.incidents(start, shifts, lanes.zero_ns),
         unreached=incidents.unreached_ranks(lanes),

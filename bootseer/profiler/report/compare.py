@@ -1,8 +1,10 @@
 """Before against after, from the durations of several starts a side (pure).
 
-Nothing is claimed with fewer than three complete starts a side. The interval and the p value
-are exact and distribution-free (Mann-Whitney, see `quantiles`): honest for the handful of starts
-that anybody repeats, where a bootstrap of so few values promises too much.
+Nothing is claimed with fewer than three complete starts a side, nor with so few that even sides
+without any overlap differ by chance in more than one of twenty comparisons: that is a hint. The
+interval and the p value are exact and distribution-free (Mann-Whitney, see `quantiles`): honest
+for the handful of starts that anybody repeats, where a bootstrap of so few values promises too
+much.
 """
 
 from __future__ import annotations
@@ -62,23 +64,34 @@ def compare(
     return Comparison(
         baseline=before,
         candidate=after,
-        claim=True,
+        claim=reached >= CONFIDENCE,
         speedup=speedup,
         low=low,
         high=high,
         confidence=reached,
         p_value=p_value,
-        phase_speedups=_phase_speedups(before, after),
+        phase_speedups=_phase_speedups(before, after, baseline, candidate),
         statement=_statement(speedup, low, high, reached, p_value, sizes),
     )
 
 
-def _phase_speedups(before: Side, after: Side) -> tuple[PhaseSpeedup, ...]:
+def _phase_speedups(
+    before: Side,
+    after: Side,
+    baseline: Sequence[StartFigures],
+    candidate: Sequence[StartFigures],
+) -> tuple[PhaseSpeedup, ...]:
+    """Each phase's factor, where its own interval shows a difference."""
     out = []
     for phase in (*before.phases, *(p for p in after.phases if p not in before.phases)):
-        old, new = before.phases.get(phase), after.phases.get(phase)
-        enough = old and new and min(old.starts, new.starts) >= LEAST_STARTS and new.median > 0
-        out.append(PhaseSpeedup(phase, old.median / new.median if enough and old and new else None))
+        old = [s.phases[phase] for s in baseline if phase in s.phases]
+        new = [s.phases[phase] for s in candidate if phase in s.phases]
+        factor = None
+        if min(len(old), len(new)) >= LEAST_STARTS and min(*old, *new) > 0:
+            low, high, reached = ratio_interval(old, new, CONFIDENCE)
+            if reached >= CONFIDENCE and not low <= 1.0 <= high:
+                factor = median(old) / median(new)
+        out.append(PhaseSpeedup(phase, factor))
     return tuple(out)
 
 
@@ -90,4 +103,7 @@ def _statement(
         return f"no difference shown: ratio of medians {speedup:.2f} ({span}; {sizes})"
     word = "faster" if speedup > 1 else "slower"
     factor = speedup if speedup > 1 else 1 / speedup
-    return f"{factor:.2f} times {word} ({span}; {sizes})"
+    text = f"{factor:.2f} times {word} ({span}; {sizes})"
+    if reached < CONFIDENCE:
+        return f"a hint, no claim: {text}; 4 starts against 4, or 3 against 5, can reach 95%"
+    return text

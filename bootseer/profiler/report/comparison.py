@@ -41,9 +41,10 @@ class Comparison:
     """Before (`baseline`) against after (`candidate`), complete starts only.
 
     `claim` is False when a side has fewer than three complete starts: then `speedup`, the
-    interval and `p_value` are None and `statement` says what is missing. `speedup` is baseline
-    over candidate median (above 1 = faster now); `low`..`high` is its interval at `confidence`,
-    `p_value` the exact two-sided rank test that both sides are alike.
+    interval and `p_value` are None and `statement` says what is missing. It is False, too, with so
+    few starts that the interval cannot reach 95 %: then the figures are a hint. `speedup` is
+    baseline over candidate median (above 1 = faster now); `low`..`high` is its interval at
+    `confidence`, `p_value` the exact two-sided rank test that both sides are alike.
     """
 
     baseline: Side

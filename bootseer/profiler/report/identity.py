@@ -36,6 +36,7 @@ def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
         kind=text("bootseer.start.kind"),
         process_id=number("process.pid"),
         place=text("k8s.pod.uid") or text("container.id"),
+        world_size=number("bootseer.world_size"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal
 
 from bootseer.profiler.report.lanes import FIRST_STEP, WHOLE, Lane, Lanes
@@ -36,18 +36,53 @@ def unreached_ranks(lanes: Lanes) -> tuple[Unreached, ...]:
     Some jobs tell of it on one rank alone. So a rank without one counts where more than half of
     the ranks have one, or where it began a phase that it never ended while another rank went on
     to its first step. One that was begun again on another node is that rank, wherever it got on.
+    Where no rank got there and at least half of them are in one phase that they never ended, the
+    others are those that these wait for.
     """
     ranked = [lane for lane in lanes.lanes if lane.rank is not None]
     there = {lane.rank for lane in ranked if lane.reached}
     ranked = [lane for lane in ranked if lane.reached or lane.rank not in there]
     reached = len(there)
-    most = reached > len({lane.rank for lane in ranked}) / 2
+    if not reached:
+        ranked = _waited_for(ranked)
+    most = not reached or reached > len({lane.rank for lane in ranked}) / 2
     out = [
         _last_seen(lane, lane.rank)
         for lane in ranked
-        if lane.rank is not None and not lane.reached and reached and (most or _unended(lane))
+        if lane.rank is not None and not lane.reached and (most or _unended(lane))
     ]
     return tuple(sorted(out, key=lambda each: (each.since_s, each.rank)))
+
+
+def _waited_for(ranked: Sequence[Lane]) -> list[Lane]:
+    """The ranks outside of the one phase that most are still in; none where there is no such."""
+    inside = Counter(max(_unended(lane))[1] for lane in ranked if _unended(lane))
+    phase, number = inside.most_common(1)[0] if inside else ("", 0)
+    if number < 2 or number * 2 < len(ranked):
+        return []
+    return [lane for lane in ranked if phase not in {name for _, name in _unended(lane)}]
+
+
+_NAMED_RANKS = 5
+MISSING = "missing-rank"
+
+
+def missing_ranks(start: Start) -> tuple[Problem, ...]:
+    """Ranks that wrote nothing, where the others say how many there are (their world size)."""
+    known = {s.identity.rank for s in start.sources if s.identity.rank is not None}
+    sizes = Counter(s.identity.world_size for s in start.sources if s.identity.world_size)
+    if not known or not sizes:
+        return ()
+    size = sizes.most_common(1)[0][0] or 0
+    number = size - sum(rank < size for rank in known)
+    if size <= max(known) or number <= 0:  # other numbers than those of the whole job
+        return ()
+    first = islice((rank for rank in range(size) if rank not in known), _NAMED_RANKS)
+    named = ", ".join(str(rank) for rank in first)
+    more = f" and {number - _NAMED_RANKS:,} more" if number > _NAMED_RANKS else ""
+    word = "rank" if number == 1 else "ranks"
+    detail = f"{word} {named}{more} of {size:,} wrote no events"
+    return (Problem(start.sources[0].file, MISSING, number, detail),)
 
 
 def _unended(lane: Lane) -> list[tuple[float, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,9 @@ _MAX_LINE_BYTES = 1 << 20  # the writer's limit is 32 KiB; whatever is longer is
 _decode = json.JSONDecoder(parse_constant=lambda _: None).decode
 
 DETAILS = {
-    "unreadable": "the file could not be opened or read",
+    "unreadable": "could not be opened or read, or is no regular file",
     "empty-file": "the file is empty: its process was killed before its first event",
+    "empty-pipe": "nothing writes to this pipe now, so there was nothing to read",
     "torn-line": "a line stops in the middle: its writer was killed or the disk was full",
     "not-text": "bytes that are not text",
     "bad-line": "a line that is not a JSON object",
@@ -120,6 +122,9 @@ def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]
     try:
         # O_NONBLOCK: a FIFO among the files must not stop the report.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # /dev/zero has no end
+                raise OSError
             for block in _blocks(file.fileno()):
                 size += len(block)
                 _parse(block, path, collector, counts)
@@ -127,7 +132,7 @@ def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]
         counts[path, "unreadable"] += 1
     else:
         if not size:
-            counts[path, "empty-file"] += 1
+            counts[path, "empty-pipe" if stat.S_ISFIFO(mode) else "empty-file"] += 1
     collector.close_file()
 
 

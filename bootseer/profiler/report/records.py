@@ -48,6 +48,7 @@ class Identity(NamedTuple):
     kind: str | None
     process_id: int | None
     place: str | None = None
+    world_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
