@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -130,6 +131,15 @@ def test_a_registry_with_login_and_certificate(tmp_path: Path, own_registry: Any
 
 
 @pytest.mark.debian("docker-registry")
+def test_a_registry_takes_no_settings_from_container_tools(
+    own_registry: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """docs/registries.md recommends this variable; a registry took it for a way to log in."""
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    with contextlib.closing(urllib.request.urlopen(f"http://{own_registry().host}/v2/")) as answer:
+        assert answer.status == 200
+
+
 def test_a_registry_comes_back_at_its_address(tmp_path: Path, own_registry: Any) -> None:
     registry = own_registry()
     made = write_layout(tmp_path, Image(layers()))

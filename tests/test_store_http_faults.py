@@ -427,3 +427,30 @@ def test_any_cut_of_the_body_fills_any_buffers(
     store.read_scatter("x", offset, buffers, Attempt(stall_s=20), told.append)
     assert b"".join(buffers) == DATA[offset : offset + sum(sizes)]
     assert told == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "2852039166",
+        "0xa9fea9fe",
+        "[::ffff:169.254.169.254]",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+    ],
+)
+def test_no_redirect_leads_to_a_machines_own_services(host: str) -> None:
+    """However the address is written; a store that is named by such an address may redirect."""
+    location = f"http://{host}/latest/meta-data"
+    base = answers.Target(answers.origin_of(False, "store.example:80"), "/a")
+    with pytest.raises(AccessDeniedError, match="for themselves alone"):
+        answers.resolve(base, location, "read a")
+    near = answers.Target(answers.origin_of(False, "169.254.1.1:80"), "/a")
+    assert answers.resolve(near, location, "read a").request == "/latest/meta-data"
+
+
+def test_other_redirects_are_followed() -> None:
+    base = answers.Target(answers.origin_of(False, "store.example:80"), "/a")
+    for host in ("10.0.0.1", "127.0.0.1", "node-7", "[fd00::7]", "169.253.1.1"):
+        assert answers.resolve(base, f"http://{host}/b", "read a").request == "/b"

@@ -10,6 +10,7 @@ import base64
 import ctypes
 import http.client
 import json
+import os
 import re
 import secrets
 import shutil
@@ -35,6 +36,14 @@ class Request(NamedTuple):
     path: str
     status: int
     sent_bytes: int
+
+
+def _without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that a registry takes for settings.
+
+    REGISTRY_AUTH_FILE is one: container tools have it for their logins.
+    """
+    return {name: value for name, value in environ.items() if not name.startswith("REGISTRY_")}
 
 
 class Registry(Running):
@@ -90,7 +99,11 @@ class Registry(Running):
         command = ["setpriv", "--pdeathsig", "KILL", program, "serve", str(config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._prefix, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*self._prefix, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_without_settings(os.environ),
             )
         until = time.monotonic() + READY_TIMEOUT_S
         while not self._answers():

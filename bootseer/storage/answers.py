@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import re
+import socket
 import time
 from typing import NamedTuple, Protocol
 from urllib.parse import urljoin, urlsplit
@@ -24,6 +25,7 @@ REFUSALS = frozenset((401, 403, 407))
 MISSING = frozenset((404, 410))
 MAY_HEAL = frozenset((408, 421, 425, 429, 500, 502, 503, 504, 507, 509))
 LONGEST_ADVICE_S = 300.0
+_METADATA_V6 = bytes.fromhex("fd000ec2000000000000000000000254")
 _NUMBER = r"[0-9]{1,19}"  # longer ones are no lengths, and int() refuses those of 4,301 digits
 _CONTENT_RANGE = re.compile(
     rf"bytes\s+(?:({_NUMBER})-({_NUMBER})|\*)/({_NUMBER}|\*)", re.IGNORECASE
@@ -92,6 +94,11 @@ def resolve(base: Target, location: str | None, what: str) -> Target:
             f"cannot {what}: {base.origin.authority} redirects from https to http, which is not"
             " followed; let it redirect to https"
         )
+    if _is_link_local(host) and not _is_link_local(base.origin.host):
+        raise AccessDeniedError(
+            f"cannot {what}: {base.origin.authority} redirects to {host}, where machines have "
+            "services for themselves alone; name that address in the store's URL if it is meant"
+        )
     request = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not _is_sendable(request) or not _is_sendable(host):
         raise UselessAnswerError(
@@ -99,6 +106,22 @@ def resolve(base: Target, location: str | None, what: str) -> Target:
             "none may have"
         )
     return Target(Origin(tls, host, port or (443 if tls else 80)), request)
+
+
+def _is_link_local(host: str) -> bool:
+    """Whether a host is such an address, in any way to write one: a cloud's metadata service is."""
+    try:
+        packed = socket.inet_aton(host)
+    except (OSError, ValueError):
+        try:
+            packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+        except (OSError, ValueError):
+            return False
+    if len(packed) == 16:
+        if packed[:12] != bytes(10) + b"\xff\xff":
+            return (packed[0] == 0xFE and packed[1] & 0xC0 == 0x80) or packed == _METADATA_V6
+        packed = packed[12:]
+    return packed[:2] == b"\xa9\xfe"
 
 
 def _is_sendable(text: str) -> bool:
