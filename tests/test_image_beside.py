@@ -8,7 +8,6 @@ import json
 import mmap
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from image_mounts import Mounts, Published, mounts_below, publish, some_files, t
 from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.traces import TraceStore
+from bootseer.interpreter import command_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -111,7 +111,7 @@ def test_what_this_node_made_for_it_is_read_ahead(mounts: Mounts, image: Publish
         cache_limit_bytes=1 << 30,
         plain_http=None,
     )
-    words = [sys.executable, "-m", ownsets.__name__, json.dumps(dataclasses.asdict(making))]
+    words = command_for(ownsets.__name__, json.dumps(dataclasses.asdict(making)))
     subprocess.run(words, check=True, timeout=120)
     first = mounts.mount(image.ref)
     assert mounts.mount(image.ref, workload="mine").shared
