@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -277,3 +280,37 @@ def test_a_copied_tree_is_the_same(mount: Served, root: Path, tmp_path: Path) ->
         (source / "deep" / str(size) / "x").write_bytes(content(size))
     in_time(lambda: shutil.copytree(source, mount.directory / "copy"))
     shell("diff -r copy ../tree", mount.directory)
+
+
+REFUSALS = {errno.ESPIPE, errno.ESTALE, errno.EBUSY, errno.EBADF, errno.ENOSYS}
+"""What docs/checkpoints.md says of writes elsewhere than at the end, of files that are removed or
+read while they are written, and of FIFOs."""
+FAILURES = re.compile(r"TestWhich|_ignore_errors")
+"""The first makes programs by chmod, and modes are not kept; in the second, a child process
+prints what closing a removed file told it."""
+SUITES = [name for name in ("test_tempfile", "test_shutil") if find_spec(f"test.{name}")]
+"""Python's own tests, as far as this Python was installed with them."""
+
+
+def test_pythons_own_tests_meet_refusals_that_docs_name_alone(mount: Served) -> None:
+    for suite in SUITES:
+        done = subprocess.run(
+            [sys.executable, "-m", "unittest", "-q", f"test.{suite}"],
+            cwd=mount.directory,
+            env={**os.environ, "TMPDIR": str(mount.directory)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        told = re.split(r"^={70}$", done.stderr, flags=re.MULTILINE)
+        count = re.search(r"^Ran (\d+) tests", told[-1], flags=re.MULTILINE)
+        assert count is not None, done.stderr
+        assert len(told) - 1 < int(count[1]) / 3, done.stderr
+        for each in told[1:]:
+            numbers = {int(n) for n in re.findall(r"^\w+: \[Errno (\d+)\]", each, re.MULTILINE)}
+            if each.startswith("\nFAIL"):
+                assert FAILURES.search(each), each
+            else:
+                assert numbers, each
+                assert numbers <= REFUSALS, each
+    assert in_time(lambda: (mount.directory / "after").write_bytes(b"x")) == 1
