@@ -33,6 +33,17 @@ def path_of(report: Report) -> list[tuple[str, str | None, float, float]]:
     return [(s.node, s.phase, round(s.begin_s, 6), round(s.end_s, 6)) for s in report.critical_path]
 
 
+def test_clocks_that_no_barrier_compares_are_said_to_be_raw(tmp_path: Path) -> None:
+    for rank in range(2):
+        one = EventFile(f"n{rank}", rank, ahead_s=10.0 * rank).span("imports", 0, 2)
+        one.point("first_step", 3).write(tmp_path)
+    report = report_of(tmp_path)
+    assert report.skew.reference is None
+    stream = io.StringIO()
+    terminal.render(report, Console(file=stream, width=200))
+    assert "no barrier to compare them at" in stream.getvalue()
+
+
 def waiting_ranks(folder: Path, size: int, missing: int, late: EventFile | None) -> Report:
     for rank in range(size):
         if rank != missing:

@@ -252,6 +252,9 @@ def killed_groups(report: Report) -> tuple[KilledGroup, ...]:
     )
 
 
+RAW_CLOCKS = "clocks: no barrier to compare them at; each node's times are its own clock's"
+
+
 def last_seen(rank: Unreached) -> str:
     """Where a rank that missed its first step was last."""
     if rank.phase is None:

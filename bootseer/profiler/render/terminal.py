@@ -242,6 +242,8 @@ def _stragglers(report: Report, page: Page) -> None:
             f"{words.count(skew.barriers, 'barrier exit')}, "
             f"within {words.seconds(skew.max_uncertainty_s)}{unknown}"
         )
+    elif skew.unknown_nodes > 1:
+        page.note(words.RAW_CLOCKS)
 
 
 def _gpu_hours(report: Report, page: Page) -> None:
