@@ -625,6 +625,7 @@ def test_an_older_snapshot_serves_where_the_newest_record_is_forged(
     assert node.last() == ("fallback", "published")
 
 
+@pytest.mark.root
 def test_an_older_snapshot_serves_where_a_store_can_only_be_read(
     node: Node, tmp_path: Path
 ) -> None:
