@@ -327,17 +327,20 @@ def test_a_store_that_refuses_is_given_up_after_five_seconds(node: Node) -> None
 def test_the_resolver_looks_where_pip_is_told_to_look(tmp_path: Path, wheels: Path) -> None:
     """pip.conf alone names the index; to uv it is unknown."""
     (tmp_path / ".config/pip").mkdir(parents=True)
-    text = f"[global]\nno-index = true\n[install]\nfind-links =\n    {wheels}\n"
+    more = tmp_path / "more"
+    more.mkdir()
+    make_wheel(more, "bootseer_beta", "1.0")
+    text = f"[global]\nno-index = true\n[install]\nfind-links =\n    {wheels}\n    {more}\n"
     (tmp_path / ".config/pip/pip.conf").write_text(text)
     home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     for command, found in ((["pip"], True), (["uv", "pip"], False)):
-        installs = plan([*command, "install", "bootseer-alpha"])
+        installs = plan([*command, "install", "bootseer-alpha", "bootseer-beta"])
         offline = {**home, "UV_OFFLINE": "1"}
         asked = resolver.Resolution(installs, sys.executable, offline, str(tmp_path), 60)
         lock = asked.lock()
         assert (lock is not None) is found, asked.why
         if lock is not None:
-            assert set(lock.pinned) == {"bootseer-alpha"}
+            assert set(lock.pinned) == {"bootseer-alpha", "bootseer-beta"}
 
 
 def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None:
@@ -363,6 +366,9 @@ def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None
     broken = {"PIP_CONFIG_FILE": str(tmp_path / "broken"), "HOME": "/nonexistent"}
     (tmp_path / "broken").write_text("index-url = without a section\n")
     assert pip_settings.environment_for_uv(broken, "").items() >= broken.items()
+    os.mkfifo(tmp_path / "fifo")  # nobody writes into it
+    waiting = {"PIP_CONFIG_FILE": str(tmp_path / "fifo"), "HOME": "/nonexistent"}
+    assert pip_settings.environment_for_uv(waiting, "").items() >= waiting.items()
 
 
 def test_a_resolver_tells_uv_nothing_of_an_environment_that_is_being_made(tmp_path: Path) -> None:

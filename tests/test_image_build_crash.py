@@ -51,22 +51,31 @@ def start_build(ref: str, folder: Path, *words: str) -> Iterator[subprocess.Pope
         process.wait()
 
 
+@contextlib.contextmanager
+def halfway(
+    registry: Any, ref: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A build's command that waits for the other half of a layer, and where the first half is."""
+    with Gate(registry.host) as gate:
+        halves = Halves(gate, "/blobs/", least_bytes=1 << 20)
+        gate.rules = [halves.rule]
+        with start_build(ref.replace(registry.host, gate.authority), folder) as process:
+            assert halves.is_halfway()
+            part = wait_for_part(folder / "cache/images/build")
+            assert process.poll() is None
+            yield process, part
+        halves.cut()
+
+
 def test_a_killed_build_goes_on_with_the_layers_it_has(
     own_registry: Callable[..., Any], tmp_path: Path
 ) -> None:
     registry = own_registry()
     large = [file("large", os.urandom(48 << 20))]
     ref = pushed(registry, tmp_path, "killed", Image([Layer(large, compression="none")]))
-    with Gate(registry.host) as gate:
-        halves = Halves(gate, "/blobs/", least_bytes=1 << 20)
-        gate.rules = [halves.rule]
-        with start_build(ref.replace(registry.host, gate.authority), tmp_path) as process:
-            assert halves.is_halfway()
-            part = wait_for_part(tmp_path / "cache/images/build")
-            assert process.poll() is None
-            process.kill()
-            assert process.wait() == -signal.SIGKILL
-        halves.cut()
+    with halfway(registry, ref, tmp_path) as (process, part):
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
     kept = part.stat().st_size
     asked = len(registry.requests())
     report = build(ref, tmp_path)
@@ -113,19 +122,14 @@ def test_who_interrupts_a_build_need_not_wait_for_a_registry_that_hangs(
     registry = own_registry()
     large = [file("large", os.urandom(48 << 20))]
     ref = pushed(registry, tmp_path, "hanging", Image([Layer(large, compression="none")]))
-    with Gate(registry.host) as gate:
-        halves = Halves(gate, "/blobs/", least_bytes=1 << 20)
-        gate.rules = [halves.rule]
-        with start_build(ref.replace(registry.host, gate.authority), tmp_path) as process:
-            assert halves.is_halfway()
-            part = wait_for_part(tmp_path / "cache/images/build")
-            size = -1
-            while size != (size := part.stat().st_size):
-                time.sleep(0.3)  # until what was on its way has arrived
-            assert process.poll() is None
-            assert size < 25 << 20  # the other half is waited for
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+    with halfway(registry, ref, tmp_path) as (process, part):
+        size = -1
+        while size != (size := part.stat().st_size):
+            time.sleep(0.3)  # until what was on its way has arrived
+        assert process.poll() is None
+        assert size < 25 << 20  # the other half is waited for
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "none"])

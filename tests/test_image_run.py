@@ -67,15 +67,35 @@ class Lab:
             "BOOTSEER_RUNTIME": str(self.runtime),
         }
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "bootseer", "image", "run", *words],
             env=self.environment,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @contextlib.contextmanager
+    def waiting(
+        self, registry: Any, name: str, files: int, script: str, *words: str
+    ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+        """An image with that many files, and a shell on it that said "ready"; ended at the end.
+
+        The files are so large that neither the kernel nor a neighbour's block brings what is read.
+        """
+        many = [file(f"data/f{n}", noise(3_000_000, n)) for n in range(files)]
+        image = Image([*layers(name), many], config=CONFIG)
+        made = write_layout(self.folder / "l", image, tag="1")
+        ref = registry.push(made.source, f"run/{name}", "1")
+        build_image(BuildSettings(ref=ref, cache_dir=str(self.folder / "build")))
+        shell = ["--interactive", "--entrypoint", "sh", "--", "-c", f"echo ready; {script}"]
+        words = ("--no-fill", "--no-record", *words, ref, *shell)
+        with self.start(*words, stdin=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield ref, child
 
     def run(self, *words: str, code: int = 0) -> tuple[str, str]:
         child = self.start(*words)
@@ -244,26 +264,9 @@ class TestContainers:
         self, lab: Lab, own_registry: Any, mounts: Mounts
     ) -> None:
         registry = own_registry()
-        # Enough that neither the kernel nor a neighbour's block brings what is read.
-        many = [file(f"data/f{n}", noise(3_000_000, n)) for n in range(6)]
-        stock = [*layers("lost"), many]
-        made = write_layout(lab.folder / "l", Image(stock, config=CONFIG), tag="1")
-        name = registry.push(made.source, "run/lost", "1")
-        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
-        script = "echo ready; read go; for n in 0 1 2 3 4 5; do cat f$n > /dev/null; done; exit 3"
-        words = ["--no-fill", "--no-record", "--deadline", "3", "--log-file", f"{lab.folder}/log"]
-        words += [name, "--interactive", "--entrypoint", "sh", "--", "-c", script]
-        with subprocess.Popen(
-            [sys.executable, "-m", "bootseer", "image", "run", *words],
-            env=lab.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as child:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
+        script = "read go; for n in 0 1 2 3 4 5; do cat f$n > /dev/null; done; exit 3"
+        words = ["--deadline", "3", "--log-file", f"{lab.folder}/log"]
+        with lab.waiting(registry, "lost", 6, script, *words) as (name, child):
             registry.stop()
             _, error = child.communicate("go\n", timeout=120)
         assert child.returncode == 3, error
@@ -278,26 +281,9 @@ class TestContainers:
         self, lab: Lab, own_registry: Any, mounts: Mounts
     ) -> None:
         registry = own_registry()
-        many = [file(f"data/f{n}", noise(3_000_000, n)) for n in range(2)]
-        made = write_layout(
-            lab.folder / "l", Image([*layers("hangs"), many], config=CONFIG), tag="1"
-        )
-        name = registry.push(made.source, "run/hangs", "1")
-        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
-        script = "trap 'exit 9' TERM; echo ready; read go; cat f0 > /dev/null & wait"
-        words = ["--no-fill", "--no-record", "--deadline", "3600", name, "--interactive"]
-        words += ["--entrypoint", "sh", "--", "-c", script]
-        with subprocess.Popen(
-            [sys.executable, "-m", "bootseer", "image", "run", *words],
-            env=lab.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as child:
+        script = "trap 'exit 9' TERM; read go; cat f0 > /dev/null & wait"
+        with lab.waiting(registry, "hangs", 2, script, "--deadline", "3600") as (_, child):
             assert child.stdin is not None
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
             registry.pause()
             try:
                 child.stdin.write("go\n")

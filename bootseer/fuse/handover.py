@@ -297,7 +297,10 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
             os.write(end, b"1")
 
         threading.Thread(target=tell_end, name="fuse-end", daemon=True).start()
-        select.select({asked, overseer, ended}, [], [])
+        waited_for = select.poll()  # select(2) knows no descriptor from 1,024 on
+        for fd in (asked, overseer, ended):
+            waited_for.register(fd, select.POLLIN)
+        waited_for.poll()
         # The mount is gone soon; operations that do not end must not keep the process.
         limit = threading.Timer(supervisor.options.unmount_grace_s + _LAST_S, os._exit, (GONE,))
         limit.daemon = True

@@ -9,6 +9,8 @@ import configparser
 import os
 from collections.abc import Mapping, Sequence
 
+from bootseer.regular_files import opener
+
 # Of https://pip.pypa.io/en/stable/topics/configuration/: later files win over earlier ones.
 FOR_ALL = ("/etc/xdg/pip/pip.conf", "/etc/pip.conf")
 FOR_USER = ("~/.pip/pip.conf", "~/.config/pip/pip.conf")
@@ -64,7 +66,8 @@ def _of_files(paths: Sequence[str]) -> dict[str, str]:
     parser = configparser.RawConfigParser()
     for path in paths:
         try:
-            parser.read(path, encoding="utf-8")
+            with open(path, encoding="utf-8", opener=opener) as file:
+                parser.read_file(file)
         except (OSError, UnicodeError, configparser.Error):
             continue
     told: dict[str, str] = {}
