@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench NAME [--quick] [--runs N]`, side by side in one run."""
+"""Benchmarks: `python -m bench NAME [CASE…] [--quick] [--runs N]`, side by side in one run."""

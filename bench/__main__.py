@@ -1,4 +1,4 @@
-"""Run a benchmark, or write `bench/RESULTS.md` (`python -m bench results`)."""
+"""Run a benchmark, or some cases of it, or write `bench/RESULTS.md` (`python -m bench results`)."""
 
 from __future__ import annotations
 
@@ -132,9 +132,10 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", choices=(*NAMES, "results"))
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="these alone (fuse, hdfs)")
     parser.add_argument("--quick", action="store_true", help="small inputs, few rounds")
     parser.add_argument("--runs", type=positive, help="counted rounds (default 5, quick 2)")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_intermixed_args(words)
     if arguments.name == "results":
         page = harness.RESULTS.parent / "RESULTS.md"
         page.write_text(results_page(), encoding="utf-8")
@@ -144,11 +145,25 @@ def main(words: list[str] | None = None) -> int:
         quick=arguments.quick, runs=arguments.runs or (2 if arguments.quick else 5)
     )
     module = importlib.import_module(f"bench.{arguments.name}")
+    names = list(module.CASES) if hasattr(module, "measure") and hasattr(module, "CASES") else []
+    for case in arguments.cases:
+        if case not in names:
+            known = ", ".join(map(repr, names)) or "none: it runs as a whole"
+            parser.error(f"bench {arguments.name} has no case {case!r}; its cases: {known}")
     revisions.current(arguments.name)  # as it is now, not as it may be when the figures are there
-    cases = module.run(options)
-    print(harness.table(cases))
     command = f"python -m bench {shlex.join(words)}"
-    path = harness.save(arguments.name, cases, command=command, quick=options.quick)
+    path = harness.path_of(arguments.name, quick=options.quick)
+
+    def keep(cases: list[harness.Case]) -> None:
+        harness.keep(arguments.name, cases, names=names, command=command, quick=options.quick)
+
+    if names:  # a run that is cut off keeps what it has finished
+        cases = module.measure(options, arguments.cases or names, keep)
+    else:
+        cases = module.run(options)
+    if not arguments.cases:  # all there is: figures of cases that are no more go
+        harness.save(arguments.name, cases, command=command, quick=options.quick)
+    print(harness.table(cases))
     print(f"\nwritten: {path}")
     return 0
 

@@ -1,5 +1,8 @@
 """`stripe mount` against FUSE servers in C and other Python bindings, each serving one file.
 
+    python -m bench fuse                           all cases
+    python -m bench fuse "stripe mount direct 4"   these alone
+
 The file (2 GiB, `--quick` 512 MiB) is wholly in the page cache. `stripe mount …` reads it as a
 striped checkpoint from a node cache that holds it whole and verified as a whole, as it is some
 seconds after it was first read through a mount: as root on Linux 6.9 and newer the kernel reads
@@ -26,13 +29,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +74,18 @@ CONDITIONS = {
     "image mount served": "whole image in the node cache, not sealed: read by our server",
     PLAIN: "whole file in the node cache, not sealed: read by our server",
 }
+BUFFERED = {"buffered 1": "seq 1", "buffered 4": "seq 4"}
+DIRECT = {"direct 1": "seq 1", "direct 4": "seq 4"}
+RANDOM = {"random 4k x1": "rand 1", "random 4k x4": "rand 4"}
+PASSED = {"passthrough": "seq 1", "passthrough random 4k x4": "rand 4"}
+IMAGES = {"image mount": True, "image mount served": False}
+"""Whether no server of ours has a part in it."""
+CASES = (
+    *(f"{kind} {access}" for kind in (STRIPED, PLAIN) for access in BUFFERED | DIRECT | RANDOM),
+    *PASSED,
+    *(f"{kind} {access}" for kind in IMAGES for access in BUFFERED | RANDOM),
+)
+Keep = Callable[[list[harness.Case]], None]
 BINDINGS = {"pyfuse3": "pyfuse3", "mfusepy": "mfusepy", "fusepy": "fuse"}
 
 
@@ -125,8 +141,8 @@ def our_command(folder: Path, kind: str, *, direct: bool) -> list[str]:
     return [*command, "--cache", str(folder / "cache"), str(store)]
 
 
-def fill_cache(folder: Path) -> None:
-    """Have both files in the node cache, the striped one verified as a whole.
+def fill_cache(folder: Path, kinds: Sequence[str]) -> None:
+    """Have the files of these kinds in the node cache, the striped one verified as a whole.
 
     Raises RuntimeError when that does not come about.
     """
@@ -134,7 +150,7 @@ def fill_cache(folder: Path) -> None:
     files = [str(folder / "source" / NAME), str(folder / "store" / NAME)]
     (folder / "store").mkdir()
     subprocess.run([*put, *files], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    for kind in (PLAIN, STRIPED):
+    for kind in kinds:
         with served(folder, kind, our_command(folder, kind, direct=True)) as side:
             subprocess.run(["cmp", files[0], side.path], check=True)
             end = time.monotonic() + SEALED_S
@@ -232,12 +248,13 @@ def read(folder: Path, side: Side, words: list[str], last: list[str]) -> Figures
     return Figures(int(total), int(reads), float(seconds), used)
 
 
-def measure(
+def measure_case(
     case: str, folder: Path, sides: list[Side], words: str, options: harness.Options
 ) -> list[harness.Case]:
     """Speed and the server's processor time of one case over all its sides."""
     is_random = words.startswith("rand")
-    last = [str(QUICK_READS if options.quick else READS)] if is_random else []
+    reads = (QUICK_READS if options.quick else READS) // int(words.split()[1])
+    last = [str(reads)] if is_random else []
     cpu: dict[str, list[float]] = {side.name: [] for side in sides}
 
     def run(side: Side) -> float:
@@ -260,75 +277,109 @@ def measure(
     return cases + harness.cases_of(f"{case} CPU", used, unit=cpu_unit)
 
 
-def measure_mode(folder: Path, *, direct: bool, options: harness.Options) -> list[harness.Case]:
-    """The cases of the buffered or of the direct_io mounts."""
-    if direct:
-        runs = {"direct 1": "seq 1", "direct 4": "seq 4"}
-        runs |= {"random 4k x1": "rand 1", "random 4k x4": "rand 4"}
-    else:
-        runs = {"buffered 1": "seq 1", "buffered 4": "seq 4"}
-    cases = []
+def measure_mounts(
+    folder: Path, wanted: Sequence[str], *, direct: bool, options: harness.Options
+) -> Iterator[list[harness.Case]]:
+    """Those of the wanted cases that are of the buffered or of the direct_io mounts."""
+    runs = DIRECT | RANDOM if direct else BUFFERED
+    kinds = [kind for kind in (STRIPED, PLAIN) if chosen(kind, runs, wanted)]
+    if not kinds:
+        return
     with contextlib.ExitStack() as stack:
         peers = [
             stack.enter_context(served(folder, *item))
             for item in peer_commands(folder, direct=direct).items()
+            if kinds != [PLAIN] or item[0].startswith("C ")
         ]
         ours = {
             kind: stack.enter_context(
                 served(folder, harness.OURS, our_command(folder, kind, direct=direct))
             )
-            for kind in (STRIPED, PLAIN)
+            for kind in kinds
         }
-        for case, words in runs.items():
-            for kind, side in ours.items():
-                # The plain file's peers are those that decide; the others stand beside the first.
-                beside = peers if kind == STRIPED else [p for p in peers if p.name[:2] == "C "]
-                found = measure(f"{kind} {case}", folder, [side, *beside], words, options)
-                cases += harness.under(CONDITIONS[kind], found)
-    return cases
+        for kind, side in ours.items():
+            # The plain file's peers are those that decide; the others stand beside the first.
+            beside = peers if kind == STRIPED else [p for p in peers if p.name[:2] == "C "]
+            for case, words in chosen(kind, runs, wanted).items():
+                found = measure_case(case, folder, [side, *beside], words, options)
+                yield harness.under(CONDITIONS[kind], found)
 
 
-def measure_passthrough(folder: Path, options: harness.Options) -> list[harness.Case]:
+def chosen(kind: str, runs: dict[str, str], wanted: Sequence[str]) -> dict[str, str]:
+    """Of the cases of one kind of mount those that are wanted, with the reader's words."""
+    cases = {f"{kind} {access}": words for access, words in runs.items()}
+    return {case: words for case, words in cases.items() if case in wanted}
+
+
+def measure_passthrough(
+    folder: Path, wanted: Sequence[str], options: harness.Options
+) -> Iterator[list[harness.Case]]:
     """Our mount with the kernel reading the file itself, beside that file."""
+    runs = {case: words for case, words in PASSED.items() if case in wanted}
+    if not runs:
+        return
     sealed = sealed_of(folder)
     if sealed is None:
         raise RuntimeError("no file of the node cache was verified as a whole")
     raw = Side(RAW, None, sealed)
     command = our_command(folder, STRIPED, direct=True)
     with served(folder, harness.OURS, command) as side:
-        cases = measure("passthrough", folder, [side, raw], "seq 1", options)
-        cases += measure("passthrough random 4k x4", folder, [side, raw], "rand 4", options)
-    return harness.under(CONDITIONS[STRIPED], cases)
+        for case, words in runs.items():
+            found = measure_case(case, folder, [side, raw], words, options)
+            yield harness.under(CONDITIONS[STRIPED], found)
 
 
-def measure_images(folder: Path, options: harness.Options) -> list[harness.Case]:
+def measure_images(
+    folder: Path, wanted: Sequence[str], options: harness.Options
+) -> Iterator[list[harness.Case]]:
     """The cases of a file of an image; what `image mount` leaves running is not timed by CPU."""
+    runs = {kind: chosen(kind, BUFFERED | RANDOM, wanted) for kind in IMAGES}
+    if not any(runs.values()):
+        return
     image = fuse_images.Image(folder)
     image.prepare(folder / "source" / NAME)
-    runs = {"buffered 1": "seq 1", "buffered 4": "seq 4"}
-    runs |= {"random 4k x1": "rand 1", "random 4k x4": "rand 4"}
-    cases: list[harness.Case] = []
     threads = [str(C_THREADS), str(C_CLONE)]
     command = [str(folder / "server"), "mmap", "1", *threads, str(image.data)]
     with served(folder, "C mmap", command) as server, image.over(server.path) as over:
-        for kind, complete in (("image mount", True), ("image mount served", False)):
+        for kind, complete in IMAGES.items():
+            if not runs[kind]:
+                continue
             with image.mounted(complete=complete) as path:
                 sides = [Side(harness.OURS, None, path), Side("EROFS over C", None, over)]
-                for case, words in runs.items():
-                    found = measure(f"{kind} {case}", folder, sides, words, options)
-                    cases += harness.under(CONDITIONS[kind], found)
-    return cases
+                for case, words in runs[kind].items():
+                    found = measure_case(case, folder, sides, words, options)
+                    yield harness.under(CONDITIONS[kind], found)
 
 
 def run(options: harness.Options) -> list[harness.Case]:
     """All cases; see the top of this file."""
+    return measure(options, CASES)
+
+
+def measure(
+    options: harness.Options, wanted: Sequence[str], keep: Keep | None = None
+) -> list[harness.Case]:
+    """Measure these cases; `keep` gets each one's figures as soon as they are there."""
+    cases: list[harness.Case] = []
     with tempfile.TemporaryDirectory(prefix="bootseer-bench-") as name:
         folder = Path(name)
         compile_programs(folder)
         (folder / "source").mkdir()
         make_file(folder / "source" / NAME, QUICK_FILE_BYTES if options.quick else FILE_BYTES)
-        fill_cache(folder)
-        cases = measure_mode(folder, direct=False, options=options)
-        cases += measure_mode(folder, direct=True, options=options)
-        cases += measure_passthrough(folder, options)
-        return cases + measure_images(folder, options)
+        runs = BUFFERED | DIRECT | RANDOM
+        passed = [case for case in PASSED if case in wanted]
+        kinds = [PLAIN] if chosen(PLAIN, runs, wanted) else []
+        kinds += [STRIPED] if chosen(STRIPED, runs, wanted) or passed else []
+        if kinds:
+            fill_cache(folder, kinds)
+        for found in itertools.chain(
+            measure_mounts(folder, wanted, direct=False, options=options),
+            measure_mounts(folder, wanted, direct=True, options=options),
+            measure_passthrough(folder, wanted, options),
+            measure_images(folder, wanted, options),
+        ):
+            print(harness.table(found), file=sys.stderr, flush=True)
+            cases += found
+            if keep is not None:
+                keep(found)
+    return cases

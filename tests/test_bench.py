@@ -6,10 +6,12 @@ That of the report stands with the report's tests.
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -351,6 +353,86 @@ def test_committed_figures_have_all_their_stamps() -> None:
     for path in harness.RESULTS.glob("*.json"):
         for case in harness.load(path)[1]:
             assert all((case.when, case.revision, case.command, case.conditions)), case
+
+
+def offer_cases(
+    monkeypatch: pytest.MonkeyPatch, figures: dict[str, float | BaseException]
+) -> list[list[str]]:
+    """Have bench `events` measure single cases, of these figures; what it is asked for."""
+    asked: list[list[str]] = []
+
+    def measure_cases(
+        options: harness.Options,
+        wanted: Sequence[str],
+        keep: Callable[[list[harness.Case]], None],
+    ) -> list[harness.Case]:
+        asked.append(list(wanted))
+        made = []
+        for name in wanted:
+            figure = figures[name]
+            if isinstance(figure, BaseException):
+                raise figure
+            found = [harness.Case(name, "ours", "s", "lower", [figure])]
+            keep(found)
+            made += found
+        return made
+
+    monkeypatch.setattr(events, "CASES", tuple(figures), raising=False)
+    monkeypatch.setattr(events, "measure", measure_cases, raising=False)
+    return asked
+
+
+def kept(*, quick: bool = False) -> dict[str, list[float]]:
+    return {c.case: c.values for c in harness.load(harness.path_of("events", quick=quick))[1]}
+
+
+def test_single_cases_are_measured_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    offer_cases(monkeypatch, {"read": 1.0, "write": 2.0, "gone": 3.0})
+    assert program.main(["events"]) == 0
+    asked = offer_cases(monkeypatch, {"read": 4.0, "write": 5.0})
+    assert program.main(["events", "--runs", "2", "write"]) == 0
+    assert asked == [["write"]]
+    assert kept() == {"read": [1.0], "write": [5.0], "gone": [3.0]}
+    assert program.main(["events", "--quick", "read"]) == 0
+    assert kept(quick=True) == {"read": [4.0]}
+    assert program.main(["events"]) == 0
+    assert kept() == {"read": [4.0], "write": [5.0]}
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_has_finished(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    offer_cases(monkeypatch, {"read": 1.0, "write": 2.0})
+    assert program.main(["events"]) == 0
+    offer_cases(monkeypatch, {"read": 3.0, "write": KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        program.main(["events"])
+    assert kept() == {"read": [3.0], "write": [2.0]}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fuse", "stripe mount"], "has no case 'stripe mount'; its cases: 'stripe mount buffered"),
+        (["report", "x"], "bench report has no case 'x'; its cases: none: it runs as a whole"),
+    ],
+)
+def test_a_case_that_a_bench_does_not_have_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program.main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_cases_of_floors_are_among_those_of_their_bench() -> None:
+    for name, bounds in floors.FLOORS.items():
+        cases = getattr(importlib.import_module(f"bench.{name}"), "CASES", None)
+        if cases is not None:
+            assert {floor.case for floor in bounds} <= set(cases)
 
 
 @pytest.mark.parametrize("runs", ["0", "-1", "x"])

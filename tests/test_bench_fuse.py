@@ -39,6 +39,18 @@ def test_every_case_has_every_side(monkeypatch: pytest.MonkeyPatch) -> None:
         for kind in ("image mount", "image mount served"):
             assert found[f"{kind} {case}"] == {"ours", "EROFS over C"}
     assert found["passthrough"] == {"ours", "raw file"}
+    assert {case.removesuffix(" CPU") for case in found} == set(fuse.CASES)
+    assert mounts() == []
+
+
+def test_one_case_is_measured_alone_and_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "QUICK_FILE_BYTES", 4 << 20)
+    monkeypatch.setattr(fuse, "QUICK_READS", 50)
+    kept: list[list[harness.Case]] = []
+    case = "stripe mount plain file random 4k x4"
+    found = fuse.measure(harness.Options(quick=True, runs=1), [case], kept.append)
+    assert {each.case for each in found} == {case, f"{case} CPU"}
+    assert kept == [found]
     assert mounts() == []
 
 
