@@ -297,6 +297,17 @@ class Checker(HTMLParser):
             self.data[self.open[-1]] = data
 
 
+def test_a_section_without_content_is_a_line_of_the_last_one():
+    page = render(samples.empty())
+    menu = page[page.index("<nav") : page.index("</nav>")]
+    assert 'href="#starts"' in menu
+    assert '<section id="starts"' in page
+    for absent in ("phases", "heat", "images", "stragglers", "comparison", "problems"):
+        assert f'href="#{absent}"' not in menu
+        assert f'<section id="{absent}"' not in page
+        assert page.index(f'<div id="{absent}"') > page.index('<section id="nothing"')
+
+
 @pytest.mark.parametrize("name", all_reports())
 def test_the_page_is_well_formed_and_whole(name):
     page = render(all_reports()[name])

@@ -7,11 +7,19 @@ builds its rows from a JSON data block with textContent only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 
 from bootseer.profiler.render import common as words
 from bootseer.profiler.render import html_costs, html_details, html_heat, html_sections
-from bootseer.profiler.render.html_build import Child, Markup, join, script_json, source_hash, tag
+from bootseer.profiler.render.html_build import (
+    Markup,
+    Nothing,
+    join,
+    script_json,
+    source_hash,
+    tag,
+)
 from bootseer.profiler.report.model import Report
 
 SECTIONS = (
@@ -29,6 +37,9 @@ SECTIONS = (
     ("problems", "Problems in the input", html_details.problems),
     ("starts", "Starts", html_details.starts),
 )
+
+EMPTY = "nothing"
+EMPTY_TITLE = "Nothing to report"
 
 
 def render(report: Report) -> str:
@@ -51,6 +62,7 @@ def render(report: Report) -> str:
         tag("title", _title(report)),
         tag("style", Markup(style)),
     )
+    contents = _sections(report)
     body = tag(
         "body",
         tag("a", "Skip to the report", href="#main", class_="skip"),
@@ -58,8 +70,14 @@ def render(report: Report) -> str:
         html_sections.header(report),
         tag(
             "div",
-            _navigation(),
-            tag("main", html_sections.verdict(report), _sections(report), id="main", tabindex=-1),
+            _navigation(contents),
+            tag(
+                "main",
+                html_sections.verdict(report),
+                join(contents.values()),
+                id="main",
+                tabindex=-1,
+            ),
             class_="columns",
         ),
         _footer(report),
@@ -86,20 +104,38 @@ def _title(report: Report) -> str:
     return f"{words.long_seconds(report.start.duration_s)} to start {job} - bootseer"
 
 
-def _navigation() -> Markup:
+def _navigation(contents: Mapping[str, Markup]) -> Markup:
+    titles = {
+        "verdict": "Verdict",
+        **{name: title for name, title, _ in SECTIONS},
+        EMPTY: EMPTY_TITLE,
+    }
     links = [
         tag("li", tag("a", title, href=f"#{name}"))
-        for name, title in (("verdict", "Verdict"), *((n, t) for n, t, _ in SECTIONS))
+        for name, title in titles.items()
+        if name == "verdict" or name in contents
     ]
     return tag("nav", tag("ul", links), aria_label="Sections")
 
 
-def _sections(report: Report) -> Markup:
-    out: list[Child] = []
+def _sections(report: Report) -> dict[str, Markup]:
+    """Markup by name, in order; those with nothing to show are a line each of the last one."""
+    out: dict[str, Markup] = {}
+    empty: list[Markup] = []
     for name, title, build in SECTIONS:
-        heading = tag("h2", title, id=f"{name}-title")
-        out.append(tag("section", heading, build(report), id=name, aria_labelledby=f"{name}-title"))
-    return join(out)
+        content = build(report)
+        if isinstance(content, Nothing):
+            empty.append(tag("div", tag("dt", title), tag("dd", content.sentence), id=name))
+        else:
+            out[name] = _section(name, title, content)
+    if empty:
+        out[EMPTY] = _section(EMPTY, EMPTY_TITLE, tag("dl", empty, class_="facts"))
+    return out
+
+
+def _section(name: str, title: str, content: Markup) -> Markup:
+    heading = tag("h2", title, id=f"{name}-title")
+    return tag("section", heading, content, id=name, aria_labelledby=f"{name}-title")
 
 
 def _footer(report: Report) -> Markup:

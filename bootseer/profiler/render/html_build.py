@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from bootseer.profiler.render.common import GAP, printable
@@ -26,6 +27,13 @@ class Markup(str):
 Child = str | Markup | None | Iterable["Child"]
 VOID = frozenset(("meta", "link", "input"))
 EMPTY_SVG = frozenset(("rect", "line"))
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Why a section has nothing to show, in a sentence."""
+
+    sentence: str
 
 
 def text(value: str) -> Markup:

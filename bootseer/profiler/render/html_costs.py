@@ -8,6 +8,7 @@ from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
     Markup,
+    Nothing,
     bar,
     drawing,
     join,
@@ -19,26 +20,23 @@ from bootseer.profiler.render.html_build import (
 )
 from bootseer.profiler.report.model import Report, Straggler
 
+STRAGGLER_MARK = "at least 1.5 times its phase's median and at least 2 s above it"
 
-def stragglers(report: Report) -> Markup:
+
+def stragglers(report: Report) -> Markup | Nothing:
     """Who was slow, in which phase."""
-    rule = tag(
-        "p",
-        "A straggler's own work, waiting excluded, is at least 1.5 times the phase's median and "
-        "at least 2 s above it.",
-        class_="hint",
-    )
     within = sum(phase.within_noise for phase in report.phases)
-    noise = None
+    noise = ""
     if within:
-        noise = tag(
-            "p",
+        noise = (
             f"{words.count(within, 'time')} a process passed this mark by no more than its phase's "
-            "own spread explains; these are not named.",
-            class_="hint",
+            "own spread explains; these are not named."
         )
     if not report.stragglers:
-        return join((tag("p", "None."), rule, noise))
+        return Nothing(f"None: nobody's own work was {STRAGGLER_MARK}. {noise}".rstrip())
+    rule = tag(
+        "p", f"A straggler's own work, waiting excluded, is {STRAGGLER_MARK}.", class_="hint"
+    )
     ordered = sorted(report.stragglers, key=lambda s: -s.excess_s)
     longest_s = max(s.own_s for s in ordered)
     rows = [_straggler_row(s, longest_s) for s in ordered[:MAX_ROWS]]
@@ -47,7 +45,12 @@ def stragglers(report: Report) -> Markup:
         ("Own", "n"), ("Median", "n"), ("Factor", "n"), ("Above", "n"),
     )  # fmt: skip
     return join(
-        (rule, noise, table("Stragglers, the costliest first", columns, rows), rest(len(ordered)))
+        (
+            rule,
+            tag("p", noise, class_="hint") if noise else None,
+            table("Stragglers, the costliest first", columns, rows),
+            rest(len(ordered)),
+        )
     )
 
 
@@ -68,11 +71,11 @@ def _straggler_row(s: Straggler, longest_s: float) -> tuple[Child, ...]:
     )
 
 
-def gpu_hours(report: Report) -> Markup:
+def gpu_hours(report: Report) -> Markup | Nothing:
     """What the start cost, and how much of it was waiting."""
     hours = report.gpu_hours
     if hours.total <= 0:
-        return tag("p", "No GPU time was observed.")
+        return Nothing("No GPU time was observed.")
     parts = (("own", "own work", hours.own), ("wait", "waiting for others", hours.waiting),
              ("gap", words.GAP, hours.unobserved))  # fmt: skip
     at, drawn = 0.0, []
@@ -111,11 +114,11 @@ def gpu_hours(report: Report) -> Markup:
     )  # fmt: skip
 
 
-def what_if(report: Report) -> Markup:
+def what_if(report: Report) -> Markup | Nothing:
     """How the start would have gone otherwise, computed through the barriers."""
     ordered = [w for w in sorted(report.what_if, key=lambda w: -w.saved_s) if w.saved_s > 0]
     if not ordered:
-        return tag("p", "No single change would have shortened this start.")
+        return Nothing("No single change would have shortened this start.")
     kept = [w for w in ordered if w.kind == "phase"][: MAX_ROWS // 2]
     kept += [w for w in ordered if w.kind == "node"][:10]
     kept.sort(key=lambda w: -w.saved_s)

@@ -7,6 +7,7 @@ from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
     Markup,
+    Nothing,
     bar,
     drawing,
     join,
@@ -19,12 +20,12 @@ from bootseer.profiler.report.comparison import Comparison, Side, Spread
 from bootseer.profiler.report.model import Report
 
 
-def comparison(report: Report) -> Markup:
+def comparison(report: Report) -> Markup | Nothing:
     """Before against after; refuses to claim with too few starts."""
     both = report.comparison
     if both is None:
-        return tag(
-            "p", "No earlier starts were given to compare with: bootseer report --baseline PATH."
+        return Nothing(
+            "No earlier starts were given to compare with: bootseer report --baseline PATH."
         )
     claim: Child = None
     if both.claim and both.speedup is not None:
@@ -102,11 +103,11 @@ def _spread_words(spread: Spread | None) -> Child:
     return [words.seconds(spread.median), " ", tag("small", f"{low} to {high}")]
 
 
-def clocks(report: Report) -> Markup:
+def clocks(report: Report) -> Markup | Nothing:
     """How far the nodes' clocks were apart, and how well that is known."""
     skew = report.skew
     if skew.reference is None:
-        return tag("p", "Clocks were not compared: one node, or no barrier to compare them by.")
+        return Nothing("Not compared: one node, or no barrier to compare them by.")
     text = (
         f"Clocks were compared at {words.count(skew.barriers, 'barrier exit')}. The largest skew "
         f"against {skew.reference} was {words.seconds(skew.max_abs_s)}, known within "
@@ -129,10 +130,10 @@ def clocks(report: Report) -> Markup:
     return join((tag("p", text), listing))
 
 
-def not_observed(report: Report) -> Markup:
+def not_observed(report: Report) -> Markup | Nothing:
     """Phases that nobody saw: unknown, not zero."""
     if not report.not_observed:
-        return tag("p", "Every standard phase was observed.")
+        return Nothing("Every standard phase was observed.")
     return join(
         (
             tag("p", "Nobody observed these phases. Their length is unknown, not zero.",
@@ -143,10 +144,10 @@ def not_observed(report: Report) -> Markup:
     )  # fmt: skip
 
 
-def incidents(report: Report) -> Markup:
+def incidents(report: Report) -> Markup | Nothing:
     """Fall-backs with their reasons, errors, and phases that began and never ended."""
     if not report.incidents and not report.killed and not report.unreached:
-        return tag("p", "None.")
+        return Nothing("None.")
     out: list[Child] = []
     ordered = sorted(report.incidents, key=lambda i: (i.status != "fallback", i.first_s))
     if ordered:
@@ -193,10 +194,10 @@ def incidents(report: Report) -> Markup:
     return join(out)
 
 
-def images(report: Report) -> Markup:
+def images(report: Report) -> Markup | Nothing:
     """What each image that was mounted lazily, or read ahead, cost."""
     if not report.images:
-        return tag("p", "No image was mounted or read ahead by bootseer.")
+        return Nothing("No image was mounted or read ahead by bootseer.")
     rows = [
         (words.image_name(use), use.node, *words.image_cells(use))
         for use in report.images[:MAX_ROWS]
@@ -209,10 +210,10 @@ def images(report: Report) -> Markup:
     return join((table(caption, columns, rows), rest(len(report.images), "images")))
 
 
-def problems(report: Report) -> Markup:
+def problems(report: Report) -> Markup | Nothing:
     """Faults of the input that were worked around."""
     if not report.problems:
-        return tag("p", "None.")
+        return Nothing("None.")
     groups = words.problem_groups(report)
     rows = [
         (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bootseer.profiler.render import common as words
-from bootseer.profiler.render.html_build import Child, Markup, hidden, join, name, tag
+from bootseer.profiler.render.html_build import Child, Markup, Nothing, hidden, join, name, tag
 from bootseer.profiler.report.model import Report
 
 PAGE_ROWS = 25
@@ -50,11 +50,11 @@ def _round(value: float | None) -> float | int | None:
     return int(rounded) if rounded == int(rounded) else rounded
 
 
-def section(report: Report) -> Markup:
+def section(report: Report) -> Markup | Nothing:
     """Controls, overview, table and the place where a chosen node is described."""
     heat = report.heat_map
     if not heat.nodes or not heat.phases:
-        return tag("p", "No node had a phase.")
+        return Nothing("No node had a phase.")
     hint = (
         "Shade: how far a node stands above the phase's median (1.1, 1.25, 1.5, 2 and 4 times); "
         "cells that cost less than 1% of the start stay pale. A triangle marks a straggler. "

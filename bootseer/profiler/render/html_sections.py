@@ -10,6 +10,7 @@ from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
     Markup,
+    Nothing,
     bar,
     drawing,
     hidden,
@@ -121,7 +122,7 @@ def _ribbon(report: Report) -> Markup | None:
     return tag("div", drawing(drawn, height=30, class_="ribbon"), legend(), class_="strip")
 
 
-def timeline(report: Report) -> Markup:
+def timeline(report: Report) -> Markup | Nothing:
     """Phases over time: their extent over all nodes, and where the critical path ran in them."""
     pieces = verdicts.path_pieces(report)
     whole_s = max(
@@ -130,7 +131,7 @@ def timeline(report: Report) -> Markup:
         max((p.last_end_s for p in report.phases), default=0.0),
     )
     if whole_s <= 0 or not (pieces or report.phases):
-        return tag("p", "Nothing with a duration was observed.")
+        return Nothing("Nothing with a duration was observed.")
     extents = {p.name: p for p in report.phases if p.parent is None}
     on_path = list(dict.fromkeys(p.phase for p in pieces))
     names = sorted({*extents, *on_path}, key=lambda n: _first(n, extents, pieces))
@@ -226,11 +227,11 @@ def _barriers(report: Report) -> Markup | None:
     return table("Barriers, the costliest first", columns, rows)
 
 
-def phases(report: Report) -> Markup:
+def phases(report: Report) -> Markup | Nothing:
     """The table of order statistics."""
     measured = [phase for phase in report.phases if phase.has_figures]
     if not measured:
-        return tag("p", "No phase was observed.")
+        return Nothing("No phase was observed.")
     longest_s = max((p.max_s or 0.0 for p in measured), default=0.0) or 1.0
     rows = [_phase_row(p, longest_s) for p in measured]
     columns = (
