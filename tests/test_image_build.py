@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -372,10 +373,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     write_layout(tmp_path / "layout", Image(LAYERS), tag="1")
     ref = f"oci-layout:{tmp_path}/layout:1"
     assert root.main(["image", "build", "--json", ref]) == 0
-    told = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    told = json.loads(said.out)
     assert told["built"] is True
     assert told["entries"] == 4
+    layers = [rf"layer {n} of {len(LAYERS)} read in [\d.]+ s" for n in range(len(LAYERS), 0, -1)]
+    made = [r"block image made in [\d.]+ s: \d+ files in [\d.]+ MiB", r"pushed to .+ in [\d.]+ s"]
+    for line, wanted in zip(said.err.splitlines(), [*layers, *made], strict=True):
+        assert re.fullmatch(f"bootseer: {wanted}", line)
     assert root.main(["image", "build", ref]) == 0
-    assert "there already" in capsys.readouterr().out
+    again = capsys.readouterr()
+    assert "there already" in again.out
+    assert not again.err
     assert root.main(["image", "build", "--rebuild", "--max-entries", "2", ref]) == 6
     assert "more than 2 entries" in capsys.readouterr().err

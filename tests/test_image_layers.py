@@ -8,6 +8,7 @@ import functools
 import gzip
 import lzma
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -180,6 +181,29 @@ HOSTILE: dict[str, bytes | Sequence[Member]] = {
 def test_hostile_layers_are_refused(what: str) -> None:
     with pytest.raises(CorruptDataError, match="the layer: "):
         flatten([HOSTILE[what]])
+
+
+LONG = "/".join(["d\x1b\n" * 60] * 20)  # a path of 3.6 KB, in characters that no line takes
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [file(f"{LONG}/{'x' * 256}", b"1")],
+        [hardlink(LONG, f"{LONG}/x")],
+        [file(f"../{LONG}", b"1")],
+        [file(f"{LONG}/.wh..", b"")],
+        [file(LONG, b"", xattrs={"user.a": b"x" * 70_000})],
+    ],
+)
+def test_messages_show_long_names_shortened_and_in_one_line(members: Sequence[Member]) -> None:
+    with pytest.raises(CorruptDataError) as raised:
+        flatten([members])
+    told = str(raised.value)
+    assert told.startswith("the layer: ")
+    assert len(told) < 1000
+    assert re.search(r"…\S+ \(3\d{3} bytes\)", told)
+    assert told.isprintable()
 
 
 def test_harmless_links_stay_as_they_are() -> None:

@@ -17,6 +17,7 @@ import pytest
 from image_mounts import Mounts, mounts_below, noise, unread_bytes
 from images_lab import Image, directory, file, symlink, write_layout
 
+from bootseer.cli import root
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch import lazyrun, podmanwords
 from bootseer.imageprefetch.building import BuildSettings, build_image
@@ -484,8 +485,9 @@ def test_a_command_without_options_needs_no_dashes() -> None:
     ("options", "wanted"),
     [
         (("--platform", "linux/s390x"), "linux/s390x"),
-        (("--platform=linux/arm/v6", "-t"), "linux/arm/v6"),
+        (("--platform=linux/arm/v6", "--plain-http"), "linux/arm/v6"),
         (("-v", "/a:/a", "--arch", "ppc64le"), "linux/ppc64le"),
+        (("-v", "/a:/a", "--platform=linux/arm/v6"), "linux/arm/v6"),
         (("--os=windows",), "windows/"),
         (("--variant", "v5"), "/v5"),
     ],
@@ -499,7 +501,9 @@ def test_an_image_of_another_platform_is_left_to_podman(
     podman.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("BOOTSEER_RUNTIME", str(tmp_path / "runtime"))
-    words = ["image", "run", "127.0.0.1:1/a/b:1", *options, "--", "true"]
+    ref = "127.0.0.1:1/a/b:1"
+    ours = options[0].startswith("--platform")  # which may stand where options of ours do
+    words = ["image", "run", *((*options, ref) if ours else (ref, *options)), "--", "true"]
     done = subprocess.run(
         [sys.executable, "-m", "bootseer", *words], capture_output=True, text=True
     )
@@ -509,7 +513,8 @@ def test_an_image_of_another_platform_is_left_to_podman(
     asked = (tmp_path / "asked").read_text().split()
     assert asked[:2] == ["run", "--rm"]
     assert "--rootfs" not in asked
-    assert set(options) <= set(asked)
+    podmans = " ".join(options).replace("platform=", "platform ").replace("--plain-http", "")
+    assert set(podmans.split()) <= set(asked)
 
 
 @pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])
@@ -521,6 +526,18 @@ def test_a_start_on_another_platform_is_not_recorded() -> None:
     settings = RecordSettings(ref="a:1", podman_options=("--arch", "s390x"), words=("true",))
     with pytest.raises(NotSupportedError, match="s390x"):
         record(settings)
+
+
+@pytest.mark.parametrize("command", ["mount", "record"])
+def test_a_mount_of_another_platform_is_refused_before_anything_is_asked(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    behind = [str(tmp_path)] if command == "mount" else ["--", "true"]
+    words = ["image", command, "--platform", "linux/s390x", "127.0.0.1:1/a/b:1", *behind]
+    assert root.main(words) == NotSupportedError.exit_code
+    told = capfd.readouterr().err
+    assert "asked for as linux/s390x, and what is mounted here is of " in told
+    assert told.count("\n") == 1
 
 
 def test_an_entry_point_of_podmans_takes_the_place_of_the_images() -> None:

@@ -15,7 +15,8 @@ from bootseer.imageprefetch.mounting import MountSettings
 
 TEXTS = ("--workload", "--cache", "--runtime", "--events", "--log-file")
 FLAGS = ("--fill", "--no-fill", "--record", "--no-record", "--plain-http", "--hot", "--no-hot")
-OTHERS = ("--nosuid", "--loop", "--no-loop", "--json", "--name", "--help", "--deadline", "--gpus=1")
+OTHERS = ("--nosuid", "--loop", "--no-loop", "--json", "--name", "--help", "--deadline")
+OTHERS += ("--gpus=1", "--platform", "--platform=linux/arm64")
 VALUES = ("a", "/d/e", "x.jsonl", "9", "", "-v/data:/e", "-it", "--env", "-", "host:5/a/b:1")
 WORDS = st.lists(
     st.one_of(

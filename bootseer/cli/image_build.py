@@ -99,13 +99,15 @@ def command(ref: str, as_json: bool, **given: Any) -> int:
     import dataclasses
 
     from bootseer.imageprefetch.building import build_image
+    from bootseer.stripedfs.settings import SILENT
 
     with progress.bar(ref) as shown:
         report = build_image(
             _settings(ref, **given),
             expect=shown.expect,
             progress=shown.advance,
-            note=lambda text: click.echo(f"bootseer: {text}", err=True),
+            note=_say,
+            stage=_say if shown is SILENT else _say_nothing,  # a log has no bar
         )
     if as_json:
         echo_json(dataclasses.asdict(report))
@@ -118,6 +120,14 @@ def command(ref: str, as_json: bool, **given: Any) -> int:
         f"{sizes.shown(report.stored_bytes)}, for {report.subject}"
     )
     return 0
+
+
+def _say(text: str) -> None:
+    click.echo(f"bootseer: {text}", err=True)
+
+
+def _say_nothing(text: str) -> None:
+    """The bar shows it."""
 
 
 def _settings(

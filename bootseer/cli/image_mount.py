@@ -11,7 +11,9 @@ from bootseer.cli.image_options import (
     WINDOW_S,
     deadline_option,
     log_file_option,
+    of_platform,
     plain_http_option,
+    platform_option,
     serving_options,
 )
 from bootseer.cli.options import json_option
@@ -82,14 +84,23 @@ events_option = click.option(
 )
 @plain_http_option
 @log_file_option
+@platform_option
 @json_option
 @click.argument("ref")
 @click.argument("directory", metavar="DIR", type=click.Path())
 def command(
-    ref: str, directory: str, hot: bool, plain_http: bool, as_json: bool, **given: Any
+    ref: str,
+    directory: str,
+    hot: bool,
+    plain_http: bool,
+    as_json: bool,
+    platform: str,
+    **given: Any,
 ) -> None:
     from bootseer.cli import image_direct
+    from bootseer.imageprefetch import podmanwords
 
+    podmanwords.check_platform(of_platform(platform), instead="; pull the image the plain way")
     given["plain_http"] = plain_http or None
     image_direct.mount(
         {"ref": ref, "directory": directory, "hot": hot, "as_json": as_json, **given}

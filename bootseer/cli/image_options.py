@@ -73,6 +73,13 @@ log_file_option = click.option(
     metavar="FILE",
     help="Append what goes wrong to this file.",
 )
+platform_option = click.option(
+    "--platform",
+    envvar="BOOTSEER_IMAGE_PLATFORM",
+    default="",
+    metavar="OS/ARCH[/VARIANT]",
+    help="Which image of several. Only this machine's are mounted.",
+)
 place_options = together(kept_option, plain_http_option)
 """How an image is reached, and where this node keeps things; `image_hotset.opened` takes them."""
 
@@ -162,6 +169,11 @@ class BeforeDashes(click.Command):
             raise UsageError(f"name the image before podman's options: what is {ref}?")
         ctx.params["options"] = tuple(podmans.get(word, word) for word in ctx.params["options"])
         return left
+
+
+def of_platform(platform: str) -> tuple[str, ...]:
+    """`--platform` as podman's option, which it is as well: it runs what we cannot mount."""
+    return ("--platform", platform) if platform else ()
 
 
 def podman_arguments(command: str) -> Decorator:

@@ -12,7 +12,9 @@ from bootseer.cli.image_hotset import of, opened, place, which_option
 from bootseer.cli.image_options import (
     WINDOW_S,
     BeforeDashes,
+    of_platform,
     place_options,
+    platform_option,
     podman_arguments,
     words_behind,
 )
@@ -52,6 +54,7 @@ from bootseer.errors import UsageError
 )
 @click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
 @place_options
+@platform_option
 @podman_arguments("-- COMMAND...")
 @click.pass_context
 def command(
@@ -64,6 +67,7 @@ def command(
     push: bool,
     cache: str,
     plain_http: bool,
+    platform: str,
     **given: Any,
 ) -> int:
     """Start COMMAND on the image REF, cold, and record what it reads until its first step.
@@ -73,8 +77,10 @@ def command(
     options may stand behind REF. It tells its first step with `bootseer event first_step`, or by
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
+    from bootseer.imageprefetch import podmanwords
     from bootseer.imageprefetch.starting import RecordSettings, record
 
+    podmanwords.check_platform(of_platform(platform), instead="; record it on such a machine")
     options, words = _parted(options, words_behind(context))
     done = record(
         RecordSettings(

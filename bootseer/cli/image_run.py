@@ -11,7 +11,9 @@ from bootseer.cli.image_options import (
     BeforeDashes,
     deadline_option,
     log_file_option,
+    of_platform,
     plain_http_option,
+    platform_option,
     podman_arguments,
     serving_options,
     words_behind,
@@ -28,7 +30,8 @@ from bootseer.cli.image_options import (
     podman's own options, behind -- the command, as for `podman run`; with none, the image's own.
     The image's environment, entry point, directory and user hold, what the container writes is
     thrown away, and the exit code is the container's. An image that cannot be mounted, one
-    without a block image above all, is pulled and run by podman; one line says why.
+    without a block image or for another platform above all, is pulled and run by podman; one line
+    says why.
     """,
 )
 @serving_options
@@ -36,12 +39,20 @@ from bootseer.cli.image_options import (
 @deadline_option
 @plain_http_option
 @log_file_option
+@platform_option
 @podman_arguments("[-- COMMAND...]")
 @click.pass_context
 def command(
-    context: click.Context, /, ref: str, options: tuple[str, ...], plain_http: bool, **given: Any
+    context: click.Context,
+    /,
+    ref: str,
+    options: tuple[str, ...],
+    plain_http: bool,
+    platform: str,
+    **given: Any,
 ) -> int:
     from bootseer.cli import image_direct
 
     given["plain_http"] = plain_http or None
+    options = (*of_platform(platform), *options)
     return image_direct.run({"ref": ref, **given}, options, words_behind(context) or ())

@@ -38,7 +38,7 @@ _FLAGS_OF_MOUNT = {
 }
 _OTHERS = (
     *("--help", "-h", "--cache-limit", "--kept-limit", "--fill-rate"),
-    *("--record-window", "--deadline"),
+    *("--record-window", "--deadline", "--platform"),
 )
 """Options of ours that click reads."""
 _VARIABLES = {"BOOTSEER_CACHE": "cache", "BOOTSEER_RUNTIME": "runtime"}

@@ -83,7 +83,9 @@ class Archive:
     def _read(self, name: str, limit_bytes: int) -> bytes:
         offset, length = self._place(name)
         if length > limit_bytes:
-            raise CorruptDataError(f"{name} in {self.given} is larger than {limit_bytes} bytes")
+            raise CorruptDataError(
+                f"{name[:200]} in {self.given} is larger than {limit_bytes} bytes"
+            )
         with open(self.path, "rb") as source:
             source.seek(offset)
             return source.read(length)

@@ -106,11 +106,13 @@ def build_image(
     expect: Callable[[int], None] = _unheard,
     progress: Progress = _unheard,
     note: Note = _unheard,
+    stage: Note = _unheard,
 ) -> BuildReport:
     """Make the block image of a stock image, unless there is one.
 
     `progress` counts stored bytes of layers, then of what is pushed, and `expect` is told before
-    how many will come; `note` hears of waiting. All three are called from several threads.
+    how many will come; `note` hears of waiting. All three are called from several threads. `stage`
+    is called with a line for each part of the work that is done, by the calling thread.
     Raises what repositories raise, CorruptDataError for a damaged or hostile image, BusyError
     when another build on this node takes longer than `wait_s`.
     """
@@ -124,7 +126,7 @@ def build_image(
         subject, manifest = repository.image(reference.version, settings.platform)
         if settings.platform is not None:
             _check_platform(repository, manifest, settings.platform, settings.ref)
-        job = _Job(settings, repository, subject, manifest, _Ears(expect, progress, note))
+        job = _Job(settings, repository, subject, manifest, _Ears(expect, progress, note, stage))
         if (there := job.there()) is not None:
             return there
         with _locked(job.folder, settings.wait_s, note), _leased(settings, job.folder, note):
@@ -158,6 +160,7 @@ class _Ears:
     expect: Callable[[int], None]
     progress: Progress
     note: Note
+    stage: Note
 
 
 def _check_platform(repository: Repository, manifest: Manifest, wanted: Platform, ref: str) -> None:
@@ -217,10 +220,14 @@ class _Job:
         """Build, or take up a finished artifact, and push it."""
         begun = time.monotonic()
         made = None if self._settings.rebuild else artifact.load(self.folder)
+        taken_up = made is not None
         if made is None:
             made = self._built()
             artifact.save(made, self.folder)
         built = time.monotonic()
+        how = "is there from an earlier build" if taken_up else f"made in {built - begun:.1f} s"
+        size = f"{made.size_bytes / (1 << 20):.1f} MiB"
+        self._ears.stage(f"block image {how}: {made.about['files']} files in {size}")
         self._ears.expect(made.size_bytes)
         try:
             pushed = artifact.push(
@@ -243,6 +250,7 @@ class _Job:
             build_s=round(built - begun, 3),
             push_s=round(time.monotonic() - built, 3),
         )
+        self._ears.stage(f"pushed to {report.place} in {report.push_s:.1f} s")
         shutil.rmtree(self.folder, ignore_errors=True)
         return report
 
@@ -274,7 +282,9 @@ class _Job:
                 count = len(layers.diff_ids)
                 for number in reversed(range(count)):
                     name = f"layer {number + 1} of {count}"
+                    begun = time.monotonic()
                     flattener.add(lambda n=number: layers.opened(n), name)  # type: ignore[misc]
+                    self._ears.stage(f"{name} read in {time.monotonic() - begun:.1f} s")
                 entries = flattener.entries()
                 del flattener  # its tree takes as much memory as the entries
                 table = data.finish()

@@ -15,7 +15,13 @@ from typing import NoReturn
 
 from bootseer.blockimage.entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.inodes import MAX_PATH_BYTES, Inode, overlay_opaque, path_parts
+from bootseer.imageprefetch.inodes import (
+    MAX_PATH_BYTES,
+    Inode,
+    overlay_opaque,
+    path_parts,
+    shown_name,
+)
 from bootseer.imageprefetch.layers import Members
 from bootseer.imageprefetch.tarformat import Member
 
@@ -174,8 +180,7 @@ class _Layer:
             try:
                 self._take(member, members)
             except CorruptDataError as error:
-                shown = member.name[:200].decode("utf-8", "backslashreplace")
-                raise CorruptDataError(f"{shown}: {error}") from error
+                raise CorruptDataError(f"{shown_name(member.name)}: {error}") from error
         for parent, name in self._whiteouts:
             assert parent.children is not None
             node = parent.children.get(name)
@@ -243,7 +248,7 @@ class _Layer:
         if node is not None and wanted and node.children is not None:
             node = node.children.get(wanted[-1])
         if node is None or node.inode is None or node.children is not None:
-            target = member.link_target[:200].decode("utf-8", "backslashreplace")
+            target = shown_name(member.link_target)
             raise CorruptDataError(f"it is a hard link to {target}, which its layer does not have")
         inode = node.inode
         inode.relink(member)

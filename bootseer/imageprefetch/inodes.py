@@ -11,6 +11,7 @@ from bootseer.imageprefetch.tarformat import Member
 
 MAX_PATH_BYTES = 4096
 MAX_XATTR_BYTES = 64 << 10
+SHOWN_BYTES = 160
 _LINK_MODE = 0o777
 _CAPABILITY = b"security.capability"
 
@@ -73,6 +74,19 @@ class Inode:
             xattrs=self.xattrs,
             content=self.stored,
         )
+
+
+def shown_name(name: bytes) -> str:
+    """A name for a message, in one line; of a long one its beginning, its end and its length."""
+    if len(name) <= SHOWN_BYTES:
+        return _printable(name)
+    half = SHOWN_BYTES // 2
+    return f"{_printable(name[:half])}…{_printable(name[-half:])} ({len(name)} bytes)"
+
+
+def _printable(name: bytes) -> str:
+    text = name.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def path_parts(name: bytes) -> list[bytes]:

@@ -39,10 +39,11 @@ def check_options(options: Sequence[str], *, instead: str, ours: Sequence[str] =
             raise UsageError(f"{name} is ours to give; leave it out")
 
 
-def check_platform(options: Sequence[str]) -> None:
+def check_platform(options: Sequence[str], *, instead: str = "") -> None:
     """Raise NotSupportedError for options that choose an image of another platform than ours.
 
     Podman heeds them when it chooses from an index, and not for a tree that is there already.
+    `instead` says what to do, where nobody does it by themselves.
     """
     asked = {name: value for name, value in _values(options, _PLATFORM) if value}
     if not asked:
@@ -59,7 +60,7 @@ def check_platform(options: Sequence[str]) -> None:
     )
     if wanted != here:
         raise NotSupportedError(
-            f"the image is asked for as {wanted}, and what is mounted here is of {here}"
+            f"the image is asked for as {wanted}, and what is mounted here is of {here}{instead}"
         )
 
 

@@ -224,7 +224,9 @@ def open_file(
 def _check_kind(layer: Descriptor) -> None:
     kind = layer.media_type
     if "tar" not in kind or kind.endswith("+encrypted"):
-        raise NotSupportedError(f"a layer is {kind or 'of no kind'}, which is no readable tar file")
+        raise NotSupportedError(
+            f"a layer is {kind[:200] or 'of no kind'}, which is no readable tar file"
+        )
 
 
 def diff_ids_of(config: bytes) -> tuple[str, ...]:
