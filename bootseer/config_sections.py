@@ -142,6 +142,10 @@ class CheckpointSettings:
     )
     token_file: str = _setting("", "File with a delegation or bearer token for the store.")
     ca_file: str = _setting("", "Certificates that a TLS store is checked against.")
+    redirects: Literal["same-host", "outward", "any"] = _setting(
+        "outward",
+        "Where an http(s) store may redirect to; `outward`: to no more private an address.",
+    )
     deadline_s: float = _setting(
         600.0,
         "Seconds that our own work may take before the job starts (for a mount: until it "
@@ -194,6 +198,10 @@ class ImageSettings:
     )
     token_file: str = _setting("", "File with a delegation or bearer token for the store.")
     ca_file: str = _setting("", "Certificates that a TLS store is checked against.")
+    redirects: Literal["same-host", "outward", "any"] = _setting(
+        "outward",
+        "Where an http(s) store may redirect to; `outward`: to no more private an address.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

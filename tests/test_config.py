@@ -89,6 +89,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     auth = "token"
     token_file = "/t"
     ca_file = "/ca"
+    redirects = "any"
     deadline_s = 6
     [image]
     enabled = false
@@ -104,6 +105,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     auth = "simple"
     token_file = "/t"
     ca_file = "/ca"
+    redirects = "same-host"
     """
     given_keys = {
         f"{section}.{key}" for section, table in tomllib.loads(text).items() for key in table
@@ -143,6 +145,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
             auth="token",
             token_file="/t",
             ca_file="/ca",
+            redirects="any",
             deadline_s=6.0,
         ),
         ImageSettings(
@@ -159,6 +162,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
             auth="simple",
             token_file="/t",
             ca_file="/ca",
+            redirects="same-host",
         ),
     )
 

@@ -41,9 +41,11 @@ class FakeServer:
     The function writes to the socket and returns whether the connection is kept.
     """
 
-    def __init__(self, answer: Answer, context: ssl.SSLContext | None = None) -> None:
-        self._answer, self._context = answer, context
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(
+        self, answer: Answer, context: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> None:
+        self._answer, self._context, self._host = answer, context, host
+        self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self.requests: list[Request] = []
         self.connections = 0
@@ -54,7 +56,7 @@ class FakeServer:
 
     @property
     def authority(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self._host}:{self.port}"
 
     def _accept(self) -> None:
         while True:

@@ -77,6 +77,14 @@ store_options = together(
         show_default=True,
         help="What reads hdfs://: hdfs-native, or the cluster's own libhdfs by pyarrow.",
     ),
+    click.option(
+        "--redirects",
+        envvar="BOOTSEER_STORE_REDIRECTS",
+        type=click.Choice(["same-host", "outward", "any"]),
+        default="outward",
+        show_default=True,
+        help="Where an http(s) store may redirect to; outward: to no more private an address.",
+    ),
 )
 """How the store is reached; `options_of` makes StoreOptions of what they give."""
 

@@ -150,6 +150,7 @@ def _store_options(checkpoint: CheckpointSettings) -> StoreOptions:
         auth=checkpoint.auth,
         token_file=checkpoint.token_file,
         ca_file=checkpoint.ca_file,
+        redirects=checkpoint.redirects,
     )
 
 

@@ -53,5 +53,6 @@ def _request(image: ImageSettings) -> Request:
             "auth": image.auth,
             "token_file": image.token_file,
             "ca_file": image.ca_file,
+            "redirects": image.redirects,
         },
     }

@@ -35,6 +35,8 @@ WAITS = 4  # a wait without a byte is cut into so many at least, so that a stall
 WAIT_S = 0.25  # and each is this long at most: what a slow body brought shows as progress
 
 Filled = Callable[[int], None]
+Admit = Callable[[str], None]
+"""Looks at the address of a server before it is sent anything; raises to refuse it."""
 Body = bytes | Callable[[], Iterable[bytes]]
 """What a request sends: bytes, or what gives the pieces anew for each try."""
 
@@ -67,16 +69,17 @@ class Pool:
         attempt: Attempt,
         what: str,
         body: Body | None = None,
+        admit: Admit | None = None,
     ) -> Exchange:
         """Send one request and wait for the head of its answer.
 
         `what` completes "cannot …" and names the object, without secrets. A kept connection that
         turns out to be closed is replaced once. A `body` that is no bytes needs a Content-Length
-        in `headers`. Raises StoreUnavailableError.
+        in `headers`. Raises StoreUnavailableError, and what `admit` raises.
         """
         # What is sent in pieces must not be sent twice unasked: it gets a new connection.
         connection = None if callable(body) else self._take(origin)
-        sent = (method, target, headers, body)
+        sent = (method, target, headers, body, admit)
         if connection is not None:
             try:
                 return self._exchange(connection, origin, sent, attempt, what)
@@ -85,12 +88,18 @@ class Pool:
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 raise broken(error, origin, what, attempt) from error
+            except BootseerError:
+                connection.close()
+                raise
         connection = self.connect(origin, what, attempt)
         try:
             return self._exchange(connection, origin, sent, attempt, what)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise broken(error, origin, what, attempt) from error
+        except BootseerError:
+            connection.close()
+            raise
 
     def connect(self, origin: Origin, what: str, attempt: Attempt) -> http.client.HTTPConnection:
         """Open a new connection that is not kept. Raises StoreUnavailableError."""
@@ -130,13 +139,18 @@ class Pool:
         self,
         connection: http.client.HTTPConnection,
         origin: Origin,
-        sent: tuple[str, str, Mapping[str, str], Body | None],
+        sent: tuple[str, str, Mapping[str, str], Body | None, Admit | None],
         attempt: Attempt,
         what: str,
     ) -> Exchange:
-        method, target, headers, body = sent
+        method, target, headers, body, admit = sent
         closings = self.closings
         sock = connection.sock
+        peer = _peer_of(sock)
+        if admit is not None:
+            if not peer:
+                raise ConnectionResetError("its server closed it")
+            admit(peer)
         sock.settimeout(attempt.stall_s)
         attempt.replica = origin.authority
         attempt.on_cancel(lambda: shut_down(sock))
@@ -147,7 +161,7 @@ class Pool:
         except BaseException:  # the exchange that would take this back never begins
             attempt.on_cancel(None)
             raise
-        return Exchange(self, origin, connection, sock, response, attempt, what, closings)
+        return Exchange(self, origin, connection, sock, peer, response, attempt, what, closings)
 
     def _take(self, origin: Origin) -> http.client.HTTPConnection | None:
         """The connection used last that still looks open."""
@@ -194,6 +208,7 @@ class Exchange:
         origin: Origin,
         connection: http.client.HTTPConnection,
         sock: socket.socket,
+        peer: str,
         response: http.client.HTTPResponse,
         attempt: Attempt,
         what: str,
@@ -201,6 +216,8 @@ class Exchange:
     ) -> None:
         self._pool, self._origin, self._connection = pool, origin, connection
         self._sock, self._response, self._attempt, self._what = sock, response, attempt, what
+        self.peer = peer
+        """The address that answers, in numbers; "" where the connection was cut at once."""
         self.length = response.length
         """Bytes of the body as announced; None when chunked or up to the connection's end."""
         self._closings = closings
@@ -374,6 +391,13 @@ def shut_down(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
         pass  # not connected any more
+
+
+def _peer_of(sock: socket.socket) -> str:
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return ""  # not connected any more: what is sent next says why
 
 
 def _is_readable(sock: socket.socket | None) -> bool:

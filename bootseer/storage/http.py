@@ -12,7 +12,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bootseer.errors import (
     BootseerError,
@@ -37,6 +37,7 @@ from bootseer.storage.base import Preferred, Stat, check_name
 from bootseer.storage.connection import Exchange, Pool
 from bootseer.storage.credentials import read_token
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.reach import Reach, check_host, check_reach, least_reach
 from bootseer.storage.readonly import ReadOnlyStore
 from bootseer.storage.retry import retrying
 from bootseer.storage.urls import parse_url, plain_query, quote_path
@@ -49,6 +50,14 @@ KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest go first
 EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
 
 V = TypeVar("V")
+
+
+class Redirected(NamedTuple):
+    """Where a redirect of `base` leads, and the reach that the address there must have."""
+
+    base: Target
+    target: Target
+    least: Reach
 
 
 class HttpStore(ReadOnlyStore):
@@ -67,7 +76,7 @@ class HttpStore(ReadOnlyStore):
         self._origin = origin_of(self._at.scheme == "https", self._at.hosts[0])
         self._pool = Pool(connect_s=options.connect_s, ca_file=options.ca_file)
         self._lock = threading.Lock()
-        self._resolved: dict[str, Target] = {}
+        self._resolved: dict[str, Redirected] = {}
         self._seen: dict[str, tuple[str, int]] = {}
         query = plain_query(self._at.query)
         self._query_mark = hashlib.sha256(query.encode()).hexdigest()[:12] if query else ""
@@ -194,7 +203,7 @@ class HttpStore(ReadOnlyStore):
             known = self._resolved.get(name)
         if known is not None:
             try:
-                exchange = self._send(method, known, headers, attempt, what)
+                exchange = self._send(method, known.target, headers, attempt, what, known)
             except BootseerError:
                 self._forget(name, known)  # the object may have moved from a server that is gone
                 raise
@@ -205,32 +214,60 @@ class HttpStore(ReadOnlyStore):
         query = f"?{self._at.query}" if self._at.query else ""
         path = f"{self._at.path.rstrip('/')}/{name}"
         target = start = Target(self._origin, quote_path(path) + query)
+        by: Redirected | None = None
         for _ in range(HOPS + 1):
-            exchange = self._send(method, target, headers, attempt, what)
+            exchange = self._send(method, target, headers, attempt, what, by)
             if exchange.status not in REDIRECTS:
                 break
             with exchange:
-                target = resolve(target, exchange.headers.get("Location"), what)
+                by = self._redirected(target, exchange, what)
+                target = by.target
         else:
             raise self._error(exchange, what)
-        if target != start and exchange.status in (200, 206):
+        if by is not None and target != start and exchange.status in (200, 206):
             with self._lock:
-                _remember(self._resolved, name, target)
+                _remember(self._resolved, name, by)
         return exchange
 
-    def _forget(self, name: str, target: Target) -> None:
+    def _redirected(self, base: Target, exchange: Exchange, what: str) -> Redirected:
+        """Where an answer leads. Raises AccessDeniedError where this store may not go there."""
+        target = resolve(base, exchange.headers.get("Location"), what)
+        check_host(self._options.redirects, base, target, what)
+        return Redirected(base, target, least_reach(self._options.redirects, exchange.peer))
+
+    def _forget(self, name: str, known: Redirected) -> None:
         with self._lock:
-            if self._resolved.get(name) == target:  # and not what another has found since
+            if self._resolved.get(name) == known:  # and not what another has found since
                 del self._resolved[name]
 
     def _send(
-        self, method: str, target: Target, headers: Mapping[str, str], attempt: Attempt, what: str
+        self,
+        method: str,
+        target: Target,
+        headers: Mapping[str, str],
+        attempt: Attempt,
+        what: str,
+        by: Redirected | None,
     ) -> Exchange:
+        """One request; where a redirect led there, only to an address that it may lead to."""
+        admit = None
+        if by is not None and target.origin != self._origin:
+            least, base = by.least, by.base
+
+            def admit(peer: str) -> None:
+                check_reach(least, peer, base, target, what)
+
         sent = {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
         if target.origin == self._origin:  # nobody else is told who we are
             sent.update(self._authorization())
         exchange = self._pool.request(
-            target.origin, method, target.request, headers=sent, attempt=attempt, what=what
+            target.origin,
+            method,
+            target.request,
+            headers=sent,
+            attempt=attempt,
+            what=what,
+            admit=admit,
         )
         coding = exchange.headers.get("Content-Encoding", "identity").strip().lower()
         if exchange.status in (200, 206) and coding not in ("", "identity"):

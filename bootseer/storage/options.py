@@ -9,6 +9,7 @@ from bootseer.storage.attempt import STALL_S
 
 Authentication = Literal["auto", "simple", "token", "kerberos"]
 HdfsBackend = Literal["native", "arrow"]
+Redirects = Literal["same-host", "outward", "any"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,11 @@ class StoreOptions:
     ca_file: str = ""
     hosts: tuple[str, ...] = ()
     hdfs_backend: HdfsBackend = "native"
+    redirects: Redirects = "outward"
+    """Where an http(s) store may redirect to: its own host alone; also wherever can be reached by
+    as many as the redirecting server can (never from a public address into a private network, nor
+    from another machine to this one); or anywhere. Link-local addresses are for stores whose URL
+    names one."""
     plain_http: tuple[str, ...] = ()
     """Registries, "host" or "host:port", that are asked by http; those on loopback always are."""
     streams: int = 0
