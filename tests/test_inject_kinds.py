@@ -188,37 +188,3 @@ def test_an_unknown_kind_is_injected_and_said_to_be_unknown(
     (found,) = check.check(text(raw), Options())
     assert found.refusal == ""
     assert any(f"the kind {kind} ({version}) is unknown" in n for n in found.notes) is not known
-
-
-@pytest.mark.parametrize(
-    ("version", "kind", "label"),
-    [
-        ("batch/v1", "Job", "controller-uid"),
-        ("batch.volcano.sh/v1alpha1", "Job", "volcano.sh/job-name"),
-        ("kubeflow.org/v2beta1", "MPIJob", "training.kubeflow.org/job-name"),
-        ("kubeflow.org/v1", "TFJob", "training.kubeflow.org/job-name"),
-        (
-            "leaderworkerset.x-k8s.io/v1",
-            "LeaderWorkerSet",
-            "leaderworkerset.sigs.k8s.io/group-key",
-        ),
-    ],
-)
-def test_a_jobs_pods_share_what_its_own_operator_sets(version: str, kind: str, label: str) -> None:
-    raw = f"""\
-apiVersion: {version}
-kind: {kind}
-metadata: {{name: train}}
-spec:
-  template:
-    spec:
-      containers:
-      - name: main
-        image: python:3.12
-        command: [python, train.py]
-"""
-    result = inject.inject(text(raw), Options())
-    (pod,) = pods_of(result.raw)
-    env = {one["name"]: one for one in pod["containers"][0]["env"]}
-    path = env["BOOTSEER_JOB_UID"]["valueFrom"]["fieldRef"]["fieldPath"]
-    assert path == f"metadata.labels['{label}']"

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bootseer.kubernetes import inject, pods, uninject, yamltext
+from bootseer.kubernetes import inject, uninject, yamltext
 from bootseer.kubernetes.options import LAUNCHER, Options, Place
 from tools import manifests
 
@@ -179,8 +179,3 @@ def test_a_job_without_the_lists_stops_the_build(tmp_path: Path) -> None:
     done = subprocess.run([KUBECTL, "kustomize", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode != 0
     assert "initContainers" in done.stderr
-
-
-def test_uid_labels_are_for_kinds_of_the_examples() -> None:
-    kinds = {d["kind"] for path in EXAMPLES for d in documents(path.read_text(encoding="utf-8"))}
-    assert kinds <= set(pods.UID_LABELS)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer.kubernetes import edits
+from bootseer.kubernetes.identity import BATCH_JOB
 from bootseer.kubernetes.options import Options, Place
 from bootseer.kubernetes.plan import additions
-from bootseer.kubernetes.pods import UID_LABELS
 
 ROOT = Path(__file__).parents[1]
 POD, MAIN = "/spec/template/spec", "/spec/template/spec/containers/0"
@@ -30,7 +30,7 @@ HEADER = """\
 
 def job_patch() -> str:
     """The patch of the component for Jobs."""
-    new = additions(OPTIONS, UID_LABELS["Job"], [])
+    new = additions(OPTIONS, BATCH_JOB, [])
     operations: list[edits.Value] = [_add(f"{POD}/initContainers/0", new.init_containers[0])]
     operations += [_add(f"{POD}/volumes/-", volume) for volume in new.volumes]
     operations += [_add(f"{MAIN}/env/-", variable) for variable in new.environment]

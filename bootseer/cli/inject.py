@@ -85,6 +85,11 @@ injection_options = together(
     click.option("--store", metavar="PLACE", help="Snapshots: pvc:CLAIM, host:/DIR or a URL."),
     click.option("--cache", metavar="PLACE", help="The node's cache: host:/DIR or pvc:CLAIM."),
     click.option("--config-map", metavar="NAME", help="ConfigMap that holds bootseer.toml."),
+    click.option(
+        "--job-uid",
+        metavar="TEXT",
+        help="What names the start that all pods belong to; default: what their operator sets.",
+    ),
     click.option("--offline", is_flag=True, help="Never ask a registry for an image's command."),
     click.option("--plain-http", is_flag=True, help="Ask registries over http, without TLS."),
 )
@@ -189,6 +194,7 @@ def options_of(given: dict[str, Any]) -> Options:
         config_map=given["config_map"] or "",
         fuse_resource=given["fuse_resource"] or "",
         pull_policy=given["image_pull_policy"] or "",
+        job_uid=given["job_uid"] or "",
         **more,
     )
 

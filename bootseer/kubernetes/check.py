@@ -12,6 +12,7 @@ import yaml
 
 from bootseer.errors import BootseerError
 from bootseer.kubernetes import inject, kinds, pods, uninject, yamltext
+from bootseer.kubernetes.identity import OWN_UID, identify
 from bootseer.kubernetes.options import Options, Tier
 from bootseer.kubernetes.pods import Pod
 from bootseer.kubernetes.yamltext import Text, child, items, labels, scalar
@@ -115,6 +116,7 @@ def _notes(pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier) 
             f"the kind {pod.owner_kind or '(none)'} ({version}) is unknown here: see that what "
             "runs its pods takes their init containers and starts the command as it is written"
         )
+    out += _identity_notes(pod, options)
     context = child(container, "securityContext")
     if scalar(child(context, "readOnlyRootFilesystem")) == "true":
         out.append(
@@ -137,3 +139,18 @@ def _notes(pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier) 
     if scalar(child(pod.spec, "hostPID")) == "true":
         out.append("it shares the node's processes, so the wrapper is not process 1")
     return out
+
+
+def _identity_notes(pod: Pod, options: Options) -> list[str]:
+    identity = identify(pod, options.job_uid)
+    if identity.is_name:
+        return [
+            "its operator sets no uid on its pods: a job made again under its name joins the start "
+            "of the one before; give each run its own --job-uid, or the next BOOTSEER_ATTEMPT"
+        ]
+    if identity == OWN_UID and not kinds.is_known(pod):
+        return [
+            "each pod is a start of its own; where they start together, name that start by "
+            "--job-uid or the pod's annotation bootseer.io/job-uid"
+        ]
+    return []

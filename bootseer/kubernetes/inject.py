@@ -17,6 +17,7 @@ from bootseer.errors import BootseerError
 from bootseer.kubernetes import edits, kinds, pods, uninject, yamltext
 from bootseer.kubernetes import options as names
 from bootseer.kubernetes.edits import CannotEditError, Edit
+from bootseer.kubernetes.identity import identify
 from bootseer.kubernetes.image_config import ImageConfig
 from bootseer.kubernetes.job_command import CommandChoice
 from bootseer.kubernetes.nodes import find_unfit_nodes
@@ -210,10 +211,10 @@ class _Injection:
 
     def _additions(self, there: Sequence[str], guaranteed: Mapping[str, str]) -> Additions:
         """What this pod gets: the same object for all pods that get the same."""
-        label = self._pod.uid_label
-        key = (label, *there, *guaranteed.items())
+        identity = identify(self._pod, self._options.job_uid)
+        key = (identity, *there, *guaranteed.items())
         if key not in self._decided:
-            self._decided[key] = additions(self._options, label, there, guaranteed)
+            self._decided[key] = additions(self._options, identity, there, guaranteed)
         return self._decided[key]
 
     def _check_pod(self) -> None:

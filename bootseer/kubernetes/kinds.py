@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from bootseer.kubernetes.pods import Pod, container_name
+from bootseer.kubernetes.pods import Pod, container_name, is_of
 from bootseer.kubernetes.yamltext import child, items, labels, scalar
 
 TORCHTUNE = ("tune", "run")
@@ -60,12 +60,13 @@ OPERATORS: Sequence[Operator] = (
     # ray-project/kuberay, ray-operator/controllers/ray/common/pod.go, BuildPod.
     Operator(
         group="ray.io",
-        kinds=("RayCluster", "RayJob", "RayService"),
+        kinds=("RayCluster", "RayJob", "RayService", "RayCronJob"),
         places=(
             "spec.headGroupSpec.",
             "spec.workerGroupSpecs[",
             "spec.rayClusterSpec.",
             "spec.rayClusterConfig.",
+            "spec.jobTemplate.rayClusterSpec.",
         ),
         fills_empty=False,
         first_only=True,
@@ -77,8 +78,8 @@ OPERATORS: Sequence[Operator] = (
     # The same operator, controllers/ray/rayjob_controller.go, getSubmitterTemplate.
     Operator(
         group="ray.io",
-        kinds=("RayJob",),
-        places=("spec.submitterPodTemplate.",),
+        kinds=("RayJob", "RayCronJob"),
+        places=("spec.submitterPodTemplate.", "spec.jobTemplate.submitterPodTemplate."),
         fills_empty=True,
         first_only=True,
         reason="a submitter without a command is given one by KubeRay (ray job submit), which one "
@@ -120,7 +121,7 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
     is_first = pod.containers()[0] is container
     for operator in OPERATORS:
         if (
-            not _is_of(pod, operator.group, operator.kinds)
+            not is_of(pod, operator.group, operator.kinds)
             or (operator.places and not pod.path.startswith(operator.places))
             or (operator.first_only and not is_first)
             or (operator.fills_empty and (command or is_given))
@@ -134,15 +135,7 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
 def is_known(pod: Pod) -> bool:
     """Whether it is known what becomes of a command in pods of this kind."""
     known = [*PLAIN, *((operator.group, operator.kinds) for operator in OPERATORS)]
-    return any(_is_of(pod, group, kinds) for group, kinds in known)
-
-
-def _is_of(pod: Pod, group: str, kinds: Sequence[str]) -> bool:
-    """Whether the object is of one of these kinds; without an apiVersion the kind decides."""
-    if pod.owner_kind not in kinds:
-        return False
-    version = scalar(child(pod.owner, "apiVersion"))
-    return not version or version.rpartition("/")[0] == group
+    return any(is_of(pod, group, kinds) for group, kinds in known)
 
 
 def _is_set(pod: Pod, annotation: str) -> bool:

@@ -23,7 +23,10 @@ MARK_VARIABLE = "BOOTSEER_INJECTED"
 
 VARIABLES = (
     "BOOTSEER_EVENTS",
+    "BOOTSEER_JOB_NAMESPACE",
+    "BOOTSEER_JOB_NAME",
     "BOOTSEER_JOB_UID",
+    "BOOTSEER_ATTEMPT",
     "K8S_POD_NAME",
     "K8S_POD_UID",
     "K8S_NAMESPACE",
@@ -53,7 +56,8 @@ class Options:
     `parts`: what the wrapper does besides starting the job. `store` is where snapshots lie: a
     place, or a URL when `store_url` is set. `container`: which one is the job; "" = found.
     `command`: the job's command where the manifest leaves it to the image; `commands` are those
-    of single containers, by `POD/CONTAINER` or `KIND/POD/CONTAINER`.
+    of single containers, by `POD/CONTAINER` or `KIND/POD/CONTAINER`. `job_uid`: what names the
+    start of all pods; "" = what their operators set.
     """
 
     image: str = f"bootseer-init:{__version__}"
@@ -69,3 +73,4 @@ class Options:
     config_map: str = ""
     fuse_resource: str = ""
     pull_policy: str = ""
+    job_uid: str = ""

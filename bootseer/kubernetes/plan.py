@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from bootseer import __version__
 from bootseer.kubernetes import options as names
 from bootseer.kubernetes.edits import Value
+from bootseer.kubernetes.identity import Identity
 from bootseer.kubernetes.options import Options, Place
 
 NOBODY = 65534
@@ -26,7 +27,7 @@ class Additions:
 
 def additions(
     options: Options,
-    uid_label: str,
+    identity: Identity,
     environment_there: Sequence[str],
     guaranteed: Mapping[str, str] | None = None,
 ) -> Additions:
@@ -39,7 +40,7 @@ def additions(
     volumes, mounts = _volumes(options)
     environment = [
         entry
-        for entry in _environment(options, uid_label)
+        for entry in _environment(options, identity)
         if entry["name"] not in environment_there or entry["name"] == names.MARK_VARIABLE
     ]
     return Additions(
@@ -117,13 +118,12 @@ def _source(place: Place) -> dict[str, Value]:
     return {"emptyDir": {}}
 
 
-def _environment(options: Options, uid_label: str) -> list[Mapping[str, Value]]:
+def _environment(options: Options, identity: Identity) -> list[Mapping[str, Value]]:
     out: list[Mapping[str, Value]] = []
     if "events" in options.parts:
         out.append(_text("BOOTSEER_EVENTS", names.EVENTS_PATH))
-    uid_path = f"metadata.labels['{uid_label}']" if uid_label else "metadata.uid"
     out += [
-        _field("BOOTSEER_JOB_UID", uid_path),
+        *_job_uid(identity),
         _field("K8S_POD_NAME", "metadata.name"),
         _field("K8S_POD_UID", "metadata.uid"),
         _field("K8S_NAMESPACE", "metadata.namespace"),
@@ -136,6 +136,21 @@ def _environment(options: Options, uid_label: str) -> list[Mapping[str, Value]]:
             out.append(_text("BOOTSEER_CACHE", names.CACHE_PATH))
     # Last: it ends what is ours in the list.
     return [*out, _text(names.MARK_VARIABLE, " ".join([__version__, *_tier(options)]))]
+
+
+def _job_uid(identity: Identity) -> list[Mapping[str, Value]]:
+    """What names the start, and the number of its attempt where the operator counts them."""
+    if identity.text:
+        return [_text("BOOTSEER_JOB_UID", identity.text.replace("$", "$$"))]
+    if identity.is_name:
+        return [
+            _field("BOOTSEER_JOB_NAMESPACE", "metadata.namespace"),
+            _field("BOOTSEER_JOB_NAME", identity.field),
+            # Kubernetes puts in what stands before it in the list.
+            _text("BOOTSEER_JOB_UID", "$(BOOTSEER_JOB_NAMESPACE)/$(BOOTSEER_JOB_NAME)"),
+        ]
+    uid = _field("BOOTSEER_JOB_UID", identity.field)
+    return [uid, _field("BOOTSEER_ATTEMPT", identity.attempt)] if identity.attempt else [uid]
 
 
 def _tier(options: Options) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import yaml
 
@@ -16,29 +16,6 @@ DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 _NO_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret")
 """Kinds whose text may look like a pod's without being one."""
-
-VOLCANO_NAME = "volcano.sh/job-name"
-"""Volcano's own Job (volcano.sh/apis, batch/v1alpha1/labels.go) sets no controller-uid."""
-
-_KUBEFLOW_NAME = "training.kubeflow.org/job-name"
-UID_LABELS = {
-    "Job": "controller-uid",
-    "CronJob": "controller-uid",
-    "JobSet": "jobset.sigs.k8s.io/jobset-uid",
-    # kubeflow/training-operator and mpi-operator, pkg/apis/kubeflow.org: JobNameLabel
-    "PyTorchJob": _KUBEFLOW_NAME,
-    "MPIJob": _KUBEFLOW_NAME,
-    "TFJob": _KUBEFLOW_NAME,
-    "XGBoostJob": _KUBEFLOW_NAME,
-    "JAXJob": _KUBEFLOW_NAME,
-    "PaddleJob": _KUBEFLOW_NAME,
-    # kubernetes-sigs/lws, api/leaderworkerset/v1: one key a group, which is what starts together
-    "LeaderWorkerSet": "leaderworkerset.sigs.k8s.io/group-key",
-    "ClusterTrainingRuntime": "jobset.sigs.k8s.io/jobset-uid",
-    "TrainingRuntime": "jobset.sigs.k8s.io/jobset-uid",
-    "TrainJob": "jobset.sigs.k8s.io/jobset-uid",
-}
-"""The label that all pods of one start share, by kind of object (set by its controller)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,14 +39,6 @@ class Pod:
         """The object in words: `Job/train`."""
         return f"{self.owner_kind or 'object'}/{self.owner_name or '(unnamed)'}"
 
-    @property
-    def uid_label(self) -> str:
-        """The label whose value names the start, "" where no controller sets one."""
-        version = scalar(child(self.owner, "apiVersion"))
-        if self.owner_kind == "Job" and version.partition("/")[0] == "batch.volcano.sh":
-            return VOLCANO_NAME
-        return UID_LABELS.get(self.owner_kind, "")
-
     def containers(self) -> list[yaml.MappingNode]:
         """The pod's containers, init containers not among them."""
         found = items(merged(self.spec, "containers"))
@@ -78,6 +47,14 @@ class Pod:
     def annotation(self, name: str) -> str:
         """One annotation of the pod, "" when it is not there."""
         return labels(child(self.template, "metadata", "annotations")).get(name, "")
+
+
+def is_of(pod: Pod, group: str, kinds: Sequence[str]) -> bool:
+    """Whether the object is of one of these kinds; without an apiVersion the kind decides."""
+    if pod.owner_kind not in kinds:
+        return False
+    version = scalar(child(pod.owner, "apiVersion"))
+    return not version or version.rpartition("/")[0] == group
 
 
 def find(document: Document) -> Iterator[Pod]:

@@ -19,10 +19,13 @@ or the node lost). What cannot be seen is not written; `Pod.not_observed` names 
 
 A job's own processes find the same trace when their BOOTSEER_JOB_UID is the uid used here: the
 pod's own BOOTSEER_JOB_UID variable if its manifest sets one (by value, or by the downward API from
-the pod's labels, annotations, uid or name), else the annotation or label `bootseer.io/job-uid`,
-else the uid of the JobSet that the pod's labels name, else the uid of the controller (Job,
-DaemonSet, custom job) that owns it, else the pod's uid. To hand the controller's uid to the
-processes, use the downward API: `fieldPath: metadata.labels['batch.kubernetes.io/controller-uid']`.
+the pod's labels, annotations, uid, name or namespace, with `$(OTHER)` filled in), else the
+annotation or label `bootseer.io/job-uid`, else what an operator's labels say (the JobSet's uid, the
+group of a LeaderWorkerSet, an MPIJob's namespace and name), else the uid of the controller (Job,
+custom job) that owns it, else the pod's uid. Pods of controllers that replace them one by one
+(ReplicaSet, StatefulSet, DaemonSet) and of Argo's workflows are starts of their own. To hand the
+controller's uid to the processes, use the downward API:
+`fieldPath: metadata.labels['batch.kubernetes.io/controller-uid']`.
 """
 
 from __future__ import annotations
@@ -44,6 +47,19 @@ EVENT_REASONS = frozenset(
 )
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
 """Label of all pods of a JobSet (kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go)."""
+_GROUP_KEY = "leaderworkerset.sigs.k8s.io/group-key"
+"""Label of all pods of a group (kubernetes-sigs/lws, pkg/webhooks/pod_webhook.go)."""
+_OPERATOR, _JOB_NAME = "training.kubeflow.org/operator-name", "training.kubeflow.org/job-name"
+"""Labels of an MPIJob's workers and launcher, which a Job owns
+(kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/constants.go)."""
+_REPLACED_ONE_BY_ONE = (
+    "ReplicaSet",
+    "StatefulSet",
+    "DaemonSet",
+    "ReplicationController",
+    "Workflow",
+)
+"""Kinds of controllers whose pods do not start together."""
 _KUEUE = "kueue.x-k8s.io/managed"
 """Label of pods that Kueue holds by a gate (kubernetes-sigs/kueue, pkg/controller/jobs/pod)."""
 _AGAIN = "(combined from similar events): "
@@ -55,7 +71,8 @@ _PULLED = re.compile(
 )
 _CONTAINER = re.compile(r"spec\.(initContainers|containers|ephemeralContainers)\{([^}]*)\}")
 _CREATED_POD = re.compile(r"Created pod: (\S+)")
-_FIELD = re.compile(r"metadata\.(?:(uid|name)|(labels|annotations)\['([^']+)'\])")
+_FIELD = re.compile(r"metadata\.(?:(uid|namespace|name)|(labels|annotations)\['([^']+)'\])")
+_REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
 _LOGS = re.compile(
     r"^==== START logs for container .*?^==== END logs for container [^\n]*$", re.M | re.S
 )
@@ -258,12 +275,26 @@ def _environment(item: Item) -> dict[str, str]:
     wins."""
     out: dict[str, str] = {}
     for container in item["spec"].get("containers", []):
+        own: dict[str, str] = {}
         for one in container.get("env") or []:
             field = ((one.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", "")
-            value = one.get("value") or _field(item["metadata"], field)
+            value = _fill_in(str(one.get("value") or ""), own) or _field(item["metadata"], field)
             if value:
-                out.setdefault(one["name"], str(value))
+                own[one["name"]] = value
+        out = {**own, **out}
     return out
+
+
+def _fill_in(value: str, known: Mapping[str, str]) -> str:
+    """A variable's value with `$(OTHER)` filled in from what stands before it in the container.
+
+    Kubernetes leaves references to what it does not know as they are, and makes `$` of `$$`.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        return "$" if found[1] == "$" else known.get(found[2], found[0])
+
+    return _REFERENCE.sub(fill, value)
 
 
 def _field(metadata: Item, path: str) -> str:
@@ -278,7 +309,16 @@ def _field(metadata: Item, path: str) -> str:
 def _job_uid(metadata: Item, owner: Item, environment: Mapping[str, str]) -> str:
     marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
     named = environment.get("BOOTSEER_JOB_UID") or marks.get("bootseer.io/job-uid")
-    return str(named or marks.get(JOBSET_UID) or owner.get("uid") or metadata["uid"])
+    named = named or marks.get(JOBSET_UID)
+    if named:
+        return str(named)
+    name = marks.get(_GROUP_KEY)
+    if not name and marks.get(_OPERATOR) == "mpi-operator":
+        name = marks.get(_JOB_NAME)
+    if name:
+        return f"{metadata.get('namespace', 'default')}/{name}"
+    is_alone = owner.get("kind") in _REPLACED_ONE_BY_ONE
+    return str(metadata["uid"] if is_alone else owner.get("uid") or metadata["uid"])
 
 
 def _resource(item: Item, owner: Item, uid: str) -> dict[str, Any]:

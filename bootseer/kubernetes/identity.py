@@ -1,0 +1,113 @@
+"""What names the start that a pod belongs to, by what its operator sets on its pods.
+
+A pod can read its own labels, annotations, uid and name (the downward API), not the uid of the
+object that owns it. `bootseer import k8s` resolves the same variables, so both sides agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from bootseer.kubernetes.pods import Pod, is_of
+from bootseer.kubernetes.yamltext import child, labels
+
+OWN_MARK = "bootseer.io/job-uid"
+"""Label or annotation by which a manifest names the start itself."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """Where a pod finds the name of its start: a `fieldPath` of the downward API, or `text` itself.
+
+    `is_name`: the field has the job's name alone. It is told apart from others by the namespace,
+    but not from an earlier job of that name. `attempt`: the field that counts the job's restarts,
+    "" where its operator sets none.
+    """
+
+    field: str = "metadata.uid"
+    is_name: bool = False
+    attempt: str = ""
+    text: str = ""
+
+
+def _label(name: str) -> str:
+    return f"metadata.labels['{name}']"
+
+
+def _annotation(name: str) -> str:
+    return f"metadata.annotations['{name}']"
+
+
+OWN_UID = Identity()
+"""Each pod is a start of its own."""
+
+# kubernetes/kubernetes, pkg/apis/batch/types.go, LegacyControllerUidLabel: on the pods of every
+# version, beside batch.kubernetes.io/controller-uid since 1.27.
+BATCH_JOB = Identity(_label("controller-uid"))
+
+# kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go (JobSetUIDKey) and
+# pkg/constants/constants.go (RestartsKey); pkg/controllers/jobset_controller.go,
+# labelAndAnnotateObject, sets both on the pods' templates. Kubeflow Trainer makes JobSets.
+_JOBSET = Identity(
+    _label("jobset.sigs.k8s.io/jobset-uid"),
+    attempt=_label("jobset.sigs.k8s.io/restart-attempt"),
+)
+
+# volcano-sh/volcano, pkg/controllers/job/job_controller_util.go, createJobPod: the pod group is
+# NAME-UID of the job; KubeGroupNameAnnotationKey and JobRetryCountKey of volcano.sh/apis.
+_VOLCANO = Identity(
+    _annotation("scheduling.k8s.io/group-name"),
+    attempt=_annotation("volcano.sh/job-retry-count"),
+)
+
+# kubeflow/training-operator (release 1.9), pkg/apis/kubeflow.org/v1/common_types.go, and
+# kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/constants.go: JobNameLabel.
+_KUBEFLOW = Identity(_label("training.kubeflow.org/job-name"), is_name=True)
+
+# ray-project/kuberay, ray-operator/controllers/ray/common/pod.go, labelPod. The clusters of a
+# RayJob and a RayService have a random suffix (controllers/ray/utils/util.go,
+# GenerateRayClusterName), so that their name is new with every run.
+_RAY_CLUSTER = _label("ray.io/cluster")
+
+# kubernetes-sigs/lws, pkg/webhooks/pod_webhook.go, genGroupUniqueKey: the hash of namespace and
+# name of the group's leader. A group is what starts together.
+_LEADER_WORKER = Identity(_label("leaderworkerset.sigs.k8s.io/group-key"), is_name=True)
+
+IDENTITIES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], Identity]] = (
+    ("batch", ("Job", "CronJob"), (), BATCH_JOB),
+    ("jobset.x-k8s.io", ("JobSet",), (), _JOBSET),
+    ("trainer.kubeflow.org", ("TrainingRuntime", "ClusterTrainingRuntime"), (), _JOBSET),
+    ("batch.volcano.sh", ("Job",), (), _VOLCANO),
+    (
+        "kubeflow.org",
+        ("PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob"),
+        (),
+        _KUBEFLOW,
+    ),
+    # controllers/ray/rayjob_controller.go, createNewK8sJob: a batch/v1 Job submits.
+    ("ray.io", ("RayJob",), ("spec.submitterPodTemplate.",), BATCH_JOB),
+    ("ray.io", ("RayCronJob",), ("spec.jobTemplate.submitterPodTemplate.",), BATCH_JOB),
+    ("ray.io", ("RayJob", "RayService", "RayCronJob"), (), Identity(_RAY_CLUSTER)),
+    ("ray.io", ("RayCluster",), (), Identity(_RAY_CLUSTER, is_name=True)),
+    ("leaderworkerset.x-k8s.io", ("LeaderWorkerSet",), (), _LEADER_WORKER),
+)
+"""(API group, kinds, what the pod's path begins with, identity); the first that fits holds.
+
+Pods of any other kind are starts of their own: those of a Deployment, ReplicaSet, DaemonSet or
+StatefulSet are replaced one by one, and a step of an Argo workflow waits for no other.
+"""
+
+
+def identify(pod: Pod, job_uid: str = "") -> Identity:
+    """What names the start of this pod; `job_uid` is what the caller gives to all pods."""
+    if job_uid:
+        return Identity(text=job_uid)
+    if OWN_MARK in labels(child(pod.template, "metadata", "annotations")):
+        return Identity(_annotation(OWN_MARK))
+    if OWN_MARK in labels(child(pod.template, "metadata", "labels")):
+        return Identity(_label(OWN_MARK))
+    for group, kinds, places, identity in IDENTITIES:
+        if is_of(pod, group, kinds) and (not places or pod.path.startswith(places)):
+            return identity
+    return OWN_UID
