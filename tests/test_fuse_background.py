@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -55,3 +58,43 @@ def test_an_answer_at_once_and_a_short_limit_tell_nothing(
     with pytest.raises(StoreUnavailableError, match="took too long"):
         background.await_answer(told, what="/m", limit_s=0.05)
     assert caplog.records == []
+
+
+def test_a_server_tells_of_its_tries_before_it_answers(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, tell = pipe
+    monkeypatch.setattr(background, "TELL_AFTER_S", 0.2)
+    monkeypatch.setattr(background, "TELL_EVERY_S", 0.2)
+
+    def served() -> None:
+        answer = functools.partial(background.write_answer, tell)
+        time.sleep(0.3)
+        for tries in (1, 2):
+            background.write_waiting(answer, f"refused{tries}" + "x" * 9000, tries, 20.5)
+        time.sleep(0.3)
+        answer({"mounted": True})
+
+    server = threading.Thread(target=served)
+    server.start()
+    found = background.await_answer(told, what="/m", limit_s=60, waits_for="r:1", tries=1)
+    server.join()
+    assert found == {"mounted": True}
+    first, *_, last = (record.getMessage() for record in caplog.records)
+    assert first == "bootseer: waiting for r:1 for 0 s now, and for up to 59 s more (try 1)"
+    wanted = (
+        r"bootseer: waiting for r:1 for 0 s now, and for up to (19|20) s more \(try 3\): refused2x"
+    )
+    assert re.match(wanted, last)
+    assert len(last) < 1000
+
+
+def test_a_server_that_ends_without_an_answer_is_an_error(pipe: tuple[int, int]) -> None:
+    told, tell = pipe
+    other = os.dup(tell)
+    os.close(tell)
+    background.write_waiting(functools.partial(background.write_answer, other), "refused", 1, 9.0)
+    os.close(other)
+    with pytest.raises(StoreUnavailableError, match="ended before it served"):
+        background.await_answer(told, what="/m", limit_s=60)
+    os.dup2(told, tell)  # for the fixture to close

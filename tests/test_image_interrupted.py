@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -113,6 +115,32 @@ def until(true: Callable[[], object]) -> None:
 def test_a_mount_that_nobody_waits_for_is_not_made(lab: Lab, number: signal.Signals) -> None:
     lab.interrupted("mount", number)
     assert lab.mounts.gone()
+
+
+def test_who_waits_for_a_registry_hears_which_try_it_is(mounts: Mounts) -> None:
+    tree = mounts.folder / "tree"
+    tree.mkdir()
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))  # and does not listen
+        host = f"127.0.0.1:{refusing.getsockname()[1]}"
+        places = ["--runtime", str(mounts.runtime), "--cache", str(mounts.cache)]
+        child = subprocess.Popen(
+            [*BOOTSEER, "mount", *places, f"{host}/a/b:1", str(tree)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert child.stderr is not None
+            told = child.stderr.readline()
+        finally:
+            child.terminate()
+            child.communicate()
+    asked = rf"bootseer: waiting for the registry to answer for {host}/a/b:1 for \d+ s now"
+    wanted = rf"{asked}, and for up to \d+ s more \(try (\d+)\): .*{host} is not reachable .*\n"
+    found = re.fullmatch(wanted, told)
+    assert found, told
+    assert int(found[1]) > 1
+    assert mounts.gone()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from bootseer.errors import StoreUnavailableError
-from bootseer.storage import retry
+from bootseer.storage import retry, waits
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_a_long_wait_is_told_once(
         assert retry.retrying(away(3), retry_s=20.5) == "found"
     (told,) = said(caplog)
     said_s = told.removeprefix("bootseer: cannot list it: nobody answers; asking again for up to ")
-    assert said_s in ("20 s", "21 s")
+    assert said_s in ("20 s (try 2)", "21 s (try 2)")
     assert caplog.records[0].levelno == logging.WARNING
 
 
@@ -52,7 +52,18 @@ def test_it_is_told_again_after_a_while(
     monkeypatch.setattr(retry, "TELL_AFTER_S", 0.0)
     monkeypatch.setattr(retry, "TELL_AGAIN_S", 0.0)
     assert retry.retrying(away(3), retry_s=20) == "found"
-    assert len(said(caplog)) == 3
+    assert [line.partition("(")[2] for line in said(caplog)] == ["try 2)", "try 3)", "try 4)"]
+
+
+def test_who_listens_hears_of_each_try_that_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, int, float]] = []
+    monkeypatch.setattr(waits, "listener", lambda *told: heard.append(told))
+    assert retry.retrying(away(2), retry_s=20) == "found"
+    assert [told[:2] for told in heard] == [("cannot list it: nobody answers", n) for n in (1, 2)]
+    assert all(15 < left_s <= 20 for _, _, left_s in heard)
+    with pytest.raises(StoreUnavailableError):
+        retry.retrying(away(1), retry_s=0.0)
+    assert len(heard) == 2  # its caller hears of the last one
 
 
 def test_a_short_wait_is_not_told(caplog: pytest.LogCaptureFixture) -> None:

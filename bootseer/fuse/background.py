@@ -19,6 +19,11 @@ END_S = 10.0
 TELL_AFTER_S, TELL_EVERY_S = 5.0, 30.0
 """Who waits so long for a mount is told; the server that waits for the store has no streams."""
 
+WAITING = "waiting"
+"""Key of what a server may tell, any number of times, before its answer: `why` its last try failed,
+how many `tries` did, and for how many seconds more (`left_s`) there will be others."""
+_SHOWN = 500  # characters of a reason; what a pipe takes whole is more
+
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -48,13 +53,15 @@ def start(
     what: str,
     limit_s: float,
     waits_for: str = "",
+    tries: int = 0,
     log_file: str = "",
     keep: Sequence[int] | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Have a child of this process `serve`; returns what it told first, and leaves it running.
 
-    `what` is where it mounts, and `waits_for` who must answer before it can.
+    `what` is where it mounts, and `waits_for` who must answer before it can. `tries` is 1 where it
+    tells of each try that failed (`WAITING`), and 0 where it does not.
 
     The child is a session of its own, in `/`, with nothing open that a terminal would wait for.
     `serve` calls its argument once, when the mount answers. Raises what `serve` raised before
@@ -73,7 +80,8 @@ def start(
     try:
         if meanwhile is not None:
             meanwhile()
-        answer = _received(told, what=what, limit_s=limit_s, waits_for=waits_for)
+        wait = _Wait(waits_for or f"the mount at {what}", limit_s, tries)
+        answer = _received(told, what, wait)
     except BaseException:  # an interrupt too: no server that nobody asked for
         _end(pid)
         raise
@@ -108,7 +116,7 @@ def _background(
 
         def ready(answer: dict[str, Any]) -> None:
             nonlocal waiting
-            waiting = False
+            waiting = waiting and WAITING in answer
             write_answer(tell, answer)
 
         serve(ready)
@@ -140,48 +148,83 @@ def write_answer(tell: int, answer: dict[str, Any]) -> None:
     os.write(tell, json.dumps(answer).encode() + b"\n")
 
 
-def await_answer(told: int, *, what: str, limit_s: float, waits_for: str = "") -> dict[str, Any]:
-    """The answer of a server being started; raises the error that it is."""
-    return _checked(_received(told, what=what, limit_s=limit_s, waits_for=waits_for))
+def write_waiting(tell: Tell, why: str, tries: int, left_s: float) -> None:
+    """Tell that a try failed and another one follows; nothing raises."""
+    with contextlib.suppress(OSError):  # nobody waits any more
+        tell({WAITING: {"why": why[:_SHOWN], "tries": tries, "left_s": left_s}})
 
 
-def _received(told: int, *, what: str, limit_s: float, waits_for: str) -> dict[str, Any]:
+def await_answer(
+    told: int, *, what: str, limit_s: float, waits_for: str = "", tries: int = 0
+) -> dict[str, Any]:
+    """The answer of a server being started; raises the error that it is. Words as in `start`."""
+    wait = _Wait(waits_for or f"the mount at {what}", limit_s, tries)
+    return _checked(_received(told, what, wait))
+
+
+def _received(told: int, what: str, wait: _Wait) -> dict[str, Any]:
     data = b""
     # Not to the end of the pipe: the server's processes keep it open.
-    while not data.endswith(b"\n"):
-        if not _readable(told, waits_for or f"the mount at {what}", limit_s):
+    while True:
+        line, end, rest = data.partition(b"\n")
+        if end:
+            answer: dict[str, Any] = json.loads(line)
+            if WAITING not in answer:
+                return answer
+            wait.hear(**answer[WAITING])
+            data = rest
+            continue
+        if not wait.for_more(told):
             raise StoreUnavailableError(f"mounting at {what} took too long; see the log file")
         more = os.read(told, 1 << 16)
         if not more:
-            break
+            raise StoreUnavailableError(
+                f"the server of {what} ended before it served; try --foreground"
+            )
         data += more
-    if not data:
-        raise StoreUnavailableError(
-            f"the server of {what} ended before it served; try --foreground"
-        )
-    answer: dict[str, Any] = json.loads(data)
-    return answer
 
 
-def _readable(told: int, waits_for: str, limit_s: float) -> bool:
-    """Wait for more of an answer; logs a warning when a person would notice, and now and then."""
-    waited_s, next_s = 0.0, TELL_AFTER_S
-    while True:
-        next_s = min(next_s, limit_s - waited_s)
-        if select.select([told], [], [], next_s)[0]:
-            return True
-        waited_s += next_s
-        if waited_s >= limit_s:
-            return False
+class _Wait:
+    """The wait for one answer: a person who would notice it is told of it, now and then.
+
+    `tries` is the number of the try that is under way, 0 where that is not known.
+    """
+
+    def __init__(self, waits_for: str, limit_s: float, tries: int) -> None:
+        self._waits_for, self._tries, self._why = waits_for, tries, ""
+        self._began_s = time.monotonic()
+        self._end_s = self._last_s = self._began_s + limit_s
+        self._tell_s = self._began_s + TELL_AFTER_S
+
+    def hear(self, why: str, tries: int, left_s: float) -> None:
+        """A try failed, and another one follows."""
+        self._why, self._tries = why, tries + 1
+        self._last_s = min(self._end_s, time.monotonic() + left_s)
+
+    def for_more(self, told: int) -> bool:
+        """Wait until there is something to be read; False once the limit has passed."""
+        while True:
+            pause_s = min(self._tell_s, self._end_s) - time.monotonic()
+            if select.select([told], [], [], max(0.0, pause_s))[0]:
+                return True
+            now_s = time.monotonic()
+            if now_s >= self._end_s:
+                return False
+            if now_s >= self._tell_s:
+                self._say(now_s)
+                self._tell_s = now_s + TELL_EVERY_S
+
+    def _say(self, now_s: float) -> None:
         import logging  # ten milliseconds, which nearly every mount can save
 
         logging.getLogger(__name__).warning(
-            "bootseer: waiting for %s for %d s now, and for up to %d s more",
-            waits_for,
-            waited_s,
-            limit_s - waited_s,
+            "bootseer: waiting for %s for %d s now, and for up to %d s more%s%s",
+            self._waits_for,
+            now_s - self._began_s,
+            max(0.0, self._last_s - now_s),
+            f" (try {self._tries})" if self._tries else "",
+            f": {self._why}" if self._why else "",
         )
-        next_s = TELL_EVERY_S
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:

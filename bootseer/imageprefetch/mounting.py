@@ -161,6 +161,7 @@ def _mount(
                 what=settings.directory,
                 limit_s=START_LIMIT_S,
                 waits_for=f"the registry to answer for {settings.ref}",
+                tries=1,
                 log_file=settings.log_file,
                 keep=(state.lock,) if helper is None else (state.lock, helper.fileno()),
                 meanwhile=meanwhile,

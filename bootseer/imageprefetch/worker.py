@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.fuse.background import Tell, packed
+from bootseer.fuse.background import Tell, packed, write_waiting
 from bootseer.imageprefetch import container_folders, runtime
 from bootseer.imageprefetch.announcing import Announced
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.noting import Noting
 from bootseer.imageprefetch.resolving import Opened, Resolver
 from bootseer.imageprefetch.telling import MOUNT, Story
+from bootseer.storage import waits
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -103,9 +104,11 @@ class Worker:
     def _bring_up(self) -> None:
         self._story.begin(MOUNT)
         resolver = self._resolver()
+        waits.listener = lambda *told: write_waiting(self._tell, *told)
         try:
             self._mount_resolved(resolver)
         finally:
+            waits.listener = None
             resolver.dismiss_helper()
 
     def _mount_resolved(self, resolver: Resolver) -> None:

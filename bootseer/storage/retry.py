@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from bootseer.errors import DeadlineError, StoreUnavailableError
+from bootseer.errors import DeadlineError, StoreUnavailableError, describe
+from bootseer.storage import waits
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
@@ -52,27 +53,30 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
     Waits grow from a tenth of a second, with full jitter, and are never shorter than the server
     asked for. No try starts later than `retry_s` after the first one; then the last error rises.
     Within `limited`, no try starts after that limit either, and a first one gives DeadlineError.
-    A wait that a person would notice is logged as a warning.
+    A wait that a person would notice is logged as a warning; `waits.listener` hears of all.
     """
     began_s = time.monotonic()
     if began_s > _end_s.get():
         raise DeadlineError("the store did not answer in time what was asked before this")
     end_s = min(began_s + retry_s, _end_s.get())
-    wait_s = FIRST_WAIT_S
+    wait_s, tries = FIRST_WAIT_S, 0
     while True:
+        tries += 1
         try:
             return call()
         except (StoreUnavailableError, DeadlineError) as error:
             pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
             if not error.retryable or time.monotonic() + pause_s > end_s:
                 raise
+            if waits.listener is not None:
+                waits.listener(describe(error), tries, end_s - time.monotonic())
             if time.monotonic() - began_s >= TELL_AFTER_S:
-                _tell(error, end_s)
+                _tell(error, tries, end_s)
         time.sleep(pause_s)
         wait_s = min(wait_s * 2, LONGEST_WAIT_S)
 
 
-def _tell(error: BaseException, end_s: float) -> None:
+def _tell(error: BaseException, tries: int, end_s: float) -> None:
     """Log that a store is waited for, unless that was just said, of this store or another."""
     global _told_s
     now_s = time.monotonic()
@@ -81,5 +85,5 @@ def _tell(error: BaseException, end_s: float) -> None:
     _told_s = now_s
     import logging  # ten milliseconds, which nearly every start can save
 
-    text = "bootseer: %s; asking again for up to %d s"
-    logging.getLogger(__name__).warning(text, error, math.ceil(end_s - now_s))
+    text = "bootseer: %s; asking again for up to %d s (try %d)"
+    logging.getLogger(__name__).warning(text, error, math.ceil(end_s - now_s), tries + 1)
