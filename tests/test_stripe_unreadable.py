@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
         put_bytes(store_of(root), name, content(100_000 + number), tmp_path)
     (root / "b.stripes/CURRENT").write_bytes(b"garbage")
     pointer = json.loads((root / "c.stripes/CURRENT").read_bytes())
-    (root / "c.stripes/CURRENT").write_text(json.dumps({**pointer, "version": 2}))
+    (root / "c.stripes/CURRENT").write_text(json.dumps({**pointer, "version": 3}))
     return root
 
 

@@ -164,6 +164,7 @@ class Session:
         if not self._read_only:
             self._answers |= {
                 Opcode.SETATTR: self._setattr,
+                Opcode.SYMLINK: self._symlink,
                 Opcode.MKDIR: self._mkdir,
                 Opcode.UNLINK: self._unlink,
                 Opcode.RMDIR: self._rmdir,
@@ -340,6 +341,11 @@ class Session:
     def _mkdir(self, request: Request) -> bytes:
         body: wire.Mkdir = request.body
         attr = self._writable.mkdir(request.inode, body.name, body.mode & ~body.umask)
+        return replies.entry(attr, self._timeout_s)
+
+    def _symlink(self, request: Request) -> bytes:
+        body: wire.Symlink = request.body
+        attr = self._writable.symlink(request.inode, body.name, body.target)
         return replies.entry(attr, self._timeout_s)
 
     def _unlink(self, request: Request) -> bytes:

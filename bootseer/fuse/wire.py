@@ -165,6 +165,11 @@ class Setattr(NamedTuple):
     gid: int
 
 
+class Symlink(NamedTuple):
+    name: bytes
+    target: bytes
+
+
 class Mkdir(NamedTuple):
     mode: int
     umask: int
@@ -317,6 +322,10 @@ def _setattr(data: memoryview) -> Setattr:
     return Setattr(valid, handle, size, mtime * 10**9 + mtime_ns, mode, uid, gid)
 
 
+def _symlink(data: memoryview) -> Symlink:
+    return Symlink(*_names(data, 2))
+
+
 def _mkdir(data: memoryview) -> Mkdir:
     mode, umask = MKDIR_IN.struct.unpack_from(data)
     return Mkdir(mode, umask, *_names(data[MKDIR_IN.struct.size :], 1))
@@ -391,6 +400,7 @@ _PARSERS: dict[int, Callable[[memoryview], Any]] = {
     Opcode.FORGET: _forget,
     Opcode.GETATTR: _getattr,
     Opcode.SETATTR: _setattr,
+    Opcode.SYMLINK: _symlink,
     Opcode.MKDIR: _mkdir,
     Opcode.UNLINK: _name,
     Opcode.RMDIR: _name,

@@ -9,6 +9,7 @@ import posixpath
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import names, versions
+from bootseer.stripedfs.manifest import Link
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.versions import CURRENT, MANIFEST, folder_of
 
@@ -22,7 +23,7 @@ def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
     Raises AccessDeniedError for a part of a directory checkpoint and for the store's root.
     """
     check_whole(store, found)
-    if found.version is not None:
+    if found.version is not None or found.link:
         unpublish(store, found.name)
     if found.version is not None and found.is_folder:
         return
@@ -71,7 +72,7 @@ def move(store: Store, found: Found, new_name: str) -> None:
     check_new(store, new_name)
     if f"{new_name}/".startswith(f"{found.name}/"):
         raise UsageError(f"{found.name} cannot be moved into itself")
-    if found.version is None:
+    if found.version is None and not found.link:
         store.rename(found.name, new_name)
         if not found.is_folder:
             unpublish(store, new_name)  # it would hide what was moved there
@@ -79,9 +80,29 @@ def move(store: Store, found: Found, new_name: str) -> None:
     try:
         store.rename(folder_of(found.name), folder_of(new_name))
     except BusyError:
+        if found.link:
+            link(store, new_name, Link(found.link, round(found.mtime_s * 1e9)))
+            unpublish(store, found.name)
+            return
         _move_version(store, found, new_name)
     if not found.is_folder:
         store.delete(new_name)
+
+
+def link(store: Store, name: str, to: Link) -> None:
+    """Make a name a symbolic link, over a file or link that has it.
+
+    Readers see what was there before or the link. Raises BusyError when a directory checkpoint
+    has the name, UsageError for a target that is too long.
+    """
+    before = versions.current(store, name)
+    if before is not None and before.is_tree:
+        raise BusyError(f"{name} in {store.url} is a folder; remove it first")
+    store.replace(f"{folder_of(name)}/{CURRENT}", to.encode())
+    with contextlib.suppress(BootseerError):  # it is the link by now: gc finds what is left
+        if before is not None:
+            store.delete_tree(before.folder)
+        store.delete(name)  # a plain object that the link hides
 
 
 def _move_version(store: Store, found: Found, new_name: str) -> None:
@@ -143,7 +164,10 @@ def check_new(store: Store, name: str) -> None:
     asked = False
     parent = posixpath.dirname(name)
     while parent:
-        version = versions.current(store, parent)
+        version = versions.pointed(store, parent)
+        if isinstance(version, Link):
+            text = f"{parent} in {store.url} is a link; name what it leads to"
+            raise NotADirectoryError(errno.ENOTDIR, text, name)
         if version is not None and version.is_tree:
             raise _part_of_tree(store, name)
         if version is not None:

@@ -26,7 +26,7 @@ from bootseer.errors import (
 from bootseer.storage import lease as leases
 from bootseer.storage.base import Store
 from bootseer.stripedfs.fields import digest_of
-from bootseer.stripedfs.manifest import Kind, Pointer
+from bootseer.stripedfs.manifest import Kind, Link, Pointer
 from bootseer.stripedfs.stripes import replace_surely, surely
 from bootseer.stripedfs.versions import (
     CURRENT,
@@ -35,6 +35,7 @@ from bootseer.stripedfs.versions import (
     current,
     folder_of,
     manifest_of,
+    pointed,
 )
 
 WRITING = "writing"
@@ -209,9 +210,9 @@ class Draft:
     def _pointer(self) -> str:
         return f"{folder_of(self.name)}/{CURRENT}"
 
-    def _before(self) -> Version | None:
+    def _before(self) -> Version | Link | None:
         try:
-            return current(self.store, self.name)
+            return pointed(self.store, self.name)
         except CorruptDataError:
             return None  # it is replaced now
 
@@ -225,11 +226,14 @@ class Draft:
                 "put it again, and give gc a grace period"
             ) from error
 
-    def _point_back(self, version: Version, before: Version | None) -> None:
+    def _point_back(self, version: Version, before: Version | Link | None) -> None:
         """The pointer must not name what is gone, unless it is another's by now."""
         try:
             found = current(self.store, self.name)
             if found is None or found.folder != version.folder:
+                return
+            if isinstance(before, Link):
+                self.store.replace(self._pointer, before.encode())
                 return
             if before is None or not self._whole(before):
                 self.store.delete(self._pointer)

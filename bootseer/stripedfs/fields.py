@@ -11,6 +11,8 @@ from bootseer.errors import CorruptDataError, NotSupportedError
 
 FORMAT = "bootseer.stripes"
 VERSION = 1
+NEWEST = {"pointer": 2}
+"""The highest version of each kind of document that is understood; others: `VERSION`."""
 MAX_INTEGER = (1 << 63) - 1
 DIGEST_BYTES = 16
 T = TypeVar("T")
@@ -25,9 +27,9 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def encode(kind: str, body: dict[str, Any]) -> bytes:
+def encode(kind: str, body: dict[str, Any], version: int = VERSION) -> bytes:
     """A document of this kind as one line of ASCII JSON, always the same bytes for one body."""
-    document = {"format": FORMAT, "version": VERSION, "kind": kind, **body}
+    document = {"format": FORMAT, "version": version, "kind": kind, **body}
     return json.dumps(document, separators=(",", ":"), ensure_ascii=True).encode("ascii") + b"\n"
 
 
@@ -48,9 +50,10 @@ def decode(data: bytes, kind: str, where: str) -> dict[str, Any]:
     version = document.get("version")
     if type(version) is not int or version < 1:
         raise CorruptDataError(f"{where} has no valid version; write it anew")
-    if version > VERSION:
+    newest = NEWEST.get(kind, VERSION)
+    if version > newest:
         raise NotSupportedError(
-            f"{where} is of version {version} and this bootseer reads up to version {VERSION}; "
+            f"{where} is of version {version} and this bootseer reads up to version {newest}; "
             "use a newer bootseer"
         )
     if document.get("kind") != kind:

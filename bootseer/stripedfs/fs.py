@@ -39,6 +39,7 @@ from bootseer.stripedfs.fswrite import (
 )
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.source import FileSource
+from bootseer.stripedfs.versions import LeadsOutError
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
@@ -291,7 +292,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def rm_file(self, path: str) -> None:
         path = self._strip_protocol(path)
         with python_errors(path):
-            changing.remove(*self._look(path))
+            changing.remove(*self._look(path, follow=False))
 
     _rm = rm_file
 
@@ -304,7 +305,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
                 raise FileNotFoundError(errno.ENOENT, "no such file", name) from None
             for found in every:
                 with python_errors(found):
-                    changing.remove(*self._look(found), recursive=recursive)
+                    changing.remove(*self._look(found, follow=False), recursive=recursive)
 
     def mv(
         self,
@@ -318,7 +319,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         if old == new:
             return
         with python_errors(old):
-            store, found = self._look(old)
+            store, found = self._look(old, follow=False)
             if found.is_folder and not recursive and found.version is None:
                 raise IsADirectoryError(errno.EISDIR, "a folder moves only recursively", shown(old))
             if new.endswith("/") or self.isdir(new):
@@ -363,8 +364,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             store = self._stores.setdefault(url, open_store(url, self._options))
         return store
 
-    def _look(self, path: str) -> tuple[Store, names.Found]:
-        """What a path stands for, and its store. Raises NotFoundError.
+    def _look(self, path: str, *, follow: bool = True) -> tuple[Store, names.Found]:
+        """What a path stands for, and its store. `follow` as in `names.look`.
 
         A web object's store is its folder: which of the folders above it is a directory
         checkpoint that holds it is asked of the server's root, where the object itself is not
@@ -372,14 +373,17 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         """
         store, name = self._at(path)
         try:
-            return store, names.look(store, name)
-        except NotFoundError:
-            if not self._web:
+            return store, names.look(store, name, follow=follow)
+        except NotFoundError as error:
+            if path.partition("://")[0] not in chained.WEB:
                 raise
             url, whole = chained.split_at_top(path)
             top = self._store(url)
+            # A link of the folder may lead beside it.
+            leads_out = isinstance(error, LeadsOutError)
+            find = names.look if leads_out else names.within_tree
             try:
-                found = names.within_tree(top, whole)
+                found = find(top, whole, follow=follow)
             except AccessDeniedError:  # a server may refuse all that lies above what is offered
                 found = None
             if found is None:
@@ -417,6 +421,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
                 changing.check_whole(store, found)
                 if found.is_folder:
                     raise IsADirectoryError(errno.EISDIR, "it is a folder", shown(path))
+                name = found.name  # what a link leads to, not the link
             return SavedFile(store, name, self._writing)
 
     def _described(self, path: str, found: names.Found) -> dict[str, Any]:
@@ -429,6 +434,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         }
         if found.etag and not found.is_folder:
             described["ETag"] = found.etag  # the key by which `datasets` tells versions apart
+        if found.link:
+            described |= {"type": "link", "islink": True, "destination": found.link}
         if found.problem is not None:
             described |= {"type": "other", "problem": str(found.problem)}
         return described

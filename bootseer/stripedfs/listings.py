@@ -55,6 +55,8 @@ def listing(store: Store, found: Found, *, recursive: bool = False) -> list[List
 def _described(store: Store, found: Found) -> Listed:
     if found.problem is not None:
         return _unreadable(found, "unknown", found.problem)
+    if found.link:
+        return Listed(found.name, "link", 0, found.mtime_s, target=found.link)
     try:
         if found.tree is not None:
             return _of_tree(store, found)

@@ -58,11 +58,15 @@ class Pointer:
         )
 
     @staticmethod
-    def parse(data: bytes, where: str) -> Pointer:
+    def parse(data: bytes, where: str) -> Pointer | Link:
         """Check every field; `where` names the object in messages."""
         document = fields.decode(data, "pointer", where)
         try:
             kind, version = document.get("of"), document.get("current")
+            if kind == "link":
+                target = fields.of_type(document, "target", str)
+                _steps_up(target)
+                return Link(target, fields.integer(document, "mtime_ns", -fields.MAX_INTEGER))
             if kind != "file" and kind != "tree":
                 raise BadFieldError("it points to neither a file nor a tree")
             if type(version) is not str or not VERSION_PATTERN.match(version):
@@ -76,6 +80,26 @@ class Pointer:
             )
         except BadFieldError as error:
             raise CorruptDataError(f"{where} is damaged: {error}; write it anew") from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """What `CURRENT` says of a symbolic link: a document of version 2.
+
+    `target` is relative and never absolute; whoever follows it must see to it that it stays in
+    what he may look at (`inside`).
+    """
+
+    target: str
+    mtime_ns: int
+
+    def encode(self) -> bytes:
+        """The document's bytes. Raises UsageError when no reader would take so many."""
+        body = {"of": "link", "target": self.target, "mtime_ns": self.mtime_ns}
+        data = fields.encode("pointer", body, version=2)
+        if len(data) > POINTER_LIMIT_BYTES:
+            raise UsageError("the link's target is too long; give it a shorter one")
+        return data
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -318,13 +342,20 @@ def inside(path: str, target: str) -> str:
 
     `..` may only come first: behind the name of another link it could lead anywhere.
     """
+    if _steps_up(target) > path.count("/"):
+        raise BadFieldError(f"the link's target {target!r} may lead out of the tree")
+    return target
+
+
+def _steps_up(target: str) -> int:
+    """How many `..` a link's target begins with. Raises BadFieldError for one that is no target."""
     parts = [part for part in target.split("/") if part not in ("", ".")]
     up = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
     if not target or target.startswith("/") or "\0" in target or len(target) > 4095:
         raise BadFieldError(f"the link's target {target!r} is not relative")
-    if up > path.count("/") or ".." in parts[up:]:
+    if ".." in parts[up:]:
         raise BadFieldError(f"the link's target {target!r} may lead out of the tree")
-    return target
+    return up
 
 
 def check_tree(entries: Iterable[TreeEntry]) -> None:

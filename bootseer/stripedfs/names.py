@@ -17,7 +17,14 @@ from typing import NamedTuple
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Stat, Store
 from bootseer.stripedfs import versions
-from bootseer.stripedfs.manifest import TreeEntry, TreeFile, TreeFolder, TreeLink, TreeManifest
+from bootseer.stripedfs.manifest import (
+    Link,
+    TreeEntry,
+    TreeFile,
+    TreeFolder,
+    TreeLink,
+    TreeManifest,
+)
 from bootseer.stripedfs.opening import Tree, file_source, in_parallel, open_source, plain_source
 from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.versions import SUFFIX, Seen, Version
@@ -31,6 +38,7 @@ class Found(NamedTuple):
     `version` is there for a striped file and for the root of a directory checkpoint; `tree` and
     `entry` for what lies within one; `stamp` is the store's word for the bytes of a plain one.
     `problem`: why nothing but its name is known, as of a checkpoint whose pointer is damaged.
+    `link`: the target of a symbolic link that lies in a folder of the store.
     """
 
     name: str
@@ -42,6 +50,7 @@ class Found(NamedTuple):
     entry: TreeEntry | None = None
     stamp: str = ""
     problem: BootseerError | None = None
+    link: str = ""
 
     @property
     def etag(self) -> str:
@@ -58,16 +67,25 @@ class Found(NamedTuple):
         return self.version is not None and not self.is_folder
 
 
-def look(store: Store, name: str) -> Found:
-    """What a name stands for. Raises NotFoundError when it stands for nothing."""
+def look(store: Store, name: str, *, follow: bool = True) -> Found:
+    """What a name stands for: a symbolic link for what it leads to, unless `follow` is False.
+
+    Links on the way to the name are followed. Raises NotFoundError when it stands for nothing.
+    """
+    return _look(store, name, follow, versions.MOST_LINKS)
+
+
+def _look(store: Store, name: str, follow: bool, most_links: int) -> Found:
     if not name:
         return _plain(ROOT)
     literal, name = name, name.removesuffix(SUFFIX)
     if not versions.is_name(literal):  # may be a folder still
         return _plain(store.stat(literal))
-    version = versions.current(store, name)
+    version = versions.pointed(store, name)
+    if isinstance(version, Link) and follow:
+        return _followed(store, name, versions.target_of(store, name, version), follow, most_links)
     if version is not None:
-        return _versioned(name, version)
+        return _pointed(name, version)
     if literal != name:
         try:
             return _plain_file(store, literal)
@@ -76,10 +94,17 @@ def look(store: Store, name: str) -> Found:
     try:
         return _plain(store.stat(name))
     except NotFoundError:
-        found = within_tree(store, literal)
+        found = within_tree(store, literal, follow=follow, most_links=most_links)
         if found is None:
             raise
         return found
+
+
+def _followed(store: Store, link: str, target: str, follow: bool, most_links: int) -> Found:
+    """What a link leads to."""
+    if not most_links:
+        raise versions.in_a_circle(store, link)
+    return _look(store, "" if target == "." else target, follow, most_links - 1)
 
 
 def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -> list[Found]:
@@ -112,7 +137,7 @@ def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -
     for (name, mtime_s), each in zip(striped, asked, strict=True):
         if isinstance(each, Seen):
             known[name] = each
-            plain[name] = _versioned(name, each.version)
+            plain[name] = _pointed(name, each.version)
         elif each is not None:
             plain[name] = Found(name, 0, mtime_s, False, problem=each)
     return [plain[name] for name in sorted(plain)]
@@ -200,6 +225,13 @@ def _plain_file(store: Store, name: str) -> Found:
     return _plain(stat)
 
 
+def _pointed(name: str, pointed: Version | Link) -> Found:
+    """What a pointer was found to say."""
+    if isinstance(pointed, Link):
+        return Found(name, 0, pointed.mtime_ns / 1e9, False, link=pointed.target)
+    return _versioned(name, pointed)
+
+
 def _versioned(name: str, version: Version) -> Found:
     size = 0 if version.is_tree else version.pointer.size_bytes
     return Found(name, size, _published_s(version), version.is_tree, version)
@@ -222,13 +254,20 @@ def _tree(store: Store, found: Found) -> Tree:
     return Tree(store, loaded[0], loaded[1])
 
 
-def within_tree(store: Store, name: str) -> Found | None:
+def within_tree(
+    store: Store, name: str, *, follow: bool = True, most_links: int = versions.MOST_LINKS
+) -> Found | None:
     """The entry of a directory checkpoint above `name`; None where no folder above it is one.
 
-    Raises NotFoundError for what is not in the nearest one.
+    A symbolic link above it leads on. Raises NotFoundError for what is not in the nearest one.
     """
     for root in _parents(name):
-        loaded = versions.load(store, root)
+        pointed = versions.pointed(store, root)
+        if isinstance(pointed, Link):
+            target = versions.target_of(store, root, pointed)
+            on = posixpath.normpath(posixpath.join(target, name[len(root) + 1 :]))
+            return _followed(store, root, on, follow, most_links)
+        loaded = None if pointed is None else versions.load_version(store, root, pointed)
         if loaded is not None and isinstance(loaded[1], TreeManifest):
             tree = Tree(store, loaded[0], loaded[1])
             try:

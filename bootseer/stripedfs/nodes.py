@@ -282,6 +282,8 @@ def stamp_of(found: Found) -> str:
     """Tells a file's bytes from those of another version; "" for a folder."""
     if found.is_folder:
         return ""
+    if found.link:
+        return f"link-{found.link}"
     if found.version is not None:
         return f"{found.version.pointer.version}-{found.version.pointer.manifest_digest.hex()}"
     return f"{found.size_bytes}-{found.mtime_s!r}-{found.stamp}"

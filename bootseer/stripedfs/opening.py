@@ -17,6 +17,7 @@ from bootseer.errors import CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.manifest import (
+    Link,
     Manifest,
     TreeEntry,
     TreeFile,
@@ -106,7 +107,11 @@ def open_source(store: Store, name: str) -> FileSource:
 
 def open_entry(store: Store, name: str) -> FileSource | Tree:
     """Open what a name stands for: a striped file, a directory checkpoint, or a plain object."""
-    found = versions.load(store, name)
+    pointed = versions.pointed(store, name)
+    if isinstance(pointed, Link):
+        name = versions.resolve(store, name)
+        pointed = versions.current(store, name)
+    found = None if pointed is None else versions.load_version(store, name, pointed)
     if found is None:
         return plain_source(store, name)
     version, manifest = found

@@ -33,9 +33,11 @@ from bootseer.fuse.operations import Attr, Data, FileSystemError, Handle, Inode,
 from bootseer.fuse.requesters import closes_because_killed
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
+from bootseer.stripedfs.fields import BadFieldError
+from bootseer.stripedfs.manifest import Link, inside
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
-from bootseer.stripedfs.nodes import Node, base_of, stamp_of
+from bootseer.stripedfs.nodes import Node, base_of, below, stamp_of
 from bootseer.stripedfs.saving import Saving
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.tree import StripedTree
@@ -52,6 +54,8 @@ RENAME_NOREPLACE = 1
 FOLDER_NAME_BYTES = 255
 FILE_NAME_BYTES = FOLDER_NAME_BYTES - len(SUFFIX)
 """Of a file's name, as its stripes lie in a folder of that name and the suffix."""
+LINK_TARGET_BYTES = 1024
+"""Of a symbolic link; the object that says it has 4 KiB, six for a byte at the worst."""
 WRITING = WriteSettings()
 
 
@@ -90,6 +94,8 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EEXIST)
             if known is not None:
                 node = self._changeable(self.node(known))
+                if node.found.link:  # made by others a moment ago: the kernel shall follow it
+                    raise FileSystemError(errno.ESTALE)
                 opened = self._write_handle(node, flags | os.O_TRUNC)
             else:
                 with self.nodes.lock:  # no store knows it: a listing must find it being written
@@ -107,6 +113,8 @@ class WritableTree(StripedTree):
             node = self._changeable(self.node(inode))
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
+            if node.found.link:
+                raise FileSystemError(errno.ELOOP)
             return self._write_handle(node, flags)
 
     def read(
@@ -207,6 +215,29 @@ class WritableTree(StripedTree):
             self.nodes.refer(node.inode)
             return self._attr(node)
 
+    def symlink(self, parent: Inode, name: bytes, target: bytes) -> Attr:
+        with self._answered("symlink"):
+            folder = self._changeable(self.node(parent))
+            if name in self.listing(folder):
+                raise FileSystemError(errno.EEXIST)
+            found = self._name(folder, name)
+            self._check_target(folder, name, os.fsdecode(target))
+            link = Link(os.fsdecode(target), time.time_ns())
+            if len(target) > LINK_TARGET_BYTES:
+                raise FileSystemError(errno.ENAMETOOLONG)
+            changing.link(self.store, found, link)
+            node = self.nodes.add(folder, name, self._look(found))
+            self.nodes.refer(node.inode)
+            return self._attr(node)
+
+    @staticmethod
+    def _check_target(folder: Node, name: bytes, target: str) -> None:
+        """Raise FileSystemError(EXDEV) for a target that is absolute or not in this mount."""
+        try:
+            inside(below(folder, os.fsdecode(name)), target)
+        except BadFieldError as error:
+            raise FileSystemError(errno.EXDEV) from error
+
     def unlink(self, parent: Inode, name: bytes) -> None:
         with self._answered("unlink"):
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
@@ -215,7 +246,7 @@ class WritableTree(StripedTree):
             self._written(node)
             with self._forsaken(node):
                 try:
-                    changing.remove(self.store, names.look(self.store, node.found.name))
+                    changing.remove(self.store, self._look(node.found.name))
                 except NotFoundError:
                     pass  # somebody else was quicker
             self.nodes.remove(node)
@@ -252,6 +283,8 @@ class WritableTree(StripedTree):
             if over is not None:
                 self._check_over(node, over, flags)
             target = self._name(folder, new_name, is_folder=node.found.is_folder)
+            if node.found.link:
+                self._check_target(folder, new_name, node.found.link)
             with contextlib.ExitStack() as stack:
                 if over is not None:
                     stack.enter_context(self._forsaken(over))
@@ -262,13 +295,17 @@ class WritableTree(StripedTree):
                     self.nodes.remove(over)
                 self.nodes.move(node, folder, new_name, found)
 
+    def _look(self, name: str) -> Found:
+        """What the store holds under a name; a link is what it is, for the kernel follows it."""
+        return names.look(self.store, name, follow=False)
+
     def _moved(self, node: Node, target: str, writing: Saving | None) -> Found:
         """On the store; what is being written only later, when it is published."""
         if writing is None or not writing.touched:  # or no more
-            changing.move(self.store, names.look(self.store, node.found.name), target)
-            return names.look(self.store, target)
+            changing.move(self.store, self._look(node.found.name), target)
+            return self._look(target)
         try:
-            before = names.look(self.store, node.found.name)
+            before = self._look(node.found.name)
         except NotFoundError:
             before = None  # nothing was there before it
         writing.move(target, None if before is None else (node.parent, before))

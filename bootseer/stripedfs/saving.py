@@ -207,7 +207,7 @@ class Saving:
             if saved is None:
                 saved = SavedFile(self._store, self.node.found.name, self._settings)
             saved.close()
-            found = names.look(self._store, self.node.found.name)
+            found = names.look(self._store, self.node.found.name, follow=False)
         except BaseException as error:  # whatever it is, the next `close` must tell of it as well
             if saved is not None:
                 saved.abort()
@@ -243,7 +243,7 @@ class Saving:
         """Remove what it was moved away from, unless somebody else has these names by now."""
         for _, each in self.left:
             try:
-                if names.look(self._store, each.name) == each:
+                if names.look(self._store, each.name, follow=False) == each:
                     changing.remove(self._store, each)
             except BootseerError:
                 continue  # it is published, and that is what `close` tells

@@ -17,7 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError, NotFoundError, StoreUnavailableError
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    NotFoundError,
+    StoreUnavailableError,
+)
 from bootseer.fuse.operations import (
     ROOT,
     Attr,
@@ -32,7 +37,8 @@ from bootseer.fuse.operations import (
 from bootseer.storage.base import Store
 from bootseer.storage.retry import limited
 from bootseer.stripedfs import names, treexattrs
-from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
+from bootseer.stripedfs.fields import BadFieldError
+from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink, inside
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node, Nodes, base_of, readable
@@ -123,10 +129,21 @@ class StripedTree:
 
     def readlink(self, inode: Inode) -> bytes:
         with self._answered("readlink"):
-            entry = self.node(inode).found.entry
+            node = self.node(inode)
+            entry = node.found.entry
+            if node.found.link:
+                return os.fsencode(self._kept_inside(node))
         if not isinstance(entry, TreeLink):
             raise FileSystemError(errno.EINVAL)
         return os.fsencode(entry.target)
+
+    def _kept_inside(self, node: Node) -> str:
+        """A link's target, which whoever writes into the store chose; never out of this mount."""
+        try:
+            return inside(node.path, node.found.link)
+        except BadFieldError as error:
+            self.complaints.number(CorruptDataError(f"it is not followed: {error}"), node.path)
+            raise FileSystemError(errno.EXDEV) from error
 
     def readdir(self, inode: Inode) -> Sequence[Entry]:
         with self._answered("readdir"):
@@ -423,6 +440,8 @@ class StripedTree:
         size = 0 if folder else found.size_bytes
         if isinstance(entry, TreeLink):
             kind, mode, size = stat.S_IFLNK, 0o777, len(os.fsencode(entry.target))
+        elif found.link:
+            kind, mode, size = stat.S_IFLNK, 0o777, len(os.fsencode(found.link))
         elif self._read_only:
             mode &= ~0o7222
         return Attr(

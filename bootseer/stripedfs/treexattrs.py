@@ -16,7 +16,7 @@ WIDTH, CHUNK = PREFIX + b"width", PREFIX + b"chunk"
 def names_of(node: Node) -> list[bytes]:
     """Told without opening the file, which takes several requests."""
     names = [URL]
-    if not node.found.is_folder and node.inode != ROOT:
+    if not node.found.is_folder and not node.found.link and node.inode != ROOT:
         if node.found.striped:
             names += [WIDTH, CHUNK]
         if node.found.version is not None:

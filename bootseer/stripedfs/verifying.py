@@ -76,7 +76,7 @@ def verify_in(
     store: Store, name: str, fetcher: Fetcher, *, progress: Progress = SILENT
 ) -> VerifyReport:
     """`verify` in a store that is open already."""
-    loaded = versions.load(store, name)
+    loaded = versions.load(store, versions.resolve(store, name))
     if loaded is None:
         raise NotFoundError(
             f"there is no striped checkpoint {name} in {store.url}; check the name, or put one"

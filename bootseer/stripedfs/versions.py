@@ -7,21 +7,24 @@ and the stripes (of a file) or `data/` (of a tree).
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from bootseer.errors import AccessDeniedError, CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.base import Store
-from bootseer.stripedfs.fields import digest_of
+from bootseer.stripedfs.fields import BadFieldError, digest_of
 from bootseer.stripedfs.layout import stripe_name
 from bootseer.stripedfs.manifest import (
     MANIFEST_LIMIT_BYTES,
     POINTER_LIMIT_BYTES,
+    Link,
     Manifest,
     Pointer,
     TreeFile,
     TreeManifest,
+    inside,
 )
 
 SUFFIX = ".stripes"
@@ -30,6 +33,8 @@ MANIFEST = "manifest.json"
 DATA = "data"
 TICK_S = 2.0
 TRUST_S = 300.0
+MOST_LINKS = 40
+"""As many as Linux follows for one path."""
 T = TypeVar("T", Manifest, TreeManifest)
 
 
@@ -74,7 +79,16 @@ def is_name(name: str) -> bool:
 
 
 def current(store: Store, name: str) -> Version | None:
-    """The current version of a checkpoint; None when none was ever published under this name."""
+    """The current version of a checkpoint; None when none was ever published under this name.
+
+    A symbolic link of this name is no version; see `pointed`.
+    """
+    found = pointed(store, name)
+    return None if isinstance(found, Link) else found
+
+
+def pointed(store: Store, name: str) -> Version | Link | None:
+    """What a name's pointer says: a version, or that the name is a symbolic link; None: neither."""
     folder = folder_of(name)
     pointer_name = f"{folder}/{CURRENT}"
     data = b""
@@ -87,13 +101,49 @@ def current(store: Store, name: str) -> Version | None:
         if not data.lstrip().startswith(b"{") and _is_plain_on_the_web(store, name):
             return None
         raise
+    if isinstance(pointer, Link):
+        return pointer
     return Version(f"{folder}/{pointer.version}", pointer)
+
+
+class LeadsOutError(NotFoundError):
+    """A symbolic link leads out of what was opened as the store: its folder may hold more."""
+
+
+def target_of(store: Store, name: str, link: Link) -> str:
+    """The name that a link leads to. Raises LeadsOutError for one outside of the store."""
+    try:
+        inside(name, link.target)
+    except BadFieldError as error:
+        raise LeadsOutError(
+            f"the link {name} in {store.url} cannot be followed: {error}"
+        ) from error
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), link.target))
+
+
+def resolve(store: Store, name: str) -> str:
+    """The name that is reached through links of this name; those of its folders are none of it.
+
+    Raises LeadsOutError, and NotFoundError for links in a circle.
+    """
+    at = name
+    for _ in range(MOST_LINKS):
+        found = pointed(store, at)
+        if not isinstance(found, Link):
+            return at
+        at = target_of(store, at.removesuffix(SUFFIX), found)
+    raise in_a_circle(store, name)
+
+
+def in_a_circle(store: Store, name: str) -> NotFoundError:
+    """The error of links that lead to one another."""
+    return NotFoundError(f"{name} in {store.url} is a link that leads to itself; remove it")
 
 
 class Seen(NamedTuple):
     """A current version as it was read, and what its checkpoint's folder was like before that."""
 
-    version: Version
+    version: Version | Link
     mtime_s: float
     first_s: float
     """When this time of modification and this version were first seen together."""
@@ -113,7 +163,7 @@ def current_or_seen(store: Store, name: str, mtime_s: float, seen: Seen | None) 
         seen = None
     if seen is not None and seen.read_s - seen.first_s > TICK_S and now_s - seen.read_s < TRUST_S:
         return seen
-    version = current(store, name)
+    version = pointed(store, name)
     if version is None:
         return None
     first_s = seen.first_s if seen is not None and seen.version == version else now_s
@@ -135,14 +185,19 @@ def _is_plain_on_the_web(store: Store, name: str) -> bool:
 
 
 def load(store: Store, name: str) -> tuple[Version, Manifest | TreeManifest] | None:
-    """The current version with its manifest; None as `current`.
+    """The current version with its manifest; None as `current`, and for a symbolic link.
 
     A version that was replaced and collected while we looked is looked for once more. Raises
     CorruptDataError for damage, and when the version that is pointed to is gone.
     """
     found = current(store, name)
-    if found is None:
-        return None
+    return None if found is None else load_version(store, name, found)
+
+
+def load_version(
+    store: Store, name: str, found: Version
+) -> tuple[Version, Manifest | TreeManifest] | None:
+    """As `load`, of a checkpoint whose pointer was just read."""
     try:
         return found, manifest_of(store, found)
     except NotFoundError as error:
