@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import ssl
@@ -13,7 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from web_fakes import Answer, FakeServer, Request, certificates, head, nginx, reset, serve_range
+from web_fakes import (
+    Answer,
+    FakeServer,
+    Request,
+    certificates,
+    head,
+    nginx,
+    open_sockets,
+    reset,
+    serve_range,
+)
 
 from bootseer.errors import (
     AccessDeniedError,
@@ -38,15 +47,6 @@ def scatter(store: Store, offset: int, *sizes: int, attempt: Attempt | None = No
     buffers = [memoryview(bytearray(size)) for size in sizes]
     store.read_scatter("x", offset, buffers, attempt or Attempt(stall_s=5.0))
     return b"".join(buffers)
-
-
-def open_sockets() -> set[str]:
-    """This process's sockets, by inode."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
-            found.add(os.readlink(f"/proc/self/fd/{number}"))
-    return {name for name in found if name.startswith("socket:")}
 
 
 @pytest.fixture(scope="module")

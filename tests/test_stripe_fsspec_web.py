@@ -8,12 +8,13 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
-from web_fakes import nginx
+from web_fakes import nginx, open_sockets
 
 from bootseer import stripedfs
 from bootseer.errors import CorruptDataError
@@ -23,6 +24,7 @@ from bootseer.stripedfs.putting import put_into
 pytestmark = pytest.mark.debian("nginx-light")
 
 SIZE = 5 * CHUNK + 9
+WIDE = 100 * CHUNK
 PRELUDE = "import sys\nsys.modules['aiohttp'] = None\nimport fsspec\n"
 
 
@@ -32,6 +34,7 @@ def www(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "www").mkdir()
     (folder / "www/plain").write_bytes(content(SIZE, seed=1))
     put_bytes(store_of(folder / "www/dir"), "ckpt", content(SIZE), folder)
+    put_bytes(store_of(folder / "www/dir"), "wide", content(WIDE), folder)
     (folder / "run/deep").mkdir(parents=True)
     (folder / "run/nine").write_bytes(b"nine")
     (folder / "run/deep/large").write_bytes(content(SIZE, seed=2))
@@ -73,6 +76,23 @@ def test_a_web_address_is_read_without_aiohttp(
     (tmp_path / "same").write_bytes(content(SIZE, seed=int(name == "plain")))
     url = f"{prefix}http://127.0.0.1:{port}/{name}"
     assert said(first + READ, url, f"{tmp_path}/same") == "True"
+
+
+def test_ranges_leave_no_connection_when_their_file_system_is_closed(port: int) -> None:
+    """Each file system reads by its own store, not by that of the one before, which was closed."""
+    address = f"http://127.0.0.1:{port}/dir/wide"
+    data, before = content(WIDE), open_sockets()
+    for number in range(10):
+        starts = range(number * CHUNK, WIDE - 10, 10 * CHUNK)  # chunks that nobody has read yet
+        fs = StripedFileSystem(target_protocol="http")
+        got = fs.cat_ranges([address] * len(starts), list(starts), [n + 10 for n in starts])
+        assert got == [data[n : n + 10] for n in starts]
+        assert open_sockets() - before, "it has connections that it keeps"
+        fs.close()
+        until_s = time.monotonic() + 10  # one may be given back after its last byte was taken
+        while (left := open_sockets() - before) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert not left
 
 
 def test_files_of_a_directory_checkpoint_are_read(port: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import os
 import signal
 import socket
 import ssl
@@ -108,6 +109,15 @@ def _parse(stream: object) -> Request | None:
         headers[name.lower()] = value.strip()
     body = stream.read(int(headers.get("content-length", 0)))  # type: ignore[attr-defined]
     return Request(method, target, headers, body)
+
+
+def open_sockets() -> set[str]:
+    """This process's sockets, by inode."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in found if name.startswith("socket:")}
 
 
 def shut(sock: socket.socket) -> None:

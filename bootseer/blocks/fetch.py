@@ -53,6 +53,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from bootseer.blocks.board import Want
 from bootseer.blocks.cache import NodeCache
@@ -69,6 +70,9 @@ from bootseer.blocks.straight import Straight
 from bootseer.contexts import Closing
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
 from bootseer.storage.retry import another
+
+if TYPE_CHECKING:
+    from bootseer.storage.base import Store
 
 __all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
 
@@ -276,6 +280,22 @@ class Fetcher(Closing):
             found = engine.board.objects.get(memory_key(source))
             if found is not None:
                 engine.board.forget(found)
+            effects = engine.effects()
+        engine.act(effects)
+
+    def forget_store(self, store: Store) -> None:
+        """`forget` every object that is read from a store which its owner closes.
+
+        An object is read from the store that named it first: without this, who reads the same
+        bytes later would do so by a store that nobody closes any more.
+        """
+        if os.getpid() != self._pid:
+            return  # it is the parent's, and so are the objects
+        engine = self._engine
+        with engine.lock:
+            for found in list(engine.board.objects.values()):
+                if found.source.store is store:
+                    engine.board.forget(found)
             effects = engine.effects()
         engine.act(effects)
 

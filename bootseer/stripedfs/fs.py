@@ -344,8 +344,13 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
 
     def close(self) -> None:
         """Close the connections that are kept; what is used again opens new ones."""
+        from bootseer.stripedfs.shared import used_fetcher
+
         stores, self._stores = self._stores, {}
+        fetcher = self._fetcher if self._fetcher is not None else used_fetcher()
         for store in stores.values():
+            if fetcher is not None and self._stores_pid == os.getpid():
+                fetcher.forget_store(store)
             store.close()
 
     # --- inside -------------------------------------------------------------------------------

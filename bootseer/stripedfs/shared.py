@@ -44,6 +44,11 @@ def shared_fetcher() -> Fetcher:
         return _shared.fetcher
 
 
+def used_fetcher() -> Fetcher | None:
+    """This process's fetcher, if it has been made."""
+    return _shared.fetcher if _shared.pid == os.getpid() else None
+
+
 def _tell(fetcher: Fetcher, pid: int) -> None:
     """Write what was fetched as events; a forked child does not repeat its parent's."""
     if pid == os.getpid():
