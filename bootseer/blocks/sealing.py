@@ -34,6 +34,7 @@ from bootseer.atomic import replace_file
 from bootseer.blocks import presence
 from bootseer.blocks.cache import check_private
 from bootseer.blocks.descriptors import check_spare
+from bootseer.blocks.medium import Medium
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource, block_length
 from bootseer.contexts import Closing
@@ -203,11 +204,11 @@ def _verified(
     before = _mark_of(identity, os.fstat(files.data_fd))
     os.fsync(files.data_fd)
     step_blocks = max(1, STEP_BYTES // identity.block_bytes)
-    room = memoryview(bytearray(step_blocks * identity.block_bytes))
-    for first in range(0, identity.blocks, step_blocks):
-        end = min(identity.blocks, first + step_blocks)
-        if not go_on() or not _step(files, source, identity, range(first, end), room):
-            return None
+    with Medium(files.data_fd, step_blocks * identity.block_bytes) as medium:
+        for first in range(0, identity.blocks, step_blocks):
+            end = min(identity.blocks, first + step_blocks)
+            if not go_on() or not _step(files, source, identity, range(first, end), medium):
+                return None
     return before if before == _mark_of(identity, os.fstat(files.data_fd)) else None
 
 
@@ -225,18 +226,14 @@ def _settled(fd: int, go_on: Callable[[], bool]) -> bool:
 
 
 def _step(
-    files: _Files, source: VerifiableSource, identity: Identity, blocks: range, room: memoryview
+    files: _Files, source: VerifiableSource, identity: Identity, blocks: range, medium: Medium
 ) -> bool:
     """Verify some blocks as the medium has them; the wrong ones are dropped."""
     offset = blocks.start * identity.block_bytes
     length = min(identity.size_bytes, blocks.stop * identity.block_bytes) - offset
-    os.posix_fadvise(files.data_fd, offset, length, os.POSIX_FADV_DONTNEED)
-    done = 0
-    while done < length:
-        count = os.preadv(files.data_fd, [room[done:length]], offset + done)
-        if not count:
-            return False
-        done += count
+    room = medium.read(offset, length)
+    if room is None:
+        return False
     right = True
     for index in blocks:
         at = index * identity.block_bytes - offset
