@@ -74,16 +74,24 @@ class EventFile:
         *,
         wait: bool = False,
         status: str = "ok",
+        within: str | None = None,
         **attributes: object,
     ) -> EventFile:
-        """A phase; `end_s` None leaves it open. Attributes (`__` for a dot) go on its end."""
+        """A phase; `end_s` None leaves it open. Attributes (`__` for a dot) go on its end.
+        `within` is the id of the span that it is a part of, such as `last`."""
         self.spans += 1
         number = self.spans
-        self.line("begin", number, name, begin_s, "ok", {"bootseer.wait": True} if wait else {})
+        about: dict[str, object] = {"bootseer.wait": True} if wait else {}
+        self.line("begin", number, name, begin_s, "ok", about, parent_span_id=within)
         if end_s is not None:
             found = {key.replace("__", "."): value for key, value in attributes.items()}
             self.line("end", number, name, end_s, status, found)
         return self
+
+    @property
+    def last(self) -> str:
+        """The id of the last span."""
+        return f"{self.prefix}{self.spans:06x}"
 
     def point(self, name: str, at_s: float, status: str = "ok", **attributes: object) -> EventFile:
         self.spans += 1

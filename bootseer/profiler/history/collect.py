@@ -10,7 +10,9 @@ from typing import TypeVar
 from bootseer.profiler.history.model import KINDS, Kind, NodePhase, NodeTime, StartRecord
 from bootseer.profiler.report import lanes as lanes_
 from bootseer.profiler.report import skew as skew_
+from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.records import Identity, Start
+from bootseer.profiler.report.totals import lane_totals
 
 _T = TypeVar("_T")
 
@@ -74,11 +76,6 @@ def _kind(identities: list[Identity]) -> Kind | None:
     return declared.most_common(1)[0][0] if declared else None
 
 
-def _top(name: str, cut: lanes_.Lanes) -> str:
-    """The outermost phase that a span counts for."""
-    return cut.chains[name][-1]
-
-
 def _is_free(name: str | None) -> bool:
     return name is not None and name.split(".", 1)[0] in NO_GPU_PHASES
 
@@ -104,7 +101,7 @@ def _job_s(start: Start, skew: skew_.Skew, cut: lanes_.Lanes) -> float | None:
             for moment in (span.begin_ns, span.end_ns):
                 if moment is not None:
                     last = max(last, moment + shift - cut.zero_ns)
-            if span.name == lanes_.WHOLE and not span.point and span.end_ns is not None:
+            if span.name == WHOLE and not span.point and span.end_ns is not None:
                 ends.append(span.end_ns + shift - cut.zero_ns)
     if ends:
         # A short `job` span of one process does not end a start that went on elsewhere.
@@ -117,14 +114,9 @@ def _job_s(start: Start, skew: skew_.Skew, cut: lanes_.Lanes) -> float | None:
 def _node_phases(cut: lanes_.Lanes) -> tuple[NodePhase, ...]:
     own: dict[tuple[str, str], list[float]] = defaultdict(list)
     for lane in cut.lanes:
-        mine: dict[str, float] = defaultdict(float)
-        for piece in lane.pieces:
-            if piece.name is None or piece.wait or piece.name == lanes_.WHOLE:
-                continue
-            if not _is_free(piece.name):
-                mine[_top(piece.name, cut)] += piece.end_s - piece.begin_s
-        for phase, seconds in mine.items():
-            own[lane.node, phase].append(seconds)
+        for phase, seconds in lane_totals(lane, cut.chains).own.items():
+            if phase != WHOLE and not _is_free(phase):
+                own[lane.node, phase].append(seconds)
     return tuple(
         NodePhase(node, phase, statistics.median(values))
         for (node, phase), values in sorted(own.items())

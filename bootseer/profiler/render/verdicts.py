@@ -15,8 +15,8 @@ from bootseer.profiler.render.common import (
     seconds,
 )
 from bootseer.profiler.report.incidents import MISSING
-from bootseer.profiler.report.lanes import WHOLE
 from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
+from bootseer.profiler.report.overlap import WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,13 +60,13 @@ def barriers(lanes: Lanes, stages: Stages) -> tuple[Barrier, ...]:
 def _held_by(last: Stretch, all_of_stage: tuple[Stretch, ...]) -> str | None:
     """The phase in which `last` is furthest above the stage's median; None: unobserved time."""
     above = {
-        phase: own_s - median([s.own_s.get(phase, 0.0) for s in all_of_stage])
-        for phase, own_s in last.own_s.items()
+        phase: path_s - median([s.path_s.get(phase, 0.0) for s in all_of_stage])
+        for phase, path_s in last.path_s.items()
     }
     gap_s = last.gap_s - median([s.gap_s for s in all_of_stage])
     if not above or gap_s > max(above.values()):
         return None
-    return max(above, key=lambda phase: (above[phase], last.own_s[phase]))
+    return max(above, key=lambda phase: (above[phase], last.path_s[phase]))
 
 
 def critical_path(

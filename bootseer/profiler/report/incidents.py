@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Literal
 
-from bootseer.profiler.report.lanes import FIRST_STEP, WHOLE, Lane, Lanes
+from bootseer.profiler.report.lanes import FIRST_STEP, Lane, Lanes
 from bootseer.profiler.report.model import Incident, Killed, Problem, Unreached
+from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.records import Identity, Span, Start
 from bootseer.profiler.report.totals import Extras
 

@@ -1,25 +1,26 @@
 """One lane a process: its time from first event to first step, cut into pieces (pure).
 
 At each moment the innermost span tells what a lane does: a wait inside a phase is waiting, a
-phase inside the whole command (`job`) is that phase, and nothing is counted twice. What no span
-covers is a gap. Files of a node (or pod) without a rank, such as the wrapper's around an install,
-belong to every rank there; a node without ranks is one lane.
+phase inside the whole command (`job`) is that phase, and nothing is counted twice. Where several
+are innermost at once, `overlap` says which one has the moment. What no span covers is a gap.
+Files of a node (or pod) without a rank, such as the wrapper's around an install, belong to every
+rank there; a node without ranks is one lane.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bootseer.profiler.report import overlap
 from bootseer.profiler.report.model import STANDARD_PHASES
+from bootseer.profiler.report.overlap import WHOLE, Moment
 from bootseer.profiler.report.records import Source, Span, Start
 from bootseer.profiler.report.skew import Skew, barrier_spans
 
 FIRST_STEP = "first_step"
-WHOLE = "job"
 
 
 class Piece(NamedTuple):
@@ -57,8 +58,9 @@ class Open(NamedTuple):
 class Lane:
     """A process; pieces are in order and without holes from `begin_s` to `end_s`.
 
-    `reached` tells whether it came to its first step (then that is its end), `first` whether it
-    is the first lane of its group, the one in which shared pieces count.
+    `moments` is empty where no two spans ran at once: then the pieces say all. `reached` tells
+    whether it came to its first step (then that is its end), `first` whether it is the first lane
+    of its group, the one in which shared pieces count.
     """
 
     node: str
@@ -71,6 +73,7 @@ class Lane:
     pieces: tuple[Piece, ...]
     waits: tuple[Wait, ...]
     open: tuple[Open, ...]
+    moments: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,8 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
         reached_s = _first_step(members)
     end_s = last_s if reached_s is None else reached_s
     items: list[Piece] = []
+    spans: list[Span] = []  # of the items
+    outlasting: set[int] = set()  # items that ended later than the lane
     waits: list[Wait] = []
     opened: list[Open] = []
     for source, shift_ns, shared, _, _ in members:
@@ -211,18 +216,44 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
             if span[2] is None:
                 if span.name == WHOLE and reached_s is not None:
                     items.append(Piece(begun, end_s, WHOLE, False, shared))
+                    spans.append(span)
                 elif span.status != "unknown":
                     opened.append(Open(span.name, begun, source.file, shared))
             elif begun < end_s:
                 ended = (span[2] + shift_ns) / 1e9
-                ended = ended if ended < end_s else end_s
+                if ended > end_s:
+                    outlasting.add(len(items))
+                    ended = end_s
                 items.append(_piece(Piece, (begun, ended, span[0], span[3], shared)))
+                spans.append(span)
         waits += _waits(source.spans, shift_ns, end_s)
-    waits = _numbered(waits)
-    pieces = tuple(_pieces(items, begin_s, end_s))
-    opens = tuple(opened)
+    pieces = _pieces(sorted(items, key=_nesting), begin_s, end_s)
+    at_once: list[Moment] = []
+    if pieces is None:
+        overlapping = [
+            overlap.Item(item.begin_s, item.end_s, span, item.shared, number in outlasting)
+            for number, (item, span) in enumerate(zip(items, spans, strict=True))
+        ]
+        every = [span for timed in members for span in timed.source.spans]
+        parents = {span.span_id: span.parent_id for span in every if span.span_id is not None}
+        at_once = overlap.moments(overlapping, parents)
+        items = [Piece(low, high, *parts[0]) for low, high, parts in at_once]
+        pieces = _pieces(items, begin_s, end_s)
+        assert pieces is not None  # moments do not overlap
+        if not any(len(moment.parts) > 1 for moment in at_once):
+            at_once = []
     return Lane(
-        node, rank, group, first, begin_s, end_s, reached_s is not None, pieces, tuple(waits), opens
+        node,
+        rank,
+        group,
+        first,
+        begin_s,
+        end_s,
+        reached_s is not None,
+        tuple(pieces),
+        tuple(_numbered(waits)),
+        tuple(opened),
+        tuple(at_once),
     )
 
 
@@ -265,15 +296,14 @@ def _first_step(members: Sequence[_Timed]) -> float | None:
     return min(ends) if ends else None
 
 
-def _pieces(items: list[Piece], begin_s: float, end_s: float) -> list[Piece]:
-    """Fill `[begin_s, end_s)`: the innermost item at each moment, gaps between them."""
-    items.sort(key=_nesting)
+def _pieces(items: list[Piece], begin_s: float, end_s: float) -> list[Piece] | None:
+    """Fill `[begin_s, end_s)`: the items in their order, gaps between them; None: they overlap."""
     out: list[Piece] = []
     now = begin_s
     for piece in items:
         low, high = piece[0], piece[1]
-        if low < now:  # overlapping: cut them first
-            return _pieces(_innermost(items), begin_s, end_s)
+        if low < now:
+            return None
         if low > now:
             out.append(_piece(Piece, (now, low, None, False, False)))
         if high > low:
@@ -287,23 +317,3 @@ def _pieces(items: list[Piece], begin_s: float, end_s: float) -> list[Piece]:
 def _nesting(piece: Piece) -> tuple[float, float]:
     """Outer before inner: by begin, the longer first."""
     return piece.begin_s, -piece.end_s
-
-
-def _innermost(items: list[Piece]) -> list[Piece]:
-    """Cut overlapping items (sorted by `_nesting`) so that the last begun one wins."""
-    edges = sorted({moment for piece in items for moment in (piece.begin_s, piece.end_s)})
-    out: list[Piece] = []
-    active: list[Piece] = []
-    following = 0
-    for low, high in itertools.pairwise(edges):
-        while following < len(items) and items[following].begin_s <= low:
-            active.append(items[following])
-            following += 1
-        active = [piece for piece in active if piece.end_s > low]
-        if not active:
-            continue
-        top = active[-1]
-        same = out and out[-1].end_s == low and out[-1][2:] == top[2:]
-        begin_s = out.pop().begin_s if same else low
-        out.append(Piece(begin_s, high, top.name, top.wait, top.shared))
-    return out

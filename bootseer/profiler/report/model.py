@@ -80,7 +80,8 @@ class StartSummary:
 
 @dataclass(frozen=True, slots=True)
 class PhaseStats:
-    """Own work in one phase over the processes that had it (several spans of a process add up).
+    """Own work in one phase over the processes that had it (several spans of a process add up;
+    what another thread did meanwhile takes nothing away).
 
     Percentiles are of own work; they are None when the phase was waiting only. `parent` is the
     phase within whose spans this one lies (a sub-phase: already counted in its parent).
@@ -118,7 +119,8 @@ class PhaseStats:
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """One node. `own_s`, `wait_s`, `gap_s` are means over its processes; `first_step_s` is its
+    """One node. `own_s`, `wait_s`, `gap_s` are means over its processes, and no moment is counted
+    twice in them; `first_step_s` is its
     last rank's first step on the start's clock (None: not reached); `skew_s` is how far its
     clock ran ahead of the reference node's (already corrected everywhere), `uncertainty_s` half
     the width of what the barriers allow; both None where no barrier told."""
@@ -243,7 +245,8 @@ class PhaseGpuHours:
 class GpuHours:
     """GPU-hours held from each node's first event to its first step (or its last event).
 
-    total = own + waiting + unobserved. `gpus_assumed` is True when some process named no GPU
+    total = own + waiting + unobserved; a moment in which several phases ran at once is shared out
+    evenly among them. `gpus_assumed` is True when some process named no GPU
     count and one GPU a rank was assumed for it.
     """
 
@@ -262,7 +265,8 @@ class WhatIf:
 
     `kind` says whether `name` is a phase or a node; `change` `median`: every process above the
     phase's median (or every phase of that node above it) at the median; `removed`: that work
-    not there at all (for a node: the job without that node).
+    not there at all (for a node: the job without that node). Of phases that run at once in a
+    process, only what one does alone is saved.
     """
 
     kind: Literal["phase", "node"]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bootseer.profiler.report.lanes import Lane, Lanes, Wait
+from bootseer.profiler.report.lanes import Lane, Lanes, Piece, Wait
 
 START = -1
 END = -2
@@ -23,15 +23,32 @@ _CLUSTER_S = 0.25
 StageKey = tuple[int, int]
 
 
+class Ran(NamedTuple):
+    """`[begin_s, end_s)` of a stretch: the top-level phases at work then, and whether the process
+    waited for anything besides."""
+
+    begin_s: float
+    end_s: float
+    phases: tuple[str, ...]
+    waits: bool
+
+
 class Stretch(NamedTuple):
     """One lane's way through one stage: `[begin_s, end_s)`, its work in seconds, and its own
-    work per top-level phase."""
+    work per top-level phase.
+
+    `path_s` gives each moment of it to one phase; `alone_s` is what a phase did while nothing else
+    ran. Both are `own_s`, and `ran` is empty, where nothing ran at once in this lane.
+    """
 
     lane: int
     begin_s: float
     work_s: float
     own_s: Mapping[str, float]
     gap_s: float
+    path_s: Mapping[str, float]
+    alone_s: Mapping[str, float]
+    ran: tuple[Ran, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,30 +136,85 @@ def _cut(
     stretches: dict[StageKey, list[Stretch]],
 ) -> None:
     """Add one lane's stretches; one that did not reach a gate or the end has no last stretch."""
-    chains = lanes.chains
     before, opened_s, place = START, 0.0, 0
     stops = [(gate, wait.arrival_s, wait.exit_s) for gate, wait in passed]
     if lane.reached or not lanes.complete:
         stops.append((END, lane.end_s, lane.end_s))
     pieces = lane.pieces
     for gate, arrival_s, exit_s in stops:
-        own: dict[str, float] = {}
-        gap_s = max(0.0, lane.begin_s) if before == START else 0.0
-        while place < len(pieces) and pieces[place][0] < arrival_s:
-            begin_s, end_s, name, wait, _ = pieces[place]
-            place += 1
-            if name is None:
-                gap_s += end_s - begin_s
-            elif not wait:
-                top = chains[name][-1]
-                own[top] = own.get(top, 0.0) + end_s - begin_s
+        own, gap_s, place = _sums(pieces, place, opened_s, arrival_s, lanes.chains)
+        if before == START:
+            gap_s += max(0.0, lane.begin_s)
+        path = alone = own
+        ran: tuple[Ran, ...] = ()
+        if lane.moments:
+            own, path, alone, ran = _shared(lane, opened_s, arrival_s, lanes.chains)
         work_s = max(0.0, arrival_s - opened_s)  # it waited here while it waited there
-        stretches[before, gate].append(Stretch(number, opened_s, work_s, own, gap_s))
+        stretches[before, gate].append(
+            Stretch(number, opened_s, work_s, own, gap_s, path, alone, ran)
+        )
         if gate == END:
             break
         while place < len(pieces) and pieces[place][1] <= exit_s:
             place += 1
         before, opened_s = gate, gates[gate].exit_s
+
+
+_Sums = dict[str, float]
+
+
+def _sums(
+    pieces: Sequence[Piece],
+    place: int,
+    begin_s: float,
+    end_s: float,
+    chains: Mapping[str, tuple[str, ...]],
+) -> tuple[_Sums, float, int]:
+    """Own work per top-level phase within `[begin_s, end_s)`, what is not described there, and
+    the place of the first piece that goes on behind it; `place` is where to begin."""
+    own: _Sums = {}
+    gap_s = 0.0
+    while place < len(pieces) and pieces[place][0] < end_s:
+        low, high, name, wait, _ = pieces[place]
+        if low < begin_s:
+            low = begin_s
+        if high > end_s:
+            high = end_s
+        else:
+            place += 1
+        if high > low and name is None:
+            gap_s += high - low
+        elif high > low and name is not None and not wait:
+            top = chains[name][-1]
+            own[top] = own.get(top, 0.0) + high - low
+        if high == end_s:
+            break
+    return own, gap_s, place
+
+
+def _shared(
+    lane: Lane, begin_s: float, end_s: float, chains: Mapping[str, tuple[str, ...]]
+) -> tuple[_Sums, _Sums, _Sums, tuple[Ran, ...]]:
+    """What ran within `[begin_s, end_s)` of a lane in which spans ran at once: own work, the
+    path's, that of each phase alone, and all of it in order."""
+    own: _Sums = defaultdict(float)
+    path: _Sums = defaultdict(float)
+    alone: _Sums = defaultdict(float)
+    ran = []
+    for moment in lane.moments:
+        low, high = max(moment.begin_s, begin_s), min(moment.end_s, end_s)
+        if high <= low:
+            continue
+        waits = any(part.wait for part in moment.parts)
+        phases = tuple(dict.fromkeys(chains[p.name][-1] for p in moment.parts if not p.wait))
+        for phase in phases:
+            own[phase] += high - low
+        if not moment.parts[0].wait:
+            path[phases[0]] += high - low
+        if len(phases) == 1 and not waits:
+            alone[phases[0]] += high - low
+        ran.append(Ran(low, high, phases, waits))
+    return own, path, alone, tuple(ran)
 
 
 def replay(stages: Stages, longest: Mapping[StageKey, float]) -> float:

@@ -1,4 +1,8 @@
-"""Sums over lanes: own work and waiting per phase, and the figures made of them (pure)."""
+"""Sums over lanes: own work and waiting per phase, and the figures made of them (pure).
+
+What ran at once counts in full for each phase's own work (see `overlap`), so such sums may exceed
+the time that passed; where they have to add up, as in GPU-hours, a moment is shared out.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +28,25 @@ NOT_HELD = ("queue", "schedule")
 
 @dataclass(frozen=True, slots=True)
 class LaneTotals:
-    """One lane's seconds. `own` and `wait` are per top-level phase and together with `gap_s`
-    make the lane's length; `counted` and `counted_wait` also hold sub-phases, and leave out what
-    is shared with the group's first lane."""
+    """One lane's seconds. `own` and `wait` are per top-level phase: all time in which it ran.
+    `counted` and `counted_wait` also hold sub-phases, and leave out what is shared with the
+    group's first lane. `held` and `held_wait` share each moment out among the phases that ran in
+    it, own work before waiting; together with `gap_s` they make the lane's length. Where nothing
+    ran at once they are `own` and `wait`."""
 
     own: Mapping[str, float]
     wait: Mapping[str, float]
     counted: Mapping[str, float]
     counted_wait: Mapping[str, float]
     gap_s: float
+    held: Mapping[str, float]
+    held_wait: Mapping[str, float]
 
 
 def lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
     """Add up a lane's pieces."""
+    if lane.moments:
+        return _overlapping_totals(lane, chains)
     own: dict[str, float] = {}
     wait: dict[str, float] = {}
     counted: dict[str, float] = {}
@@ -54,7 +64,35 @@ def lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals
         if not shared or lane.first:
             for phase in chain:
                 into_counted[phase] = into_counted.get(phase, 0.0) + length_s
-    return LaneTotals(own, wait, counted, counted_wait, gap_s)
+    return LaneTotals(own, wait, counted, counted_wait, gap_s, own, wait)
+
+
+def _overlapping_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
+    """Add up the moments of a lane in which several spans ran at once."""
+    own: dict[str, float] = defaultdict(float)
+    wait: dict[str, float] = defaultdict(float)
+    counted: dict[str, float] = defaultdict(float)
+    counted_wait: dict[str, float] = defaultdict(float)
+    held: dict[str, float] = defaultdict(float)
+    held_wait: dict[str, float] = defaultdict(float)
+    for begin_s, end_s, parts in lane.moments:
+        length_s = end_s - begin_s
+        tops: dict[bool, set[str]] = {False: set(), True: set()}
+        phases: dict[bool, set[str]] = {False: set(), True: set()}
+        for name, waiting, shared in parts:
+            tops[waiting].add(chains[name][-1])
+            if not shared or lane.first:
+                phases[waiting].update(chains[name])
+        for waiting, into, into_counted in ((False, own, counted), (True, wait, counted_wait)):
+            for phase in tops[waiting]:
+                into[phase] += length_s
+            for phase in phases[waiting]:
+                into_counted[phase] += length_s
+        holding = tops[False] or tops[True]
+        for phase in holding:
+            (held if tops[False] else held_wait)[phase] += length_s / len(holding)
+    gap_s = sum([piece.end_s - piece.begin_s for piece in lane.pieces if piece.name is None])
+    return LaneTotals(own, wait, counted, counted_wait, gap_s, held, held_wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +255,10 @@ def gpu_hours(lanes: Lanes, totals: Sequence[LaneTotals]) -> GpuHours:
     gap = 0.0
     for lane, total in zip(lanes.lanes, totals, strict=True):
         share = gpus[lane.group] / size[lane.group] / 3600
-        for phase, seconds in total.own.items():
+        for phase, seconds in total.held.items():
             if phase not in NOT_HELD:
                 own[phase] += seconds * share
-        for phase, seconds in total.wait.items():
+        for phase, seconds in total.held_wait.items():
             if phase not in NOT_HELD:
                 wait[phase] += seconds * share
         gap += (total.gap_s + lane.begin_s - began_s[lane.group]) * share
@@ -250,8 +288,8 @@ def node_summaries(
                 name=node,
                 processes=len(mine),
                 gpus=sum(n or 0 for n in named) if any(n is not None for n in named) else None,
-                own_s=fmean([sum(totals[n].own.values()) for n in numbers]),
-                wait_s=fmean([sum(totals[n].wait.values()) for n in numbers]),
+                own_s=fmean([sum(totals[n].held.values()) for n in numbers]),
+                wait_s=fmean([sum(totals[n].held_wait.values()) for n in numbers]),
                 gap_s=fmean([totals[n].gap_s for n in numbers]),
                 first_step_s=max(lane.end_s for lane in mine) if whole else None,
                 killed=killed.get(node, 0),

@@ -3,6 +3,9 @@
 Changes are made to the work of each stage and carried through the barriers (see `stages`):
 shortening what nobody waited for saves nothing. Only own work changes; gaps, waits for others
 than barriers and the barriers' latencies stay as they were.
+
+Of phases that ran at once, shortening one saves what it did alone. A phase is shortened from its
+end, in each stage by the same share: the time that is saved lies in its last part.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from bootseer.profiler.report.lanes import WHOLE, Lanes
+from bootseer.profiler.report.lanes import Lanes
 from bootseer.profiler.report.model import WhatIf
-from bootseer.profiler.report.stages import StageKey, Stages, longest_of, replay
+from bootseer.profiler.report.overlap import WHOLE
+from bootseer.profiler.report.stages import Ran, StageKey, Stages, Stretch, longest_of, replay
 
 _Uses = dict[str, list[tuple[StageKey, int, float]]]  # phase -> (stage, place in it, own work)
 
@@ -44,9 +48,13 @@ def what_if(
             cuts: dict[StageKey, dict[int, float]] = defaultdict(dict)
             limit_s = medians.get(phase, 0.0) if change == "median" else 0.0
             for key, place, own_s in found:
-                total_s = totals[stages.stretches[key][place][0]].get(phase, own_s)
+                stretch = stages.stretches[key][place]
+                total_s = totals[stretch[0]].get(phase, own_s)
                 if total_s > limit_s:
-                    cuts[key][place] = own_s * (total_s - limit_s) / total_s
+                    less_s = own_s * (total_s - limit_s) / total_s
+                    if stretch.ran:
+                        less_s = _saved(stretch, {phase: less_s})
+                    cuts[key][place] = less_s
             out.append(_result("phase", phase, change, now_s, _shortened(stages, base, cuts)))
     for node in holders:
         slim = _node_at_median(lanes, stages, totals, medians, node, base)
@@ -90,17 +98,55 @@ def _node_at_median(
     mine = {i for i, lane in enumerate(lanes.lanes) if lane.node == node}
     for key, stretches in stages.stretches.items():
         works = []
-        for lane, _, work_s, own, _ in stretches:
+        for stretch in stretches:
             less_s = 0.0
-            if lane in mine:
-                for phase, own_s in own.items():
-                    total_s = totals[lane].get(phase, own_s)
-                    over_s = total_s - medians.get(phase, total_s)
-                    if over_s > 0 and total_s > 0:
-                        less_s += own_s * over_s / total_s
-            works.append(work_s - less_s)
+            if stretch.lane in mine:
+                less = _above_median(stretch, totals[stretch.lane], medians)
+                less_s = _saved(stretch, less) if stretch.ran else sum(less.values())
+            works.append(stretch.work_s - less_s)
         longest[key] = max(works)
     return longest
+
+
+def _above_median(
+    stretch: Stretch, total: Mapping[str, float], medians: Mapping[str, float]
+) -> dict[str, float]:
+    """A stretch's share of what its lane spent in each phase above the phase's median."""
+    out = {}
+    for phase, own_s in stretch.own_s.items():
+        total_s = total.get(phase, own_s)
+        over_s = total_s - medians.get(phase, total_s)
+        if over_s > 0 and total_s > 0:
+            out[phase] = own_s * over_s / total_s
+    return out
+
+
+def _saved(stretch: Stretch, less: Mapping[str, float]) -> float:
+    """By how much a stretch gets shorter when the last `less` seconds of each phase's own work in
+    it are gone: by the moments in which nothing else ran."""
+    if len(less) == 1:
+        ((phase, less_s),) = less.items()
+        own_s, alone_s = stretch.own_s[phase], stretch.alone_s.get(phase, 0.0)
+        if alone_s == 0 or less_s >= own_s:
+            return alone_s
+    since = {phase: _last_of(phase, less_s, stretch.ran) for phase, less_s in less.items()}
+    saved_s = 0.0
+    for begin_s, end_s, phases, waits in stretch.ran:
+        if phases and not waits and all(phase in since for phase in phases):
+            saved_s += max(0.0, end_s - max(begin_s, *(since[phase] for phase in phases)))
+    return saved_s
+
+
+def _last_of(phase: str, length_s: float, ran: Sequence[Ran]) -> float:
+    """The moment from which on `phase` worked for `length_s` in all."""
+    moment_s = ran[-1].end_s
+    for begin_s, end_s, phases, _ in reversed(ran):
+        if phase in phases:
+            moment_s = max(begin_s, end_s - length_s)
+            length_s -= end_s - begin_s
+            if length_s <= 0:
+                break
+    return moment_s
 
 
 def _without(lanes: Lanes, stages: Stages, node: str) -> dict[StageKey, float]:
