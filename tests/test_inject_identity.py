@@ -58,7 +58,8 @@ def make_pod(spec: dict[str, Any], marks: dict[str, Any], owner: str = "") -> di
 
 def environment_of(pod: dict[str, Any]) -> dict[str, str]:
     """The variables of the pod's first container, as kubelet fills them in."""
-    metadata, out = pod["metadata"], {}
+    metadata = pod["metadata"]
+    out: dict[str, str] = {}
     for one in pod["spec"]["containers"][0].get("env", []):
         if "value" in one:
             reference = re.compile(r"\$\$|\$\((\w+)\)")

@@ -132,6 +132,9 @@ def write(raw: str, output: str | None) -> None:
 @output_option
 @injection_options
 @click.option("--skip-refused", is_flag=True, help="Write the rest though pods were refused.")
+@click.option(
+    "--require", is_flag=True, help="Fail where anything that runs containers stays as it is."
+)
 @click.option("--explain", is_flag=True, help="List each change and its reason instead of writing.")
 @click.option("--json", "as_json", is_flag=True, help="With --explain: as JSON.")
 def command(**given: Any) -> int:
@@ -141,9 +144,12 @@ def command(**given: Any) -> int:
     result = inject.inject(yamltext.decode(data, name), options_of(given), resolver_of(given))
     if given["explain"]:
         _explain(result, as_json=given["as_json"])
-        return NotSupportedError.exit_code if result.refusals else 0
+        fails = result.refusals or (given["require"] and not _is_all_measured(result))
+        return NotSupportedError.exit_code if fails else 0
     for passed in result.passed_over:
         click.echo(f"bootseer: {name}: {passed.pod}: passed over: {passed.reason}", err=True)
+    for left in result.unmeasured:
+        click.echo(f"bootseer: {name}: {left.pod}: left as it is: {left.reason}", err=True)
     for refusal in result.refusals:
         click.echo(f"bootseer: {name}: {refusal.pod}: {refusal.reason}", err=True)
     if result.refusals and not given["skip_refused"]:
@@ -151,10 +157,25 @@ def command(**given: Any) -> int:
             f"{name}: {len(result.refusals)} of its pods cannot be injected, nothing was written; "
             "mend them, or leave them out by --skip-refused"
         )
-    if not result.changes and not result.refusals:
-        click.echo(f"bootseer: {name}: there is no pod in it; written as it was", err=True)
+    if given["require"] and not _is_all_measured(result):
+        raise NotSupportedError(
+            f"{name}: --require, and not everything in it that runs containers is injected, "
+            f"nothing was written; {_say_what_is_there(result)}"
+        )
+    if not result.changes and not result.refusals and not result.unmeasured:
+        there = _say_what_is_there(result)
+        click.echo(f"bootseer: {name}: there is no pod in it; {there}; written as it was", err=True)
     write(result.raw, given["output"])
     return 0
+
+
+def _is_all_measured(result: Injected) -> bool:
+    """Whether something was injected, and nothing but what --container passes over left out."""
+    return bool(result.changes) and not result.refusals and not result.unmeasured
+
+
+def _say_what_is_there(result: Injected) -> str:
+    return f"its objects are of kind {', '.join(result.kinds)}" if result.kinds else "it is empty"
 
 
 def resolver_of(given: dict[str, Any]) -> Resolve | None:
@@ -233,6 +254,7 @@ def _explain(result: Injected, *, as_json: bool) -> None:
             "changes": [dataclasses.asdict(change) for change in result.changes],
             "refusals": [dataclasses.asdict(refusal) for refusal in result.refusals],
             "passed_over": [dataclasses.asdict(passed) for passed in result.passed_over],
+            "unmeasured": [dataclasses.asdict(left) for left in result.unmeasured],
         }
         click.echo(json.dumps(told, indent=1))
         return
@@ -240,5 +262,7 @@ def _explain(result: Injected, *, as_json: bool) -> None:
         click.echo(f"line {change.line}: {change.pod}: {change.what}\n    {change.why}")
     for passed in result.passed_over:
         click.echo(f"line {passed.line}: {passed.pod}: passed over\n    {passed.reason}")
+    for left in result.unmeasured:
+        click.echo(f"line {left.line}: {left.pod}: left as it is\n    {left.reason}")
     for refusal in result.refusals:
         click.echo(f"line {refusal.line}: {refusal.pod}: not injected\n    {refusal.reason}")

@@ -30,7 +30,7 @@ ALLOWED: dict[Tier, str] = {
 class Finding:
     """One pod: its tier and why, notes on what will or will not work, and why it is refused.
 
-    `passed_over` says why the pod is left as it is without being refused.
+    `passed_over` says why the pod, or an object without one, is left as it is and not refused.
     """
 
     line: int
@@ -66,6 +66,9 @@ def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -
                 out.append(Finding(*place, "", injected, "none", why, (), "", reason))
             else:
                 out.append(_finding(pod, options, injected, refused.pop(place, "")))
+    for left in result.unmeasured:
+        why = "it has no pod that can be injected"
+        out.append(Finding(left.line, left.pod, "", False, "none", why, (), "", left.reason))
     # Refused, but no pod: a TrainJob has a command alone.
     for (line, title), reason in refused.items():
         why = "it has no pod of its own"
@@ -85,7 +88,7 @@ def _finding(pod: Pod, options: Options, injected: bool, refusal: str) -> Findin
     return Finding(
         line=container.start_mark.line + 1,
         pod=f"{pod.title} {pod.path}",
-        container=pods.container_name(container),
+        container=pod.container_name(container),
         injected=injected,
         tier=tier,
         why=why,

@@ -23,7 +23,7 @@ from bootseer.kubernetes.job_command import CommandChoice
 from bootseer.kubernetes.nodes import find_unfit_nodes
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.plan import Additions, additions, prefix
-from bootseer.kubernetes.pods import Pod
+from bootseer.kubernetes.pods import Described, Pod
 from bootseer.kubernetes.yamltext import Text
 
 Resolve = Callable[[str], ImageConfig]
@@ -56,12 +56,16 @@ class Injected:
     """The new text, and what was done and not done.
 
     `passed_over`: pods left as they are because another container than theirs was asked for.
+    `unmeasured`: objects that run containers, but have no pod to inject, and why. `kinds`: those of
+    all objects.
     """
 
     raw: str
     changes: tuple[Change, ...]
     refusals: tuple[Refusal, ...]
     passed_over: tuple[Refusal, ...] = ()
+    unmeasured: tuple[Refusal, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 
 def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Injected:
@@ -78,13 +82,21 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     commands = _given_commands(clean, options)
     passed_over: list[Refusal] = []
     may_pass_over = bool(options.container) and _has_container(clean, options.container)
+    wrapped = _WrappedTrainJobs()
+    unmeasured: list[Refusal] = []
+    kinds_there: list[str] = []
     for document in yamltext.documents(clean):
-        if _kind(document.root) == "TrainJob":
-            try:
-                _train_job(clean, document.root, options, all_edits, changes)
-            except CannotEditError as error:
-                line, title = document.root.start_mark.line + 1, _title(document.root)
-                refusals.append(Refusal(line, title, str(error)))
+        for one in pods.find_objects(document):
+            kinds_there.append(one.kind)
+            if kinds.is_train_job(one.node):
+                try:
+                    _train_job(clean, one, options, all_edits, changes, wrapped)
+                except CannotEditError as error:
+                    refusals.append(_refusal_of(one, str(error)))
+            elif not one.pods:
+                reason = kinds.find_containers_left(one)
+                if reason:
+                    unmeasured.append(_refusal_of(one, reason))
         for pod in pods.find(document):
             if may_pass_over and not is_asked_for(pod, options):
                 line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"
@@ -99,20 +111,59 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
                 continue
             all_edits += made
             changes += told
+            wrapped.add_runtime(pod, told)
+    unmeasured += wrapped.find_unmeasured()
     new = edits.apply(clean.raw, all_edits)
-    return Injected(new, tuple(changes), tuple(refusals), tuple(passed_over))
+    return Injected(
+        new,
+        tuple(changes),
+        tuple(refusals),
+        tuple(passed_over),
+        tuple(unmeasured),
+        tuple(dict.fromkeys(filter(None, kinds_there))),
+    )
+
+
+def _refusal_of(one: Described, reason: str) -> Refusal:
+    return Refusal(one.node.start_mark.line + 1, one.title, reason)
+
+
+@dataclasses.dataclass(slots=True)
+class _WrappedTrainJobs:
+    """Which TrainJobs leave their command to their runtime, and which runtimes have one."""
+
+    _without: list[tuple[str, Refusal]] = dataclasses.field(default_factory=list)
+    _runtimes: set[str] = dataclasses.field(default_factory=set)
+
+    def add_job(self, one: Described) -> None:
+        """Count a TrainJob without a command."""
+        runtime = yamltext.scalar(yamltext.child(one.node, "spec", "runtimeRef", "name"))
+        reason = (
+            f"it has no command: what its runtime {runtime or '(unnamed)'} starts is measured only "
+            "where that has a command and is injected too"
+        )
+        self._without.append((runtime, _refusal_of(one, reason)))
+
+    def add_runtime(self, pod: Pod, changes: Sequence[Change]) -> None:
+        """Count a runtime that was injected, if the wrapper stands before its command."""
+        if any(change.what.startswith("command: ") for change in changes):
+            self._runtimes.add(pod.owner_name)
+
+    def find_unmeasured(self) -> list[Refusal]:
+        """TrainJobs whose runtime is not among those that were wrapped."""
+        return [left for runtime, left in self._without if runtime not in self._runtimes]
 
 
 def is_asked_for(pod: Pod, options: Options) -> bool:
     """Whether a pod has the container that was asked for, if one was."""
-    names_there = map(pods.container_name, pod.containers())
+    names_there = map(pod.container_name, pod.containers())
     return not options.container or options.container in names_there
 
 
 def _has_container(text: Text, name: str) -> bool:
     """Whether any pod has a container of this name."""
     return any(
-        pods.container_name(container) == name
+        pod.container_name(container) == name
         for document in yamltext.documents(text)
         for pod in pods.find(document)
         for container in pod.containers()
@@ -136,25 +187,19 @@ def _given_commands(text: Text, options: Options) -> CommandChoice:
     return commands
 
 
-def _kind(root: yaml.Node) -> str:
-    return yamltext.scalar(yamltext.child(root, "kind"))
-
-
-def _title(train_job: yaml.Node) -> str:
-    return f"TrainJob/{yamltext.scalar(yamltext.child(train_job, 'metadata', 'name'))}"
-
-
 def _train_job(
     text: Text,
-    root: yaml.MappingNode,
+    one: Described,
     options: Options,
     all_edits: list[Edit],
     changes: list[Change],
+    wrapped: _WrappedTrainJobs,
 ) -> None:
     """A TrainJob has no pod of its own: only its command is wrapped, its runtime has the rest."""
-    trainer = yamltext.child(root, "spec", "trainer")
+    trainer = yamltext.child(one.node, "spec", "trainer")
     command = yamltext.child(trainer, "command")
     if not isinstance(trainer, yaml.MappingNode) or not yamltext.items(command):
+        wrapped.add_job(one)
         return
     if tuple(yamltext.scalar(word) for word in yamltext.items(command)) == kinds.TORCHTUNE:
         raise CannotEditError(kinds.TORCHTUNE_REASON)
@@ -163,7 +208,7 @@ def _train_job(
     changes.append(
         Change(
             command.start_mark.line + 1,
-            _title(root),
+            one.title,
             f"command: {' '.join(prefix(options))}",
             "the wrapper measures the job and starts it; inject the TrainingRuntime that this "
             "job names as well, it brings the wrapper into the pods",
@@ -190,6 +235,8 @@ class _Injection:
 
     def run(self) -> tuple[list[Edit], list[Change]]:
         """Return all edits; raises a BootseerError with the reason for a refusal."""
+        if self._pod.form == "containerSet":
+            raise CannotEditError(kinds.ARGO_SET_REASON)
         self._check_pod()
         container = choose_container(self._pod, self._options)
         is_given = self._commands.is_named(self._pod, container)
@@ -228,6 +275,8 @@ class _Injection:
                 "of YAML only; write it as an escape in double quotes"
             )
         unfit = find_unfit_nodes(pod.spec)
+        if pod.form and not unfit:
+            unfit = find_unfit_nodes(kinds.find_workflow(pod.owner))
         if unfit:
             raise CannotEditError(
                 f"it may run on {unfit} nodes, and the wrapper is for linux on amd64; leave it "
@@ -396,11 +445,12 @@ class _Injection:
         """The job's own `command`, and `args` where they have to be added."""
         args = yamltext.child(container, "args")
         has_args = args is not None and not yamltext.is_absent(args)
+        has_args = has_args or self._pod.form == "script"  # Argo gives the script's path as one
         given = self._commands.choose(self._pod, container)
         if given:
             return {"command": list(given)}
         image = yamltext.scalar(yamltext.child(container, "image"))
-        name = pods.container_name(container)
+        name = self._pod.container_name(container)
         hint = f"give it by --command '{self._pod.title}/{name}=WORDS'"
         if self._resolve is None or not image:
             raise CannotEditError(f"the command of container {name} is its image's; {hint}")
@@ -432,8 +482,9 @@ def _escape(word: str) -> str:
 
 def choose_container(pod: Pod, options: Options) -> yaml.MappingNode:
     """Which container of a pod is the job; raises CannotEditError when nobody can tell."""
-    found = {pods.container_name(c): c for c in pod.containers()}
-    wanted = options.container or pod.annotation(pods.DEFAULT_CONTAINER)
+    found = {pod.container_name(c): c for c in pod.containers()}
+    named = "" if pod.form else pod.annotation(pods.DEFAULT_CONTAINER)
+    wanted = options.container or named
     if wanted:
         if wanted not in found:
             raise CannotEditError(f"it has no container {wanted!r}; it has {', '.join(found)}")

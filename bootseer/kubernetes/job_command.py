@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from bootseer.errors import UsageError
-from bootseer.kubernetes import pods, yamltext
+from bootseer.kubernetes import yamltext
 from bootseer.kubernetes.edits import CannotEditError
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.pods import Pod
@@ -112,4 +112,4 @@ class CommandChoice:
 
 
 def _name(pod: Pod, container: yaml.MappingNode) -> str:
-    return f"{pod.title}/{pods.container_name(container)}"
+    return f"{pod.title}/{pod.container_name(container)}"

@@ -10,8 +10,17 @@ from collections.abc import Sequence
 
 import yaml
 
-from bootseer.kubernetes.pods import Pod, container_name, is_of
-from bootseer.kubernetes.yamltext import child, items, labels, scalar
+from bootseer.kubernetes.pods import (
+    ARGO,
+    ARGO_KINDS,
+    NO_PODS,
+    Described,
+    Pod,
+    find_reason_for_none,
+    is_object_of,
+    is_of,
+)
+from bootseer.kubernetes.yamltext import child, items, labels, pairs, scalar
 
 TORCHTUNE = ("tune", "run")
 """The command by which Kubeflow Trainer knows torchtune."""
@@ -97,6 +106,11 @@ OPERATORS: Sequence[Operator] = (
     ),
 )
 
+ARGO_SET_REASON = (
+    "the containers of a containerSet start one after the other in one pod, so that none of them "
+    "is the job; make the one to be measured a template of its own"
+)
+
 PLAIN: Sequence[tuple[str, tuple[str, ...]]] = (
     ("", ("Pod", "PodTemplate", "ReplicationController")),
     ("apps", ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")),
@@ -106,6 +120,8 @@ PLAIN: Sequence[tuple[str, tuple[str, ...]]] = (
     ("leaderworkerset.x-k8s.io", ("LeaderWorkerSet",)),
     ("kubeflow.org", ("PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")),
     ("trainer.kubeflow.org", ("TrainingRuntime", "ClusterTrainingRuntime", "TrainJob")),
+    # argoproj/argo-workflows, workflow/controller/workflowpod.go: its emissary starts the command.
+    (ARGO, ARGO_KINDS),
 )
 """Kinds whose controllers start a pod's command as it is written."""
 
@@ -116,6 +132,8 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
     `is_given`: the caller named this container and gave its command.
     """
     command = [scalar(word) for word in items(child(container, "command"))]
+    if pod.form:
+        return _find_argo_refusal(pod, has_command=bool(command))
     if pod.owner_kind.endswith("TrainingRuntime") and tuple(command[:2]) == TORCHTUNE:
         return TORCHTUNE_REASON
     is_first = pod.containers()[0] is container
@@ -128,8 +146,82 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
             or (operator.annotation and _is_set(pod, operator.annotation))
         ):
             continue
-        return operator.reason.replace("{name}", f"{pod.title}/{container_name(container)}")
+        return operator.reason.replace("{name}", f"{pod.title}/{pod.container_name(container)}")
     return ""
+
+
+def _find_argo_refusal(pod: Pod, *, has_command: bool) -> str:
+    """Say what else than its own container decides about the command of an Argo template.
+
+    Source: argoproj/argo-workflows, workflow/controller/workflowpod.go (podSpecPatch comes last)
+    and operator.go, mergedTemplateDefaultsInto.
+    """
+    workflow = find_workflow(pod.owner)
+    for place in (pod.spec, workflow):
+        if "command" in scalar(child(place, "podSpecPatch")):
+            return "podSpecPatch names a command, which would take the place of ours; leave it out"
+    defaults = child(workflow, "templateDefaults", pod.form)
+    if not has_command and child(defaults, "command") is not None:
+        return "its command comes from templateDefaults; write it into the template"
+    return ""
+
+
+def find_workflow(node: yaml.MappingNode) -> yaml.MappingNode:
+    """What an object of Argo Workflows says of all its templates; the object itself for nothing."""
+    spec = child(node, "spec")
+    found = child(spec, "workflowSpec") or spec
+    return found if isinstance(found, yaml.MappingNode) else node
+
+
+def find_containers_left(one: Described) -> str:
+    """Say why an object's containers stay as they are though it describes no pod, "" for none.
+
+    A TrainJob is not among them: its command is wrapped.
+    """
+    reason = find_reason_for_none(one.node)
+    if reason is not None:
+        return reason
+    if is_object_of(one.node, ARGO, ARGO_KINDS):
+        named = scalar(child(find_workflow(one.node), "workflowTemplateRef", "name"))
+        return f"its templates are those of {named}; inject that one" if named else ""
+    path = "" if one.kind in NO_PODS else _find_containers(one.node, [], set())
+    if path:
+        version = scalar(child(one.node, "apiVersion")) or "no apiVersion"
+        return (
+            f"it has containers at {path}, but no pod's template, and the kind "
+            f"{one.kind or '(none)'} ({version}) is unknown here"
+        )
+    return ""
+
+
+def _find_containers(node: yaml.Node, path: list[str], seen: set[int]) -> str:
+    """Where below a node containers stand, "" for nowhere; objects within it are passed over."""
+    if id(node) in seen:
+        return ""
+    seen.add(id(node))
+    for key, _, value in pairs(node):
+        below = [*path, key]
+        entries = items(value) if key in ("containers", "steps") else [value]
+        if key in ("containers", "container", "steps") and any(
+            scalar(child(entry, "image")) for entry in entries
+        ):
+            return ".".join(below)
+        if child(value, "apiVersion") is not None and child(value, "kind") is not None:
+            continue
+        found = _find_containers(value, below, seen)
+        if found:
+            return found
+    for number, value in enumerate(items(node)):
+        if child(value, "apiVersion") is None:
+            found = _find_containers(value, [*path[:-1], f"{path[-1]}[{number}]"], seen)
+            if found:
+                return found
+    return ""
+
+
+def is_train_job(node: yaml.Node) -> bool:
+    """Whether an object is a TrainJob of Kubeflow Trainer, which has a command and no pod."""
+    return is_object_of(node, "trainer.kubeflow.org", ("TrainJob",))
 
 
 def is_known(pod: Pod) -> bool:

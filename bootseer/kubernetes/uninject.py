@@ -39,17 +39,18 @@ def uninject(text: Text) -> str:
     cuts: list[_Cut] = []
     injected = iter(seen.tiers)
     for document in yamltext.documents(bare):
-        for pod in pods.find(document):
-            # Names alone do not make a thing ours: only pods that were injected lose anything.
-            tiers = next(injected)
-            if tiers is not None:
-                _from_mapping(bare, pod.spec, cuts)
-                for container, tier in zip(pod.containers(), tiers, strict=True):
-                    _from_mapping(bare, container, cuts)
-                    _cut_tier(bare, container, tier, cuts)
-        trainer = yamltext.child(document.root, "spec", "trainer")
-        if isinstance(trainer, yaml.MappingNode):
-            _from_mapping(bare, trainer, cuts)
+        for one in pods.find_objects(document):
+            for pod in one.pods:
+                # Names alone do not make a thing ours: only pods that were injected lose anything.
+                tiers = next(injected)
+                if tiers is not None:
+                    _from_mapping(bare, pod.spec, cuts)
+                    for container, tier in zip(pod.containers(), tiers, strict=True):
+                        _from_mapping(bare, container, cuts)
+                        _cut_tier(bare, container, tier, cuts)
+            trainer = yamltext.child(one.node, "spec", "trainer")
+            if isinstance(trainer, yaml.MappingNode):
+                _from_mapping(bare, trainer, cuts)
     return _apply(raw, cuts)
 
 
