@@ -679,7 +679,7 @@ def test_second_start_on_a_node_uses_the_shared_tree(node: Node) -> None:
         assert node.ends()[-1]["attributes"]["bootseer.deps.form"] != "archive"
         assert node.works()
         clear(node)
-    assert len(list((node.cache / "trees").rglob("bootseer_alpha/__init__.py"))) == 1
+    assert len(list((node.cache / "trees").rglob("tree.json"))) == 1
 
 
 def clear(node: Node) -> None:

@@ -229,7 +229,7 @@ def carry_out_trees(cache: str, removals: Sequence[Removal], now: float) -> int:
             continue  # somebody is about to place it
         if any(removal.name == found.digest for removal in removals):
             try:
-                freed += tree.discard(target.trees_of(cache), found.digest)
+                freed += tree.discard(target.trees_of(cache), found.digest, packed=found.packed)
             except BusyError:
                 continue
     return freed

@@ -195,7 +195,8 @@ class SharedTree:
     """A complete unpacked snapshot in the node's cache.
 
     `roots` maps each recorded root to the directory that holds its entries; `deleted` to what
-    the install deleted below it.
+    the install deleted below it. A `packed` one is mounted first (`sharing.packed`), and its
+    roots' directories, which bear the same names, are in there.
     """
 
     digest: Digest
@@ -204,6 +205,7 @@ class SharedTree:
     deleted: Mapping[str, tuple[str, ...]]
     size: int
     fresh: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

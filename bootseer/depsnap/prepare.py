@@ -12,7 +12,7 @@ from bootseer.depsnap import capture, reach, records, target
 from bootseer.depsnap.fitting import Judge
 from bootseer.depsnap.keying import key, roots
 from bootseer.depsnap.keying.resolver import Resolution
-from bootseer.depsnap.model import FormChoice, absolute
+from bootseer.depsnap.model import FormChoice, Placement, absolute
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.sharing import placements, tree
 from bootseer.depsnap.sharing.machine import boot_id
@@ -22,6 +22,7 @@ from bootseer.errors import (
     CorruptDataError,
     DeadlineError,
     NotFoundError,
+    NotSupportedError,
     UsageError,
 )
 from bootseer.storage.base import Store, open_store
@@ -299,22 +300,36 @@ def _place_tree(
     moved: Mapping[str, str] | None,
     confirm: Callable[[], None],
 ) -> tuple[str, str]:
-    shared = tree.ensure(
-        target.trees_of(settings.cache),
-        path,
-        record.archive.index_digest,
-        limits=records.limits_of(record),
-        allow_setuid=settings.allow_setuid,
-        owners=record.archive.owners,
-        on_step=settings.on_step,
-    )
-    if set(shared.roots) != set(record.roots):
-        raise CorruptDataError(
-            f"the record of {record.key[:12]} does not name the roots of its archive"
+    cache = target.trees_of(settings.cache)
+    places = [(moved or {}).get(root, root) for root in record.roots]
+    overlaid = wanted == "overlay" or (wanted == "auto" and settings.writable)
+
+    def attempt(packed: bool) -> tuple[Placement, ...]:
+        shared = tree.ensure(
+            cache,
+            path,
+            record.archive.index_digest,
+            limits=records.limits_of(record),
+            allow_setuid=settings.allow_setuid,
+            owners=record.archive.owners,
+            on_step=settings.on_step,
+            packed=packed,
         )
-    placed = tree.place(
-        shared, moved, form=wanted, writable=settings.writable, before_switch=confirm
-    )
+        if set(shared.roots) != set(record.roots):
+            raise CorruptDataError(
+                f"the record of {record.key[:12]} does not name the roots of its archive"
+            )
+        return tree.place(
+            shared, moved, form=wanted, writable=settings.writable, before_switch=confirm
+        )
+
+    packed = overlaid and tree.can_overlay(places, cache)
+    try:
+        placed = attempt(packed)
+    except NotSupportedError:
+        if not packed:
+            raise
+        placed = attempt(packed=False)
     return "+".join(sorted({p.form for p in placed})), "; ".join(
         dict.fromkeys(p.why for p in placed)
     )

@@ -24,6 +24,7 @@ from bootseer.depsnap.format.layout import BLOCK
 from bootseer.depsnap.format.toc import Index
 from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, Limits
 from bootseer.depsnap.restoring import worker
+from bootseer.depsnap.sharing import packed as sharing
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -66,20 +67,23 @@ def unpack(
     *,
     limits: Limits,
     keep_open: Sequence[int] = (),
+    packed: bool = False,
 ) -> Counts:
     """Fill `destinations` (one private directory a root, empty). Returns what was left out.
 
+    `packed`: into the two files of a packed tree instead, in the only destination.
     Forks workers when this process has one thread, else does all in a fresh interpreter, since
     a forked child of a threaded process may inherit locks nobody will release. `keep_open` are
     locks that must outlive this process for as long as a worker runs. Raises CorruptDataError,
     NoSpaceError, AccessDeniedError; the destinations are then to be thrown away.
     """
     _check_owners(index, policy)
-    _check_space(index, destinations)
+    _check_space(index, destinations, packed)
     if threading.active_count() > 1:
-        return _in_fresh_process(path, index, destinations, policy, limits, keep_open)
+        return _in_fresh_process(path, index, destinations, policy, limits, keep_open, packed)
+    kind = _Packing if packed else _Unpacking
     try:
-        with _Unpacking(path, index, destinations, policy) as work:
+        with kind(path, index, destinations, policy) as work:
             return work.run()
     except OSError as error:
         place = destinations[0] if error.filename is None else f"{error.filename!r}"
@@ -97,7 +101,7 @@ def _check_owners(index: Index, policy: Policy) -> None:
         )
 
 
-def _check_space(index: Index, destinations: Sequence[str]) -> None:
+def _check_space(index: Index, destinations: Sequence[str], packed: bool) -> None:
     """Fail before the first byte where the file system plainly has no room."""
     status = os.statvfs(destinations[0])
     free = status.f_bavail * status.f_frsize
@@ -106,7 +110,7 @@ def _check_space(index: Index, destinations: Sequence[str]) -> None:
             f"cannot restore below {destinations[0]}: {index.raw_bytes} bytes needed, {free} free; "
             "free space or choose another file system"
         )
-    if status.f_files and index.entries > status.f_favail:
+    if not packed and status.f_files and index.entries > status.f_favail:
         raise NoSpaceError(
             f"cannot restore below {destinations[0]}: {index.entries} files needed, "
             f"{status.f_favail} inodes free; free some or choose another file system"
@@ -141,6 +145,7 @@ class _Unpacking:
             xattrs=self._xattrs(policy.allow_setuid),
             split=self._split(),
             now_ns=worker.now_ns(),
+            packed=self._packed(destinations),
         )
 
     def __enter__(self) -> _Unpacking:
@@ -154,6 +159,9 @@ class _Unpacking:
         self._pids.clear()
         while self._open:
             os.close(self._open.pop())
+
+    def _packed(self, _destinations: Sequence[str]) -> worker.Packed | None:
+        return None
 
     def _keep(self, descriptor: int) -> int:
         self._open.append(descriptor)
@@ -315,6 +323,34 @@ class _Unpacking:
         return lost
 
 
+class _Packing(_Unpacking):
+    """The same into one file: while the workers write its content, its metadata is made here."""
+
+    def _packed(self, destinations: Sequence[str]) -> worker.Packed:
+        (self._folder,) = destinations
+        self._places, self._length = sharing.layout(self._index)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        path = os.path.join(self._folder, sharing.DATA)
+        descriptor = self._keep(os.open(path, flags, 0o600))
+        os.ftruncate(descriptor, self._length)
+        return worker.Packed(descriptor, self._places)
+
+    def _feed(self, tickets: int) -> None:
+        job, index = self._job, self._index
+        for number, frame in enumerate(index.frames):
+            os.posix_fadvise(self._archive, frame.offset, frame.stored, os.POSIX_FADV_WILLNEED)
+            os.write(tickets, worker.TICKET.pack(number))
+        os.write(tickets, worker.TICKET.pack(worker.STOP) * self._jobs)
+        content, self._lost = sharing.metadata(
+            index, self._places, self._length, job.mode, job.xattrs
+        )
+        with open(os.path.join(self._folder, sharing.META), "xb") as file:
+            file.write(content)
+
+    def _finish(self) -> int:
+        return self._lost
+
+
 def _raise_reported(path: str, report: dict[str, Any]) -> None:
     if "corrupt" in report:
         raise CorruptDataError(f"archive {path}: {report['corrupt']}; fetch or make it again")
@@ -331,6 +367,7 @@ def _in_fresh_process(
     policy: Policy,
     limits: Limits,
     keep_open: Sequence[int],
+    packed: bool,
 ) -> Counts:
     order = {
         "path": path,
@@ -340,6 +377,7 @@ def _in_fresh_process(
         "allow_setuid": policy.allow_setuid,
         "owners": None if policy.owners is None else sorted(policy.owners),
         "limits": dataclasses.asdict(limits),
+        "packed": packed,
     }
     import subprocess  # costs 20 ms, and few come here
 
@@ -380,7 +418,9 @@ def main() -> None:
     limits = Limits(**order["limits"])
     try:
         index = index_format.read(order["path"], expected_digest=order["digest"], limits=limits)
-        counts = unpack(order["path"], index, order["destinations"], policy, limits=limits)
+        packed: bool = order["packed"]
+        places: list[str] = order["destinations"]
+        counts = unpack(order["path"], index, places, policy, limits=limits, packed=packed)
         reply: dict[str, object] = dataclasses.asdict(counts)
     except BootseerError as error:
         reply = {"error": type(error).__name__, "text": str(error)}

@@ -12,13 +12,14 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import zstandard
 
 from bootseer.depsnap.format.frames import read_frame
-from bootseer.depsnap.format.layout import Unit
-from bootseer.depsnap.format.toc import Index
+from bootseer.depsnap.format.layout import BLOCK, Unit
+from bootseer.depsnap.format.toc import Frame, Index
 from bootseer.depsnap.model import XAttrs
 from bootseer.errors import BootseerError
 
@@ -28,12 +29,26 @@ STOP = 0xFFFFFFFF
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ZEROS = memoryview(bytes(4096))
+_MOST_PIECES = 1000
+"""Buffers in one call: Linux takes 1024 (IOV_MAX)."""
 _UNSUPPORTED = (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """Where contents go that become one file: its descriptor, and each entry's place in it."""
+
+    descriptor: int
+    places: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """What every worker needs. `mode` and `owner` are as they shall be set (owner None: leave)."""
+    """What every worker needs. `mode` and `owner` are as they shall be set (owner None: leave).
+
+    With `packed` no files are made: all contents go into one.
+    """
 
     archive: int
     index: Index
@@ -44,6 +59,7 @@ class Job:
     xattrs: dict[int, XAttrs]
     split: frozenset[int]
     now_ns: int
+    packed: Packed | None = None
 
 
 def set_metadata(job: Job, number: int, descriptor: int) -> int:
@@ -75,6 +91,20 @@ def set_xattrs(descriptor: int, xattrs: XAttrs) -> int:
                 raise
             lost += 1
     return lost
+
+
+def _write_row(descriptor: int, row: list[memoryview], offset: int) -> None:
+    """Write buffers back to back at a place of a file."""
+    left = sum(map(len, row))
+    while True:
+        done = os.pwritev(descriptor, row, offset)
+        left -= done
+        if not left:
+            return
+        offset += done
+        while done >= len(row[0]):
+            done -= len(row.pop(0))
+        row[0] = row[0][done:]
 
 
 def write_all(descriptor: int, data: memoryview) -> None:
@@ -130,6 +160,9 @@ class _Worker:
                 break
             frame = job.index.frames[number]
             data = memoryview(read_frame(job.archive, frame, decoder))
+            if job.packed is not None:
+                self._pack(job.packed, frame, data)
+                continue
             flat = iter(frame.units)
             for entry in flat:
                 block, at = next(flat), next(flat)
@@ -138,6 +171,49 @@ class _Worker:
                 else:
                     lost += self._whole(entry, data, at)
         return lost
+
+    def _pack(self, packed: Packed, frame: Frame, data: memoryview) -> None:
+        """Write a frame's contents to their places, neighbours in one call."""
+        row: list[memoryview] = []
+        start = end = 0
+        for place, part in self._pieces(packed, frame, data):
+            gap = place - end
+            if row and (not 0 <= gap < len(_ZEROS) or len(row) > _MOST_PIECES):
+                _write_row(packed.descriptor, row, start)
+                row = []
+            if not row:
+                start = place
+            elif gap:
+                row.append(_ZEROS[:gap])
+            row.append(part)
+            end = place + len(part)
+        if row:
+            _write_row(packed.descriptor, row, start)
+
+    def _pieces(
+        self, packed: Packed, frame: Frame, data: memoryview
+    ) -> Iterator[tuple[int, memoryview]]:
+        """A frame's contents: where each goes, and its bytes."""
+        index = self._job.index
+        flat = iter(frame.units)
+        for entry in flat:
+            block, at = next(flat), next(flat)
+            size = index.size[entry]
+            segments = index.segments.get(entry)
+            if not size:
+                continue
+            place = packed.places[entry]
+            if segments is None:
+                start = block * BLOCK
+                length = min(BLOCK, size - start)
+                yield place + start, data[at : at + length]
+                continue
+            if entry != self._large:
+                self._large_units = {u.block: u for u in index.units_of(entry)}
+                self._large = entry
+            for offset, length in self._large_units[block].segments:
+                yield place + offset, data[at : at + length]
+                at += length
 
     def _whole(self, entry: int, data: memoryview, at: int) -> int:
         """Create a file of one unit."""

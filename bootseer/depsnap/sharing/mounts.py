@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 0x1, 0x2, 0x4, 0x20, 0x1000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 0x1, 0x2, 0x4, 0x20
+MS_NOATIME, MS_BIND = 0x400, 0x1000
 """Flags of mount(2), from `linux/mount.h`."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """The machine's own PID namespace, from `linux/proc_ns.h`: all processes are seen from there."""

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.depsnap.model import Digest, Form, FormChoice, Placement, SharedTree, absolute
 from bootseer.depsnap.restoring import staging
-from bootseer.depsnap.sharing import mounts, placements, treecache
+from bootseer.depsnap.sharing import mounts, packed, placements, treecache
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def place(
         if any(map(os.path.lexists, (staging.beside(target), staging.inside(target)))):
             _recover(target)
     forms = (_WRITABLE if writable else _READ_ONLY) if form == "auto" else (form,)
+    if shared.packed:
+        forms = tuple(name for name in forms if name == "overlay")
     tried: list[tuple[str, str]] = []
     for candidate in forms:
         try:
@@ -107,6 +109,18 @@ def _recover(target: str) -> None:
     )
 
     commit.recover(target)
+
+
+def can_overlay(targets: Iterable[str], cache_dir: str) -> bool:
+    """Whether nothing at the targets speaks against an overlay there."""
+    try:
+        for target in map(absolute, targets):
+            _check_target(target)
+            if not _stands(cache_dir, target):
+                _check_seen(cache_dir, target)
+    except (OSError, NotSupportedError):
+        return False
+    return True
 
 
 def _reason(error: Exception) -> str:
@@ -260,7 +274,23 @@ def _overlay(shared: SharedTree, root: str, target: str, folder: str, empty: boo
     The private layer lies in the cache; where that file system cannot hold one (it is an overlay
     itself, or a network's), on a tmpfs of its own.
     """
-    layers = [shared.roots[root]]
+    if shared.packed:
+        image = os.path.join(folder, placements.IMAGE)
+        os.mkdir(image, 0o700)
+        packed.mount(shared.path, image)
+        try:
+            lower = os.path.join(image, os.path.basename(shared.roots[root]))
+            _overlay_over(lower, shared, root, target, folder, empty)
+        finally:
+            mounts.unmount(image)  # an overlay holds its layers by itself
+        return
+    _overlay_over(shared.roots[root], shared, root, target, folder, empty)
+
+
+def _overlay_over(
+    lower: str, shared: SharedTree, root: str, target: str, folder: str, empty: bool
+) -> None:
+    layers = [lower]
     if not empty:
         if shared.deleted[root]:
             layers.append(_whiteouts(shared.deleted[root], target, os.path.join(folder, "gone")))

@@ -22,6 +22,8 @@ from bootseer.depsnap.sharing.machine import boot_id
 
 PRIVATE = "private"
 """Where in a placement's folder a tmpfs for its layer is mounted, when it needs one."""
+IMAGE = "image"
+"""Where in a placement's folder a packed tree is mounted while the overlay over it is made."""
 UPPER = "upper"
 """The layer that holds an overlay's writes, in the placement's folder or in that tmpfs."""
 
@@ -150,8 +152,9 @@ def sweep(cache_dir: str) -> int:
 
 
 def forget(folder: str) -> None:
-    """Remove a placement's record and layers, its private tmpfs included."""
-    private = os.path.join(folder, PRIVATE)
-    if mounts.mounted(private):
-        mounts.unmount(private)
+    """Remove a placement's record and layers, and what is mounted in its folder."""
+    for name in (PRIVATE, IMAGE):
+        place = os.path.join(folder, name)
+        if mounts.mounted(place):
+            mounts.unmount(place)
     staging.remove_tree(folder)

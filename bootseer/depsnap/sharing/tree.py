@@ -1,6 +1,6 @@
 """The node-shared tree: found or unpacked in the node's cache, placed at its targets, collected."""
 
-from bootseer.depsnap.sharing.place import place, unplace, unplace_all
+from bootseer.depsnap.sharing.place import can_overlay, place, unplace, unplace_all
 from bootseer.depsnap.sharing.placements import in_use, sweep
 from bootseer.depsnap.sharing.treecache import (
     TreeStatus,
@@ -13,6 +13,7 @@ from bootseer.depsnap.sharing.treecache import (
 
 __all__ = [
     "TreeStatus",
+    "can_overlay",
     "discard",
     "ensure",
     "find",

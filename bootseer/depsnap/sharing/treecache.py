@@ -3,7 +3,7 @@
 Layout below the cache directory: `trees/<index digest>/` with one directory a root (`0`, `1`, …),
 `index` (the archive's index frame) and `tree.json`, written last and renamed with the whole into
 its final name, so that a tree is complete or absent; `trees/<digest>.lock`, held by flock while
-unpacking.
+unpacking. `trees/<index digest>.packed/` is the same as two files (see `packed`) and `tree.json`.
 
 Protection. Nothing writes to a tree through an overlay or a read-only bind. An unprivileged
 owner's tree has no write bits at all. Root, and whoever got hard links, can still write into the
@@ -11,7 +11,8 @@ shared files; so each use begins with a walk that compares every entry's inode, 
 and ctime with the *seal* taken after unpacking. A ctime cannot be set by a program, so any change
 is found, and a changed tree is discarded and unpacked again. Making hard links changes ctimes:
 from then on the files' own are left out of the comparison. A tree of an earlier boot is unpacked
-again too, since nothing was synced.
+again too, since nothing was synced. Of a packed tree the two files are compared so, in
+place of thousands.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from bootseer.depsnap.model import DIRECTORY, FILE, Digest, Limits, SharedTree
 from bootseer.depsnap.restoring import staging
+from bootseer.depsnap.sharing import packed as packed_tree
 from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.sharing.placements import in_use
-from bootseer.depsnap.sharing.seal import seal
 from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os_error
 from bootseer.regular_files import opener
 
@@ -40,6 +41,7 @@ _VERSION = 1
 _RECORD = "tree.json"
 _INDEX = "index"
 _LINKED = "hardlinked"
+_PACKED = ".packed"
 _RECENT_NS = 600 * 1_000_000_000
 
 
@@ -52,25 +54,31 @@ class TreeStatus:
     size: int
     last_used_ns: int
     in_use: bool
+    packed: bool = False
 
 
-def find(cache_dir: str, digest: Digest) -> SharedTree | None:
-    """The complete, unmodified tree of this index digest, or None.
+def find(cache_dir: str, digest: Digest, *, packed: bool = False) -> SharedTree | None:
+    """The complete, unmodified tree of this index digest, as files or `packed`, or None.
 
     A tree that was modified, or that is of an earlier boot, is discarded unless it is in use.
     """
-    path = _path(cache_dir, digest)
+    path = _path(cache_dir, digest, packed)
     record = _record(path)
     if record is None:
         return None
     if record["boot"] != boot_id() or not _unchanged(path, record):
-        _discard_quietly(cache_dir, digest)
+        _discard_quietly(cache_dir, digest, packed)
         return None
     os.utime(os.path.join(path, _RECORD))
     return _shared(path, record)
 
 
 def _unchanged(path: str, record: dict[str, Any]) -> bool:
+    if _is_packed(path):
+        try:
+            return bool(packed_tree.seal(path) == record["seal"])
+        except OSError:
+            return False
     loose = os.path.lexists(os.path.join(path, _LINKED))
     try:
         return bool(_seal(path, record)[loose] == record["seal"][loose])
@@ -88,13 +96,18 @@ def ensure(
     allow_setuid: bool = False,
     owners: Collection[tuple[int, int]] | None = None,
     on_step: Callable[[str], None] | None = None,
+    packed: bool = False,
 ) -> SharedTree:
     """`find`, else unpack `archive` once, under a lock per digest, others waiting.
 
+    With `packed` a tree of files serves as well where there is one; else a packed one is made
+    where this process can mount it, or one of files.
     Parameters as in `restore.restore`. Raises CorruptDataError, NoSpaceError, AccessDeniedError,
     BusyError (a modified tree that is in use cannot be replaced).
     """
-    found = find(cache_dir, digest)
+    found = find(cache_dir, digest, packed=packed)
+    if found is None and packed:
+        found = find(cache_dir, digest)
     if found is not None:
         return found
     # A start that finds its tree never pays for these.
@@ -104,15 +117,16 @@ def ensure(
     step = on_step or _no_step
     bounds = limits or Limits()
     folder = os.path.join(cache_dir, "trees")
-    path = _path(cache_dir, digest)
     try:
         os.makedirs(folder, exist_ok=True)
+        packed = packed and packed_tree.works_in(folder)
+        path = _path(cache_dir, digest, packed)
         with _lock(path) as lock:
-            found = find(cache_dir, digest)
+            found = find(cache_dir, digest, packed=packed)
             if found is not None:
                 return found
             if os.path.lexists(path):
-                discard(cache_dir, digest)
+                discard(cache_dir, digest, packed=packed)
             index = index_format.read(archive, expected_digest=digest, limits=bounds)
             allowed = frozenset(owners) if owners is not None else _trusted()
             policy = Policy(jobs or default_jobs(), allow_setuid, allowed)
@@ -148,17 +162,21 @@ def _unpack(
     new = os.path.join(folder, f".{name}.new")
     staging.remove_tree(new)
     os.mkdir(new, 0o755)
+    packed = _is_packed(path)
     try:
-        places = [os.path.join(new, str(number)) for number in range(len(index.roots))]
-        for place in places:
-            os.mkdir(place, 0o700)
+        places = [new]
+        if not packed:
+            places = [os.path.join(new, str(number)) for number in range(len(index.roots))]
+            for place in places:
+                os.mkdir(place, 0o700)
         step("made")
-        unpack(archive, index, places, policy, limits=limits, keep_open=[lock])
+        unpack(archive, index, places, policy, limits=limits, keep_open=[lock], packed=packed)
         step("unpacked")
-        if os.geteuid() != 0:
-            _without_write_bits(index, places)
-        _copy_index(archive, index, os.path.join(new, _INDEX))
-        _write_record(new, index)
+        if not packed:
+            if os.geteuid() != 0:
+                _without_write_bits(index, places)
+            _copy_index(archive, index, os.path.join(new, _INDEX))
+        _write_record(new, index, packed)
         step("sealed")
         os.rename(new, path)
         step("published")
@@ -190,7 +208,7 @@ def index_of(tree: SharedTree) -> Index:
     )
 
 
-def _write_record(path: str, index: Index) -> None:
+def _write_record(path: str, index: Index, packed: bool) -> None:
     record: dict[str, Any] = {
         "version": _VERSION,
         "digest": index.digest,
@@ -198,17 +216,23 @@ def _write_record(path: str, index: Index) -> None:
         "roots": [[root.root, str(n), root.deleted] for n, root in enumerate(index.roots)],
         "size": index.raw_bytes,
     }
-    record["seal"] = _seal(path, record)
+    record["seal"] = packed_tree.seal(path) if packed else _seal(path, record)
     with open(os.path.join(path, _RECORD), "w", encoding="ascii") as file:
         json.dump(record, file)
 
 
 def _seal(path: str, record: dict[str, Any]) -> list[str]:
+    from bootseer.depsnap.sharing.seal import seal  # a packed tree needs none
+
     return seal([os.path.join(path, name) for _, name, _ in record["roots"]])
 
 
-def _path(cache_dir: str, digest: Digest) -> str:
-    return os.path.join(os.path.abspath(cache_dir), "trees", digest)
+def _path(cache_dir: str, digest: Digest, packed: bool = False) -> str:
+    return os.path.join(os.path.abspath(cache_dir), "trees", digest + _PACKED * packed)
+
+
+def _is_packed(path: str) -> bool:
+    return path.endswith(_PACKED)
 
 
 def _record(path: str) -> dict[str, Any] | None:
@@ -237,6 +261,7 @@ def _shared(path: str, record: dict[str, Any], *, fresh: bool = False) -> Shared
         deleted={root: tuple(deleted) for root, _, deleted in record["roots"]},
         size=record["size"],
         fresh=fresh,
+        packed=_is_packed(path),
     )
 
 
@@ -270,26 +295,26 @@ def trees(cache_dir: str) -> tuple[TreeStatus, ...]:
         if record is None:
             continue
         used = os.stat(os.path.join(path, _RECORD)).st_mtime_ns
-        digest = Digest(name)
-        status = TreeStatus(digest, path, record["size"], used, in_use(cache_dir, digest))
-        out.append(status)
+        digest = Digest(name.removesuffix(_PACKED))
+        use = in_use(cache_dir, digest)
+        out.append(TreeStatus(digest, path, record["size"], used, use, _is_packed(path)))
     return tuple(sorted(out, key=lambda t: t.last_used_ns))
 
 
-def discard(cache_dir: str, digest: Digest, *, force: bool = False) -> int:
+def discard(cache_dir: str, digest: Digest, *, force: bool = False, packed: bool = False) -> int:
     """Remove a tree and return the bytes of its files.
 
     Raises BusyError while it is placed (unless `force`), NotFoundError when there is none. What
     was found a moment ago may be about to be placed: `gc` leaves trees alone that were used in
     the last ten minutes (`recently_used`).
     """
-    path = _path(cache_dir, digest)
+    path = _path(cache_dir, digest, packed)
     if not os.path.lexists(path):
         raise NotFoundError(f"no tree {digest} in {cache_dir}")
     if not force and in_use(cache_dir, digest):
         raise BusyError(f"the tree {path} is in use; end the jobs that use it first")
     record = _record(path)
-    gone = f"{os.path.dirname(path)}/.{digest}.gone-{os.getpid()}"
+    gone = f"{os.path.dirname(path)}/.{os.path.basename(path)}.gone-{os.getpid()}"
     try:
         os.rename(path, gone)
         staging.remove_tree(gone)
@@ -303,8 +328,8 @@ def recently_used(status: TreeStatus, now_ns: int) -> bool:
     return now_ns - status.last_used_ns < _RECENT_NS
 
 
-def _discard_quietly(cache_dir: str, digest: Digest) -> None:
+def _discard_quietly(cache_dir: str, digest: Digest, packed: bool) -> None:
     try:
-        discard(cache_dir, digest)
+        discard(cache_dir, digest, packed=packed)
     except (BusyError, NotFoundError):
         pass  # in use, or another process was quicker; in both cases it is not for us
