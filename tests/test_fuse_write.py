@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -163,7 +164,7 @@ def test_what_is_not_offered_is_refused_by_name(where: Path, kind: str) -> None:
     work = {
         "link": lambda: os.link(where / "f", where / "g"),
         "symlink": lambda: os.symlink("f", where / "g"),
-        "mknod": lambda: os.mknod(where / "g"),
+        "mknod": lambda: os.mknod(where / "g", stat.S_IFIFO | 0o600),
         "setxattr": lambda: os.setxattr(where / "f", "user.x", b"y"),
     }
     assert refusal(work[kind]) in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)

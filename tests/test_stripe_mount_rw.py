@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,7 +137,7 @@ def test_writing_elsewhere_than_at_the_end_is_refused_by_name(mount: Served, roo
     assert refusal(lambda: write(7)) == errno.ESPIPE
     assert refusal(lambda: write(5, os.O_WRONLY | os.O_TRUNC)) == errno.ESPIPE
     in_time(lambda: path.write_bytes(content(SIZE)))
-    assert refusal(lambda: os.truncate(path, 100)) == errno.ESPIPE
+    assert refusal(lambda: os.truncate(path, SIZE + 1)) == errno.ESPIPE
     assert refusal(lambda: path.rename(mount.directory / "x.stripes")) == errno.EINVAL
     assert read_url(root, "x") == content(SIZE)
     in_time(lambda: write(SIZE))  # at its end: made anew with what it held
@@ -229,6 +230,73 @@ def test_what_was_being_written_when_the_server_died_is_not_published(
     assert in_time(path.read_bytes) == b"old"
     in_time(lambda: path.write_bytes(content(SIZE)))
     assert read_url(root, "x") == content(SIZE)
+
+
+def test_a_new_file_cannot_be_mapped_for_writing(mount: Served, root: Path) -> None:
+    """It was killed by SIGBUS instead; a process of its own, for that."""
+    (root / "old").write_bytes(content(5 << 20))
+    said = output(
+        "import errno, mmap, os\n"
+        "os.chdir(sys.argv[1])\n"
+        "for name in ('new', 'old'):\n"
+        "    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC * (name == 'new'))\n"
+        "    if name == 'new': os.ftruncate(fd, 8192)\n"
+        "    try:\n"
+        "        with mmap.mmap(fd, 8192) as memory: memory[:5] = b'bytes'\n"
+        "    except OSError as error: print(errno.errorcode[error.errno])\n"
+        "    try: os.close(fd)\n"
+        "    except OSError as error: print('close:', errno.errorcode[error.errno])\n"
+        "with open('old', 'rb') as file:\n"
+        "    with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:\n"
+        "        print(memory[:] == file.read())\n",
+        mount.directory,
+    )
+    assert said.split() == ["ENODEV", "close:", "EIO", "ENODEV", "True"]
+    assert os.listdir(root) == ["old"]
+
+
+def test_files_are_cut_short_and_announced(mount: Served, root: Path) -> None:
+    path = mount.directory / "x"
+
+    def check() -> None:
+        for size in (SIZE, 100):
+            path.write_bytes(content(size))
+            os.truncate(path, 50)
+            assert path.read_bytes() == content(size)[:50]
+        path.write_bytes(content(SIZE))
+        os.truncate(path, 2 * CHUNK + 1)
+        with path.open("r+b") as file:
+            assert os.fstat(file.fileno()).st_size == 2 * CHUNK + 1
+            file.truncate(CHUNK)
+        assert path.read_bytes() == content(SIZE)[:CHUNK]
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, SIZE)
+            assert os.fstat(file.fileno()).st_size == SIZE
+            file.write(content(SIZE))
+            file.flush()
+            with pytest.raises(OSError, match="Illegal seek"):
+                os.posix_fallocate(file.fileno(), 0, SIZE + 1)  # and the file is none the worse
+        assert path.read_bytes() == content(SIZE)
+
+    in_time(check)
+    assert read_url(root, "x") == content(SIZE)
+
+
+def test_what_is_no_file_is_refused_and_long_names_are_told(mount: Served, root: Path) -> None:
+    top = mount.directory
+    assert refusal(lambda: os.mkfifo(top / "fifo")) == errno.EPERM
+    assert refusal(lambda: os.mknod(top / "null", stat.S_IFCHR | 0o600)) == errno.EPERM
+    in_time(lambda: os.mknod(top / "empty"))
+    assert refusal(lambda: os.mknod(top / "empty")) == errno.EEXIST
+    most = in_time(lambda: os.pathconf(top, "PC_NAME_MAX"))
+    assert most == 247
+    in_time(lambda: (top / ("n" * most)).write_bytes(b"long"))
+    for length in range(most + 1, 257):
+        name = top / ("n" * length)
+        assert refusal(lambda name=name: name.write_bytes(b"")) == errno.ENAMETOOLONG
+        assert refusal(lambda name=name: os.symlink("empty", name)) == errno.ENAMETOOLONG
+    assert read_url(root, "n" * most) == b"long"
+    assert sorted(os.listdir(root)) == ["empty", "n" * most]
 
 
 def test_torch_saves_into_it(mount: Served, root: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_save_in_place_ends_the_readers_of_what_was(root: Path, tmp_path: Path
     from bootseer.stripedfs.rwtree import WritableTree
 
     with Fetcher() as fetcher:
-        tree = WritableTree(store_of(root), "", fetcher, writing=SMALL, direct_bytes=1 << 62)
+        tree = WritableTree(store_of(root), "", fetcher, writing=SMALL)
         with mounted(tree, tmp_path / "mnt", timeout_s=0.0, read_only=False) as (directory, _):
             fd = in_time(lambda: os.open(directory / "ckpt", os.O_RDONLY))
             try:

@@ -140,6 +140,9 @@ class WritableOperations(Operations, Protocol):
         `thread` is who closes it, as our PID namespace knows it; 0 where it does not.
         """
 
+    def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
+        """Room is wanted for bytes that will come; as fallocate(2)."""
+
     def fsync(self, inode: Inode, handle: Handle) -> None: ...
 
     def truncate(self, inode: Inode, size: int) -> Attr: ...

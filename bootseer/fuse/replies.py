@@ -128,10 +128,12 @@ def xattr_size(size: int) -> bytes:
     return GETXATTR_OUT.struct.pack(size, 0)
 
 
-def statfs(total_bytes: int, free_bytes: int, files: int, free_files: int) -> bytes:
+def statfs(
+    total_bytes: int, free_bytes: int, files: int, free_files: int, *, name_bytes: int
+) -> bytes:
     """Answer to STATFS."""
     blocks, free = -(-total_bytes // _BLOCK_BYTES), free_bytes // _BLOCK_BYTES
-    sizes = (_BLOCK_BYTES, 255, _BLOCK_BYTES, 0, b"")
+    sizes = (_BLOCK_BYTES, name_bytes, _BLOCK_BYTES, 0, b"")
     return STATFS_OUT.struct.pack(blocks, free, free, files, free_files, *sizes)
 
 

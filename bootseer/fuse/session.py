@@ -64,6 +64,8 @@ KILLABLE = frozenset(
     opcode for name, opcodes in _BY_NAME.items() if name != "release" for opcode in opcodes
 )
 """Who waits for these may be killed: they change nothing that `unwanted` does not take back."""
+NAME_BYTES = 255
+"""The longest name that Linux takes."""
 _FIRST = struct.Struct("<Q")
 _SLOW_WHEN_WRITABLE = WRITING | {Opcode.FLUSH, Opcode.FSYNC, Opcode.FSYNCDIR, Opcode.RELEASE}
 
@@ -101,10 +103,13 @@ def negotiate(request: wire.Init, options: MountOptions, *, privileged: bool) ->
         | replies.MAX_PAGES
         | replies.CACHE_SYMLINKS
         | replies.INIT_EXT
-        | replies.DIRECT_IO_ALLOW_MMAP
         | replies.HAS_RESEND
     )
-    if not options.read_only:
+    if options.read_only:
+        wanted |= replies.DIRECT_IO_ALLOW_MMAP
+    else:
+        # Without the flag above a file that is being written, which goes past the page cache,
+        # cannot be mapped for writing (ENODEV): its pages would come in no order.
         wanted |= replies.HANDLE_KILLPRIV_V2  # else each write asks for security.capability
     if options.passthrough and privileged:
         wanted |= replies.PASSTHROUGH
@@ -164,7 +169,7 @@ class Session:
         if not self._read_only:
             self._answers |= {
                 Opcode.SETATTR: self._setattr,
-                Opcode.SYMLINK: self._symlink,
+                Opcode.MKNOD: self._mknod,
                 Opcode.MKDIR: self._mkdir,
                 Opcode.UNLINK: self._unlink,
                 Opcode.RMDIR: self._rmdir,
@@ -175,6 +180,10 @@ class Session:
                 Opcode.FLUSH: self._flush,
                 Opcode.FSYNC: self._fsync,
             }
+            if hasattr(operations, "symlink"):
+                self._answers[Opcode.SYMLINK] = self._symlink
+            if hasattr(operations, "fallocate"):
+                self._answers[Opcode.FALLOCATE] = self._fallocate
 
     def slow_opcodes(self) -> frozenset[int]:
         """Requests that may wait for a network, and so must not hold a receiving thread."""
@@ -281,7 +290,8 @@ class Session:
         return replies.opened(opened.handle, wanted)
 
     def _statfs(self, request: Request) -> bytes:
-        return replies.statfs(*self.operations.statfs())
+        most: int = getattr(self.operations, "most_name_bytes", NAME_BYTES)
+        return replies.statfs(*self.operations.statfs(), name_bytes=most)
 
     def _release(self, request: Request) -> bytes:
         handle: Handle = request.body.handle
@@ -367,6 +377,22 @@ class Session:
         attr, opened = self._writable.create(request.inode, body.name, mode, body.flags)
         answer = self._opened(attr.inode, body.flags, opened)
         return replies.entry(attr, self._timeout_s) + answer
+
+    def _mknod(self, request: Request) -> bytes:
+        """An empty file; nothing else that a name can be made as would be the same elsewhere."""
+        body: wire.Mknod = request.body
+        if not stat.S_ISREG(body.mode):
+            raise FileSystemError(errno.EPERM)
+        mode = stat.S_IMODE(body.mode) & ~body.umask
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        attr, opened = self._writable.create(request.inode, body.name, mode, flags)
+        self._writable.release(attr.inode, opened.handle)
+        return replies.entry(attr, self._timeout_s)
+
+    def _fallocate(self, request: Request) -> bytes:
+        body: wire.Fallocate = request.body
+        self._writable.fallocate(body.handle, body.offset, body.length, body.mode)
+        return b""
 
     def _write(self, request: Request) -> bytes:
         body: wire.Write = request.body

@@ -94,6 +94,7 @@ SETATTR_IN = Layout(
     "valid:I padding:I fh:Q size:Q lock_owner:Q atime:Q mtime:Q ctime:Q atimensec:I mtimensec:I"
     " ctimensec:I mode:I unused4:I uid:I gid:I unused5:I",
 )
+MKNOD_IN = Layout("fuse_mknod_in", "mode:I rdev:I umask:I padding:I")
 MKDIR_IN = Layout("fuse_mkdir_in", "mode:I umask:I")
 RENAME_IN = Layout("fuse_rename_in", "newdir:Q")
 RENAME2_IN = Layout("fuse_rename2_in", "newdir:Q flags:I padding:I")
@@ -112,6 +113,7 @@ FUSE_WRITE_LOCKOWNER = 1 << 1
 """`lock_owner` of WRITE_IN is set."""
 FLUSH_IN = Layout("fuse_flush_in", "fh:Q unused:I padding:I lock_owner:Q")
 FSYNC_IN = Layout("fuse_fsync_in", "fh:Q fsync_flags:I padding:I")
+FALLOCATE_IN = Layout("fuse_fallocate_in", "fh:Q offset:Q length:Q mode:I padding:I")
 GETXATTR_IN = Layout("fuse_getxattr_in", "size:I padding:I")
 ACCESS_IN = Layout("fuse_access_in", "mask:I padding:I")
 INIT_IN = Layout("fuse_init_in", "major:I minor:I max_readahead:I flags:I flags2:I unused:44s")
@@ -168,6 +170,23 @@ class Setattr(NamedTuple):
 class Symlink(NamedTuple):
     name: bytes
     target: bytes
+
+
+class Mknod(NamedTuple):
+    """`mode` says what kind of file it shall be."""
+
+    mode: int
+    umask: int
+    name: bytes
+
+
+class Fallocate(NamedTuple):
+    """`mode` as in fallocate(2)."""
+
+    handle: Handle
+    offset: int
+    length: int
+    mode: int
 
 
 class Mkdir(NamedTuple):
@@ -326,6 +345,16 @@ def _symlink(data: memoryview) -> Symlink:
     return Symlink(*_names(data, 2))
 
 
+def _mknod(data: memoryview) -> Mknod:
+    mode, _, umask, _ = MKNOD_IN.struct.unpack_from(data)
+    return Mknod(mode, umask, *_names(data[MKNOD_IN.struct.size :], 1))
+
+
+def _fallocate(data: memoryview) -> Fallocate:
+    handle, offset, length, mode, _ = FALLOCATE_IN.struct.unpack_from(data)
+    return Fallocate(handle, offset, length, mode)
+
+
 def _mkdir(data: memoryview) -> Mkdir:
     mode, umask = MKDIR_IN.struct.unpack_from(data)
     return Mkdir(mode, umask, *_names(data[MKDIR_IN.struct.size :], 1))
@@ -401,6 +430,8 @@ _PARSERS: dict[int, Callable[[memoryview], Any]] = {
     Opcode.GETATTR: _getattr,
     Opcode.SETATTR: _setattr,
     Opcode.SYMLINK: _symlink,
+    Opcode.MKNOD: _mknod,
+    Opcode.FALLOCATE: _fallocate,
     Opcode.MKDIR: _mkdir,
     Opcode.UNLINK: _name,
     Opcode.RMDIR: _name,

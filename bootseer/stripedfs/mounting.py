@@ -125,7 +125,6 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
             name,
             fetcher,
             writing=settings.writing,
-            direct_bytes=settings.direct_bytes,
             deadline_s=settings.deadline_s,
             say=log.say,
         )

@@ -23,6 +23,7 @@ import contextlib
 import errno
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.fields import BadFieldError
 from bootseer.stripedfs.manifest import Link, inside
-from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
+from bootseer.stripedfs.mountsettings import DEADLINE_S
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node, base_of, below, stamp_of
 from bootseer.stripedfs.saving import Saving
@@ -51,6 +52,7 @@ WRITE_MASK = 0xFFFFF << 44
 FREE_BYTES = 1 << 50
 """What `statfs` calls free: a store does not say, and programs ask before they save."""
 RENAME_NOREPLACE = 1
+FALLOC_FL_KEEP_SIZE = 1
 FOLDER_NAME_BYTES = 255
 FILE_NAME_BYTES = FOLDER_NAME_BYTES - len(SUFFIX)
 """Of a file's name, as its stripes lie in a folder of that name and the suffix."""
@@ -63,6 +65,7 @@ class WritableTree(StripedTree):
     """`WritableOperations` over a folder of a store; see the module text."""
 
     _read_only = False
+    most_name_bytes = FILE_NAME_BYTES
 
     def __init__(
         self,
@@ -71,12 +74,17 @@ class WritableTree(StripedTree):
         fetcher: Fetcher,
         *,
         writing: WriteSettings = WRITING,
-        direct_bytes: int = DIRECT_BYTES,
         deadline_s: float = DEADLINE_S,
         say: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(
-            store, name, fetcher, direct_bytes=direct_bytes, deadline_s=deadline_s, say=say
+            # Through the page cache, or nothing but what is mapped privately could be mapped.
+            store,
+            name,
+            fetcher,
+            direct_bytes=sys.maxsize,
+            deadline_s=deadline_s,
+            say=say,
         )
         self._writing = writing
         self._fetcher = fetcher
@@ -156,6 +164,19 @@ class WritableTree(StripedTree):
                 # An empty file waits for its last descriptor: a shell closes one before it writes.
                 self._publish(saving)
 
+    def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
+        """Before the first byte it announces how many there will be, as `ftruncate` does."""
+        saving = self._saving_of(handle)
+        with self._answered("fallocate"), saving.lock:
+            saving.check()
+            if mode & ~FALLOC_FL_KEEP_SIZE:
+                raise FileSystemError(errno.EOPNOTSUPP)
+            if mode or offset + length <= max(saving.size_bytes, saving.promised_bytes):
+                return
+            if not saving.touched or saving.size_bytes:
+                raise FileSystemError(errno.ESPIPE)  # and nothing is lost of what was written
+            saving.truncate(offset + length)
+
     def fsync(self, inode: Inode, handle: Handle) -> None:
         """Only a closed file is durable; this tells of errors met so far."""
         if handle & WRITE_MASK == WRITE_HANDLE:
@@ -195,11 +216,11 @@ class WritableTree(StripedTree):
                     except BaseException:  # as in `write`
                         self._give_up(saving)
                         raise
-            if size and not writers:
+            if size > self._attr(node).size_bytes and not writers:
                 raise FileSystemError(errno.ESPIPE)
             if not writers:
                 saving = Saving(self.store, node, self._writing, self._fetcher)
-                saving.begin()
+                saving.cut(size)
                 self._publish(saving)
             return self._attr(node)
 

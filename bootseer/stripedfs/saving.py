@@ -148,7 +148,7 @@ class Saving:
             if offset != self.size_bytes:
                 raise FileSystemError(errno.ESPIPE)
             if self._saved is None:
-                self._saved = self._started()
+                self._saved = self._copied(self.size_bytes)
             self._saved.write(data)
         except BaseException as error:  # whatever it is, `close` must tell of it as well
             self.fail(error)
@@ -167,12 +167,21 @@ class Saving:
         self._check_named()
         if not size_bytes:
             self.begin()
+        elif not self.touched and size_bytes < self.size_bytes:
+            self.cut(size_bytes)
         elif self.touched and self.size_bytes in (0, size_bytes):
             self.promised_bytes = size_bytes
         else:
             error = FileSystemError(errno.ESPIPE)
             self.fail(error)
             raise error
+
+    def cut(self, size_bytes: int) -> None:
+        """Begin with the first bytes of what was published."""
+        self.begin()
+        if size_bytes:
+            self._saved = self._copied(size_bytes)
+            self.size_bytes = size_bytes
 
     def check_whole(self) -> None:
         """Raise CorruptDataError when there are fewer bytes than its writer said."""
@@ -248,18 +257,19 @@ class Saving:
             except BootseerError:
                 continue  # it is published, and that is what `close` tells
 
-    def _started(self) -> SavedFile:
-        """A new file; with the bytes that were published before, when there are any."""
+    def _copied(self, size_bytes: int) -> SavedFile:
+        """A new file with so many of the bytes that were published before."""
         saved = SavedFile(self._store, self.node.found.name, self._settings)
-        if not self.size_bytes:
+        if not size_bytes:
             return saved
+        found = self.node.found
         try:
-            source = names.source_of(self._store, self.node.found)
-            if source.size_bytes != self.size_bytes or not names.is_of(self.node.found, source):
+            source = names.source_of(self._store, found)
+            if source.size_bytes != found.size_bytes or not names.is_of(found, source):
                 raise FileSystemError(errno.ESTALE)  # somebody else saved it meanwhile
-            buffer = memoryview(bytearray(min(COPY_BYTES, self.size_bytes)))
-            for offset in range(0, self.size_bytes, len(buffer)):
-                count = self._fetcher.read_into(source, offset, buffer)
+            buffer = memoryview(bytearray(min(COPY_BYTES, size_bytes)))
+            for offset in range(0, size_bytes, len(buffer)):
+                count = self._fetcher.read_into(source, offset, buffer[: size_bytes - offset])
                 saved.write(buffer[:count])
             source.confirm()
         except BaseException:  # what was copied so far is of no use
