@@ -12,14 +12,16 @@ import errno
 import io
 import operator
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bootseer.blocks.pool import copy, writable
-from bootseer.errors import CorruptDataError, UsageError
+from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.storage.base import open_object
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs import names
+from bootseer.stripedfs.fileerrors import file_error
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.opening import Tree, open_entry
 from bootseer.stripedfs.shared import share_of, shared_fetcher
@@ -40,10 +42,10 @@ class StripedFile(io.RawIOBase):
     """A checkpoint file for reading; `open` makes one.
 
     `read_at` may be called from any number of threads; the position of `read` and `seek` is one
-    for all, as with every file object. Reads are short only at the end. They raise our errors:
-    CorruptDataError (wrong bytes on every replica, or a plain file that changed meanwhile),
-    StoreUnavailableError, DeadlineError. It can be pickled, and used after a fork: the receiving
-    process opens it anew and refuses other bytes than these.
+    for all, as with every file object. Reads are short only at the end. They raise our errors,
+    each an OSError as well (`fileerrors`): CorruptDataError (wrong bytes on every replica, or a
+    plain file that changed meanwhile), StoreUnavailableError, DeadlineError. It can be pickled,
+    and used after a fork: the receiving process opens it anew and refuses other bytes than these.
     """
 
     mode = "rb"
@@ -72,6 +74,7 @@ class StripedFile(io.RawIOBase):
         self._reopen = reopen
         self._pid = os.getpid()
         self._position = 0
+        self._lines, self._lines_at = b"", 0  # what lines are read from, and where that lies
         self._ahead: ReadAhead | None = None
 
     @property
@@ -86,6 +89,12 @@ class StripedFile(io.RawIOBase):
 
     def read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         """Fill `buffer` from `offset` on; returns its bytes, fewer only at the end of the file."""
+        try:
+            return self._read_at(offset, buffer)
+        except BootseerError as error:
+            raise file_error(error) from error
+
+    def _read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         from bootseer.blocks.settings import Priority
 
         view, offset = writable(buffer), operator.index(offset)
@@ -126,10 +135,53 @@ class StripedFile(io.RawIOBase):
         raise io.UnsupportedOperation("not writable")
 
     def peek(self, size: int = 0, /) -> bytes:
-        """Some bytes from here on without moving; this makes reading by lines quick."""
+        """Some bytes from here on without moving."""
         self._check()
+        done = self._position - self._lines_at
+        if 0 <= done < len(self._lines):
+            return self._lines[done:]
         length = max(0, min(PEEK_BYTES, self.size - self._position))
-        return bytes_filled(length, lambda view: self.read_at(self._position, view))
+        self._lines = bytes_filled(length, lambda view: self.read_at(self._position, view))
+        self._lines_at = self._position
+        return self._lines
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        self._check()
+        most = operator.index(size) if size is not None and size >= 0 else sys.maxsize
+        parts: list[bytes] = []
+        left = most
+        while left > 0:
+            done = self._position - self._lines_at
+            if not 0 <= done < len(self._lines):
+                if not self.peek():
+                    break
+                done = 0
+            found = self._lines.find(b"\n", done)
+            end = min(len(self._lines) if found < 0 else found + 1, done + left)
+            part = self._lines[done:end]
+            self._position += len(part)
+            left -= len(part)
+            if not parts and (left <= 0 or found >= 0):
+                return part
+            parts.append(part)
+            if found >= 0:
+                break
+        return b"".join(parts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The lines from here on; reads and seeks in between are obeyed, as in every file."""
+        self._check()
+        while piece := self.peek():
+            end = piece.rfind(b"\n") + 1
+            if not end:
+                yield self.readline()  # longer than what is looked at together
+                continue
+            begin = self._position
+            for line in io.BytesIO(piece[:end]):
+                self._position = begin = begin + len(line)
+                yield line
+                if self._position != begin or self.closed:
+                    break
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         self._check()
@@ -163,6 +215,7 @@ class StripedFile(io.RawIOBase):
             fetcher.forget(self._source)  # or a process that opens many files would fill up
         if self._own_store and not self.closed:
             self._source.store.close()
+        self._lines = b""
         super().close()
 
     def __repr__(self) -> str:

@@ -2,20 +2,23 @@
 
 Reading takes striped checkpoints and plain files alike; what is written is striped, or one plain
 object when it is smaller than a chunk. Errors are those that fsspec's users expect where Python
-has them (FileNotFoundError, PermissionError, IsADirectoryError, FileExistsError), else ours.
+has them (FileNotFoundError, PermissionError, IsADirectoryError, FileExistsError), else ours, each
+an OSError as well (`fileerrors`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.spec import make_instance
 from fsspec.utils import isfilelike
 
 from bootseer.errors import (
@@ -30,6 +33,7 @@ from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs import chained, changing, names
 from bootseer.stripedfs.file import StripedFile, bytes_filled
+from bootseer.stripedfs.fileerrors import file_error
 from bootseer.stripedfs.fswrite import (
     UnsupportedModeError,
     WriteFile,
@@ -47,13 +51,15 @@ if TYPE_CHECKING:
 
 COPY_BYTES = 32 << 20
 WRITE = WriteSettings()
+T = TypeVar("T")
 
 
 class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has no types
     """`fsspec.filesystem("striped", target_protocol="webhdfs", target_options={"host": …})`.
 
     `options` says what a URL cannot (user, token file, CA, further NameNodes), `writing` how
-    files are striped, `fetcher` brings an own budget of connections and memory.
+    files are striped; both may be mappings. `fetcher` brings an own budget of connections and
+    memory; it stays in this process when the file system is pickled or written as JSON.
     """
 
     protocol: str | tuple[str, ...] = "striped"
@@ -66,8 +72,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         target_protocol: str = "file",
         target_options: dict[str, Any] | None = None,
         *,
-        options: StoreOptions = DEFAULTS,
-        writing: WriteSettings = WRITE,
+        options: StoreOptions | Mapping[str, Any] = DEFAULTS,
+        writing: WriteSettings | Mapping[str, Any] = WRITE,
         fetcher: Fetcher | None = None,
         **storage_options: Any,
     ) -> None:
@@ -75,8 +81,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         self._web = target_protocol in chained.WEB
         given = target_options or {}
         self._base = "" if self._web else chained.base_url(target_protocol, given)
-        self._options = _with_user(options, given)
-        self._writing = writing
+        self._options = _with_user(_made(StoreOptions, options), given)
+        self._writing = _made(WriteSettings, writing)
         self._fetcher = fetcher
         self._stores: dict[str, Store] = {}
         self._stores_pid = os.getpid()
@@ -88,6 +94,23 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
         # fsspec's own mark of a chain without a path of its own; the next link's path follows.
         return "" if text == "striped://" else chained.strip(text)
+
+    def __reduce__(self) -> Any:
+        given = {k: v for k, v in self.storage_options.items() if k != "fetcher"}
+        return make_instance, (type(self), self.storage_args, given)
+
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """What `from_dict` and `from_json` make an equal file system of."""
+        plain = type(self)(*self.storage_args, **self.storage_options)
+        plain.storage_options = {
+            name: _as_mapping(value)
+            for name, value in self.storage_options.items()
+            if name != "fetcher" and value is not None
+        }
+        found: dict[str, Any] = super(StripedFileSystem, plain).to_dict(
+            include_password=include_password
+        )
+        return found
 
     @property
     def fsid(self) -> str:
@@ -196,6 +219,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             bounds=_bounds,
             fetcher=self._fetcher,
         )
+        results = [file_error(r) if isinstance(r, BootseerError) else r for r in results]
         if on_error == "raise":
             for result in results:
                 if isinstance(result, Exception):
@@ -473,8 +497,23 @@ def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
-def _with_user(options: StoreOptions, given: dict[str, Any]) -> StoreOptions:
-    import dataclasses
+def _made(kind: type[T], given: T | Mapping[str, Any]) -> T:
+    """Settings that may have been given as a mapping, as they come from JSON."""
+    if not isinstance(given, Mapping):
+        return given
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return kind(**{**given, **lists})
 
+
+def _as_mapping(value: Any) -> Any:
+    """Settings of ours as a mapping of what is not their default; anything else as it is."""
+    if not isinstance(value, StoreOptions | WriteSettings):
+        return value
+    usual = type(value)()
+    pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    return {name: each for name, each in pairs if each != getattr(usual, name)}
+
+
+def _with_user(options: StoreOptions, given: dict[str, Any]) -> StoreOptions:
     user = given.get("user") or given.get("username")
     return dataclasses.replace(options, user=str(user)) if user and not options.user else options

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.utils import stringify_path
 
-from bootseer.errors import AccessDeniedError, NotFoundError, NotSupportedError
+from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError, NotSupportedError
 from bootseer.storage.urls import safe_url
+from bootseer.stripedfs.fileerrors import file_error
 
 if TYPE_CHECKING:
     from bootseer.stripedfs.saving import SavedFile
@@ -81,13 +82,20 @@ def shown(path: Any) -> str:
 
 @contextlib.contextmanager
 def python_errors(path: Any) -> Iterator[None]:
-    """What Python has an exception for becomes that, with ours as its cause."""
+    """What Python has an exception for becomes that, with ours as its cause.
+
+    All others stay ours, and become an OSError as well.
+    """
     try:
         yield
+    except OSError:
+        raise
     except NotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, str(error), shown(path)) from error
     except AccessDeniedError as error:
         raise PermissionError(errno.EACCES, str(error), shown(path)) from error
+    except BootseerError as error:
+        raise file_error(error) from error
 
 
 def made_place(lpath: Any) -> str:
