@@ -13,6 +13,7 @@ from bootseer.profiler.report import skew as skew_
 from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.records import Identity, Start
 from bootseer.profiler.report.totals import lane_totals
+from bootseer.profiler.report.tries import last_tries
 
 _T = TypeVar("_T")
 
@@ -30,6 +31,8 @@ def record_of(start: Start) -> StartRecord:
     The job's end is the end of its `job` span; where there is none, the last event, if that
     came later than the last first step; else it was not observed.
     """
+    event_count = sum(source.events for source in start.sources)
+    start = last_tries(start).start
     skew = skew_.estimate(start)
     cut = lanes_.build(start, skew)
     identities = [source.identity for source in start.sources]
@@ -54,7 +57,7 @@ def record_of(start: Start) -> StartRecord:
         job_s=_job_s(start, skew, cut),
         gpu_count=sum(gpus) or None,
         rank_count=sum(lane.rank is not None for lane in cut.lanes),
-        event_count=sum(source.events for source in start.sources),
+        event_count=event_count,
         nodes=tuple(NodeTime(node, own_s[node]) for node in sorted(own_s)),
         node_phases=node_phases,
     )

@@ -17,6 +17,7 @@ from bootseer.profiler.render.common import (
 from bootseer.profiler.report.incidents import MISSING
 from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
 from bootseer.profiler.report.overlap import WHOLE
+from bootseer.profiler.report.tries import KIND as EARLIER_TRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def _advice(report: Report) -> list[str]:
     if removal and even and even.saved_s >= _telling_share(even, report) * removal.saved_s:
         both.reverse()
     lines = [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
-    return [*_undescribed(report), *lines]
+    return [*(_lost(report) or _undescribed(report)), *lines]
 
 
 def _telling_share(even: WhatIf, report: Report) -> float:
@@ -165,6 +166,17 @@ def _telling_share(even: WhatIf, report: Report) -> float:
     """
     stands_out = even.kind == "node" and any(s.node == even.name for s in report.stragglers)
     return 0.2 if stands_out else 0.5
+
+
+def _lost(report: Report) -> list[str]:
+    """The earlier try of a node, where the path begins with the time that it took."""
+    tries = [p for p in report.problems if p.kind == EARLIER_TRY]
+    first = report.critical_path[0] if report.critical_path else None
+    worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
+    if not tries or first is None or first.phase is not None or first.duration_s < worth_s:
+        return []
+    at_it = [p for p in tries if f" on {first.node}" in p.detail]
+    return [f"{p.detail}." for p in (at_it or tries)[:1]]
 
 
 def _undescribed(report: Report) -> list[str]:

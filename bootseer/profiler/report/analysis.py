@@ -25,6 +25,7 @@ from bootseer.profiler.report.comparison import Comparison
 from bootseer.profiler.report.lanes import Lanes
 from bootseer.profiler.report.model import (
     STANDARD_PHASES,
+    Problem,
     Report,
     StartKind,
     StartSummary,
@@ -32,6 +33,7 @@ from bootseer.profiler.report.model import (
 from bootseer.profiler.report.records import Loaded, Start
 from bootseer.profiler.report.skew import Skew
 from bootseer.profiler.report.totals import LaneTotals
+from bootseer.profiler.report.tries import last_tries
 
 _KINDS: dict[str, StartKind] = {
     "first": "first",
@@ -42,9 +44,15 @@ _KINDS: dict[str, StartKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A start with its clocks corrected, its lanes and their sums: what all analyses use."""
+    """A start with its clocks corrected, its lanes and their sums: what all analyses use.
+
+    `start` is all that was read, `last` each rank's last try alone, which all figures are of;
+    `earlier` names the tries before it.
+    """
 
     start: Start
+    last: Start
+    earlier: tuple[Problem, ...]
     skew: Skew
     lanes: Lanes
     totals: tuple[LaneTotals, ...]
@@ -53,10 +61,12 @@ class Prepared:
 
 def prepare(start: Start) -> Prepared:
     """Correct clocks, cut into lanes, add up."""
-    skew = skews.estimate(start)
-    lanes = lanes_of.build(start, skew)
+    tries = last_tries(start)
+    last = tries.start
+    skew = skews.estimate(last)
+    lanes = lanes_of.build(last, skew)
     sums = tuple(totals.lane_totals(lane, lanes.chains) for lane in lanes.lanes)
-    return Prepared(start, skew, lanes, sums, _summary(start, lanes))
+    return Prepared(start, last, tries.problems, skew, lanes, sums, _summary(start, lanes))
 
 
 def _summary(start: Start, lanes: Lanes) -> StartSummary:
@@ -103,7 +113,7 @@ def analyse(
     chosen = prepare(choose(loaded, trace_id))
     others = [prepare(s) for s in loaded.starts if s is not chosen.start]
     every = sorted([chosen, *others], key=lambda p: p.summary.began_unix_s, reverse=True)
-    problems = (*loaded.problems, *incidents.repeated(chosen.start))
+    problems = (*loaded.problems, *chosen.earlier, *incidents.repeated(chosen.start))
     problems = (*problems, *incidents.missing_ranks(chosen.start))
     comparison = None
     if baseline is not None:
@@ -135,7 +145,7 @@ def compare_starts(baseline: Sequence[Prepared], candidate: Sequence[Prepared]) 
 
 
 def _report(prepared: Prepared) -> Report:
-    start, lanes, sums = prepared.start, prepared.lanes, prepared.totals
+    start, lanes, sums = prepared.last, prepared.lanes, prepared.totals
     own = [total.own for total in sums]
     tops = {chain[-1] for chain in lanes.chains.values()}
     counted = [{p: s for p, s in total.counted.items() if p in tops} for total in sums]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Literal
 
 from bootseer.profiler.report.lanes import FIRST_STEP, Lane, Lanes
 from bootseer.profiler.report.model import Incident, Killed, Problem, Unreached
 from bootseer.profiler.report.overlap import WHOLE
-from bootseer.profiler.report.records import Identity, Span, Start
+from bootseer.profiler.report.records import Identity, Source, Span, Start
 from bootseer.profiler.report.totals import Extras
 
 _NAMED_NODES = 10
@@ -144,7 +144,8 @@ def repeated(start: Start) -> tuple[Problem, ...]:
 
     A restarted container cannot know its attempt, so its events join those of the run before.
     Told by the outermost `run` or `start` of one rank, else of one pod or node, that began after
-    another had ended, or had its process id, which two processes never have at a time.
+    another had ended, or had its process id, which two processes never have at a time; and by a
+    rank that came to a first step in one process, and again in one that began after it.
     """
     entries: dict[tuple[object, ...], list[tuple[int, int | None, int | None, str]]] = defaultdict(
         list
@@ -164,9 +165,28 @@ def repeated(start: Start) -> tuple[Problem, ...]:
             over = before[1] is not None and before[1] <= after[0]
             same = before[2] is not None and before[2] == after[2] and before[3] != after[3]
             again[after[3]] += over or same
+    for file in _stepped_again(start):
+        again[file] = again[file] or 1
     return tuple(
         Problem(file, "repeated-start", count, _REPEATED) for file, count in again.items() if count
     )
+
+
+def _stepped_again(start: Start) -> Iterator[str]:
+    """Files of ranks whose first step came after another process of theirs had come to one."""
+    stepped: dict[int, list[Source]] = defaultdict(list)
+    for source in start.sources:
+        if source.identity.rank is not None and any(s.name == FIRST_STEP for s in source.spans):
+            stepped[source.identity.rank].append(source)
+    for sources in stepped.values():
+        if len(sources) > 1:
+            extents = sorted((*_extent(source), source.file) for source in sources)
+            yield from (after[2] for before, after in pairwise(extents) if before[1] <= after[0])
+
+
+def _extent(source: Source) -> tuple[int, int]:
+    moments = [m for span in source.spans for m in span[1:3] if m is not None]
+    return min(moments) + source.offset_ns, max(moments) + source.offset_ns
 
 
 def _widen(extents: dict[str, tuple[int, int]], name: str, low: int, high: int) -> None:
