@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -165,17 +166,100 @@ def test_the_component_builds_what_inject_writes() -> None:
             kubernetes_validate.validate(document, version, strict=True)
 
 
-@pytest.mark.slow
-def test_a_job_without_the_lists_stops_the_build(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(
-        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  template:\n    spec:\n"
-        "      containers: [{name: a, image: i, command: [x]}]\n",
+def write_kustomization(folder: Path, *jobs: str, more: str = "") -> None:
+    """A folder with these Jobs and the component; Kustomize takes relative paths alone."""
+    folder.mkdir(exist_ok=True)
+    relative = Path(*[".."] * len(folder.resolve().parts[1:]), *ROOT.parts[1:])
+    (folder / "jobs.yaml").write_text("---\n".join(jobs), encoding="utf-8")
+    (folder / "kustomization.yaml").write_text(
+        f"resources: [jobs.yaml]\ncomponents: ['{relative}/components/job']\n{more}",
         encoding="utf-8",
     )
-    relative = Path(*[".."] * len(tmp_path.resolve().parts[1:]), *ROOT.parts[1:])
-    (tmp_path / "kustomization.yaml").write_text(
-        f"resources: [job.yaml]\ncomponents: ['{relative}/components/job']\n", encoding="utf-8"
+
+
+def job_of(name: str, pod: str, labels: str = "{}") -> str:
+    return (
+        f"apiVersion: batch/v1\nkind: Job\nmetadata: {{name: {name}, labels: {labels}}}\n"
+        f"spec: {{template: {{spec: {{restartPolicy: Never, {pod}}}}}}}\n"
     )
-    done = subprocess.run([KUBECTL, "kustomize", str(tmp_path)], capture_output=True, text=True)
+
+
+MAIN = "{name: main, image: i, command: [python, t.py]}"
+JOBS = {
+    "bare": f"containers: [{MAIN}]",
+    "two-containers": f"containers: [{MAIN}, {{name: side, image: s}}]",
+    "args": "containers: [{name: m, image: i, command: [sh, -c], args: ['a && b']}]",
+    "own-init": f"initContainers: [{{name: first, image: f}}], containers: [{MAIN}]",
+    "own-volumes": (
+        "containers: [{name: m, image: i, command: [x], "
+        "volumeMounts: [{name: data, mountPath: /data}]}], volumes: [{name: data, emptyDir: {}}]"
+    ),
+    "own-env": (
+        "containers: [{name: m, image: i, command: [x], "
+        "env: [{name: A, value: b}, {name: C, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]}]"
+    ),
+    "empty-lists": (
+        "initContainers: [], volumes: [], "
+        "containers: [{name: m, image: i, command: [x], env: [], volumeMounts: []}]"
+    ),
+    "null-volumes": "volumes: null, containers: [{name: m, image: i, command: [x]}]",
+}
+
+
+@pytest.mark.slow
+def test_the_component_puts_into_varied_jobs_what_inject_does(tmp_path: Path) -> None:
+    folder = tmp_path / "k"
+    raw = [job_of(name, pod) for name, pod in JOBS.items()]
+    write_kustomization(folder, *raw)
+    built = {job["metadata"]["name"]: job for job in build(folder)}
+    assert built.keys() == JOBS.keys()
+    by_name = {"env", "volumeMounts", "volumes"}  # Kustomize puts ours behind those of the Job
+    for one in raw:
+        one = one.replace("volumes: null, ", "")  # the same to a cluster
+        first = documents(one)[0]["spec"]["template"]["spec"]["containers"][0]["name"]
+        options = dataclasses.replace(manifests.OPTIONS, container=first)
+        result = inject.inject(yamltext.decode(one.encode(), "job.yaml"), options)
+        assert not result.refusals
+        (wanted,) = documents(result.raw)
+        job = built[wanted["metadata"]["name"]]
+        kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
+        check_references(job["spec"]["template"]["spec"])
+        for spec in (job["spec"]["template"]["spec"], wanted["spec"]["template"]["spec"]):
+            for node in (spec, *spec["containers"]):
+                for key in by_name & node.keys():
+                    node[key] = sorted(node[key], key=lambda entry: str(entry["name"]))
+        assert job["spec"] == wanted["spec"]
+
+
+@pytest.mark.slow
+def test_the_component_is_used_twice_and_leaves_what_is_labelled(tmp_path: Path) -> None:
+    no = '{bootseer.io/inject: "false"}'
+    write_kustomization(tmp_path / "a", job_of("one", JOBS["bare"]))
+    write_kustomization(
+        tmp_path / "b", job_of("two", JOBS["bare"]), job_of("no", "containers: [{name: m}]", no)
+    )
+    (tmp_path / "kustomization.yaml").write_text("resources: [a, b]\n", encoding="utf-8")
+    built = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in build(tmp_path)}
+    assert built.keys() == {"one", "two", "no"}
+    for name in ("one", "two"):
+        assert built[name]["containers"][0]["command"][0] == LAUNCHER
+    assert built["no"] == {"restartPolicy": "Never", "containers": [{"name": "m"}]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("container", "path"),
+    [
+        ("name: a, image: i, args: [x]", "containers/0/command/0"),
+        ("name: a, image: i, command: [x], env: null", "containers/0/env/0"),
+        ("name: a, image: i, command: [x], volumeMounts: null", "containers/0/volumeMounts/0"),
+    ],
+)
+def test_a_job_that_cannot_be_patched_stops_the_build(
+    tmp_path: Path, container: str, path: str
+) -> None:
+    folder = tmp_path / "k"
+    write_kustomization(folder, job_of("j", f"containers: [{{{container}}}]"))
+    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
     assert done.returncode != 0
-    assert "initContainers" in done.stderr
+    assert path in done.stderr
