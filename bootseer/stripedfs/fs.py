@@ -95,6 +95,10 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         # fsspec's own mark of a chain without a path of its own; the next link's path follows.
         return "" if text == "striped://" else chained.strip(text)
 
+    def __repr__(self) -> str:
+        # Equal ones look equal: fsspec and zarr compare what wraps them by this.
+        return f"<{type(self).__name__} {self.fsid} {getattr(self, '_fs_token_', '')}>"
+
     def __reduce__(self) -> Any:
         given = {k: v for k, v in self.storage_options.items() if k != "fetcher"}
         return make_instance, (type(self), self.storage_args, given)
