@@ -96,6 +96,20 @@ def test_a_log_from_standard_input_with_shipped_rules(tmp_path: Path) -> None:
     assert b"2 rendezvous end" in done.stdout
 
 
+def test_how_much_of_a_log_matched_is_reported(tmp_path: Path) -> None:
+    data = (DATA / "logs" / "torchrun_restart.log").read_bytes()
+    (tmp_path / "other.log").write_bytes(b"one\ntwo\n\nthree\n")
+    words = ("log", "--rules", "torchrun", str(tmp_path / "other.log"), "-")
+    said = bootseer(tmp_path, *words, data=data).stdout.decode().splitlines()
+    assert said[0] == f"{tmp_path / 'other.log'}: nothing matched in 3 lines"
+    lines = len([line for line in data.splitlines() if line])
+    assert f" of {lines} lines matched)" in said[1]
+    done = bootseer(tmp_path, *words, "--json", data=data)
+    other, job = json.loads(done.stdout)["logs"]
+    assert (other["lines"], other["matched"]) == (3, 0)
+    assert (job["lines"], job["matched"]) == (lines, 6)
+
+
 def test_a_catastrophic_rule_is_bounded_while_others_work(tmp_path: Path) -> None:
     (tmp_path / "r.ini").write_text(RULES + "[evil]\nphase = evil\npoint = (a+)+$\n")
     data = b"100.5 loading\n" + b"a" * 60 + b"!\n102.5 loaded\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Sequence
 
@@ -190,6 +191,123 @@ def test_one_logged_step_alone_says_nothing_of_the_first() -> None:
     [note] = engine.close()
     assert (note.status, note.name) == ("fallback", "log_rules")
     assert "step 100" in note.attributes["bootseer.reason"]
+
+
+START = (
+    "[s]\nphase = first_step\nbegin = from step (?P<n>\\d+)\nend = at step (?P<n>\\d+)\n"
+    "step = n\nonce = true\ntime = ^(\\S+)\ntime_format = unix\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended"),
+    [
+        (["100 from step 106", "130 at step 110", "150 at step 120"], 122),  # 4 before, 2 s each
+        (["100 from step 106", "130 at step 106", "150 at step 120"], 130),
+        (["100 from step 1", "130 at step 10", "150 at step 20"], 112),
+    ],
+)
+def test_a_begin_may_say_which_step_is_the_first(lines: list[str], ended: int) -> None:
+    found = run(START, lines, live=False)
+    assert brief(found) == [("begin", "first_step", 100), ("end", "first_step", ended)]
+
+
+def test_steps_may_be_counted_from_nought() -> None:
+    lines = ["100 step 1", "104 step 3"]  # every second one is printed: 0 ended at 98
+    [point] = run(STEPS_STAMPED + "step_from = 0\n", lines, live=False)
+    assert point.time_unix_nano == 98 * SECOND
+    [point] = run(STEPS_STAMPED + "step_from = 0\n", ["100 step 0"], live=False)
+    assert point.time_unix_nano == 100 * SECOND
+
+
+BARS = (
+    "[b]\nphase = first_step\nbegin = ^bar 0/(?P<total>\\d+)\nend = ^bar [1-9]/(?P<total>\\d+)\n"
+    "confirm = ^loss\nonce = true\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "times"),
+    [
+        (["bar 0/9", "bar 1/9", "bar 0/5", "bar 1/5", "loss", "bar 2/5"], [1002, 1003]),
+        (["bar 0/9", "bar 1/9"], []),
+        (["bar 0/9", "bar 1/9", "loss"], []),
+        (["bar 0/9", "loss", "bar 1/9", "loss", "bar 2/9"], [1000, 1002]),
+        (["bar 0/9", "bar 1/9", "bar 0/9", "bar 1/9", "loss", "bar 2/9"], []),  # either may be it
+        (["bar 0/9", "bar 1/9", "loss", "bar 2/9", "bar 0/9", "bar 1/9", "loss"], [1000, 1001]),
+    ],
+)
+def test_a_bar_counts_once_a_line_confirms_it(lines: list[str], times: list[int]) -> None:
+    found = run(BARS, lines)
+    assert [f.time_unix_nano // SECOND for f in found] == times
+    assert [f.kind for f in found] == ["begin", "end"][: len(times)]
+
+
+def test_bars_to_confirm_are_bounded() -> None:
+    lines = [f"bar {moved}/{n}" for n in range(10, 100) for moved in (0, 1)]
+    assert run(BARS, [*lines, "loss", "bar 2/11"]) == []
+    assert len(run(BARS, [*lines, "loss", "bar 2/99"])) == 2
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        BARS.replace("begin = ^bar 0/(?P<total>\\d+)\n", ""),
+        BARS.replace("(?P<total>\\d+)", "\\d+"),
+        BARS + "point = x\n",
+    ],
+)
+def test_a_key_confirm_needs_two_bars_with_totals(rules: str) -> None:
+    with pytest.raises(logrules.RuleFileError, match="'total'"):
+        logrules.parse(rules, "t.ini")
+
+
+def test_a_line_may_name_its_lane_itself() -> None:
+    rules = LOAD + "lane = ^<(?P<lane>\\S+)>\n"
+    found = run(rules, ["<TP0> loading", "<TP1> loading", "<TP1> loaded", "<TP0> loaded"])
+    assert [(f.kind, f.attributes["log.lane"]) for f in found] == [
+        ("begin", "TP0"),
+        ("begin", "TP1"),
+        ("end", "TP1"),
+        ("end", "TP0"),
+    ]
+    assert all("bootseer.local_rank" not in f.attributes for f in found)
+    [first, *_] = run(rules, ["[rank3]: <TP1> loading"])
+    assert first.attributes["bootseer.rank"] == 3
+
+
+def test_a_process_that_changes_its_name_stays_one_lane() -> None:
+    found = run(LOAD, ["(Worker pid=4) loading", "(Worker_TP0 pid=4) loaded"])
+    assert [f.kind for f in found] == ["begin", "end"]
+    found = run(LOAD, ["(W pid=4, ip=10.0.0.1) loading", "(W pid=4, ip=10.0.0.2) loaded"])
+    assert [f.kind for f in found] == ["begin", "point"]
+
+
+OWN = "[l]\nphase = x\npoint = (?P<what>one|two)\ntime = (\\d\\d-\\d\\d [\\d:.]+)\n"
+
+
+@pytest.mark.parametrize("zone_h", [0, 2, -5, 5.75])
+def test_a_programs_own_zone_follows_from_its_containers_stamp(zone_h: float) -> None:
+    """07-02 08:33:26.5 UTC, as a program in another zone than this machine writes it."""
+    own = datetime.datetime(2025, 7, 2, 8, 33, 26, 500000) + datetime.timedelta(hours=zone_h)
+    rules = OWN + "time_format = %m-%d %H:%M:%S.%f\n"
+    lines = [f"2025-07-02T08:33:26.9Z {own:%m-%d %H:%M:%S.%f} one", "2025-07-02T08:33:27Z two"]
+    one, two = run(rules, lines, live=False)
+    assert (two.time_unix_nano - one.time_unix_nano) / 1e9 == 0.5
+    assert one.time_unix_nano == 1751445206_500000000
+
+
+def test_a_stamp_is_finer_than_whole_seconds() -> None:
+    rules = OWN + "time_format = %m-%d %H:%M:%S\n"
+    [one] = run(rules, ["2025-07-02T08:33:27.4Z 07-02 10:33:26 one"], live=False)
+    assert one.time_unix_nano == 1751445207_400000000
+
+
+def test_lines_and_those_that_matched_are_counted() -> None:
+    engine = logengine.Engine(logrules.parse(LOAD, "t.ini"))
+    for line in (b"loading", b"other", b"loading", b"loaded"):
+        engine.line(line, SECOND, SECOND)
+    assert (engine.lines, engine.matched) == (4, 3)
 
 
 def test_a_key_step_names_a_group_of_every_pattern() -> None:

@@ -71,11 +71,21 @@ def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
         ("[default0]: iteration        1/", "default0", " iteration        1/", (None, 0)),
         (" 3: x", "rank3", "x", (3, None)),
         ("12: x", "rank12", "x", (12, None)),
-        ("(RayTrainWorker pid=364, ip=10.0.0.218) x", "RayTrainWorker pid=364", "x", (None, None)),
+        (
+            "(RayTrainWorker pid=364, ip=10.0.0.218) x",
+            "RayTrainWorker pid=364, ip=10.0.0.218",
+            "x",
+            (None, None),
+        ),
         ("(EngineCore_DP0 pid=948) x", "EngineCore_DP0 pid=948", "x", (None, None)),
         ("(Worker_TP1 rank=1 pid=9) x", "Worker_TP1 rank=1 pid=9", "x", (None, None)),
         ("[pod/train-3/main0] [default1]:x", "pod/train-3/main0 default1", "x", (None, 1)),
         ("[pod/train-3/main0] x", "pod/train-3/main0", "x", (None, None)),
+        ("runner-llm-1  | x", "runner-llm-1/", "x", (None, None)),
+        ("0 | layer_1 | Linear", "", "0 | layer_1 | Linear", (None, None)),
+        ("train | epoch 001 | loss 3", "", "train | epoch 001 | loss 3", (None, None)),
+        ("retraining/0 [default1]:x", "retraining/0 default1", "x", (None, 1)),
+        ("loading a/0 [x]", "", "loading a/0 [x]", (None, None)),
         ("[INFO]: x", "", "[INFO]: x", (None, None)),
         ("plain", "", "plain", (None, None)),
     ],
@@ -87,12 +97,22 @@ def test_prefixes_of_launchers(
     assert loglines.lane_rank(lane) == ranks
 
 
+def test_a_lane_is_its_process_whatever_name_that_takes() -> None:
+    assert loglines.lane_process("Worker pid=400") == loglines.lane_process("Worker_TP0 pid=400")
+    nodes = {loglines.lane_process(f"RayTrainWorker pid=7, ip=10.0.0.{n}") for n in (1, 2)}
+    assert len(nodes) == 2
+    assert loglines.lane_process("rank3") == "rank3"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "2026-11-21T10:00:00.123456789Z [default0]: x",
         "[pod/a/b] 2026-11-21T12:00:00.123456789+02:00 [default0]: x",
         "2026-11-21T10:00:00.123456789Z stderr F [default0]: x",
+        "[2026-11-21T10:00:00.123456Z] [default0]: x",
+        "2026-11-21 10:00:00.123456+0000 [default0]: x",
+        "2026-11-21T19:00:00,123456+09:00 [default0]: x",
     ],
 )
 def test_the_times_of_container_logs(text: str) -> None:

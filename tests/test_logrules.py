@@ -62,7 +62,10 @@ def test_errors_name_the_place(
 
 
 def test_shipped_rules_are_found_by_name_and_files_by_path(tmp_path: Path) -> None:
-    names = ["deepspeed", "huggingface", "megatron", "pip", "torchrun", "uv"]
+    names = [
+        *("deepspeed", "huggingface", "lightning", "megatron", "nemo", "pip", "ray", "sglang"),
+        *("torchrun", "torchtitan", "uv", "vllm"),
+    ]
     assert logrules.shipped() == names
     for name in names:
         assert logrules.load(name)

@@ -117,6 +117,12 @@ def test_dropped_bytes_are_reported_and_join_no_lines(tmp_path: Path) -> None:
     assert len(events(tmp_path)) == 2
 
 
+def test_output_in_which_no_rule_finds_anything_is_reported(tmp_path: Path) -> None:
+    [said] = match(tmp_path, RULES, frame(b"one\ntwo\n"))
+    assert (said["name"], said["status"]) == ("log_rules", "fallback")
+    assert said["attributes"]["bootseer.reason"] == "no log rule matched any of 2 lines of output"
+
+
 @pytest.mark.parametrize(
     ("rules", "data", "kind"),
     [

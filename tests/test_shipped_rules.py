@@ -1,9 +1,10 @@
 """The shipped rules against what the programs print.
 
 `data/logs` was printed by real runs: torchrun 2.13.0 (two ranks, gloo, a failing worker and a
-restart), a transformers 5.23.0 Trainer on a CPU (a new run, and one resumed), pip 23.2.1 and uv
-0.13.9 installing two wheels and one source distribution. Megatron-LM and DeepSpeed need a GPU:
-their lines below follow the format strings of the sources that the rule files name.
+restart), a transformers 5.23.0 Trainer and a Lightning 2.6.6 Trainer on a CPU (a new run each, and
+one resumed), pip 23.2.1 and uv 0.13.9 installing two wheels and one source distribution. The other
+programs need a GPU: their lines below follow the format strings of the sources that the rule files
+name, and lines of public logs.
 """
 
 from __future__ import annotations
@@ -209,3 +210,390 @@ def test_deepspeed() -> None:
 def test_no_shipped_rule_fires_on_another_programs_text(rules: str) -> None:
     text = b"epoch 1 step 10 loss 0.5\nINFO loading config\nTraceback (most recent call last):\n"
     assert found(rules, text, live=True) == []
+
+
+# The form of lines in public logs of torchtitan 0.2 (step 1 and each tenth are printed).
+TORCHTITAN = b"""\
+[rank0]:[titan] 2026-05-19 19:31:10,231 - root - INFO - torchtitan version: 0.2.2 (0.0.0 means).
+[rank0]:[titan] 2026-05-19 19:31:11,436 - root - INFO - Building device mesh with parallelism: \
+pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1
+[rank0]:NCCL version 2.29.7+cuda13.1
+[rank0]:[titan] 2026-05-19 19:31:14,624 - root - INFO - Preparing c4_test dataset from tests/c4
+[rank0]:[titan] 2026-05-19 19:31:14,649 - root - INFO - Building qwen3 14B
+[rank0]:[titan] 2026-05-19 19:31:15,533 - root - INFO - CUDA memory usage for model: 4.18GiB(2.35%)
+[rank0]:[titan] 2026-05-19 19:31:15,551 - root - INFO - Trainer is initialized with local batch
+[rank0]:[titan] 2026-05-19 19:31:16,000 - root - INFO - Loading the checkpoint from outputs/step-5.
+[rank0]:[titan] 2026-05-19 19:31:18,101 - root - INFO - Finished loading the checkpoint in 2.10 \
+seconds.
+[rank0]:[titan] 2026-05-19 19:31:18,500 - root - INFO - Training starts at step 6
+[rank0]:[titan] 2026-05-19 19:31:48,000 - root - INFO - step: 10  loss:  4.98934  grad_norm: 19.2500
+[rank0]:[titan] 2026-05-19 19:32:08,000 - root - INFO - step: 20  loss:  4.38934  grad_norm: 17.2500
+"""
+
+
+def spans_ms(out: list[logengine.Found]) -> list[tuple[str, float]]:
+    """Name and length of each span, in the order of their ends; points have none."""
+    open_ns: dict[tuple[str, str], int] = {}
+    spans = []
+    for one in out:
+        if one.kind == "begin":
+            open_ns[one.key] = one.time_unix_nano
+        elif one.kind == "end":
+            spans.append((one.name, (one.time_unix_nano - open_ns.pop(one.key)) / 1e6))
+    assert open_ns == {}
+    return spans
+
+
+def test_torchtitan_that_resumes_between_two_logged_steps() -> None:
+    out = found("torchtitan", TORCHTITAN, live=False)
+    assert spans_ms(out) == [
+        ("setup", 1205.0),
+        ("model.init", 884.0),
+        ("checkpoint.load", 2101.0),
+        ("first_step", 21_500.0),  # 10 steps take 20 s; 4 lie between step 6 and step 10
+    ]
+    assert out[-1].attributes["log.step_estimated"] is True
+    assert out[-1].attributes["bootseer.rank"] == 0
+
+
+def test_torchtitan_of_older_releases() -> None:
+    log = TORCHTITAN.replace(b"[titan] ", b"")
+    log = log.replace(b"Building qwen3 14B", b"Building llama3 8B with ModelArgs(dim=4096)")
+    log = log.replace(b"Building device mesh with parallelism: ", b"Building 1-D device mesh with ")
+    log = log.replace(b"torchtitan version: 0.2.2", b"Starting job: Llama 3 8B training")
+    log = log.replace(b"starts at step 6", b"starts at step 1, with local batch size 1")
+    log = log.replace(b"step: 10 ", b"step:  1 ")
+    spans = dict(spans_ms(found("torchtitan", log, live=False)))
+    assert spans["first_step"] == 29_500.0
+    assert set(spans) == {"setup", "model.init", "checkpoint.load", "first_step"}
+
+
+# The form of lines in public logs of vLLM 0.19 to 0.33, tensor parallel over two workers; a worker
+# takes its place's name once the groups are there.
+VLLM = b"""\
+2026-08-29T04:15:30.1Z (APIServer pid=1) INFO 08-29 06:15:30 [model.py:680] Resolved architecture
+2026-08-29T04:16:04.127689469Z (EngineCore pid=374) INFO 08-29 06:16:04 [core.py:121] Initializing \
+a V1 LLM engine (v0.26.1) with config: model='/models/ds4'
+2026-08-29T04:16:12.5Z (Worker pid=400) INFO 08-29 06:16:12 [parallel_state.py:1938] world_size=2 \
+rank=0 local_rank=0 distributed_init_method=file:///tmp/vllm_dist_3a73 backend=nccl
+2026-08-29T04:16:12.6Z (Worker pid=401) INFO 08-29 06:16:12 [parallel_state.py:1938] world_size=2 \
+rank=1 local_rank=1 distributed_init_method=file:///tmp/vllm_dist_3a73 backend=nccl
+2026-08-29T04:16:14.7Z (Worker_TP0 pid=400) INFO 08-29 06:16:14 [parallel_state.py:2385] rank 0 in \
+world size 2 is assigned as DP rank 0, PP rank 0, PCP rank 0, TP rank 0, EP rank 0, EPLB rank N/A
+2026-08-29T04:16:14.8Z (Worker_TP1 pid=401) INFO 08-29 06:16:14 [parallel_state.py:2385] rank 1 in \
+world size 2 is assigned as DP rank 0, PP rank 0, PCP rank 0, TP rank 1, EP rank 0, EPLB rank N/A
+Loading safetensors checkpoint shards:   9% Completed | 1/8 [00:01<00:10, 14.3it/s]
+2026-08-29T04:16:25.978Z (Worker_TP0 pid=400) INFO 08-29 06:16:25 [default_loader.py:497] Loading \
+weights took 10.39 seconds
+2026-08-29T04:16:39.387Z (Worker_TP0 pid=400) INFO 08-29 06:16:39 [model_runner.py:513] Model \
+loading took 80.99 GiB and 25.139530 seconds
+2026-08-29T04:16:44.38Z (Worker_TP0 pid=400) INFO 08-29 06:16:44 [backends.py:1188] Dynamo \
+bytecode transform time: 4.20 s
+2026-08-29T04:16:51.9Z (Worker_TP0 pid=400) INFO 08-29 06:16:51 [backends.py:393] Compiling a \
+graph for compile range (1, 4096) takes 8.53 s
+2026-08-29T04:16:53.2Z (Worker_TP0 pid=400) INFO 08-29 06:16:53 [monitor.py:53] torch.compile took \
+13.01 s in total
+2026-08-29T04:19:58.1Z (Worker_TP1 pid=401) INFO 08-29 06:19:58 [model_runner.py:1371] Graph \
+capturing finished in 18 secs, took 0.19 GiB
+2026-08-29T04:20:12.1Z (EngineCore pid=374) INFO 08-29 06:20:12 [core.py:349] init engine \
+(profile, create kv cache, warmup model) took 212.68 s (compilation: 13.01 s)
+2026-08-29T04:20:13.8Z (APIServer pid=1) INFO 08-29 06:20:13 [api_server.py:689] Starting vLLM \
+server on http://0.0.0.0:8000
+2026-08-29T04:20:13.9Z (APIServer pid=1) INFO:     Started server process [1]
+2026-08-29T04:20:14.338370303Z (APIServer pid=1) INFO:     Application startup complete.
+"""
+VLLM_SPANS = [
+    ("rendezvous", 2200.0),
+    ("rendezvous", 2200.0),
+    ("checkpoint.load", 10_390.0),
+    ("model.init", 25_139.53),
+    ("compile.dynamo", 4200.0),
+    ("compile.inductor", 8530.0),
+    ("compile", 13_010.0),
+    ("compile.graphs", 18_000.0),
+    ("engine.init", 212_680.0),
+]
+
+
+def test_vllm_in_containers_of_another_zone() -> None:
+    out = found("vllm", VLLM, live=False)
+    assert spans_ms(out) == VLLM_SPANS
+    assert brief(out)[-2:] == ["point server.start", "point first_step"]
+    # the stamps are UTC, the program's own times two hours ahead
+    assert out[-1].time_unix_nano == 1787977214_338370000  # 04:20:14 UTC
+    assert 0 < out[-1].time_unix_nano - out[-2].time_unix_nano < 10**9
+    lanes = {f.attributes["log.lane"] for f in out if f.name == "rendezvous"}
+    assert lanes == {"Worker pid=400", "Worker pid=401"}
+
+
+def test_vllm_without_stamps_does_not_know_when_it_answered() -> None:
+    log = b"".join(line.partition(b"Z ")[2] for line in VLLM.splitlines(keepends=True))
+    engine = logengine.Engine(logrules.load("vllm"), live=False, near_ns=1_787_977_300 * 10**9)
+    out = [f for line in log.splitlines() for f in engine.line(line, 0, None)]
+    assert [name for name, _ in spans_ms(out)] == [name for name, _ in VLLM_SPANS]
+    assert "point first_step" not in brief(out)
+    assert engine.undated == 1
+
+
+def test_vllm_of_older_releases_without_lanes() -> None:
+    log = b"""\
+INFO 06-13 11:36:32 [default_loader.py:272] Loading weights took 5.52 seconds
+INFO 06-13 11:36:32 [gpu_model_runner.py:1632] Model loading took 4.1801 GiB and 6.884285 seconds
+INFO 06-13 11:36:38 [backends.py:472] Dynamo bytecode transform time: 5.86 s
+INFO 06-13 11:37:03 [backends.py:173] Compiling a graph for general shape takes 24.53 s
+INFO 06-13 11:37:04 [monitor.py:33] torch.compile takes 30.39 s in total
+INFO 06-13 11:37:36 [gpu_model_runner.py:1933] Graph capturing finished in 31 secs, took 0.45 GiB
+INFO 06-13 11:37:36 [core.py:167] init engine (profile, create kv cache, warmup model) took 64.0 \
+seconds
+"""
+    assert spans_ms(found("vllm", log, live=False)) == [
+        ("checkpoint.load", 5520.0),
+        ("model.init", 6884.285),
+        ("compile.dynamo", 5860.0),
+        ("compile.inductor", 24_530.0),
+        ("compile.graphs", 31_000.0),
+        ("engine.init", 64_000.0),
+    ]
+
+
+# The form of lines in public logs of SGLang 0.5, four schedulers in one stream: one is ten minutes
+# behind, and progress bars share its lines.
+SGLANG = b"""\
+[2026-02-26 05:19:50 TP0] Init torch distributed begin.
+[2026-02-26 05:20:01 TP0] Init torch distributed ends. elapsed=11.20 s, mem usage=1.9 GB
+[2026-02-26 05:20:20 TP7] Load weight begin. avail mem=283.62 GB
+[2026-02-26 05:20:21 TP0] Load weight begin. avail mem=283.50 GB
+[2026-02-26 05:20:21 TP4] Load weight begin. avail mem=283.62 GB
+
+Loading safetensors checkpoint shards:   0% Completed | 0/142 [00:00<?, ?it/s]
+[2026-02-26 05:24:09 TP4] Load weight end. elapsed=228.09 s, type=GlmMoeDsaForCausalLM, avail mem=1
+[2026-02-26 05:33:19 TP0] Load weight end. elapsed=778.18 s, type=GlmMoeDsaForCausalLM, avail mem=1
+[2026-02-26 05:35:08 TP7] Load weight end. elapsed=887.93 s, type=GlmMoeDsaForCausalLM, avail mem=1
+[2026-02-26 05:35:08 TP7] Memory pool end. avail mem=4.02 GB
+[2026-02-26 05:35:09 TP0] Capture cuda graph begin. This can take up to several minutes. avail mem=
+Capturing batches (bs=1 avail_mem=11.18 GB): 100%|####| 36/36 [00:10<00:00,  3.37it/s][2026-02-26 \
+05:35:40 TP0] Capture cuda graph end. Time elapsed: 31.35 s. mem usage=1.04 GB. avail mem=11.22 GB.
+[2026-02-26 05:35:41 TP0] Capture target verify CUDA graph begin. backend=full, num_tokens=4, bs=1
+[2026-02-26 05:35:43 TP0] Capture target verify CUDA graph end. bs=[1, 2], elapsed=1.61 s, mem usage
+[2026-02-26 05:35:50] INFO:     Application startup complete.
+[2026-02-26 05:35:58] The server is fired up and ready to roll!
+"""
+
+
+def test_sglang_with_a_slow_scheduler_among_several() -> None:
+    out = found("sglang", SGLANG, live=False)
+    assert spans_ms(out) == [
+        ("rendezvous", 11_000.0),
+        ("checkpoint.load", 228_000.0),
+        ("checkpoint.load", 778_000.0),
+        ("checkpoint.load", 888_000.0),
+        ("compile.graphs", 31_000.0),
+        ("compile.graphs", 2000.0),
+    ]
+    assert brief(out)[-1] == "point first_step"
+    slow = [f for f in out if f.attributes.get("log.lane") == "TP7"]
+    assert [f.kind for f in slow] == ["begin", "end"]
+    assert "bootseer.local_rank" not in slow[0].attributes
+
+
+# The form of lines in public logs of NeMo 2.0 to 2.4, as a container's log stamps them.
+NEMO = b"""\
+2024-11-14T19:42:14.1Z [default0]:[NeMo I 2024-11-14 19:42:14 base:44] Padded vocab_size: 128256, \
+original vocab_size: 128256, dummy tokens: 0.
+2024-11-14T19:42:15.5Z [default0]:Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2
+2024-11-14T19:42:15.6Z [default1]:Initializing distributed: GLOBAL_RANK: 1, MEMBER: 2/2
+2024-11-14T19:42:15.7Z [default0]:distributed_backend=nccl
+2024-11-14T19:42:15.8Z [default0]:All distributed processes registered. Starting with 2 processes
+2024-11-14T19:42:16.5Z [default0]:[NeMo I 2024-11-14 19:42:16 megatron_parallel:550]  > number of \
+parameters on (tensor, pipeline) model parallel rank (0, 0): 40950336
+2024-11-14T19:42:46.0Z [default0]:[NeMo I 2024-11-14 19:42:46 pl:297] Global Checkpoint Load : \
+Rank : 0 : Start time : 1731613336.000s : Time spent in load_checkpoint: 29.250s
+"""
+NEMO_STEPS = b"""\
+2024-11-14T19:43:00Z [default0]:Training epoch 0, iteration 0/99 | lr: 0.0001 | global_step: 0 | \
+reduced_train_loss: 0.5288 | train_step_timing in s: 4.022
+2024-11-14T19:43:01Z [default0]:Training epoch 0, iteration 1/99 | lr: 0.0001 | global_step: 1 | \
+reduced_train_loss: 0.6615 | train_step_timing in s: 0.4357 | consumed_samples: 16
+"""
+
+
+def test_nemo() -> None:
+    out = found("nemo", NEMO + NEMO_STEPS, live=False)
+    assert spans_ms(out) == [
+        ("rendezvous", 300.0),
+        ("model.init", 2400.0),
+        ("checkpoint.load", 29_250.0),
+    ]
+    assert brief(out)[-1] == "point first_step"
+    assert out[-1].time_unix_nano == 1731613380 * 10**9  # 19:43:00 UTC
+
+
+def test_nemo_counts_from_nought_and_may_print_every_second_step() -> None:
+    steps = NEMO_STEPS.replace(b"iteration 1/", b"iteration 3/")
+    steps = steps.replace(b"iteration 0/", b"iteration 1/").replace(b"43:01Z", b"43:04Z")
+    [step] = found("nemo", steps, live=False)
+    assert step.time_unix_nano == 1731613378 * 10**9  # 2 s each: the first one ended at 19:42:58
+    assert step.attributes["log.step_estimated"] is True
+
+
+# The form of lines in public logs of Ray Train's second version: 2.48 to 2.60.
+RAY = b"""\
+(TrainController pid=33120) [State Transition] INITIALIZING -> SCHEDULING.
+(TrainController pid=33120) Attempting to start training worker group of size 2 with the following \
+resources: [{'GPU': 1}] * 2
+(TrainController pid=33120) [State Transition] SCHEDULING -> RESCHEDULING.
+(TrainController pid=33120) [State Transition] RESCHEDULING -> SCHEDULING.
+(TrainController pid=33120) Attempting to start training worker group of size 2 with the following \
+resources: [{'GPU': 1}] * 2
+(RayTrainWorker pid=245, ip=10.0.24.158) Setting up process group for: env:// [rank=0, world_size=2]
+(RayTrainWorker pid=245, ip=10.0.24.158) Rank 0: Launching training function.
+(RayTrainWorker pid=245, ip=10.0.63.54) Rank 1: Launching training function.
+(TrainController pid=33120) Started training worker group of size 2:
+(TrainController pid=33120) - (ip=10.0.24.158, pid=245) world_rank=0, local_rank=0, node_rank=0
+(TrainController pid=33120) [State Transition] SCHEDULING -> RUNNING.
+(RayTrainWorker pid=245, ip=10.0.24.158) Initializing Vision Transformer model...
+(TrainController pid=33120) [State Transition] RUNNING -> RESTARTING.
+"""
+
+
+def test_ray_train() -> None:
+    out = found("ray", RAY, live=True)
+    assert brief(out) == [
+        "begin workers.start",
+        "point workers.retry error",
+        "point rendezvous.begin",
+        "point rendezvous.end",
+        "point rendezvous.end",
+        "end workers.start",
+        "point restart error",
+    ]
+    assert spans_ms(out) == [("workers.start", 8000.0)]
+    lanes = [f.attributes["log.lane"] for f in out if f.name == "rendezvous.end"]
+    assert lanes == [f"RayTrainWorker pid=245, ip=10.0.{n}" for n in ("24.158", "63.54")]
+
+
+def test_ray_and_the_trainer_of_its_workers() -> None:
+    """What workers print reads as without Ray, for the rules of what runs in them."""
+    worker = b"(RayTrainWorker pid=245, ip=10.0.24.158) "
+    lines = LIGHTNING.splitlines(keepends=True)
+    out = found("lightning", b"".join(worker + line for line in lines), live=True)
+    assert brief(out) == brief(found("lightning", LIGHTNING, live=True))
+
+
+# As Lightning 2.6.6 prints it on a CPU (`data/logs/lightning_*.log` have its bars as they are).
+LIGHTNING = b"""\
+Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2
+Initializing distributed: GLOBAL_RANK: 1, MEMBER: 2/2
+distributed_backend=nccl
+All distributed processes registered. Starting with 2 processes
+Restoring states from the checkpoint path at x.ckpt
+Restored all states from the checkpoint at x.ckpt
+Sanity Checking: |          | 0/? [00:00<?, ?it/s]
+Sanity Checking DataLoader 0:   0%|          | 0/2 [00:00<?, ?it/s]
+Sanity Checking DataLoader 0: 100%|##########| 2/2 [00:00<00:00,  2.76it/s]
+Training: |          | 0/? [00:00<?, ?it/s]
+Epoch 1:   0%|          | 0/62733 [00:00<?, ?it/s]
+Epoch 1:   0%|          | 1/62733 [00:00<2:37:08,  6.65it/s]
+Epoch 1:   0%|          | 1/62733 [00:00<2:37:40,  6.63it/s, v_num=31]
+Epoch 1:   0%|          | 2/62733 [00:00<1:27:16, 11.98it/s, v_num=31]
+Epoch 2:   0%|          | 0/62733 [00:00<?, ?it/s]
+"""
+
+
+@pytest.mark.parametrize("total", [b"/62733 ", b"/? "])
+def test_lightning(total: bytes) -> None:
+    out = found("lightning", LIGHTNING.replace(b"/62733 ", total), live=True)
+    assert spans_ms(out) == [
+        ("rendezvous", 3000.0),
+        ("checkpoint.load", 1000.0),
+        ("sanity_check", 1000.0),
+        ("first_step", 1000.0),
+    ]
+
+
+def test_lightning_as_it_runs() -> None:
+    first = found("lightning", (LOGS / "lightning_first.log").read_bytes(), live=True)
+    assert [name for name, _ in spans_ms(first)] == ["rendezvous", "sanity_check", "first_step"]
+    resumed = found("lightning", (LOGS / "lightning_resumed.log").read_bytes(), live=True)
+    names = [name for name, _ in spans_ms(resumed)]
+    assert names == ["checkpoint.load", "sanity_check", "first_step"]
+    assert [first[-1].attributes["log.step"], resumed[-1].attributes["log.step"]] == ["1", "1"]
+
+
+def test_lightning_whose_bar_has_no_total() -> None:
+    bars = b"Epoch 0: : 0it [00:00, ?it/s]\nEpoch 0: : 1it [00:26, 26.64s/it, v_num=0]\n"
+    assert spans_ms(found("lightning", bars, live=True)) == [("first_step", 1000.0)]
+
+
+def test_lightning_on_another_node_than_the_first_says_nothing_of_the_rendezvous() -> None:
+    other = b"Initializing distributed: GLOBAL_RANK: 8, MEMBER: 9/16\nLOCAL_RANK: 0 - CUDA\n"
+    assert found("lightning", other, live=True) == []
+
+
+def bar(done: int, total: int, label: str = "") -> str:
+    """One drawing of tqdm's; the first one knows no speed."""
+    share = 100 * done // total
+    rest = "00:01<00:09, 1.00it/s" if done else "00:00<?, ?it/s"
+    return f"{label}{share:3d}%|{'#' * (share // 10):10}| {done}/{total} [{rest}]"
+
+
+BEFORE_TRAINING = [
+    bar(0, 5, "Downloading shards: "),
+    bar(5, 5, "Downloading shards: "),
+    bar(0, 4, "Loading checkpoint shards: "),
+    bar(4, 4, "Loading checkpoint shards: "),
+    bar(0, 900, "Map (num_proc=4): "),
+    bar(900, 900, "Map (num_proc=4): "),
+    bar(0, 900, "Tokenizing: "),
+    bar(0, 100),  # tqdm(range(100)) in the user's own script
+    bar(1, 100),
+    bar(100, 100),
+]
+LOSS = "{'loss': '0.6931', 'grad_norm': '1.2', 'learning_rate': '5e-05', 'epoch': '0.5'}"
+
+
+def hugging_face(lines: list[str]) -> list[tuple[str, int]]:
+    out = found("huggingface", "\n".join(lines).encode() + b"\n", live=True)
+    return [(f.kind, f.time_unix_nano // 10**9 - 10**9) for f in out if f.name == "first_step"]
+
+
+@pytest.mark.parametrize("info", [[], ["[transformers] ***** Running training *****"]])
+def test_bars_before_training_are_no_steps_of_hugging_faces_trainer(info: list[str]) -> None:
+    lines = [*BEFORE_TRAINING, *info, bar(0, 12), bar(1, 12), bar(2, 12), LOSS, bar(2, 12)]
+    at = len(BEFORE_TRAINING)
+    assert hugging_face(lines) == [("begin", at), ("end", at + 1 + len(info))]
+
+
+def test_the_bar_of_an_evaluation_is_not_the_trainers() -> None:
+    scores = "{'eval_loss': '0.7', 'eval_runtime': '1.1', 'epoch': '1'}"
+    evaluation = [bar(0, 3), bar(1, 3), bar(3, 3), scores, bar(6, 12), bar(3, 3)]
+    lines = [bar(0, 12), bar(1, 12), bar(6, 12), *evaluation, bar(11, 12), LOSS, bar(12, 12)]
+    assert hugging_face(lines) == [("begin", 0), ("end", 1)]
+
+
+def test_without_a_line_of_the_trainer_a_bar_says_nothing() -> None:
+    assert hugging_face([*BEFORE_TRAINING, bar(0, 12), bar(1, 12), bar(12, 12)]) == []
+
+
+def test_a_trainer_without_bars_has_its_first_logged_step_alone() -> None:
+    info = "***** Running training *****"
+    out = found("huggingface", f"{info}\n{LOSS}\n{LOSS}\n".encode(), live=True)
+    assert brief(out) == ["begin first_step", "end first_step fallback"]
+
+
+def test_deepspeed_by_default_says_nothing_of_a_step() -> None:
+    """Its logger's level is WARNING: what is at INFO does not come, and is not made up."""
+    log = b"".join(
+        line
+        for line in DEEPSPEED.replace(b"[INFO] [launch", b"[WARNING] [launch").splitlines(True)
+        if b"[INFO]" not in line
+    )
+    log += b"[2026-11-21 10:00:05,000] [WARNING] [stage3.py:2120:step] 1 pytorch allocator cache\n"
+    assert found("deepspeed", log, live=False) == []
+
+
+def test_deepspeeds_setup_is_no_rendezvous() -> None:
+    """Between its first line and the engine's the user's own code runs, so nobody is blamed."""
+    out = found("deepspeed", DEEPSPEED, live=False)
+    assert "rendezvous" not in {f.name for f in out}
+    assert not any("bootseer.wait" in f.attributes for f in out)

@@ -219,7 +219,8 @@ def log_command(
                         for one in itertools.chain([first], found):
                             counts[f"{one.name} {one.kind}"] += 1
                             sink.write([one])
-            results.append({"log": name, "found": dict(counts), "undated": engine.undated})
+            result = {"log": name, "found": dict(counts), "undated": engine.undated}
+            results.append({**result, "lines": engine.lines, "matched": engine.matched})
     _report(results, trace_id, directory, as_json)
 
 
@@ -237,7 +238,9 @@ def _report(
     for result in results:
         counts = ", ".join(f"{count} {name}" for name, count in result["found"].items())
         left_out = f"; {result['undated']} left out without a time" if result["undated"] else ""
-        lines.append(f"{result['log']}: {counts or 'nothing matched'}{left_out}")
+        matched = f" ({result['matched']:,} of {result['lines']:,} lines matched)"
+        nothing = f"nothing matched in {result['lines']:,} lines"
+        lines.append(f"{result['log']}: {counts + matched if counts else nothing}{left_out}")
     summary = {"logs": results, "trace_id": trace_id, "events": target}
     print_summary(summary, "\n".join(lines), as_json)
 

@@ -17,10 +17,19 @@ FOUND_MAX = 1000
 LANES_MAX = 16384
 STAMPS_MAX = 32
 """Possible timestamps kept until one is needed; the newest that can be read counts."""
+BARS_MAX = 16
+"""Progress bars of different totals that one lane's rule keeps until one is confirmed."""
 TEXT_MAX = 200
 """Characters kept of a named group's text."""
 
+ZONE_STEP_NS = 900 * loglines.SECOND_NS
+ZONE_MAX_NS = 15 * 3600 * loglines.SECOND_NS
+LATE_MAX_NS = 60 * loglines.SECOND_NS
+"""How far a container's log may be behind its program for the program's zone to follow from it."""
 DURATION_MAX_NS = 366 * 86400 * loglines.SECOND_NS
+
+_NAMED = "log="
+"""Within a lane: what follows was named by the line itself (`lane` of a rule)."""
 
 Search = Callable[[Pattern[str], str], Optional[Match[str]]]
 
@@ -70,6 +79,25 @@ class _Open:
     rule: Rule
     begin_ns: int
     repeats: int = 0
+    first_step: Optional[int] = None
+
+
+@dataclass
+class _Bar:
+    """A progress bar that may be the one looked for: where it began and when it first moved."""
+
+    begin: Match[str]
+    times: Optional[_Times]
+    end: Optional[Match[str]] = None
+    end_times: Optional[_Times] = None
+
+
+@dataclass
+class _Bars:
+    """Bars of one lane by their total; None for a total that two bars shared."""
+
+    by_total: Dict[str, Optional[_Bar]]
+    confirmed: bool = False
 
 
 def plain_search(pattern: Pattern[str], text: str) -> Optional[Match[str]]:
@@ -100,11 +128,16 @@ class Engine:
         self._search = search
         self._open: Dict[Tuple[str, str], _Open] = {}
         self._counts: Dict[Tuple[str, str, str], int] = {}
-        self._lanes: Set[str] = set()
+        self._lanes: Dict[str, str] = {}
+        self._processes: Dict[str, str] = {}
         self._silenced: Dict[str, int] = {}
         self._clock_ns = near_ns
         self._held: Dict[Tuple[str, str], _Held] = {}
         self._latest: Dict[str, int] = {}
+        self._bars: Dict[Tuple[str, str], _Bars] = {}
+        self._ended: Set[Tuple[str, str]] = set()
+        self._lines = self._matched = 0
+        self._hit = False
         self._stamps: Deque[Tuple[Rule, Match[str]]] = deque(maxlen=STAMPS_MAX)
         self._undated = 0
         clocks = {(r.time, r.time_format, r.utc_offset_s): r for r in self._rules if r.time}
@@ -115,22 +148,32 @@ class Engine:
         """Imported events left out, as their line has no timestamp."""
         return self._undated
 
+    @property
+    def lines(self) -> int:
+        """Lines seen."""
+        return self._lines
+
+    @property
+    def matched(self) -> int:
+        """Lines that a rule's begin, end or point matched, whether or not an event came of it."""
+        return self._matched
+
     def line(self, raw: bytes, time_unix_nano: int, mono_nano: Optional[int]) -> List[Found]:
         """Match one line (no line end) that arrived at the given times."""
         whole = loglines.clean(raw)
         lane, stamp_ns, text = loglines.split_line(whole, stamped=not self._live)
-        if lane not in self._lanes:
-            if len(self._lanes) >= LANES_MAX:
-                lane = ""
-            self._lanes.add(lane)
+        lane = self._known_lane(lane)
         if stamp_ns is None:
             whole = text
         line = _Line(lane, text, time_unix_nano, mono_nano, stamp_ns, whole)
         found: List[Found] = []
+        self._lines += 1
+        self._hit = False
         for clock in list(self._clocks):
             self._guarded(clock, self._tick, line, found)
         for rule in list(self._rules):
             self._guarded(rule, self._apply, line, found)
+        self._matched += self._hit
         if found:
             self._latest[lane] = max(one.time_unix_nano for one in found)
         return found
@@ -195,12 +238,82 @@ class Engine:
                 match = self._search(pattern, line.text)
                 if match is None and line.whole is not line.text:
                     match = self._search(pattern, line.whole)  # a rule may name the time itself
-                if match is not None and rule.step and kind != "begin":
-                    self._logged_step(kind, rule, match, line, found)
-                elif match is not None:
-                    getattr(self, "_" + kind)(rule, match, line, found)
-                if match is not None:
-                    break
+                if match is None:
+                    continue
+                self._hit = True
+                own = line if rule.lane is None else self._in_lane(rule, line)
+                if rule.confirm:
+                    self._moved_bar(kind, rule, match, own, found)
+                elif rule.step and kind != "begin":
+                    self._logged_step(kind, rule, match, own, found)
+                else:
+                    getattr(self, "_" + kind)(rule, match, own, found)
+                break
+        for pattern in rule.confirm:
+            if self._search(pattern, line.text) is not None:
+                own = line if rule.lane is None else self._in_lane(rule, line)
+                bars = self._bars.get((own.lane, rule.name))
+                if bars is not None:
+                    bars.confirmed = True
+
+    def _in_lane(self, rule: Rule, line: _Line) -> _Line:
+        """The line as spoken by the source that it names itself, e.g. `TP3` within its stamp.
+
+        The name is no rank: of several kinds of parallelism it may count any one.
+        """
+        match = None if rule.lane is None else self._search(rule.lane, line.text)
+        if match is None:
+            return line
+        named = match.group("lane" if "lane" in match.re.groupindex else 1) or ""
+        lane = f"{line.lane} {_NAMED}{named}".strip() if named else line.lane
+        return replace(line, lane=self._known_lane(lane) or line.lane)
+
+    def _known_lane(self, lane: str) -> str:
+        """The lane under the name that its process had first; "" once there are too many."""
+        known = self._lanes.get(lane)
+        if known is None:
+            if len(self._lanes) >= LANES_MAX:
+                return ""
+            known = self._processes.setdefault(loglines.lane_process(lane), lane)
+            self._lanes[lane] = known
+        return known
+
+    def _moved_bar(
+        self, kind: str, rule: Rule, match: Match[str], line: _Line, found: List[Found]
+    ) -> None:
+        """A progress bar appeared or moved: keep it, or take it where a line has confirmed it."""
+        key, phase = (line.lane, rule.name), (line.lane, rule.phase)
+        if phase in self._ended or phase in self._open:
+            return
+        bars = self._bars.get(key)
+        if bars is None:
+            if len(self._bars) >= LANES_MAX:
+                return
+            bars = self._bars[key] = _Bars({})
+        total = match.group("total")
+        bar = bars.by_total.get(total)
+        if kind == "begin":
+            if bar is not None and bar.end is not None:
+                bars.by_total[total] = None
+            elif total not in bars.by_total:
+                if len(bars.by_total) >= BARS_MAX:
+                    del bars.by_total[next(iter(bars.by_total))]
+                bars.by_total[total] = _Bar(match, self._known(rule, line))
+            return
+        if bar is not None and bar.end is None:
+            bar.end, bar.end_times = match, self._known(rule, line)
+        if not bars.confirmed:
+            return
+        bars.confirmed = False
+        if bar is None or bar.end is None:
+            return
+        bars.by_total.clear()
+        if bar.times is None or bar.end_times is None:
+            self._undated += 1
+            self._ended.add(phase)
+            return
+        self._begin(rule, bar.begin, line, found, bar.times)
+        self._end(rule, bar.end, line, found, bar.end_times)
 
     def _logged_step(
         self, kind: str, rule: Rule, match: Match[str], line: _Line, found: List[Found]
@@ -212,7 +325,11 @@ class Engine:
         number = int(match.group(rule.step))
         times, step_ns = self._known(rule, line), _duration_ns(match)
         act = self._end if kind == "end" else self._point
-        if number <= 1:
+        opened = self._open.get((line.lane, rule.phase))
+        first = rule.step_from
+        if opened is not None and opened.first_step is not None:
+            first = opened.first_step
+        if number <= first:
             act(rule, match, line, found)
             return
         held = self._held.get(key)
@@ -224,26 +341,35 @@ class Engine:
         if steps <= 0:
             return
         del self._held[key]
-        opened = self._open.get((line.lane, rule.phase))
-        first = _first_of(held, steps, times, step_ns, opened.begin_ns if opened else None)
-        if first is None:
+        begin_ns = None if opened is None else opened.begin_ns
+        known = opened is not None and opened.first_step is not None
+        left_out = held.number - first if known else steps - 1
+        ended = _first_of(held, steps, left_out, times, step_ns, begin_ns)
+        if ended is None:
             self._undated += 1
             return
-        late_ns = max(0, self._latest.get(line.lane, first[0]) - first[0])
-        mono_ns = None if first[1] is None else first[1] + late_ns
-        act(rule, held.match, line, found, (first[0] + late_ns, mono_ns, first[2]))
+        late_ns = max(0, self._latest.get(line.lane, ended[0]) - ended[0])
+        mono_ns = None if ended[1] is None else ended[1] + late_ns
+        act(rule, held.match, line, found, (ended[0] + late_ns, mono_ns, ended[2]))
 
-    def _begin(self, rule: Rule, match: Match[str], line: _Line, found: List[Found]) -> None:
+    def _begin(
+        self,
+        rule: Rule,
+        match: Match[str],
+        line: _Line,
+        found: List[Found],
+        times: Optional[_Times] = None,
+    ) -> None:
         key = (line.lane, rule.phase)
         opened = self._open.get(key)
         if opened is not None and not rule.restart:
             opened.repeats += 1
             return
-        times = self._times(rule, line)
+        times = times or self._times(rule, line)
         if times is None or not self._counted(rule, line, "begin"):
             return
         self._close_former(rule, line, times, found, restarted=opened is not None)
-        self._open[key] = _Open(rule, times[0])
+        self._open[key] = _Open(rule, times[0], first_step=_step_number(rule, match))
         attributes = {**_attributes(rule, match, line), **times[2]}
         found.append(Found("begin", rule.phase, key, times[0], times[1], "ok", attributes))
 
@@ -285,6 +411,7 @@ class Engine:
             if opened.repeats:
                 attributes["log.begins_ignored"] = opened.repeats
             del self._open[key]
+        self._ended.add(key)
         found.append(Found("end", rule.phase, key, time_ns, mono_ns, rule.status, attributes))
 
     def _point(
@@ -347,8 +474,11 @@ class Engine:
             match = self._search(rule.time, line.whole)
         if match is None:
             return None
-        near_ns = line.arrival_ns if self._live else self._clock_ns or line.arrival_ns
-        return _stamp_ns(rule, match, near_ns)
+        if self._live:
+            return _stamp_ns(rule, match, line.arrival_ns)
+        if line.stamp_ns is not None:
+            return _agreed_ns(rule, match, line.stamp_ns)
+        return _stamp_ns(rule, match, self._clock_ns or line.arrival_ns)
 
     def _times(self, rule: Rule, line: _Line) -> Optional[_Times]:
         """Times of a line's event; None, and counted, for an imported line that has none."""
@@ -375,41 +505,80 @@ class Engine:
 def _first_of(
     held: _Held,
     steps: int,
+    left_out: int,
     times: Optional[_Times],
     step_ns: Optional[int],
     begin_ns: Optional[int],
 ) -> Optional[_Times]:
-    """When the first of `steps` unlogged ones ended: that many lie between two logged steps, and
-    as many before the first logged one, as trainers log at multiples and resume from them."""
-    said = {} if steps == 1 else {"log.step_estimated": True}
+    """When the first step ended, from two logged ones that lie `steps` apart.
+
+    `left_out` steps lie between the first and the first logged one: where the log does not say
+    with which step the run began, one less than `steps`, as trainers log at multiples and resume
+    from them.
+    """
+    said = {"log.step_estimated": True} if left_out else {}
     if held.times is not None:
         each = 0
-        if steps > 1 and times is not None:
+        if left_out and times is not None:
             each = (times[0] - held.times[0]) // steps
-        elif steps > 1:
+        elif left_out:
             if step_ns is None:
                 return None
             each = step_ns
-        back_ns = (steps - 1) * max(0, each)
+        back_ns = left_out * max(0, each)
         mono_ns = None if held.times[1] is None else held.times[1] - back_ns
         return held.times[0] - back_ns, mono_ns, {**held.times[2], **said}
     if begin_ns is None or held.step_ns is None or step_ns is None:
         return None
-    took_ns = max(0, steps * held.step_ns - (steps - 1) * step_ns)
+    took_ns = max(0, (left_out + 1) * held.step_ns - left_out * step_ns)
     return begin_ns + took_ns, None, said
 
 
+def _step_number(rule: Rule, match: Match[str]) -> Optional[int]:
+    """The number of a run's first step, where the line that begins it says so."""
+    number = match.groupdict().get(rule.step) if rule.step else None
+    return int(number) if number is not None and number.isdecimal() else None
+
+
+def _time_text(match: Match[str]) -> str:
+    return match.group("time" if "time" in match.re.groupindex else 1) or ""
+
+
 def _stamp_ns(rule: Rule, match: Match[str], near_ns: int) -> Optional[int]:
-    named = "time" in match.re.groupindex
-    text = match.group("time" if named else 1) or ""
+    text = _time_text(match)
     return loglines.parse_time_ns(text, rule.time_format, rule.utc_offset_s, near_ns)
+
+
+def _agreed_ns(rule: Rule, match: Match[str], stamp_ns: int) -> Optional[int]:
+    """A line's own time where its container's log has stamped it as well.
+
+    The program's zone need not be this machine's, so a time without a zone is read in the zone
+    that agrees with the stamp. A time in whole seconds is coarser than the stamp.
+    """
+    text, own_ns = _time_text(match), _stamp_ns(rule, match, stamp_ns)
+    if own_ns is None:
+        return None
+    if rule.utc_offset_s is None:
+        utc_ns, other_ns = (
+            loglines.parse_time_ns(text, rule.time_format, offset_s, stamp_ns)
+            for offset_s in (0, ZONE_STEP_NS // loglines.SECOND_NS)
+        )
+        if utc_ns is not None and utc_ns != other_ns:
+            zone_ns = round((stamp_ns - utc_ns) / ZONE_STEP_NS) * ZONE_STEP_NS
+            if abs(zone_ns) <= ZONE_MAX_NS and abs(stamp_ns - utc_ns - zone_ns) <= LATE_MAX_NS:
+                own_ns = utc_ns + zone_ns
+    coarse = own_ns % loglines.SECOND_NS == 0
+    return stamp_ns if coarse and 0 <= stamp_ns - own_ns < 2 * loglines.SECOND_NS else own_ns
 
 
 def _lane_attributes(rule: Rule, lane: str) -> Dict[str, Any]:
     attributes: Dict[str, Any] = {"bootseer.source": "log", "log.rule": rule.name}
     if rule.wait:
         attributes["bootseer.wait"] = True
-    rank, local_rank = loglines.lane_rank(lane)
+    prefix, _, named = lane.partition(_NAMED)
+    rank, local_rank = loglines.lane_rank(prefix.strip())
+    if named or (lane and rank is None and local_rank is None):
+        attributes["log.lane"] = f"{prefix}{named}"[:TEXT_MAX]
     if rank is not None:
         attributes["bootseer.rank"] = rank
     if local_rank is not None:

@@ -27,20 +27,27 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 # torchrun's role name and local rank (--tee; torch/distributed/elastic/multiprocessing/tail_log.py)
 # and `[1,0]<stderr>:` mpirun --tag-output's job and rank: these two put no blank, so one that
 # follows is the line's own. `srun -l` writes a task's number, right-aligned; Ray and vLLM
-# `(Name pid=1, ip=…) `; `kubectl logs --prefix` the pod and its container.
+# `(Name pid=1, ip=…) `; `kubectl logs --prefix` the pod and its container; `docker compose logs`
+# the container, `NAME-1  | `; torchx (and NeMo-Run) a role's replica, `NAME/0 `, before others.
 _PREFIX = re.compile(
     r"\[rank(?P<rank>\d{1,7})\]: ?"
     r"|\[(?P<role>[A-Za-z][A-Za-z_.-]{0,30}\d{1,7})\]:"
     r"|\[\d+,(?P<mpi>\d{1,7})\]<std\w+>:"
     r"| {0,6}(?P<task>\d{1,6}): "
-    r"|\((?P<actor>[A-Za-z][\w.:-]{0,60}(?: [\w=]{1,20}){0,2} pid=\d{1,10})(?:, ip=[\w.:]+)?\) "
+    r"|\((?P<actor>[A-Za-z][\w.:-]{0,60}(?: [\w=]{1,20}){0,2} pid=\d{1,10}(?:, ip=[\w.:]+)?)\) "
     r"|\[(?P<pod>pod/[\w.-]{1,253}/[\w.-]{1,63})\] "
+    r"|(?P<replica>[A-Za-z][\w.-]{0,62}/\d{1,5}) (?=[\[(])"
+    r"|(?P<service>[a-z0-9][\w.-]{0,62}-\d{1,4}) {1,40}\| "
 )
 _PREFIXES_MAX = 3
+# The name of an actor, which a process may change: vLLM's `Worker` becomes `Worker_TP0`.
+_ACTOR_NAME = re.compile(r"(?:^|(?<= ))[A-Za-z][\w.:-]*(?: [\w=]+){0,2} (?=pid=\d)")
 
-# `kubectl logs --timestamps` (RFC 3339 with nanoseconds), and the container runtime's own files.
+# `kubectl logs --timestamps` (RFC 3339 with nanoseconds), the container runtime's own files, and
+# what CI systems and loggers write in its place: brackets, a blank for the T, a zone without colon.
 _STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
+    r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d))\]? "
+    r"(?:std(?:out|err) [FP] )?"
 )
 
 _UNIX_UNITS = {"unix": 1.0, "unix_ms": 1e3, "unix_us": 1e6, "unix_ns": 1e9}
@@ -126,16 +133,23 @@ def split_line(text: str, *, stamped: bool = True) -> Tuple[str, Optional[int], 
             break
         text = text[found.end() :]
         rank = found.group("rank") or found.group("mpi") or found.group("task")
-        named = found.group("role") or found.group("actor") or found.group("pod")
+        named = next(filter(None, found.group("role", "actor", "pod", "replica", "service")), "")
+        if found.group("service"):
+            named += "/"  # a container's number is no rank
         lanes.append(f"rank{int(rank)}" if rank else named)
     return " ".join(lanes), stamp_ns, text
+
+
+def lane_process(lane: str) -> str:
+    """What of a lane stays the same while its process runs: all but an actor's name."""
+    return _ACTOR_NAME.sub("", lane) if "pid=" in lane else lane
 
 
 def lane_rank(lane: str) -> Tuple[Optional[int], Optional[int]]:
     """(global rank, local rank) that a lane names; None where it does not say."""
     lane = lane.rpartition(" ")[2]
     digits = lane[len(lane.rstrip("0123456789")) :]
-    if not digits or "/" in lane or "=" in lane:
+    if not digits or "/" in lane or "=" in lane or ":" in lane:
         return None, None
     number = int(digits)
     return (number, None) if lane == f"rank{number}" else (None, number)
@@ -182,6 +196,8 @@ def _iso(text: str) -> datetime.datetime:
     """ISO 8601 as logs write it; Python 3.9 reads neither `Z`, nor `,`, nor 9 digits."""
     text = text.strip().replace(",", ".")
     text = text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text
+    if text[-5:-4] in ("+", "-") and text[-4:].isdigit() and ":" in text:
+        text = f"{text[:-2]}:{text[-2:]}"
     fraction = re.search(r"\.(\d+)", text)
     if fraction:
         digits = fraction.group(1)[:6].ljust(6, "0")

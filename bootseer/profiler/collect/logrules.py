@@ -21,9 +21,19 @@ A rule file is an INI file; each section is one rule, `[DEFAULT]` holds keys for
     time_zone = local | utc | +08:00     ; of timestamps that carry no zone (default local)
 
     step = GROUP                         ; the group that counts steps: see below
+    step_from = 1                        ; the number of a run's very first step (default 1)
+    lane = \\[\\S+ \\S+ (?P<lane>TP\\d+)\\]  ; where the line itself names its source: group
+                                         ;   `lane`, or the first
+    confirm = ^\\{'loss':                 ; see below
 
-A rule with `step` waits for its first match whose step is 1, or for two: from their distance and
-times follow how many steps the log leaves out and how long one takes, and so when the first ended.
+A rule with `step` waits for its first match whose step is `step_from`, or for two: from their
+distance and times follow how many steps the log leaves out and how long one takes, and so when the
+first ended. Where the begin has the group too, it gives the number of this run's first step.
+
+A rule with `confirm` has a begin and an end with a group `total` each, as two progress bars have
+that cannot be told apart otherwise. Its span counts once a line matches `confirm` and the next bar
+after it has the same total: what is never confirmed is no event.
+
 Named groups of the matching expression become attributes: `bytes` is `bootseer.bytes`, `rank` and
 `local_rank` name who speaks, any other NAME is `log.NAME`. `duration` (`1.2s`, `340ms`, `1m 02s`),
 `duration_s` and `duration_ms` state how long the phase took, so a single end line gives a whole
@@ -57,6 +67,9 @@ _KEYS = [
     "unopened",
     "until",
     "step",
+    "step_from",
+    "lane",
+    "confirm",
     "time",
     "time_format",
     "time_zone",
@@ -107,6 +120,9 @@ class Rule:
     unopened_point: bool = True
     until: Tuple[str, ...] = ()
     step: str = ""
+    step_from: int = 1
+    lane: Optional[Pattern[str]] = None
+    confirm: Tuple[Pattern[str], ...] = ()
     time: Optional[Pattern[str]] = None
     time_format: str = "iso"
     utc_offset_s: Optional[int] = None
@@ -217,7 +233,10 @@ class _Section:
             unopened_point=self._choice("unopened", "point", "ignore") == "point",
             until=tuple(self._section.get("until", "").split()),
             step=self._step(end + point),
-            time=self._time(),
+            step_from=self._number("step_from", 1),
+            lane=self._grouped("lane"),
+            confirm=self._confirm(begin, end, point),
+            time=self._grouped("time"),
             time_format=self._section.get("time_format", "iso"),
             utc_offset_s=self._zone(),
         )
@@ -258,13 +277,30 @@ class _Section:
             raise self._error(f"every end and point needs a group named {group!r}", "step")
         return group
 
-    def _time(self) -> Optional[Pattern[str]]:
-        expression = self._section.get("time")
+    def _number(self, key: str, default: int) -> int:
+        value = self._section.get(key, str(default))
+        if not (value.isascii() and value.isdigit() and len(value) < 10):
+            raise self._error(f"must be a number, not {value!r}", key)
+        return int(value)
+
+    def _confirm(self, *patterns: Tuple[Pattern[str], ...]) -> Tuple[Pattern[str], ...]:
+        confirm = self._patterns("confirm")
+        begin, end, point = patterns
+        grouped = all("total" in pattern.groupindex for pattern in begin + end)
+        if confirm and not (begin and end and grouped and not point):
+            problem = "goes with begin and end, each with a group named 'total', and no point"
+            raise self._error(problem, "confirm")
+        return confirm
+
+    def _grouped(self, key: str) -> Optional[Pattern[str]]:
+        """An expression whose group of the key's name, or the first, is what it finds."""
+        expression = self._section.get(key)
         if not expression:
             return None
-        pattern = self._compile(expression, "time")
+        pattern = self._compile(expression, key)
         if not pattern.groups:
-            raise self._error("needs a group around the timestamp", "time")
+            what = "timestamp" if key == "time" else "source's name"
+            raise self._error(f"needs a group around the {what}", key)
         return pattern
 
     def _zone(self) -> Optional[int]:

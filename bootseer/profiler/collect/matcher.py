@@ -193,6 +193,8 @@ class Matcher:
             for line in splitter.flush():
                 self._sink.write(self._engine.line(line, unix_ns or 0, mono_ns))
         rest = self._engine.close()
+        if self._engine.lines and not self._engine.matched:
+            rest.append(unmatched_point(self._engine.lines, unix_ns or 0, mono_ns))
         if self._dropped_bytes:
             rest.append(dropped_point(self._dropped_bytes, unix_ns or 0, mono_ns))
         self._sink.write(rest)
@@ -201,6 +203,19 @@ class Matcher:
         if stream not in self._splitters:
             self._splitters[stream] = loglines.LineSplitter()
         return self._splitters[stream]
+
+
+def unmatched_point(
+    count_lines: int, time_unix_nano: int, mono_nano: Optional[int]
+) -> logengine.Found:
+    """The `log_rules` event for output in which no rule found anything."""
+    attributes = {
+        "bootseer.source": "log",
+        "bootseer.reason": f"no log rule matched any of {count_lines} lines of output",
+    }
+    return logengine.Found(
+        "point", "log_rules", ("", ""), time_unix_nano, mono_nano, "fallback", attributes
+    )
 
 
 def dropped_point(
