@@ -126,6 +126,56 @@ def test_wall_clock_jump_changes_no_duration(tmp_path: Path, jump_s: float) -> N
     assert analysis.analyse(loaded).start.duration_s == pytest.approx(40)
 
 
+@pytest.mark.parametrize("unit", [10**3, 10**6, 10**9])
+@pytest.mark.parametrize("fraction", [False, True])
+def test_times_in_another_unit_are_read_as_what_they_are(
+    tmp_path: Path, unit: int, fraction: bool
+) -> None:
+    """As of a writer of somebody's own; beside a file in nanoseconds."""
+    for node in ("a", "b"):
+        file = EventFile(node).span("imports", 0, 10).point("first_step", 20)
+        if node == "a":
+            events = [json.loads(line) for line in file.lines]
+            for event in events:
+                wall = event["time_unix_nano"]
+                event["time_unix_nano"] = wall / unit if fraction else wall // unit
+                event["mono_nano"] //= unit
+            file.lines = [json.dumps(event) + "\n" for event in events]
+        file.write(tmp_path)
+    loaded = load([str(tmp_path)])
+    assert problems(loaded) == {"other-unit": 3}
+    report = analysis.analyse(loaded)
+    assert report.start.duration_s == pytest.approx(20)
+    assert report.start.began_unix_s == pytest.approx(1_700_000_000)
+    assert {p.name: p.max_s for p in report.phases}["imports"] == pytest.approx(10)
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_a_wall_clock_set_between_two_processes_of_a_node(tmp_path: Path, step_s: float) -> None:
+    EventFile("a").span("deps.install", 0, 10).write(tmp_path)
+    for rank in range(2):
+        file = EventFile("a", rank, ahead_s=step_s).span("imports", 10, 20)
+        file.point("first_step", 20).write(tmp_path)
+    loaded = load([str(tmp_path)])
+    assert problems(loaded) == {"clock-jump": 1}
+    assert analysis.analyse(loaded).start.duration_s == pytest.approx(20)
+
+
+def test_a_wall_clock_set_back_where_there_is_no_other_is_named(tmp_path: Path) -> None:
+    """As of a shell, which knows no monotonic clock; what is imported is in no order."""
+    for source, found in (("phase", {"clock-set-back": 1}), ("log", {})):
+        file = EventFile("a")
+        for at_s, ahead_s in ((0, 0.0), (20, -3600.0)):
+            file.ahead_s = ahead_s
+            about = {"bootseer.source": source}
+            file.line("begin", at_s + 1, f"step{at_s}", at_s, "ok", about)
+            file.line("end", at_s + 1, f"step{at_s}", at_s + 10, "ok", about)
+        events = [{**json.loads(line), "mono_nano": None} for line in file.lines]
+        file.lines = [json.dumps(event) + "\n" for event in events]
+        file.write(tmp_path / source)
+        assert problems(load([str(tmp_path / source)])) == found
+
+
 def test_ranks_of_one_boot_share_one_offset(tmp_path: Path) -> None:
     """One rank lived mostly after the wall clock was set back: they still agree on the time."""
     EventFile("a", 0).span("imports", 0, 10).point("first_step", 20).write(tmp_path)

@@ -36,7 +36,12 @@ DETAILS = {
     "bad-event": "a line that lacks an event's fields or has wrong types in them",
     "newer-version": "events of a newer version, read as far as this version knows them",
     "no-resource": "no resource line: the node is taken from the file's name",
-    "clock-jump": "the wall clock jumped; the monotonic clock was used instead",
+    "clock-jump": "the wall clock jumped, within a process or between two of a node; the monotonic "
+    "clock was used instead",
+    "clock-set-back": "the wall clock was set back, and these events know no other clock: times "
+    "before and after that do not fit together",
+    "other-unit": "times in seconds, milliseconds or microseconds where nanoseconds belong; read "
+    "as what they must be, without the monotonic clock",
     "negative-duration": "a phase ended before it began; its length is unknown",
     "end-without-begin": "the end of a phase whose begin is missing",
     "duplicate-event": "an event that was already read",

@@ -21,7 +21,10 @@ from bootseer.profiler.report.records import Identity, Source, Span, Start
 VERSION = 1
 _PREFIX_CHARS = 10  # of a span id: the same for all spans of one writer (see `events`)
 _JUMP_NS = 50_000_000
+_BACK_NS = 1_000_000_000  # a shell may know whole seconds only
 _MAX_TIME_NS = 1 << 62
+_LEAST_NS = 10**17  # in March 1973; what is less was not written in nanoseconds
+_UNITS = ((10**14, 10**3), (10**11, 10**6), (10**8, 10**9))  # from µs, ms, s on: ns in one
 _UNKNOWN_TRACE = "unknown"
 
 # name, time on the writer's clock, status, parent id, attributes or None
@@ -58,6 +61,7 @@ class Writer:
         "file",
         "identity",
         "known",
+        "latest_ns",
         "offset_ns",
         "open",
         "orphans",
@@ -76,6 +80,7 @@ class Writer:
         self.orphans: list[tuple[str, _Begin]] = []
         self.clock: list[tuple[int, int]] = []  # (mono, wall - mono) of each event
         self.base_ns: int | None = None
+        self.latest_ns = 0  # begin or point, where there is no monotonic clock
         self.offset_ns = 0
 
     def who(self) -> Identity:
@@ -219,9 +224,13 @@ class Collector:
             writer = self._writer(trace, span_id)
             if len(self._identities) <= 1 and trace == writer.trace:
                 self._current = writer
+        if _scaled(event):
+            self._count("other-unit")
         half = _half(event, writer)
         self._total += 1
         kind = event["event"]
+        if kind != "end" and not writer.base_ns:
+            self._in_order(writer, half)
         if type(span_id) is str:
             key = span_id
             seen = writer.ended if kind == "end" else writer.begun
@@ -244,6 +253,16 @@ class Collector:
             writer.spans.append(Span(name, moment, moment, False, status, True, key, parent, more))
         else:
             raise ValueError(kind)
+
+    def _in_order(self, writer: Writer, half: _Begin) -> None:
+        """Notice a wall clock that was set back where no other clock tells; imported events are
+        in no order."""
+        moment, more = half[1], half[4]
+        if more is not None and more.get("bootseer.source", "phase") != "phase":
+            return
+        if moment < writer.latest_ns - _BACK_NS:
+            self._count("clock-set-back")
+        writer.latest_ns = moment
 
     def _span(self, key: str, begin: _Begin, end: _Begin) -> Span:
         name, began, _, parent, attributes = begin
@@ -285,7 +304,8 @@ class Collector:
         return sorted((s for s in starts if s.sources), key=lambda s: s.began_ns, reverse=True)
 
     def _start(self, trace: str, writers: list[Writer]) -> Start:
-        _align_boots(writers)
+        for writer in _align_boots(writers):
+            self._counts[writer.file, "clock-jump"] += 1
         self._pair_over_files(writers)
         nodes = true_nodes([writer.who() for writer in writers])
         sources = []
@@ -344,11 +364,28 @@ def _usual(events: Sequence[object]) -> list[tuple[Any, ...]] | None:
         and set(versions) == {VERSION}
         and len(set(traces)) == 1
         and all(names)
-        and 0 <= min(walls) <= max(*walls, *monos) < _MAX_TIME_NS
+        and min(walls) >= _LEAST_NS
+        and max(*walls, *monos) < _MAX_TIME_NS
         and min(monos) > -_MAX_TIME_NS
         and walls[1] != monos[1]  # an offset of 0 means that there is no monotonic clock
     )
     return rows if usual else None
+
+
+def _scaled(event: Event) -> bool:
+    """Bring times in seconds, milliseconds or microseconds to nanoseconds; whether it was needed.
+
+    The monotonic time is dropped then: nothing tells its unit.
+    """
+    wall = event["time_unix_nano"]
+    if type(wall) is not int and (type(wall) is not float or not 0 <= wall < _LEAST_NS):
+        return False
+    for least, unit in _UNITS:
+        if least <= wall < _LEAST_NS:
+            event["time_unix_nano"] = round(wall * unit)
+            event["mono_nano"] = None
+            return True
+    return False
 
 
 def _half(event: Event, writer: Writer) -> _Begin:
@@ -382,8 +419,10 @@ def _half(event: Event, writer: Writer) -> _Begin:
     return sys.intern(name), moment, sys.intern(status), parent, attributes or None
 
 
-def _align_boots(writers: list[Writer]) -> None:
-    """Give all writers of one boot their median offset, so that ranks of a node agree."""
+def _align_boots(writers: list[Writer]) -> list[Writer]:
+    """Give all writers of one boot their median offset, so that ranks of a node agree; return
+    those that met another wall clock, as one that was set between two processes."""
+    out = []
     boots: dict[tuple[str, str], list[Writer]] = defaultdict(list)
     for writer in writers:
         identity = writer.who()
@@ -391,5 +430,20 @@ def _align_boots(writers: list[Writer]) -> None:
             boots[identity.node, identity.boot_id].append(writer)
     for group in boots.values():
         offsets = sorted([writer.offset_ns for writer in group])
+        middle = offsets[len(offsets) // 2]
+        if offsets[-1] - offsets[0] > _JUMP_NS:
+            out += _elsewhere(group, middle)
         for writer in group:
-            writer.offset_ns = offsets[len(offsets) // 2]
+            writer.offset_ns = middle
+    return out
+
+
+def _elsewhere(group: list[Writer], offset_ns: int) -> list[Writer]:
+    """The writers whose wall clock was not the one of `offset_ns`, slewing aside (see `settle`)."""
+    usual = next(writer for writer in group if writer.offset_ns == offset_ns)
+    return [
+        writer
+        for writer in group
+        if abs(writer.offset_ns - offset_ns)
+        > _JUMP_NS + abs(writer.clock[0][0] - usual.clock[0][0]) // 1000
+    ]
