@@ -50,7 +50,13 @@ ONCE = StoreOptions(retry_s=0, user="me")
         ("IllegalArgumentException", "Invalid value for webhdfs parameter \"op\"",
          errors.NotSupportedError),
         ("InvalidPathException", "Invalid path name", errors.UsageError),
-        ("ParentNotDirectoryException", "/x is not a directory", errors.UsageError),
+        ("ParentNotDirectoryException", "/x is not a directory", errors.NotFoundError),
+        ("AccessControlException", 'Permission denied: user=a, access=EXECUTE, inode="/d/x":a:b:'
+         "-rw-r--r--", errors.NotFoundError),
+        ("AccessControlException", 'Permission denied: user=a, access=EXECUTE, inode="/d":a:b:'
+         "drw-r--r--", errors.AccessDeniedError),
+        ("AccessControlException", 'Permission denied: user=a, access=WRITE, inode="/d/x":a:b:'
+         "-rw-r--r--", errors.AccessDeniedError),
         ("SomethingNew", "who knows", errors.StoreUnavailableError),
     ],
 )  # fmt: skip

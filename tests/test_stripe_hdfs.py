@@ -30,6 +30,32 @@ def url(request: pytest.FixtureRequest, hdfs: Any, hdfs_folder: str) -> str:
     return f"{base}{hdfs_folder}"
 
 
+@pytest.mark.parametrize("user", ["", "alice"])
+def test_what_lies_below_a_file_is_not_there(url: str, user: str) -> None:
+    """To those whom permissions bind as well, whom HDFS forbids to enter the file."""
+    files, top = fsspec.core.url_to_fs(
+        f"striped::{url}", options={"user": user}, writing={"width": 3, "chunk_bytes": CHUNK}
+    )
+    files.pipe({f"{top}/plain": b"plain", f"{top}/big": content(5 * CHUNK)})
+    for below in (f"{top}/{name}/{tail}" for name in ("plain", "big") for tail in ("x", "x/y/z")):
+        assert not files.exists(below)
+        assert not files.isdir(below)
+        for call in (files.info, files.ls, files.open, files.rm):
+            with pytest.raises(FileNotFoundError):
+                call(below)
+        [found] = files.cat_ranges([below], [0], [1])
+        assert isinstance(found, FileNotFoundError)
+        for write in (
+            lambda path: files.pipe_file(path, b"x"),
+            lambda path: files.pipe_file(path, content(5 * CHUNK)),
+            files.makedirs,
+            lambda path: files.mv(f"{top}/plain", path),
+        ):
+            with pytest.raises(NotADirectoryError):
+                write(below)
+    assert files.cat_file(f"{top}/plain") == b"plain"
+
+
 def test_every_face_gives_the_bytes_of_odd_sizes(url: str, tmp_path: Path) -> None:
     store = open_store(url)
     files = {}

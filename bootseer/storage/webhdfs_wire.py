@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -44,9 +45,10 @@ TAKEN = {
 }  # fmt: skip
 UNKNOWN = {"UnsupportedOperationException", "IllegalArgumentException", "ParamException"}
 DAMAGED = {"ChecksumException", "CorruptFileException"}
-IMPOSSIBLE = {
-    "InvalidPathException", "PathComponentTooLongException", "ParentNotDirectoryException",
-}  # fmt: skip
+IMPOSSIBLE = {"InvalidPathException", "PathComponentTooLongException"}
+# Who may not enter a plain file: Hadoop 2 says so to all but the superuser of a path below one,
+# with that file's mode; Hadoop 3 has ParentNotDirectoryException instead.
+_BELOW_A_FILE = re.compile(r'access=EXECUTE, inode="[^"]*":[^:]*:[^:]*:-')
 
 
 class Remote(NamedTuple):
@@ -98,6 +100,8 @@ def remote_error(remote: Remote, what: str, *, retry_after_s: float = 0.0) -> Bo
     first_line = redact(remote.message).strip().partition("\n")[0][:MESSAGE_LENGTH]
     said = f"cannot {what}: HDFS says {remote.kind}: {first_line}"
     text = remote.message
+    if remote.kind == "ParentNotDirectoryException" or _BELOW_A_FILE.search(text):
+        return NotFoundError(f"{said}; a part of the path is a file: check the path")
     if remote.kind in REFUSED or "InvalidToken" in text or "token (" in text:
         return AccessDeniedError(f"{said}; check the user, the token and the permissions")
     if remote.kind in MISSING:
