@@ -174,6 +174,8 @@ STEPS_STAMPED = STEPS + "time = ^(\\S+)\ntime_format = unix\n"
         (["100 step 501", "102 step 502"], 100, False),
         (["300 step 100", "301 step 100", "500 step 200"], 102, True),
         (["300 step 5100", "500 step 5200"], 102, True),
+        (["300 step 501", "498 step 600", "698 step 700"], 300, False),  # the first besides
+        (["300 step 503", "320 step 513", "340 step 523"], 282, True),  # each tenth since 493
     ],
 )
 @pytest.mark.parametrize("live", [False, True])
@@ -181,7 +183,7 @@ def test_the_first_logged_step_is_not_the_first_step(
     lines: list[str], at: int, estimated: bool, live: bool
 ) -> None:
     [point] = run(STEPS_STAMPED, lines, live=live)
-    assert point.time_unix_nano == at * SECOND or (live and at == 100)
+    assert point.time_unix_nano == at * SECOND
     assert ("log.step_estimated" in point.attributes) is estimated
 
 
@@ -308,6 +310,11 @@ def test_lines_and_those_that_matched_are_counted() -> None:
     for line in (b"loading", b"other", b"loading", b"loaded"):
         engine.line(line, SECOND, SECOND)
     assert (engine.lines, engine.matched) == (4, 3)
+
+
+def test_two_logged_steps_that_fit_no_interval_say_nothing_of_the_first() -> None:
+    [note] = run(STEPS_STAMPED, ["300 step 501", "498 step 600"], live=False)
+    assert (note.status, note.name) == ("fallback", "log_rules")
 
 
 def test_a_key_step_names_a_group_of_every_pattern() -> None:

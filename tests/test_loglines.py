@@ -69,6 +69,8 @@ def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
         ("[1,12]<stderr>:oops", "rank12", "oops", (12, None)),
         ("[trainer0]: x", "trainer0", " x", (None, 0)),
         ("[default0]: iteration        1/", "default0", " iteration        1/", (None, 0)),
+        ("[lrdn0137:3]: [2025", "lrdn0137:3", " [2025", (None, 3)),
+        ("[main:45]: x", "", "[main:45]: x", (None, None)),
         (" 3: x", "rank3", "x", (3, None)),
         ("12: x", "rank12", "x", (12, None)),
         (

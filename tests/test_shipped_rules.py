@@ -168,6 +168,16 @@ def test_megatron_with_a_log_interval() -> None:
     assert end.attributes["log.step_estimated"] is True
 
 
+def test_megatron_that_logs_the_first_iteration_besides() -> None:
+    """Since core 0.16: a resumed run prints its first iteration, then each hundredth."""
+    at = b"[2026-11-21 10:%02d:%02d.000000] iteration      %d/     900 | consumed samples: 1 |\n"
+    steps = [at % line for line in ((0, 31, 501), (3, 49, 600), (7, 9, 700))]
+    log = MEGATRON.partition(b" [2026-11-21 10:00:31")[0] + b" " + b" ".join(steps)
+    out = found("megatron", log, live=False)
+    assert spans_ms(out)[-1] == ("first_step", 7500.0)
+    assert "log.step_estimated" not in out[-1].attributes
+
+
 DEEPSPEED = b"""\
 [2026-11-21 10:00:00,100] [INFO] [launch.py:180:main] dist_world_size=8
 [2026-11-21 10:00:05,000] [INFO] [comm.py:856:init_distributed] Initializing TorchBackend in \
@@ -304,7 +314,6 @@ server on http://0.0.0.0:8000
 """
 VLLM_SPANS = [
     ("rendezvous", 2200.0),
-    ("rendezvous", 2200.0),
     ("checkpoint.load", 10_390.0),
     ("model.init", 25_139.53),
     ("compile.dynamo", 4200.0),
@@ -323,7 +332,14 @@ def test_vllm_in_containers_of_another_zone() -> None:
     assert out[-1].time_unix_nano == 1787977214_338370000  # 04:20:14 UTC
     assert 0 < out[-1].time_unix_nano - out[-2].time_unix_nano < 10**9
     lanes = {f.attributes["log.lane"] for f in out if f.name == "rendezvous"}
-    assert lanes == {"Worker pid=400", "Worker pid=401"}
+    assert lanes == {"Worker pid=400"}
+
+
+def test_vllm_has_no_rendezvous_of_processes_that_never_say_its_end() -> None:
+    line = b"(Worker pid=2) INFO 07-16 19:53:12 [parallel_state.py:1615] world_size=4 rank=%d "
+    line += b"local_rank=%d distributed_init_method=tcp://127.0.0.1:40623 backend=nccl"
+    assert brief(found("vllm", line % (1, 1), live=False)) == []
+    assert brief(found("vllm", line % (4, 0), live=False)) == ["begin rendezvous"]
 
 
 def test_vllm_without_stamps_does_not_know_when_it_answered() -> None:
@@ -579,6 +595,26 @@ def test_a_trainer_without_bars_has_its_first_logged_step_alone() -> None:
     info = "***** Running training *****"
     out = found("huggingface", f"{info}\n{LOSS}\n{LOSS}\n".encode(), live=True)
     assert brief(out) == ["begin first_step", "end first_step fallback"]
+
+
+def test_deepspeeds_engine_may_set_up_the_process_group_itself() -> None:
+    """As public logs of 0.15 have it; drawn bars may share a line with what DeepSpeed says."""
+    log = b"""\
+[2024-09-15 00:13:15,786] [INFO] [logging.py:96:log_dist] [Rank -1] DeepSpeed info: version=0.15.1,\
+ git-hash=unknown, git-branch=unknown
+[2024-09-15 00:13:15,786] [INFO] [comm.py:683:init_distributed] Initializing TorchBackend in \
+DeepSpeed with backend nccl
+[2024-09-15 00:13:15,931] [INFO] [config.py:733:__init__] Config mesh_device None world_size = 4
+[2024-09-15 00:13:18,786] [INFO] [logging.py:96:log_dist] [Rank 0] DeepSpeed Flops Profiler Enabled
+[2024-09-15 00:13:25,786] [INFO] [config.py:1001:print] DeepSpeedEngine configuration:
+  8%|####  | 10/24128 [1:52:09<20:27:23,  3.33s/it][2024-09-15 00:13:55,786] [INFO] \
+[logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.001], mom=[0.0]
+  8%|####  | 20/24128 [1:52:09<20:27:23,  3.33s/it][2024-09-15 00:14:05,786] [INFO] \
+[logging.py:96:log_dist] [Rank 0] step=20, skipped=0, lr=[0.001], mom=[0.0]
+"""
+    out = found("deepspeed", log, live=False)
+    assert spans_ms(out) == [("setup", 3000.0), ("model.init", 10_000.0)]
+    assert out[-1].time_unix_nano - out[0].time_unix_nano == 31 * 10**9
 
 
 def test_deepspeed_by_default_says_nothing_of_a_step() -> None:

@@ -66,12 +66,13 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Held:
-    """The first logged step, until a second one tells how many the log leaves out."""
+    """The first logged step, until others tell how many the log leaves out before it."""
 
     number: int
     match: Match[str]
     times: Optional[_Times]
     step_ns: Optional[int]
+    second: Optional[_Held] = None
 
 
 @dataclass
@@ -182,8 +183,8 @@ class Engine:
         """What is to be said at the log's end; open phases stay open."""
         unknown = [
             self._fallback(
-                f"rule {name} saw step {held.number} first and no other, so when the first step "
-                "ended is unknown"
+                f"rule {name} saw step {held.number} first and too few others to tell how many "
+                "the log leaves out, so when the first step ended is unknown"
             )
             for (_, name), held in sorted(self._held.items())
         ]
@@ -337,14 +338,19 @@ class Engine:
             if len(self._held) < LANES_MAX:
                 self._held[key] = _Held(number, match, times, step_ns)
             return
-        steps = number - held.number
-        if steps <= 0:
+        logged = _Held(number, match, times, step_ns)
+        if number <= (held.second or held).number:
+            return
+        if opened is not None and opened.first_step is not None:
+            left_out: Optional[int] = held.number - first
+        else:
+            left_out = _left_out(held, logged, rule.step_from)
+        if left_out is None:
+            self._held[key] = replace(held, second=logged)
             return
         del self._held[key]
         begin_ns = None if opened is None else opened.begin_ns
-        known = opened is not None and opened.first_step is not None
-        left_out = held.number - first if known else steps - 1
-        ended = _first_of(held, steps, left_out, times, step_ns, begin_ns)
+        ended = _first_of(held, held.second or logged, left_out, begin_ns)
         if ended is None:
             self._undated += 1
             return
@@ -502,35 +508,44 @@ class Engine:
         return own, None if line.mono_ns is None else line.mono_ns - delay_ns, {}
 
 
-def _first_of(
-    held: _Held,
-    steps: int,
-    left_out: int,
-    times: Optional[_Times],
-    step_ns: Optional[int],
-    begin_ns: Optional[int],
-) -> Optional[_Times]:
-    """When the first step ended, from two logged ones that lie `steps` apart.
+def _left_out(held: _Held, logged: _Held, step_from: int) -> Optional[int]:
+    """How many steps of a run lie before the first logged one; None while that is open.
 
-    `left_out` steps lie between the first and the first logged one: where the log does not say
-    with which step the run began, one less than `steps`, as trainers log at multiples and resume
-    from them.
+    Trainers log every so many steps and resume from such a step, so as many as between two logged
+    ones; or they log a run's first step besides (Megatron-LM does since core 0.16), which shows
+    where its number fits no such interval, and the next interval is longer.
+    """
+    second = held.second or logged
+    steps = second.number - held.number
+    if held.second is None and (held.number - step_from + 1) % steps:
+        return None
+    if held.second is not None and logged.number - second.number != steps:
+        return 0
+    return steps - 1
+
+
+def _first_of(
+    held: _Held, second: _Held, left_out: int, begin_ns: Optional[int]
+) -> Optional[_Times]:
+    """When a run's first step ended, `left_out` steps before the first logged one.
+
+    How long a step takes follows from two logged ones, or from what the second line says.
     """
     said = {"log.step_estimated": True} if left_out else {}
     if held.times is not None:
         each = 0
-        if left_out and times is not None:
-            each = (times[0] - held.times[0]) // steps
+        if left_out and second.times is not None:
+            each = (second.times[0] - held.times[0]) // (second.number - held.number)
         elif left_out:
-            if step_ns is None:
+            if second.step_ns is None:
                 return None
-            each = step_ns
+            each = second.step_ns
         back_ns = left_out * max(0, each)
         mono_ns = None if held.times[1] is None else held.times[1] - back_ns
         return held.times[0] - back_ns, mono_ns, {**held.times[2], **said}
-    if begin_ns is None or held.step_ns is None or step_ns is None:
+    if begin_ns is None or held.step_ns is None or second.step_ns is None:
         return None
-    took_ns = max(0, (left_out + 1) * held.step_ns - left_out * step_ns)
+    took_ns = max(0, (left_out + 1) * held.step_ns - left_out * second.step_ns)
     return begin_ns + took_ns, None, said
 
 

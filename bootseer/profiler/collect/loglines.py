@@ -24,14 +24,15 @@ _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 
 # `[rank0]:` is a global rank, written by torch itself, with or without a blank; `[default0]:` is
-# torchrun's role name and local rank (--tee; torch/distributed/elastic/multiprocessing/tail_log.py)
-# and `[1,0]<stderr>:` mpirun --tag-output's job and rank: these two put no blank, so one that
-# follows is the line's own. `srun -l` writes a task's number, right-aligned; Ray and vLLM
-# `(Name pid=1, ip=…) `; `kubectl logs --prefix` the pod and its container; `docker compose logs`
-# the container, `NAME-1  | `; torchx (and NeMo-Run) a role's replica, `NAME/0 `, before others.
+# torchrun's role name and local rank (--tee;
+# torch/distributed/elastic/multiprocessing/tail_log.py; some scripts name the role `HOST:`) and
+# `[1,0]<stderr>:` mpirun --tag-output's job and rank: these two put no blank, so one that follows
+# is the line's own. `srun -l` writes a task's number, right-aligned; Ray and vLLM `(Name pid=1,
+# ip=…) `; `kubectl logs --prefix` the pod and its container; `docker compose logs` the container,
+# `NAME-1  | `; torchx (and NeMo-Run) a role's replica, `NAME/0 `, before others.
 _PREFIX = re.compile(
     r"\[rank(?P<rank>\d{1,7})\]: ?"
-    r"|\[(?P<role>[A-Za-z][A-Za-z_.-]{0,30}\d{1,7})\]:"
+    r"|\[(?P<role>[A-Za-z](?:[A-Za-z_.-]{0,30}|[\w-]{0,60}\d:)\d{1,7})\]:"
     r"|\[\d+,(?P<mpi>\d{1,7})\]<std\w+>:"
     r"| {0,6}(?P<task>\d{1,6}): "
     r"|\((?P<actor>[A-Za-z][\w.:-]{0,60}(?: [\w=]{1,20}){0,2} pid=\d{1,10}(?:, ip=[\w.:]+)?)\) "
@@ -149,7 +150,7 @@ def lane_rank(lane: str) -> Tuple[Optional[int], Optional[int]]:
     """(global rank, local rank) that a lane names; None where it does not say."""
     lane = lane.rpartition(" ")[2]
     digits = lane[len(lane.rstrip("0123456789")) :]
-    if not digits or "/" in lane or "=" in lane or ":" in lane:
+    if not digits or "/" in lane or "=" in lane:
         return None, None
     number = int(digits)
     return (number, None) if lane == f"rank{number}" else (None, number)
