@@ -105,6 +105,14 @@ CASES = [
         "train-volcano-uid",
         1,
     ),
+    (
+        "flow.volcano.sh/v1alpha1",
+        "JobTemplate",
+        f"tasks: [{{{TEMPLATE}}}]",
+        {"annotations": VOLCANO},
+        "train-volcano-uid",
+        1,
+    ),
     ("kubeflow.org/v1", "PyTorchJob", TEMPLATE, {"labels": KUBEFLOW}, "team/train", 0),
     ("kubeflow.org/v1", "TFJob", TEMPLATE, {"labels": KUBEFLOW}, "team/train", 0),
     (

@@ -197,11 +197,22 @@ spec:
         ("kind: Pod\na: \x7f\n", "line 2: a control character"),
         ("\ufeffkind: Pod\n", "byte order mark"),
         ("[" * 5000, "not valid YAML|nested"),
+        ("kind: Pod\nmetadata:\n  name: {{ uid }}\n", r"line 3: a key that is no text.*render it"),
+        ("kind: Pod\n{{- if .Values.a }}\na: b\n{{- end }}\n", r"\(line 2 has .* render it first"),
+        ("kind: Pod\n{% if a %}\na: b\n{% endif %}\n", r"\(line 2 has .* render it first"),
+        ("metadata:\n  - {{ .Values.x }}: b\n", "render it first"),
     ],
 )
 def test_malformed_text_is_one_clear_error(raw: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         inject.inject(text(raw), Options())
+
+
+def test_a_workflows_quoted_braces_are_no_template() -> None:
+    raw = 'kind: Workflow\na: "{{workflow.name}}"\nb: [1, 2\n'
+    with pytest.raises(UsageError, match="correct the file") as caught:
+        inject.inject(text(raw), Options())
+    assert "render" not in str(caught.value)
 
 
 def test_bytes_that_are_no_text_are_one_clear_error() -> None:

@@ -205,3 +205,16 @@ spec:
     fields = {one["name"]: one for one in pod["containers"][0]["env"]}
     path = fields["BOOTSEER_JOB_UID"]["valueFrom"]["fieldRef"]["fieldPath"]
     assert path == "metadata.labels['controller-uid']"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "jobs:\n  test:\n    container: {image: nvcr.io/x}\n",
+        "apiVersion: auto.gke.io/v1\nkind: Allowlist\nmatching: {containers: [{image: i}]}\n",
+        "apiVersion: example.com/v1\nkind: Other\nspec: {replicas: 2}\n",
+    ],
+)
+def test_what_runs_no_containers_of_a_cluster_is_not_named(raw: str) -> None:
+    result = inject.inject(text(raw), Options())
+    assert not result.unmeasured

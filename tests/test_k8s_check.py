@@ -74,6 +74,28 @@ def test_what_will_not_work_is_noted() -> None:
     assert one.notes == ()
 
 
+@pytest.mark.parametrize("key", ["hostPID", "shareProcessNamespace"])
+def test_a_wrapper_that_is_not_process_1_is_noted(key: str) -> None:
+    (one,) = found(f"{manifest().rstrip()}\n  {key}: true\n", events=Place("claim", "events"))
+    (note,) = one.notes
+    assert "the wrapper is not process 1" in note
+
+
+@pytest.mark.parametrize(
+    ("metadata", "hint"),
+    [
+        ("{name: p}", "--command 'Pod/p/main=WORDS'"),
+        ("{generateName: p-}", "--command 'Pod/p-/main=WORDS'"),
+        ("{}", "--command 'WORDS'"),
+        ("{name: '{{x}}'}", "--command 'WORDS'"),
+    ],
+)
+def test_a_hint_at_a_command_can_be_followed(metadata: str, hint: str) -> None:
+    raw = manifest().replace("{name: p}", metadata).replace("    command: [train]\n", "")
+    (one,) = found(raw)
+    assert one.refusal.endswith(f"give it by {hint}")
+
+
 def test_pods_of_one_name_are_told_apart() -> None:
     """The second is injected already, the third is refused, and only these."""
     raw = manifest("same")

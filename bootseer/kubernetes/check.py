@@ -141,6 +141,8 @@ def _notes(pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier) 
         out.append("a privileged container is refused in such namespaces too")
     if scalar(child(pod.spec, "hostPID")) == "true":
         out.append("it shares the node's processes, so the wrapper is not process 1")
+    if scalar(child(pod.spec, "shareProcessNamespace")) == "true":
+        out.append("its containers share one process tree, so the wrapper is not process 1")
     return out
 
 

@@ -79,6 +79,8 @@ IDENTITIES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], Identity]] = (
     ("jobset.x-k8s.io", ("JobSet",), (), _JOBSET),
     ("trainer.kubeflow.org", ("TrainingRuntime", "ClusterTrainingRuntime"), (), _JOBSET),
     ("batch.volcano.sh", ("Job",), (), _VOLCANO),
+    # pkg/controllers/jobtemplate: makes jobs of its spec.
+    ("flow.volcano.sh", ("JobTemplate",), (), _VOLCANO),
     (
         "kubeflow.org",
         ("PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob"),
@@ -91,6 +93,8 @@ IDENTITIES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], Identity]] = (
     ("ray.io", ("RayJob", "RayService", "RayCronJob"), (), Identity(_RAY_CLUSTER)),
     ("ray.io", ("RayCluster",), (), Identity(_RAY_CLUSTER, is_name=True)),
     ("leaderworkerset.x-k8s.io", ("LeaderWorkerSet",), (), _LEADER_WORKER),
+    # pkg/controllers/disaggregatedset: makes LeaderWorkerSets.
+    ("disaggregatedset.x-k8s.io", ("DisaggregatedSet",), (), _LEADER_WORKER),
 )
 """(API group, kinds, what the pod's path begins with, identity); the first that fits holds.
 

@@ -19,7 +19,7 @@ from bootseer.kubernetes import options as names
 from bootseer.kubernetes.edits import CannotEditError, Edit
 from bootseer.kubernetes.identity import identify
 from bootseer.kubernetes.image_config import ImageConfig
-from bootseer.kubernetes.job_command import CommandChoice
+from bootseer.kubernetes.job_command import CommandChoice, name_to_give
 from bootseer.kubernetes.nodes import find_unfit_nodes
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.plan import Additions, additions, prefix
@@ -451,7 +451,7 @@ class _Injection:
             return {"command": list(given)}
         image = yamltext.scalar(yamltext.child(container, "image"))
         name = self._pod.container_name(container)
-        hint = f"give it by --command '{self._pod.title}/{name}=WORDS'"
+        hint = f"give it by --command '{name_to_give(self._pod, container)}WORDS'"
         if self._resolve is None or not image:
             raise CannotEditError(f"the command of container {name} is its image's; {hint}")
         try:

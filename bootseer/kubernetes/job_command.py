@@ -15,7 +15,7 @@ from bootseer.kubernetes.edits import CannotEditError
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.pods import Pod
 
-_NAMED = re.compile(r"((?:[A-Za-z0-9.-]+/){1,2}[a-z0-9-]+)=(.*)", re.DOTALL)
+_NAMED = re.compile(r"((?:[A-Za-z0-9.-]+/){1,2}[A-Za-z0-9_-]+)=(.*)", re.DOTALL)
 
 
 def parse_commands(
@@ -109,6 +109,12 @@ class CommandChoice:
 
     def _words(self, key: str) -> tuple[str, ...]:
         return self.options.commands[key] if key else self.options.command
+
+
+def name_to_give(pod: Pod, container: yaml.MappingNode) -> str:
+    """`KIND/POD/CONTAINER=` for a hint at --command; "" for an object without a name of its own."""
+    text = f"{_name(pod, container)}="
+    return text if _NAMED.fullmatch(text) else ""
 
 
 def _name(pod: Pod, container: yaml.MappingNode) -> str:

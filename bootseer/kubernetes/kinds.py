@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from bootseer.kubernetes.job_command import name_to_give
 from bootseer.kubernetes.pods import (
     ARGO,
     ARGO_KINDS,
@@ -64,7 +65,7 @@ OPERATORS: Sequence[Operator] = (
         first_only=True,
         reason="workers without a command are given one by the MPI operator (sshd; sleep in "
         "kubeflow.org/v1), which one of ours would keep it from; write it out, as command: "
-        "[/usr/sbin/sshd, -De], or give it by --command '{name}=/usr/sbin/sshd -De'",
+        "[/usr/sbin/sshd, -De], or give it by --command '{name}/usr/sbin/sshd -De'",
     ),
     # ray-project/kuberay, ray-operator/controllers/ray/common/pod.go, BuildPod.
     Operator(
@@ -92,7 +93,7 @@ OPERATORS: Sequence[Operator] = (
         fills_empty=True,
         first_only=True,
         reason="a submitter without a command is given one by KubeRay (ray job submit), which one "
-        "of ours would keep it from; write it out, or give it by --command '{name}=WORDS'",
+        "of ours would keep it from; write it out, or give it by --command '{name}WORDS'",
     ),
     # kserve/kserve, pkg/apis/serving/v1alpha1/servingruntime_types.go, ServingRuntimePodSpec.
     Operator(
@@ -116,8 +117,10 @@ PLAIN: Sequence[tuple[str, tuple[str, ...]]] = (
     ("apps", ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")),
     ("batch", ("Job", "CronJob")),
     ("batch.volcano.sh", ("Job",)),
+    ("flow.volcano.sh", ("JobTemplate",)),
     ("jobset.x-k8s.io", ("JobSet",)),
     ("leaderworkerset.x-k8s.io", ("LeaderWorkerSet",)),
+    ("disaggregatedset.x-k8s.io", ("DisaggregatedSet",)),
     ("kubeflow.org", ("PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")),
     ("trainer.kubeflow.org", ("TrainingRuntime", "ClusterTrainingRuntime", "TrainJob")),
     # argoproj/argo-workflows, workflow/controller/workflowpod.go: its emissary starts the command.
@@ -146,7 +149,7 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
             or (operator.annotation and _is_set(pod, operator.annotation))
         ):
             continue
-        return operator.reason.replace("{name}", f"{pod.title}/{pod.container_name(container)}")
+        return operator.reason.replace("{name}", name_to_give(pod, container))
     return ""
 
 
@@ -184,14 +187,16 @@ def find_containers_left(one: Described) -> str:
     if is_object_of(one.node, ARGO, ARGO_KINDS):
         named = scalar(child(find_workflow(one.node), "workflowTemplateRef", "name"))
         return f"its templates are those of {named}; inject that one" if named else ""
-    path = "" if one.kind in NO_PODS else _find_containers(one.node, [], set())
-    if path:
-        version = scalar(child(one.node, "apiVersion")) or "no apiVersion"
-        return (
-            f"it has containers at {path}, but no pod's template, and the kind "
-            f"{one.kind or '(none)'} ({version}) is unknown here"
-        )
-    return ""
+    version, spec = scalar(child(one.node, "apiVersion")), child(one.node, "spec")
+    if one.kind in NO_PODS or not one.kind or not version or spec is None:
+        return ""
+    path = _find_containers(spec, ["spec"], set())
+    if not path:
+        return ""
+    return (
+        f"it has containers at {path}, but no pod's template, and the kind {one.kind} ({version}) "
+        "is unknown here"
+    )
 
 
 def _find_containers(node: yaml.Node, path: list[str], seen: set[int]) -> str:

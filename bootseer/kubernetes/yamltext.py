@@ -44,6 +44,9 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 _DEPTH = 200
+_TEMPLATE = re.compile(r"^[ \t]*(?:- +)*(?:[\w./-]+: +)?(?:\{\{|\{%)", re.M)
+"""What a template of Helm or Jinja has in a value's place, unquoted."""
+_UNRENDERED = "what a template of Helm or Jinja has; render it first, as by `helm template`"
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 ODD_BREAKS = re.compile("[\x85\u2028\u2029]")
 """Characters that end a line for YAML 1.1 and for nobody else."""
@@ -106,8 +109,8 @@ def documents(text: Text) -> Iterator[Document]:
 
     A document's nodes take fifty times the room of its text, so keep none beyond its turn.
 
-    Raises UsageError with file and line for malformed YAML and for a key given twice in one
-    mapping: readers differ in which of the two they believe.
+    Raises UsageError with file and line for malformed YAML, for a key that is no text, and for one
+    given twice in one mapping: readers differ in which of the two they believe.
     """
     lone = _LONE_RETURN.search(text.raw)
     if lone:
@@ -147,9 +150,10 @@ def _fault(text: Text, error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or "cannot be read"
     if mark is None:
         return f"{text.name}: not valid YAML: {problem}; correct the file"
-    hint = ""
     start = text.line_start(min(mark.index, len(text.raw)))
     line = text.raw[start : text.line_end(start)]
+    place = _TEMPLATE.search(text.raw)
+    hint = f" (line {_line_of(text, place.start())} has {_UNRENDERED})" if place else ""
     if "\t" in line[: len(line) - len(line.lstrip())]:
         hint = " (a tab indents this line; YAML wants spaces)"
     return f"{text.name}, line {mark.line + 1}: not valid YAML: {problem}{hint}; correct the file"
@@ -194,11 +198,18 @@ def _check_tree(text: Text, root: yaml.Node) -> None:
         stack += [(child, depth + 1) for child in below if type(child) is not yaml.ScalarNode]
 
 
+def _line_of(text: Text, index: int) -> int:
+    return text.raw.count("\n", 0, index) + 1
+
+
 def _check_keys(text: Text, node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
+        if not isinstance(key, yaml.ScalarNode):  # `{{ name }}` is a mapping as a mapping's key
+            raise UsageError(
+                f"{text.where(key)}: a key that is no text, which no manifest has: "
+                f"a `{{{{` without quotes is {_UNRENDERED}"
+            )
         if key.value in seen and key.tag != _MERGE:
             raise UsageError(
                 f"{text.where(key)}: the key {key.value!r} is there twice; remove one of the two"
