@@ -182,7 +182,13 @@ class CachedObject(Closing):
                 self._storing.discard(index)
 
     def _put(self, index: int, raw: memoryview, claimed: bool) -> bool:
-        if self._identity is None or presence.read_entry(self._present_fd, index) != ABSENT:
+        if self._identity is None:
+            return False
+        try:
+            if presence.read_entry(self._present_fd, index) != ABSENT:
+                return False
+        except OSError as error:  # of a medium that is gone: it is told, as a failed write is
+            self._room.failed(error)
             return False
         if not self._room.reserve(len(raw)):
             return False

@@ -177,19 +177,19 @@ class Draft:
         base = folder_of(self.name)
         if self._base != base:
             self.store.mkdir(base)
-        self._rename(version.folder)
+        self._rename(version)
         self._open = False
         self._point(version)
         if self._base != base:
             self.remove_base()
         return version
 
-    def _rename(self, final: str) -> None:
+    def _rename(self, version: Version) -> None:
         try:
-            self.store.rename(self.folder, final)
+            self.store.rename(self.folder, version.folder)
         except NotFoundError:
             # A request repeated after its first answer was lost finds its own work done.
-            self.store.stat(f"{final}/{MANIFEST}")
+            self._check_there(version)
 
     def _point(self, version: Version) -> None:
         """Name it as the current one; a collector that removes it meanwhile leaves the last one."""
