@@ -146,6 +146,43 @@ def test_what_is_saved_through_a_mount_is_there(url: str, tmp_path: Path) -> Non
     assert [s.name for s in store.list("deep")] == ["deep/x.stripes"]
 
 
+def test_links_and_whole_checkpoints_are_saved_through_a_mount(url: str, tmp_path: Path) -> None:
+    writing = {"width": 3, "chunk_bytes": CHUNK}
+    shards = {"__0_0.distcp": 100, "__1_0.distcp": 9 * CHUNK + 3}
+    with served(f"{url}/saved", tmp_path / "mnt", writable=True, writing=writing) as mount:
+        run = mount.directory / "run"
+
+        def save(step: int) -> None:
+            for name, size in shards.items():
+                (run / name).write_bytes(content(size, step))
+            (run / ".metadata.tmp").write_bytes(f"{step} {' '.join(shards)}".encode())
+            (run / ".metadata").unlink(missing_ok=True)
+            (run / ".metadata.tmp").rename(run / ".metadata")
+            os.symlink("run", mount.directory / ".last")
+            os.replace(mount.directory / ".last", mount.directory / "last")
+            (run / "other").write_bytes(b"other")
+
+        in_time(run.mkdir)
+        for step in (1, 2, 3):
+            in_time(lambda step=step: save(step))
+            for name, size in shards.items():
+                assert in_time((mount.directory / "last" / name).read_bytes) == content(size, step)
+                for way in ("run", "last"):
+                    with stripedfs.open(f"{url}/saved/{way}/{name}") as file:
+                        assert file.read() == content(size, step)
+            assert in_time((run / "other").read_bytes) == b"other"
+    store = open_store(f"{url}/saved")
+    assert [s.name for s in store.list("run")] == ["run/other"]
+    assert [s.name for s in store.list("last.stripes")] == ["last.stripes/CURRENT"]
+    assert list(store.temporaries("run.stripes")) == []
+    listed = stripe("ls", f"{url}/saved/run")
+    assert [row.split()[-1].rpartition("/")[2] for row in listed.stdout.splitlines()] == [
+        ".metadata",
+        *shards,
+        "other",
+    ]
+
+
 def test_torch_loads_from_it(url: str, tmp_path: Path) -> None:
     import torch
 

@@ -26,11 +26,34 @@ def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
     if found.version is not None or found.link:
         unpublish(store, found.name)
     if found.version is not None and found.is_folder:
+        if found.beside:
+            _remove_beside(store, found.name, recursive=recursive)
         return
     if found.is_folder and recursive:
         store.delete_tree(found.name)
     else:
         store.delete(found.name)
+
+
+def _remove_beside(store: Store, name: str, *, recursive: bool) -> None:
+    """The plain folder of a directory that was removed; with other files in it if `recursive`."""
+    if recursive:
+        store.delete_tree(name)
+        return
+    remove_members(store, name)
+    with contextlib.suppress(BootseerError):
+        store.delete(name)  # not while there are others
+
+
+def remove_members(store: Store, folder: str) -> None:
+    """Remove from a plain folder the files that its directory's version has taken the place of."""
+    try:
+        listed = names.children(store, Found(folder, 0, 0.0, True))
+    except NotFoundError:
+        return
+    for each in listed:
+        if names.is_member(posixpath.basename(each.name)) and not each.is_folder:
+            remove(store, each)
 
 
 def unpublish(store: Store, name: str) -> None:
@@ -85,6 +108,8 @@ def move(store: Store, found: Found, new_name: str) -> None:
             unpublish(store, found.name)
             return
         _move_version(store, found, new_name)
+    if found.beside and exists(store, found.name):
+        store.rename(found.name, new_name)
     if not found.is_folder:
         store.delete(new_name)
 
@@ -169,7 +194,10 @@ def check_new(store: Store, name: str) -> None:
             text = f"{parent} in {store.url} is a link; name what it leads to"
             raise NotADirectoryError(errno.ENOTDIR, text, name)
         if version is not None and version.is_tree:
-            raise _part_of_tree(store, name)
+            below = name[len(parent) + 1 :].partition("/")[0]
+            if not version.pointer.beside or names.is_member(below):
+                raise _part_of_tree(store, name)
+            return
         if version is not None:
             raise _below_file(store, name, parent)
         if not asked:  # the nearest one that is there tells of all above it

@@ -157,7 +157,9 @@ class Draft:
                 "put it again"
             )
 
-    def publish(self, kind: Kind, size_bytes: int, manifest: bytes) -> Version:
+    def publish(
+        self, kind: Kind, size_bytes: int, manifest: bytes, *, beside: bool = False
+    ) -> Version:
         """Write the manifest, give the folder its version's name, and point to it.
 
         Of several who publish at once the last pointer wins; every version stays whole.
@@ -172,7 +174,8 @@ class Draft:
         self._check()
         self._stop_lease()
         self.store.delete_tree(self.writing)  # without a note nobody can take it over any more
-        pointer = Pointer(kind, version_name(), size_bytes, len(manifest), digest_of(manifest))
+        about = (version_name(), size_bytes, len(manifest), digest_of(manifest))
+        pointer = Pointer(kind, *about, beside=beside)
         version = Version(f"{folder_of(self.name)}/{pointer.version}", pointer)
         base = folder_of(self.name)
         if self._base != base:

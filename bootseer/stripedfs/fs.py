@@ -405,10 +405,16 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         there.
         """
         store, name = self._at(path)
+        web = path.partition("://")[0] in chained.WEB
+        if web and names.is_member(name):  # whether it is of a version its folder's pointer says
+            with contextlib.suppress(NotFoundError, AccessDeniedError):
+                url, whole = chained.split_at_top(path)
+                top = self._store(url)
+                return top, names.look(top, whole, follow=follow)
         try:
             return store, names.look(store, name, follow=follow)
         except NotFoundError as error:
-            if path.partition("://")[0] not in chained.WEB:
+            if not web:
                 raise
             url, whole = chained.split_at_top(path)
             top = self._store(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from bootseer.errors import NotFoundError, UsageError
@@ -26,6 +27,11 @@ def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, Found]
         store = open_store(url, options)  # the root of a store has no name
         return store, names.look(store, "")
     first: NotFoundError | None = None
+    if names.is_member(name):  # whether it is a file of its own only its folder's pointer says
+        with contextlib.suppress(UsageError):
+            above, part = split_object(folder)
+            if part not in (".", ".."):
+                folder, name = above, f"{part}/{name}"
     while True:
         store = open_store(folder, options)
         try:

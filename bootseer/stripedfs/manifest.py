@@ -36,26 +36,30 @@ Kind = Literal["file", "tree"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pointer:
-    """What `CURRENT` says: which version is the checkpoint, and its manifest's exact bytes."""
+    """What `CURRENT` says: which version is the checkpoint, and its manifest's exact bytes.
+
+    `beside`: of a directory whose other files lie in the plain folder of the same name.
+    """
 
     kind: Kind
     version: str
     size_bytes: int
     manifest_bytes: int
     manifest_digest: bytes
+    beside: bool = False
 
     def encode(self) -> bytes:
         """The document's bytes."""
-        return fields.encode(
-            "pointer",
-            {
-                "of": self.kind,
-                "current": self.version,
-                "size_bytes": self.size_bytes,
-                "manifest_bytes": self.manifest_bytes,
-                "manifest_digest": self.manifest_digest.hex(),
-            },
-        )
+        body: dict[str, Any] = {
+            "of": self.kind,
+            "current": self.version,
+            "size_bytes": self.size_bytes,
+            "manifest_bytes": self.manifest_bytes,
+            "manifest_digest": self.manifest_digest.hex(),
+        }
+        if self.beside:
+            return fields.encode("pointer", body | {"beside": True}, version=2)
+        return fields.encode("pointer", body)
 
     @staticmethod
     def parse(data: bytes, where: str) -> Pointer | Link:
@@ -77,6 +81,7 @@ class Pointer:
                 fields.integer(document, "size_bytes"),
                 fields.integer(document, "manifest_bytes", 1, MANIFEST_LIMIT_BYTES),
                 fields.digest(document, "manifest_digest"),
+                kind == "tree" and document.get("beside") is True,
             )
         except BadFieldError as error:
             raise CorruptDataError(f"{where} is damaged: {error}; write it anew") from error

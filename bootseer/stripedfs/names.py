@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import posixpath
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.versions import SUFFIX, Seen, Version
 
 ROOT = Stat("", 0, 0.0, True)
+METADATA = ".metadata"
+MEMBER = re.compile(r"__\d+_\d+\.distcp\Z")
 
 
 class Found(NamedTuple):
@@ -60,6 +63,12 @@ class Found(NamedTuple):
         return self.stamp if self.version is None else self.version.pointer.version
 
     @property
+    def beside(self) -> bool:
+        """Whether it is a directory of which some files lie in the plain folder of its name."""
+        root = self.version is not None and self.entry is None
+        return root and self.version is not None and self.version.pointer.beside
+
+    @property
     def striped(self) -> bool:
         """Whether the bytes are striped."""
         if self.tree is not None:
@@ -81,6 +90,13 @@ def _look(store: Store, name: str, follow: bool, most_links: int) -> Found:
     literal, name = name, name.removesuffix(SUFFIX)
     if not versions.is_name(literal):  # may be a folder still
         return _plain(store.stat(literal))
+    if "/" in name and is_member(posixpath.basename(name)):
+        folder = versions.pointed(store, posixpath.dirname(name))
+        if isinstance(folder, Version) and folder.pointer.beside:
+            # What an earlier save left in the plain folder is no part of it any more.
+            found = within_tree(store, name, follow=follow, most_links=most_links)
+            assert found is not None  # as its pointer said
+            return found
     version = versions.pointed(store, name)
     if isinstance(version, Link) and follow:
         return _followed(store, name, versions.target_of(store, name, version), follow, most_links)
@@ -120,7 +136,12 @@ def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -
         top = "" if folder.entry is None else folder.entry.path
         inside = tree.folders.get(top, ())
         named = ((f"{folder.name}/{posixpath.basename(e.path)}", e) for e in inside)
-        return [_entry(tree, name, e) for name, e in named]
+        found = [_entry(tree, name, e) for name, e in named]
+        if not folder.beside:
+            return found
+        taken = {each.name for each in found}
+        others = (each for each in _beside(store, folder, seen) if each.name not in taken)
+        return sorted([*found, *others], key=lambda each: each.name)
     plain: dict[str, Found] = {}
     striped: list[tuple[str, float]] = []
     known = {} if seen is None else seen
@@ -141,6 +162,24 @@ def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -
         elif each is not None:
             plain[name] = Found(name, 0, mtime_s, False, problem=each)
     return [plain[name] for name in sorted(plain)]
+
+
+def _beside(store: Store, folder: Found, seen: dict[str, Seen] | None) -> list[Found]:
+    """Files of a directory that are no part of its version."""
+    plain = Found(folder.name, 0, folder.mtime_s, True)
+    try:
+        listed = children(store, plain, seen)
+    except NotFoundError:
+        return []
+    return [each for each in listed if not is_member(posixpath.basename(each.name))]
+
+
+def is_member(base: str) -> bool:
+    """Whether a file of this name is one of torch's distributed checkpoints, which are one whole.
+
+    As torch/distributed/checkpoint/filesystem.py of torch 2.13 names them.
+    """
+    return base == METADATA or bool(MEMBER.match(base))
 
 
 def _asked(

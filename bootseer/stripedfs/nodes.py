@@ -76,7 +76,7 @@ class Node:
     @property
     def fixed(self) -> bool:
         """Within a directory checkpoint: nothing of it changes."""
-        return self.found.tree is not None
+        return self.found.tree is not None and not self.found.beside
 
 
 class Nodes:
@@ -165,6 +165,24 @@ class Nodes:
             node = Node(self._fresh(), below(folder, base), folder.inode, found)
             self._put(node, folder, name)
         return node
+
+    def add_unlisted(self, folder: Node, name: bytes, found: Found) -> Node:
+        """A node that is in no folder: what takes the place of another later on."""
+        base = os.fsdecode(name)
+        with self.lock:
+            node = Node(self._fresh(), below(folder, base), folder.inode, found)
+            node.listed = False
+            self._known[node.inode] = node
+        return node
+
+    def supersede(self, node: Node) -> None:
+        """Its name goes to a fresh inode of the same file; it is in its folder no more."""
+        with self.lock:
+            folder = self._known.get(node.parent)
+            if folder is not None:
+                self.add(folder, node.name, node.found)
+            node.path += "\0"  # what no listing gives: nobody shall find it there again
+            node.listed = False
 
     def remove(self, node: Node) -> None:
         """It is in its folder no more."""

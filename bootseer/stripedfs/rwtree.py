@@ -30,10 +30,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.fuse.operations import Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
+from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
 from bootseer.fuse.requesters import closes_because_killed
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
+from bootseer.stripedfs.dcpsets import StagedFile, is_staged
 from bootseer.stripedfs.fields import BadFieldError
 from bootseer.stripedfs.manifest import Link, inside
 from bootseer.stripedfs.mountsettings import DEADLINE_S
@@ -51,6 +52,7 @@ WRITE_HANDLE = 0x5A5A5 << 44
 WRITE_MASK = 0xFFFFF << 44
 FREE_BYTES = 1 << 50
 """What `statfs` calls free: a store does not say, and programs ask before they save."""
+METADATA_BYTES = names.METADATA.encode()
 RENAME_NOREPLACE = 1
 FALLOC_FL_KEEP_SIZE = 1
 FOLDER_NAME_BYTES = 255
@@ -59,6 +61,16 @@ FILE_NAME_BYTES = FOLDER_NAME_BYTES - len(SUFFIX)
 LINK_TARGET_BYTES = 1024
 """Of a symbolic link; the object that says it has 4 KiB, six for a byte at the worst."""
 WRITING = WriteSettings()
+
+
+class SavedSet:
+    """A distributed checkpoint that is being saved over the one in its folder; see `dcpsets`."""
+
+    def __init__(self) -> None:
+        self.staged: dict[bytes, tuple[Node, StagedFile]] = {}
+        """Files of it that were begun here, by their names; no folder lists them."""
+        self.metadata_removed = False
+        """Its saver has removed the `.metadata` of before, which stays until there is a new one."""
 
 
 class WritableTree(StripedTree):
@@ -91,6 +103,9 @@ class WritableTree(StripedTree):
         self._say = say
         self._lock = threading.Lock()
         self._saving: dict[Handle, Saving] = {}
+        self._sets: dict[Inode, SavedSet] = {}
+        self._hidden: dict[Inode, set[bytes]] = {}
+        """Files of whole directories that were removed here: others see them until all go."""
 
     # --- one file -----------------------------------------------------------------------------
 
@@ -100,6 +115,11 @@ class WritableTree(StripedTree):
             known = self.listing(folder).get(name)
             if known is not None and flags & os.O_EXCL:
                 raise FileSystemError(errno.EEXIST)
+            if self._begins_staged(folder, name):
+                before = self.nodes.get(known)
+                node, opened = self._stage(folder, name, before)
+                self.nodes.refer(node.inode)
+                return self._attr(node), opened
             if known is not None:
                 node = self._changeable(self.node(known))
                 if node.found.link:  # made by others a moment ago: the kernel shall follow it
@@ -115,10 +135,17 @@ class WritableTree(StripedTree):
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE == os.O_RDONLY:
             with self._answered("open"):
-                self._settle(self.node(inode))
+                node = self.node(inode)
+                self._settle(node)
+                if self._staged_as(node) is not None:
+                    raise FileSystemError(errno.EBUSY)
             return super().open(inode, flags)
         with self._answered("open"):
-            node = self._changeable(self.node(inode))
+            node = self.node(inode)
+            parent = self.nodes.get(node.parent)
+            if flags & os.O_TRUNC and parent is not None and self._begins_staged(parent, node.name):
+                return self._stage(parent, node.name, node)[1]
+            self._changeable(node)
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
             if node.found.link:
@@ -261,7 +288,11 @@ class WritableTree(StripedTree):
 
     def unlink(self, parent: Inode, name: bytes) -> None:
         with self._answered("unlink"):
-            node = self._changeable(self.child(self._changeable(self.node(parent)), name))
+            folder = self._changeable(self.node(parent))
+            node = self.child(folder, name)
+            if self._unlink_member(folder, node):
+                return
+            self._changeable(node)
             if node.found.is_folder:
                 raise FileSystemError(errno.EISDIR)
             self._written(node)
@@ -278,10 +309,20 @@ class WritableTree(StripedTree):
             if not node.found.is_folder:
                 raise FileSystemError(errno.ENOTDIR)
             self.nodes.outdate(node)
-            if self.listing(node):
+            saved_set = self._sets.get(node.inode)
+            left = dict(self.listing(node))
+            if saved_set is not None and saved_set.metadata_removed:
+                left.pop(os.fsencode(names.METADATA), None)
+            if left:
                 raise FileSystemError(errno.ENOTEMPTY)
             self._changeable(node)
+            self._drop_set(node)
+            if names.METADATA.encode() in self.listing(node):
+                metadata = self.child(node, names.METADATA.encode())
+                if metadata.found.tree is None:
+                    changing.remove(self.store, self._look(metadata.found.name))
             self._remove_folder(node)
+            self._hidden.pop(node.inode, None)
             self.nodes.remove(node)
 
     def rename(
@@ -292,10 +333,13 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EINVAL)
             node = self._changeable(self.child(self._changeable(self.node(parent)), name))
             writing = self._written(node)
-            for saving in self._unpublished():  # its draft lies below the folder's present name
-                taken = (saving.node.found, *(each for _, each in saving.left))
-                if any(each.name.startswith(f"{node.found.name}/") for each in taken):
-                    self._settle(saving.node)
+            staged = self._staged_as(node)
+            if staged is not None:
+                if writing is not None or (parent, METADATA_BYTES) != (new_parent, new_name):
+                    raise FileSystemError(errno.EBUSY)
+                self._publish_set(self.node(parent), staged)
+                return
+            self._settle_below(node)
             folder = self._changeable(self.node(new_parent))
             inode = self.listing(folder).get(new_name)
             if inode == node.inode:
@@ -304,6 +348,7 @@ class WritableTree(StripedTree):
             if over is not None:
                 self._check_over(node, over, flags)
             target = self._name(folder, new_name, is_folder=node.found.is_folder)
+            self._drop_set(node)
             if node.found.link:
                 self._check_target(folder, new_name, node.found.link)
             with contextlib.ExitStack() as stack:
@@ -315,6 +360,15 @@ class WritableTree(StripedTree):
                 if over is not None:
                     self.nodes.remove(over)
                 self.nodes.move(node, folder, new_name, found)
+                if found.version is not None:  # the version lies elsewhere: so do its files
+                    self.nodes.outdate(node)
+
+    def _settle_below(self, folder: Node) -> None:
+        """As `_settle`, of all that is written below a folder, as drafts have its present name."""
+        for saving in self._unpublished():
+            taken = (saving.node.found, *(each for _, each in saving.left))
+            if any(each.name.startswith(f"{folder.found.name}/") for each in taken):
+                self._settle(saving.node)
 
     def _look(self, name: str) -> Found:
         """What the store holds under a name; a link is what it is, for the kernel follows it."""
@@ -356,6 +410,111 @@ class WritableTree(StripedTree):
                 self._say(f"{node.found.name} stays: it holds {', '.join(hidden)}")
             raise FileSystemError(errno.ENOTEMPTY) from error
 
+    # --- distributed checkpoints, which are published whole ------------------------------------
+
+    def child(self, parent: Node, name: bytes) -> Node:
+        try:
+            return super().child(parent, name)
+        except FileSystemError:
+            saved_set = self._sets.get(parent.inode)
+            if saved_set is None or name not in saved_set.staged:
+                raise
+            return saved_set.staged[name][0]
+
+    def _begins_staged(self, folder: Node, name: bytes) -> bool:
+        """Whether a file that is written from its start is part of a checkpoint over another."""
+        if not is_staged(os.fsdecode(name)) or folder.inode == ROOT or folder.path == "":
+            return False
+        parent = self.nodes.get(folder.parent)
+        if parent is not None and folder.found.version is None:
+            # Who else saves into it may have published it a moment ago.
+            self.nodes.outdate(folder)
+            self.nodes.outdate(parent)
+            self.listing(parent)
+        if folder.found.version is not None:
+            return folder.found.beside
+        return METADATA_BYTES in self.listing(folder)
+
+    def _stage(self, folder: Node, name: bytes, before: Node | None) -> tuple[Node, Opened]:
+        """Begin a file of a set. The one of before stays where it is, under another inode."""
+        if before is not None:
+            self._settle(before)
+        saved_set = self._sets.setdefault(folder.inode, SavedSet())
+        earlier = saved_set.staged.get(name)
+        if earlier is not None:
+            if self._written(earlier[0]) is not None:
+                raise FileSystemError(errno.EBUSY)
+            earlier[1].abort()
+        base = os.fsdecode(name)
+        found = Found(f"{folder.found.name}/{base}", 0, time.time(), False)
+        if before is None:
+            node = self.nodes.add_unlisted(folder, name, found)
+        elif earlier is not None and earlier[0] is before:
+            node = before
+            node.found = found
+        else:
+            node = before
+            self.nodes.supersede(node)
+            self.files.outdate(node.inode)
+            node.found, node.key = found, ""
+        staged = StagedFile(self.store, folder.found.name, base, self._writing)
+        saved_set.staged[name] = (node, staged)
+        self._hidden.pop(folder.inode, None)
+        saving = Saving(self.store, node, self._writing, self._fetcher, staged)
+        saving.begin()
+        handle = Handle(WRITE_HANDLE | secrets.randbits(43))
+        with self._lock:
+            self._saving[handle] = saving
+        return node, Opened(handle, direct=True, keep_cache=False)
+
+    def _staged_as(self, node: Node) -> StagedFile | None:
+        """What a node's bytes wait in until its set is published; None for any other."""
+        saved_set = self._sets.get(node.parent)
+        found = None if saved_set is None else saved_set.staged.get(node.name)
+        return found[1] if found is not None and found[0] is node else None
+
+    def _publish_set(self, folder: Node, metadata: StagedFile) -> None:
+        missing = metadata.missing()
+        if missing:
+            if self._say is not None:
+                self._say(
+                    f"{folder.found.name} is not published: its .metadata names "
+                    f"{', '.join(missing[:5])}, which nobody has saved; save it again"
+                )
+            raise FileSystemError(errno.EIO)
+        metadata.publish()
+        self._drop_set(folder)
+        found = self._look(folder.found.name)
+        with self.nodes.lock:
+            folder.found = found
+            self.nodes.outdate(folder)
+            self.nodes.touch(folder.parent, folder.name)
+
+    def _drop_set(self, folder: Node) -> None:
+        """What was saved for it and not published will not be."""
+        saved_set = self._sets.pop(folder.inode, None)
+        for _, staged in () if saved_set is None else saved_set.staged.values():
+            staged.abort()
+
+    def _unlink_member(self, folder: Node, node: Node) -> bool:
+        """Take a file of a set away as far as this mount shows it; False for any other file."""
+        saved_set = self._sets.get(folder.inode)
+        staged = self._staged_as(node)
+        if saved_set is not None and staged is not None:
+            if self._written(node) is not None:
+                raise FileSystemError(errno.EBUSY)
+            del saved_set.staged[node.name]
+            staged.abort()
+            return True
+        if saved_set is not None and saved_set.staged and node.name == METADATA_BYTES:
+            saved_set.metadata_removed = True
+            return True
+        if not folder.found.beside or node.found.tree is None:
+            return False
+        self._hidden.setdefault(folder.inode, set()).add(node.name)
+        self.nodes.outdate(folder)
+        return True
+
     # --- inside -------------------------------------------------------------------------------
 
     def statfs(self) -> tuple[int, int, int, int]:
@@ -366,6 +525,14 @@ class WritableTree(StripedTree):
         for saving in list(self._saving.values()):
             with saving.lock:
                 saving.abort()
+        for inode, saved_set in list(self._sets.items()):
+            folder = self.nodes.get(inode)
+            if saved_set.staged and self._say is not None:
+                shown = b", ".join(saved_set.staged).decode(errors="replace")
+                where = "" if folder is None else folder.found.name
+                self._say(f"{shown} of {where} is not published: no .metadata came after it")
+            for _, staged in saved_set.staged.values():
+                staged.abort()
         super().destroy()
 
     def _filled(self, node: Node, found: Sequence[Found], *, outdated: bool) -> dict[bytes, Inode]:
@@ -376,6 +543,9 @@ class WritableTree(StripedTree):
             for _, each in saving.left
         }
         said = [each for each in found if (each.name, stamp_of(each)) not in leaving]
+        hidden = self._hidden.get(node.inode)
+        if hidden:
+            said = [each for each in said if base_of(each) not in hidden]
         return super()._filled(node, said, outdated=outdated)
 
     def _kept(self, node: Node, found: Sequence[Found]) -> dict[bytes, Node]:
@@ -385,6 +555,7 @@ class WritableTree(StripedTree):
             saving.node.name: saving.node
             for saving in list(self._saving.values())
             if saving.node.parent == node.inode
+            and saving.staged is None
             and (saving.touched or (saving.node.name in there and not saving.failed))
         }
 
@@ -425,6 +596,9 @@ class WritableTree(StripedTree):
     def _give_up(self, saving: Saving, number: int = errno.EIO) -> None:
         """Nothing of it becomes visible; what was before may still be there."""
         saving.fail(FileSystemError(number))
+        saved_set = self._sets.get(saving.node.parent)
+        if saved_set is not None and self._staged_as(saving.node) is not None:
+            del saved_set.staged[saving.node.name]
         for folder in (saving.node.parent, *(each for each, _ in saving.left)):
             self.nodes.outdate(self.nodes.get(folder))
         saving.left.clear()
@@ -477,9 +651,10 @@ class WritableTree(StripedTree):
         """A new name on the store; nobody knows yet whether the file will be striped."""
         if len(name) > (FOLDER_NAME_BYTES if is_folder else FILE_NAME_BYTES):
             raise FileSystemError(errno.ENAMETOOLONG)
-        if folder.found.version is not None:
-            raise FileSystemError(errno.EROFS)
         base = os.fsdecode(name)
+        whole = folder.found.version is not None
+        if whole and (not folder.found.beside or names.is_member(base)):
+            raise FileSystemError(errno.EROFS)
         if names.is_reserved(base):
             raise FileSystemError(errno.EINVAL)  # names of stripes, and of what is being written
         return f"{folder.found.name}/{base}" if folder.found.name else base

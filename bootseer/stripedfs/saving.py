@@ -19,6 +19,7 @@ from bootseer.stripedfs.settings import WriteSettings
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
+    from bootseer.stripedfs.dcpsets import StagedFile
     from bootseer.stripedfs.names import Found
     from bootseer.stripedfs.nodes import Node
     from bootseer.stripedfs.stream import StripedWriter
@@ -102,8 +103,17 @@ class SavedFile(Committing):
 class Saving:
     """One file being written: by one opening at a time."""
 
-    def __init__(self, store: Store, node: Node, settings: WriteSettings, fetcher: Fetcher) -> None:
+    def __init__(
+        self,
+        store: Store,
+        node: Node,
+        settings: WriteSettings,
+        fetcher: Fetcher,
+        staged: StagedFile | None = None,
+    ) -> None:
         self._store, self._settings, self._fetcher = store, settings, fetcher
+        self.staged = staged
+        """What takes its bytes when its close shall publish nothing."""
         self.node = node
         self.lock = threading.Lock()
         self.size_bytes = 0
@@ -125,7 +135,10 @@ class Saving:
 
     def begin(self) -> None:
         """From here on the file is empty, and will be published, whether or not bytes follow."""
-        self.abort()
+        if self.staged is not None and self.size_bytes:
+            raise FileSystemError(errno.ESPIPE)  # it is written once
+        if self.staged is None:
+            self.abort()
         self.size_bytes = self.promised_bytes = 0
         self.touched, self.flushed, self.orphaned = True, False, False
         self._writer = 0
@@ -147,9 +160,14 @@ class Saving:
             self._check_named()
             if offset != self.size_bytes:
                 raise FileSystemError(errno.ESPIPE)
-            if self._saved is None:
-                self._saved = self._copied(self.size_bytes)
-            self._saved.write(data)
+            if self.staged is not None:
+                if not self.touched:
+                    raise FileSystemError(errno.EBUSY)  # it was closed, and waits for the others
+                self.staged.write(data)
+            else:
+                if self._saved is None:
+                    self._saved = self._copied(self.size_bytes)
+                self._saved.write(data)
         except BaseException as error:  # whatever it is, `close` must tell of it as well
             self.fail(error)
             raise
@@ -213,6 +231,9 @@ class Saving:
         self.check_whole()
         saved, self._saved = self._saved, None
         try:
+            if self.staged is not None:
+                self.staged.close()
+                return self.node.found._replace(size_bytes=self.size_bytes)
             if saved is None:
                 saved = SavedFile(self._store, self.node.found.name, self._settings)
             saved.close()
@@ -235,6 +256,8 @@ class Saving:
         saved, self._saved = self._saved, None
         if saved is not None:
             saved.abort()
+        if self.staged is not None and self.touched:
+            self.staged.abort()
 
     def fail(self, error: BaseException) -> None:
         """Publish nothing, now or later; who still writes hears of the first such error."""

@@ -13,12 +13,13 @@ import posixpath
 import threading
 import time
 import uuid
+from collections.abc import Collection, Iterator
 
 from bootseer.contexts import Committing
-from bootseer.errors import BootseerError, CorruptDataError, UsageError
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import fields
-from bootseer.stripedfs.draft import Draft
+from bootseer.stripedfs.draft import WRITING, Draft, temporaries
 from bootseer.stripedfs.fields import BadFieldError, digest_of
 from bootseer.stripedfs.filework import FileWorks
 from bootseer.stripedfs.manifest import (
@@ -37,10 +38,11 @@ from bootseer.stripedfs.putting import store_manifest
 from bootseer.stripedfs.settings import SILENT, Progress, WriteSettings, plan_write
 from bootseer.stripedfs.stream import Buffer, StripeStream
 from bootseer.stripedfs.stripes import check_length
-from bootseer.stripedfs.versions import Version
+from bootseer.stripedfs.versions import Version, folder_of
 from bootseer.stripedfs.walking import object_of
 
 PART = "part-"
+OFFER = "offer-"
 
 
 class TreeWriter(Committing):
@@ -139,10 +141,61 @@ class TreeWriter(Committing):
         data = fields.encode("part", {"entries": entries})
         self._store.replace(f"{self._draft.writing}/{PART}{uuid.uuid4().hex}.json", data)
 
-    def publish(self, *, mode: int = 0o755) -> Version:
+    def offer(self) -> None:
+        """Tell of what was added so far whoever else publishes this directory (`take`)."""
+        with self._lock:
+            entries = [entry.body() for entry in self._entries.values()]
+        data = fields.encode("part", {"entries": entries})
+        self._store.replace(f"{self._draft.writing}/{OFFER}{uuid.uuid4().hex}.json", data)
+
+    def take(self, wanted: Collection[str] | None = None) -> set[str]:
+        """Add what other writers of this directory offered; returns all paths that are added.
+
+        Of several offers of a path the newest by the store's clock counts; `wanted` says which
+        paths (None: all). What was offered is moved from their drafts into this one.
+        """
+        found: dict[str, tuple[float, str, TreeFile]] = {}
+        for draft in temporaries(self._store, folder_of(self._draft.name)):
+            if draft == self._draft.folder:
+                continue
+            for when_s, entry in self._offers(draft):
+                if isinstance(entry, TreeFile) and (wanted is None or entry.path in wanted):
+                    newest = found.get(entry.path)
+                    if newest is None or newest[0] <= when_s:
+                        found[entry.path] = (when_s, draft, entry)
+        for path, (_, draft, entry) in found.items():
+            if path in self._entries:
+                continue
+            place = f"{self._draft.folder}/{entry.object}"
+            self._store.mkdir(posixpath.dirname(place))
+            try:
+                self._store.rename(f"{draft}/{entry.object}", place)
+            except NotFoundError:
+                continue  # by somebody who was cut short, long ago
+            self._add(entry)
+        return set(self._entries)
+
+    def forget_offers(self) -> None:
+        """Remove the drafts of which something was offered: it was published, or never will be."""
+        for draft in list(temporaries(self._store, folder_of(self._draft.name))):
+            if next(iter(self._offers(draft)), None) is not None:
+                self._store.delete_tree(draft)
+
+    def _offers(self, draft: str) -> Iterator[tuple[float, TreeEntry]]:
+        try:
+            listed = list(self._store.list(f"{draft}/{WRITING}"))
+        except NotFoundError:
+            return
+        for stat in listed:
+            if posixpath.basename(stat.name).startswith(OFFER):
+                for entry in self._part(stat.name):
+                    yield stat.mtime_s, entry
+
+    def publish(self, *, mode: int = 0o755, beside: bool = False) -> Version:
         """Merge what all added and make it the checkpoint; for the process that began, once.
 
-        Raises UsageError when two processes added one path, or a file lies below a file.
+        `beside`: other files of the directory are in the plain folder of its name. Raises
+        UsageError when two processes added one path, or a file lies below a file.
         """
         if not self._begun:
             raise UsageError("this process joined; the one that began publishes")
@@ -161,7 +214,7 @@ class TreeWriter(Committing):
         except BadFieldError as error:
             raise UsageError(f"what was added is no tree: {error}") from error
         tree = TreeManifest(mode & 0o7777, self._plan.chunk_bytes, ordered)
-        return self._draft.publish("tree", tree.size_bytes, tree.encode())
+        return self._draft.publish("tree", tree.size_bytes, tree.encode(), beside=beside)
 
     def close(self) -> None:
         """Seal; a beginner that did not publish removes everything. Twice is safe."""
@@ -177,6 +230,11 @@ class TreeWriter(Committing):
         for path in () if self._begun or self._sealed else tuple(self._entries):
             self.remove(path)
         self._sealed = True
+
+    def leave_nothing(self) -> None:
+        """As `abort`; the directory's own folder goes, too, when nothing else is in it."""
+        self.abort()
+        self._draft.remove_base()
 
     def _add(self, entry: TreeEntry) -> None:
         with self._lock:

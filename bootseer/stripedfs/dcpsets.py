@@ -1,0 +1,76 @@
+"""The files of a distributed checkpoint (torch's DCP) that is saved over an earlier one.
+
+Every rank writes its `__<rank>_<n>.distcp`, then one writes `.metadata.tmp` and renames it to
+`.metadata`. Each closed file stays in a draft of the directory, of which its writer offers it;
+the rename takes all that `.metadata` names into one version and publishes it: readers see the
+checkpoint before or this one. The ranks may save through mounts on several machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from bootseer.contexts import Committing
+from bootseer.errors import BootseerError, UsageError
+from bootseer.storage.base import Store
+from bootseer.stripedfs import changing
+from bootseer.stripedfs.names import MEMBER, METADATA
+from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.treewriter import TreeWriter
+
+METADATA_DRAFT = ".metadata.tmp"
+_NAMED = re.compile(rb"__\d+_\d+\.distcp")
+
+
+def is_staged(base: str) -> bool:
+    """Whether a file that is begun under this name waits for `.metadata` to be published."""
+    return base == METADATA_DRAFT or bool(MEMBER.match(base))
+
+
+class StagedFile(Committing):
+    """Takes a file's bytes in order, as `SavedFile`; `close` offers it, and publishes nothing."""
+
+    def __init__(self, store: Store, folder: str, base: str, settings: WriteSettings) -> None:
+        self._store, self._folder = store, folder
+        self._metadata = bytearray() if base == METADATA_DRAFT else None
+        self._tree = TreeWriter(store, folder, settings)
+        self._file = self._tree.open_file(METADATA if base == METADATA_DRAFT else base)
+        self._open = True
+        self.size_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append all of `data`; an error ends the file."""
+        if self._metadata is not None:
+            self._metadata += data
+        self._file.write(data)
+        self.size_bytes += len(data)
+
+    def move(self, name: str) -> None:
+        """Refused: its name says what it is."""
+        raise UsageError(f"{name} is part of a checkpoint that is being saved")
+
+    def close(self) -> None:
+        """The bytes are on the store, and wait there; twice is safe."""
+        if self._open:
+            self._open = False
+            self._file.close()
+            self._tree.offer()
+
+    def abort(self) -> None:
+        """Give up, also after `close`; what was published stays."""
+        self._open = False
+        self._file.abort()
+        self._tree.leave_nothing()
+
+    def missing(self) -> list[str]:
+        """Of `.metadata`: takes what it names from who offered it; names what nobody did."""
+        wanted = {name.decode() for name in _NAMED.findall(bytes(self._metadata or b""))}
+        return sorted(wanted - self._tree.take(wanted or None))
+
+    def publish(self) -> None:
+        """Of `.metadata`, after `missing`: make all of it the directory's checkpoint."""
+        self._tree.publish(beside=True)
+        with contextlib.suppress(BootseerError):  # it is published: what is left hides nothing
+            self._tree.forget_offers()
+            changing.remove_members(self._store, self._folder)

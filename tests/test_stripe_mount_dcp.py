@@ -1,0 +1,200 @@
+"""A distributed checkpoint saved over an earlier one through a `--rw` mount: the old or the new."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuse_mounts import in_time, refusal
+from stripe_faces import CHUNK, WIDTH, Served, content, served, store_of, stripe
+
+from bootseer import stripedfs
+from bootseer.stripedfs.collecting import collect
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+SIZE = 8 * CHUNK + 55
+WRITING = {"width": WIDTH, "chunk_bytes": CHUNK}
+RANKS = ("__0_0.distcp", "__1_0.distcp")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def mount(root: Path, tmp_path: Path) -> Iterator[Served]:
+    with served(root, tmp_path / "mnt", writable=True, writing=WRITING) as mount:
+        yield mount
+
+
+def save_rank(folder: Path, rank: int, step: int) -> None:
+    (folder / RANKS[rank]).write_bytes(content(SIZE if rank else 100, step * 10 + rank))
+
+
+def save_metadata(folder: Path, step: int, ranks: tuple[str, ...] = RANKS) -> None:
+    """As torch does it, which removes the one of before first."""
+    (folder / ".metadata.tmp").write_bytes(b"step %d\0%s" % (step, "\0".join(ranks).encode()))
+    (folder / ".metadata").unlink(missing_ok=True)
+    (folder / ".metadata.tmp").rename(folder / ".metadata")
+
+
+def save(folder: Path, step: int) -> None:
+    folder.mkdir(exist_ok=True)
+    for rank in range(len(RANKS)):
+        save_rank(folder, rank, step)
+    save_metadata(folder, step)
+
+
+def step_of(folder: Path) -> int:
+    """Which save a folder holds; fails where it holds parts of two."""
+    step = int((folder / ".metadata").read_bytes().split(b"\0")[0].split()[1])
+    for rank, name in enumerate(RANKS):
+        assert (folder / name).read_bytes() == content(SIZE if rank else 100, step * 10 + rank)
+    return step
+
+
+def step_by_name(root: Path) -> int:
+    """As `step_of`, by the names that fsspec and Python's users have."""
+    with stripedfs.open(f"{root}/run/.metadata") as file:
+        step = int(file.read().split(b"\0")[0].split()[1])
+    for rank, name in enumerate(RANKS):
+        with stripedfs.open(f"{root}/run/{name}") as file:
+            assert file.read() == content(SIZE if rank else 100, step * 10 + rank)
+    return step
+
+
+def test_each_save_over_another_appears_at_once(mount: Served, root: Path, tmp_path: Path) -> None:
+    run = mount.directory / "run"
+    in_time(lambda: save(run, 1))
+    in_time(lambda: (run / "meta.pt").write_bytes(b"mine"))
+    for step in (2, 3):
+        with served(root, tmp_path / "other") as other:
+            for rank in range(len(RANKS)):
+                in_time(lambda step=step, rank=rank: save_rank(run, rank, step))
+                assert in_time(lambda: step_of(run)) == step - 1
+                assert in_time(lambda: step_of(other.directory / "run")) == step - 1
+                assert step_by_name(root) == step - 1
+        in_time(lambda step=step: save_metadata(run, step))
+        assert in_time(lambda: step_of(run)) == step
+        assert step_by_name(root) == step
+        with served(root, tmp_path / "other") as other:
+            assert in_time(lambda: step_of(other.directory / "run")) == step
+            assert in_time((other.directory / "run/meta.pt").read_bytes) == b"mine"
+        in_time(lambda step=step: (run / "meta.pt").write_bytes(b"mine"))  # Lightning's way
+        assert in_time(lambda: sorted(os.listdir(run))) == [".metadata", *RANKS, "meta.pt"]
+    listed = json.loads(stripe("ls", "--json", root / "run").stdout)
+    assert [e["name"].rpartition("/")[2] for e in listed] == [".metadata", *RANKS, "meta.pt"]
+    assert sorted(os.listdir(root / "run")) == ["meta.pt"]
+    assert len(list(collect(store_of(root), "run", grace_s=0))) == 1  # the version of step 2
+    assert in_time(lambda: step_of(run)) == 3
+
+
+def test_such_a_folder_is_renamed_and_removed_as_any_other(mount: Served, root: Path) -> None:
+    run, moved = mount.directory / "run", mount.directory / "moved"
+
+    def check() -> None:
+        for step in (1, 2):
+            save(run, step)
+        (run / "sub").mkdir()
+        (run / "sub/x").write_bytes(b"x")
+        run.rename(moved)
+        assert step_of(moved) == 2
+        assert (moved / "sub/x").read_bytes() == b"x"
+        save_rank(moved, 0, 3)  # and what waits for its .metadata goes with it
+        shutil.rmtree(moved)
+
+    in_time(check)
+    assert os.listdir(root) == []
+    in_time(lambda: save(run, 1))
+    in_time(lambda: save_rank(run, 0, 2))
+    in_time(lambda: shutil.rmtree(run))
+    assert os.listdir(root) == []
+
+
+def test_parts_of_it_change_only_with_the_whole(mount: Served) -> None:
+    run = mount.directory / "run"
+    for step in (1, 2):
+        in_time(lambda step=step: save(run, step))
+    other = mount.directory / "other"
+    in_time(lambda: other.write_bytes(b"x"))
+    assert refusal(lambda: other.rename(run / RANKS[0])) == errno.EROFS
+    assert refusal(lambda: (run / ".metadata").write_bytes(b"x")) == errno.EROFS
+    assert refusal(lambda: (run / RANKS[0]).open("ab").write(b"x")) == errno.EROFS
+    assert refusal(lambda: (run / RANKS[0]).rename(run / "x")) == errno.EROFS
+    in_time((run / RANKS[0]).unlink)
+    assert in_time((run / RANKS[0]).exists) is False
+    in_time(lambda: save(run, 3))
+    assert in_time(lambda: step_of(run)) == 3
+
+
+def test_ranks_save_through_mounts_of_their_own(root: Path, tmp_path: Path) -> None:
+    with (
+        served(root, tmp_path / "a", writable=True, writing=WRITING) as a,
+        served(root, tmp_path / "b", writable=True, writing=WRITING) as b,
+    ):
+        in_time(lambda: save(a.directory / "run", 1))
+        for step in (2, 3):
+            for rank, mount in enumerate((a, b)):
+                in_time(lambda s=step, r=rank, m=mount: save_rank(m.directory / "run", r, s))
+            assert step_by_name(root) == step - 1
+            in_time(lambda step=step: save_metadata(a.directory / "run", step))
+            assert in_time(lambda: step_of(a.directory / "run")) == step
+            assert step_by_name(root) == step
+        in_time(lambda: save_rank(b.directory / "run", 1, 9))  # its saver was killed then
+    assert "no .metadata came" in b.said
+    with served(root, tmp_path / "a", writable=True, writing=WRITING) as a:
+        assert in_time(lambda: step_of(a.directory / "run")) == 3
+
+
+def test_metadata_that_names_what_nobody_saved_publishes_nothing(mount: Served, root: Path) -> None:
+    run = mount.directory / "run"
+    in_time(lambda: save(run, 1))
+    in_time(lambda: save_rank(run, 0, 2))
+    assert refusal(lambda: save_metadata(run, 2)) == errno.EIO
+    assert f"names {RANKS[1]}, which nobody has saved" in mount.said
+    assert in_time(lambda: step_of(run)) == 1
+    in_time(lambda: save(run, 2))
+    assert in_time(lambda: step_of(run)) == 2
+
+
+CRASHING = Path(__file__).with_name("dcp_crashing.py")
+
+
+def crashed(*words: object) -> dict[str, int]:
+    done = subprocess.run(
+        [sys.executable, CRASHING, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_save_by_torch_killed_at_each_step_leaves_the_old_or_the_new(
+    mount: Served, root: Path
+) -> None:
+    found = crashed("ranks", root, mount.directory)
+    assert found["kills"] == found["old"] + found["new"] == 16  # each was seen to strike
+    assert found["new"] == 1  # after the rename
+    assert found["whole"] == 2
+
+
+def test_a_mount_killed_at_each_step_of_such_a_save_leaves_the_old_or_the_new(
+    tmp_path: Path,
+) -> None:
+    found = crashed("server", tmp_path / "store")
+    assert found["kills"] == found["old"] + found["new"] >= 40
+    assert found["old"] >= 30
+    assert found["new"] >= 3
