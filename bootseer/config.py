@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bootseer import regular_files
-from bootseer.config_paths import default_cache, default_runtime, home, user_directory
+from bootseer.config_paths import (
+    default_cache,
+    default_runtime,
+    default_store,
+    home,
+)
 from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
 from bootseer.errors import BootseerError, UsageError, from_os_error
@@ -87,11 +92,6 @@ def _of_section(section: str, record: Section) -> Iterable[Setting]:
 _SHAPES: Mapping[object, Shape] = types.MappingProxyType(
     {bool: "truth value", int: "whole number", float: "number", tuple[str, ...]: "list of texts"}
 )
-
-
-def default_store(environ: Mapping[str, str] | None = None) -> str:
-    """Where snapshots go when nobody named a store."""
-    return user_directory("XDG_DATA_HOME", ".local/share", environ) + "/store"
 
 
 def registry_auth_files(environ: Mapping[str, str] | None = None) -> list[str]:

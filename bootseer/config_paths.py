@@ -24,6 +24,11 @@ def default_cache(environ: Mapping[str, str] | None = None) -> str:
     return user_directory("XDG_CACHE_HOME", ".cache", environ)
 
 
+def default_store(environ: Mapping[str, str] | None = None) -> str:
+    """Where snapshots go when nobody named a store."""
+    return user_directory("XDG_DATA_HOME", ".local/share", environ) + "/store"
+
+
 def user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None) -> str:
     """A directory of ours below what the variable names, or below this user's home."""
     env = os.environ if environ is None else environ

@@ -148,6 +148,24 @@ def test_system_prefix(tmp_path: Path) -> None:
     assert "/" not in target.paths
 
 
+def test_an_interpreter_asked_ahead_is_not_asked_again(tmp_path: Path) -> None:
+    python = tmp_path / "v/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho asked >>{tmp_path}/asked\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    command = ["uv", "pip", "install", "--python", str(python), "six"]
+    plain = roots.find(command, os.environ, str(tmp_path))
+    roots.begin_asking(command, os.environ, str(tmp_path))
+    assert roots.find(command, os.environ, str(tmp_path)) == plain
+    assert (tmp_path / "asked").read_text() == "asked\n" * 2
+
+
+def test_an_interpreter_that_is_not_there_can_be_asked_ahead(tmp_path: Path) -> None:
+    command = ["uv", "pip", "install", "--python", str(tmp_path / "no/bin/python"), "six"]
+    roots.begin_asking(command, os.environ, str(tmp_path))
+    assert roots.find(command, os.environ, str(tmp_path)).python is None
+
+
 def test_missing_interpreter_is_no_error(tmp_path: Path) -> None:
     target = found(["/nowhere/bin/pip", "install", "six"], tmp_path)
     assert target.paths == ["/nowhere"]

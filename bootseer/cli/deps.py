@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from bootseer.cli import deps_direct
+from bootseer.cli.deps_direct import settings_of
 from bootseer.cli.lazy import LazyGroup
 from bootseer.cli.options import json_option, together
-
-if TYPE_CHECKING:
-    from bootseer.depsnap.settings import DepsSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,21 +82,6 @@ key_options = together(
 """What goes into the key besides the command."""
 
 
-def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettings:
-    """Settings from options, with the defaults of a user who gave none."""
-    from bootseer.config import default_cache, default_store
-    from bootseer.depsnap.settings import DepsSettings
-
-    return DepsSettings(
-        store=store or default_store(),
-        cache=os.path.abspath(cache or default_cache()),
-        share_trees=bool(cache),
-        environ=dict(os.environ),
-        cwd=os.getcwd(),
-        **more,
-    )
-
-
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @key_options
 @store_option
@@ -157,47 +139,13 @@ def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettin
 @click.option("--allow-setuid", is_flag=True, help="Keep setuid and setgid bits.")
 @click.option("--events", envvar="BOOTSEER_EVENTS", metavar="PATH", help="Where events go.")
 @click.argument("install", nargs=-1, type=click.UNPROCESSED, required=True)
-def run_command(
-    install: tuple[str, ...],
-    store: str | None,
-    cache: str | None,
-    events: str | None,
-    max_age: float,
-    wait_limit: float,
-    resolve_timeout: float,
-    read_only: bool,
-    **rest: Any,
-) -> int:
+def run_command(**given: Any) -> int:
     """Bring about what INSTALL would, from a snapshot where there is one.
 
     The exit code is INSTALL's own. On any fault of ours INSTALL runs plainly, and one line on
     standard error says why.
     """
-    from bootseer.depsnap import run
-    from bootseer.depsnap.settings import DAY_S
-    from bootseer.profiler.events import open_writer
-
-    settings = settings_of(
-        store,
-        cache,
-        max_age_s=max_age * DAY_S,
-        wait_limit_s=wait_limit,
-        resolve_timeout_s=resolve_timeout,
-        writable=not read_only,
-        **rest,
-    )
-    with open_writer(events) as writer:
-        outcome = run.execute(settings, _words(install), writer)
-    if outcome.reasons:
-        what = "no snapshot kept: " if outcome.result == "installed" else ""
-        what = f"installed, and {what}" if what and not outcome.code else what
-        sys.stderr.write(f"bootseer: {what}{'; '.join(outcome.reasons)}\n")
-    for note in outcome.notes:
-        sys.stderr.write(f"bootseer: {note}\n")
-    if not outcome.reasons and sys.stderr.isatty():
-        form = outcome.details.get("bootseer.deps.form", "")
-        sys.stderr.write(f"bootseer: dependencies {outcome.result} {form}\n")
-    return run.follow(settings, outcome)
+    return deps_direct.run(**given)
 
 
 @click.command("key", context_settings={"allow_interspersed_args": False})

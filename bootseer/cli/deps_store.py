@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bootseer.cli.deps import (
-    cache_option,
-    settings_of,
-    sign_option,
-    store_option,
-)
+from bootseer.cli.deps import cache_option, sign_option, store_option
+from bootseer.cli.deps_direct import settings_of
 from bootseer.cli.options import json_option
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 

@@ -43,6 +43,12 @@ def main(argv: list[str] | None = None) -> int:
         ended = image_direct.command(args)
         if ended is not None:
             return _leave_now(ended) if argv is None else ended
+    if args[:2] == ["deps", "run"]:
+        from bootseer.cli import deps_direct
+
+        ended = deps_direct.command(args)
+        if ended is not None:
+            return _leave_now(ended) if argv is None else ended
     from bootseer.cli import root
 
     return root.main(args)

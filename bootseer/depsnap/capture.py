@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 
 from bootseer.depsnap import scan
@@ -43,11 +42,20 @@ def excludes(roots: Sequence[str], ours: Sequence[str], given: Sequence[str]) ->
     mounted goes: volumes of data are none of an install's business.
     """
     home = os.path.expanduser("~")
-    hidden = [*TEMPORARY, tempfile.gettempdir(), *(os.path.join(home, c) for c in CACHES)]
+    hidden = [*TEMPORARY, _temporary(), *(os.path.join(home, c) for c in CACHES)]
     out = [os.path.abspath(p) for p in ours if p]
     hidden += _mounts(every="/" in roots)
     out += [path for path in hidden if not any(_inside(root, path) for root in roots)]
     return [*out, *given]
+
+
+def _temporary() -> str:
+    """`tempfile.gettempdir()`, whose module takes longer to import than most starts can spare."""
+    if not any(map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))) and os.access("/tmp", os.W_OK):
+        return "/tmp"
+    import tempfile
+
+    return tempfile.gettempdir()
 
 
 def _mounts(*, every: bool) -> list[str]:

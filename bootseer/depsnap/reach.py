@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bootseer.depsnap import records
 from bootseer.errors import from_os_error
 from bootseer.storage.base import Store
-from bootseer.storage.download import download
 
 FOLDER = "fetched"
 
@@ -26,6 +24,8 @@ def archive_path(store: Store, record: records.Record, cache: str) -> Iterator[s
     if there is not None:
         yield there
         return
+    from bootseer.storage.download import download  # its threads take long to import
+
     path = _free_path(cache)
     download(store, name, path)
     try:
@@ -64,7 +64,7 @@ def _free_path(cache: str) -> str:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, f"make the folder {folder}") from error
-    return os.path.join(folder, uuid.uuid4().hex)
+    return os.path.join(folder, os.urandom(16).hex())
 
 
 def _unlink(path: str) -> None:

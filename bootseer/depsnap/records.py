@@ -19,7 +19,6 @@ index digest in it covers the archive.
 from __future__ import annotations
 
 import dataclasses
-import hmac
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -159,12 +158,18 @@ def encode(record: Record, sign_key: bytes | None = None) -> bytes:
 
 def sign(record: Record, sign_key: bytes) -> str:
     """HMAC-SHA256 of the canonical form, in hex."""
+    import hmac  # unsigned records need none
+
     return hmac.new(sign_key, canonical(record), "sha256").hexdigest()
 
 
 def check_signature(record: Record, sign_key: bytes | None) -> None:
     """Raise UnsignedError when a key is given and the record was not signed with it."""
-    if sign_key and not hmac.compare_digest(sign(record, sign_key), record.signature):
+    if not sign_key:
+        return
+    import hmac
+
+    if not hmac.compare_digest(sign(record, sign_key), record.signature):
         raise UnsignedError(
             f"the snapshot {record.key[:12]} is not signed with the given key; it is not used"
         )
@@ -172,7 +177,11 @@ def check_signature(record: Record, sign_key: bytes | None) -> None:
 
 def signer(sign_key: bytes | None) -> str:
     """A name for a signing key that gives nothing of it away; "" without one."""
-    return hmac.new(sign_key, b"bootseer-key-id", "sha256").hexdigest()[:16] if sign_key else ""
+    if not sign_key:
+        return ""
+    import hmac
+
+    return hmac.new(sign_key, b"bootseer-key-id", "sha256").hexdigest()[:16]
 
 
 def read_sign_key(path: str | None) -> bytes | None:

@@ -29,10 +29,10 @@ from bootseer.errors import (
 )
 from bootseer.profiler.events import NullWriter
 from bootseer.storage.base import Store, open_store
-from bootseer.storage.lease import Lease, Watch, try_acquire
 
 if TYPE_CHECKING:
     from bootseer.depsnap import capture, publish
+    from bootseer.storage.lease import Lease, Watch
 
 PHASE = "deps.install"
 INSIDE = "BOOTSEER_DEPS_INSIDE"
@@ -274,35 +274,42 @@ class _Run:
     def _restore_or_lease(self, plan: _Plan, prepared: prepare.Prepared, store: Store) -> bool:
         """Go round until restored (True), the lease is ours, or waiting is over (False)."""
         settings = self.settings
+        begun, waits = time.monotonic(), False
+        restored, plan.supersedes = self._try_restore(store, prepared)
+        if restored:
+            return True
+        from bootseer.storage.lease import Watch  # a start that restores at once never pays for it
+
         watch = Watch(store, _lease_folder(prepared), ttl_s=settings.lease_ttl_s)
         past = records.times(store, prepared.key.workload)
-        begun, waits = time.monotonic(), False
         with contextlib.ExitStack() as waiting:
             while True:
-                restored, plan.supersedes = self._try_restore(store, prepared)
-                if restored:
-                    return True
                 if self._take_lease(plan, prepared, store, watch):
                     return False
                 held_s = _held_s(watch)
-                waited_s = time.monotonic() - begun
-                if held_s is None:
-                    continue  # it became free, or was published, while we looked
-                if not keep_waiting(settings.wait, past, held_s, waited_s, settings.wait_limit_s):
-                    if settings.wait == "always":
-                        raise DeadlineError(f"waited {waited_s:.0f} s for another node in vain")
-                    return False
-                if not waits:
-                    waits = True
-                    waiting.enter_context(self._part(f"{PHASE}.wait", waits=True))
-                    settings.on_step("wait")
-                time.sleep(poll_s(waited_s))
+                if held_s is not None:  # else it became free, or was published, while we looked
+                    waited_s = time.monotonic() - begun
+                    policy, limit_s = settings.wait, settings.wait_limit_s
+                    if not keep_waiting(policy, past, held_s, waited_s, limit_s):
+                        if policy == "always":
+                            raise DeadlineError(f"waited {waited_s:.0f} s for another node in vain")
+                        return False
+                    if not waits:
+                        waits = True
+                        waiting.enter_context(self._part(f"{PHASE}.wait", waits=True))
+                        settings.on_step("wait")
+                    time.sleep(poll_s(waited_s))
+                restored, plan.supersedes = self._try_restore(store, prepared)
+                if restored:
+                    return True
 
     def _take_lease(
         self, plan: _Plan, prepared: prepare.Prepared, store: Store, watch: Watch
     ) -> bool:
         """Whether the lease is ours and still nobody has published since we looked."""
         settings = self.settings
+        from bootseer.storage.lease import try_acquire
+
         plan.lease = try_acquire(
             store,
             _lease_folder(prepared),

@@ -203,6 +203,10 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     NotSupportedError for another scheme, or one whose library is not installed, and UsageError
     for a URL that cannot be used.
     """
+    if url and "://" not in url and not url.startswith("oci-layout:"):  # taken apart by nobody
+        from bootseer.storage.local import LocalStore
+
+        return LocalStore(url)
     from bootseer.storage.urls import HTTP_SCHEMES, WEBHDFS_SCHEMES, parse_url
 
     options = options or DEFAULTS

@@ -20,7 +20,6 @@ import json
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -244,7 +243,7 @@ def try_acquire(
     _, free = watch.look()
     if not free:
         return None
-    held = Held(generation + 1, uuid.uuid4().hex, 1, False, 0.0, this_owner(), info or {})
+    held = Held(generation + 1, os.urandom(16).hex(), 1, False, 0.0, this_owner(), info or {})
     if not store.create(_name(folder, held.generation), _encode(held)):
         return None
     for old in range(max(1, generation - 8), held.generation - 1):

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat as stat_module
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from bootseer.atomic import Draft, sync_folder
@@ -61,7 +59,7 @@ class LocalStore:
         return []
 
     def temporary(self, folder: str) -> str:
-        return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
+        return f"{check_name(folder)}/{TEMPORARY}{os.urandom(16).hex()}"
 
     def local_path(self, name: str) -> str | None:
         return self._path(name)
@@ -220,6 +218,8 @@ class LocalStore:
         path = self._path(folder)
         try:
             if os.path.isdir(path) and not os.path.islink(path):
+                import shutil  # brings compressors along
+
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
@@ -286,4 +286,6 @@ def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:
 
 def _copy(source: str, draft: Draft) -> None:
     with open(source, "rb") as read, open(draft.fd, "wb", buffering=0, closefd=False) as out:
+        import shutil
+
         shutil.copyfileobj(read, out, COPY_BYTES)

@@ -5,7 +5,6 @@ uv reads nothing of pip's: asked by itself, it would take another index than the
 
 from __future__ import annotations
 
-import configparser
 import os
 from collections.abc import Mapping, Sequence
 
@@ -63,8 +62,13 @@ def _files(environ: Mapping[str, str], prefix: str) -> list[str]:
 
 def _of_files(paths: Sequence[str]) -> dict[str, str]:
     """Options by name; what cannot be read or parsed says nothing, and pip itself will complain."""
+    there = [path for path in paths if os.path.lexists(path)]
+    if not there:
+        return {}
+    import configparser  # most nodes have no such file
+
     parser = configparser.RawConfigParser()
-    for path in paths:
+    for path in there:
         try:
             with open(path, encoding="utf-8", opener=opener) as file:
                 parser.read_file(file)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 
 from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
-from bootseer.depsnap.keying.roots import place_of
+from bootseer.depsnap.keying.roots import place_of, which
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
 _RETRYING_LIMIT_S = 10.0
@@ -167,8 +166,8 @@ class Resolution:
             self.why = "no resolver knows this command"
         elif self.python is None:
             self.why = "the environment's Python could not be asked"
-        program = shutil.which("uv", path=self.environ.get("PATH"))
-        program = program or shutil.which("uv", path=os.path.dirname(sys.executable))
+        program = which("uv", self.environ.get("PATH"))
+        program = program or which("uv", os.path.dirname(sys.executable))
         if program is None and not self.why:
             self.why = NO_RESOLVER
         if self.why:

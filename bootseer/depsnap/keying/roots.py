@@ -12,7 +12,6 @@ import glob
 import json
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -260,12 +259,12 @@ def _named_python(name: str, search: str, cwd: str) -> str:
         return os.path.join(path, "bin", "python") if os.path.isdir(path) else path
     if name[:1].isdigit():
         name = "python" + ".".join(name.split(".")[:2])
-    return shutil.which(name, path=search) or shutil.which("python", path=search) or name
+    return which(name, search) or which("python", search) or name
 
 
 def _python_of_script(program: str, search: str, cwd: str) -> str:
     """The interpreter in a pip script's first lines, else a `python` beside the script."""
-    path = _absolute(program, cwd) if "/" in program else shutil.which(program, path=search)
+    path = _absolute(program, cwd) if "/" in program else which(program, search)
     if path is None:
         return _named_python("python3", search, cwd)
     try:
@@ -287,19 +286,53 @@ def _python_of_script(program: str, search: str, cwd: str) -> str:
 
 def ask(interpreter: str, environ: Mapping[str, str]) -> Python | None:
     """Let an interpreter describe itself; None when it cannot."""
-    clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON")}
     try:
-        done = subprocess.run(
-            [interpreter, "-I", "-c", PROBE],
-            capture_output=True,
-            timeout=PROBE_TIMEOUT_S,
-            env=clean,
-            check=True,
-        )
-        body = json.loads(done.stdout)
-        return Python(**body)
+        asked = _ASKED.pop(interpreter, None) or _start(interpreter, environ)
+        try:
+            answer, _ = asked.communicate(timeout=PROBE_TIMEOUT_S)
+        except BaseException:  # it is late, or a signal ends us: nobody waits for it any more
+            asked.kill()
+            asked.wait()
+            raise
+        return None if asked.returncode else Python(**json.loads(answer))
     except (OSError, ValueError, TypeError, subprocess.SubprocessError):
         return None
+
+
+_ASKED: dict[str, subprocess.Popen[bytes]] = {}
+"""Interpreters that `begin_asking` has started and `ask` will hear."""
+
+
+def begin_asking(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> None:
+    """Start the interpreter of a plain install now, so that `find` need not wait for it.
+
+    For a caller who has something else to do before; without it, `find` is as right.
+    """
+    installs = [_placed(install, environ) for install in plan(command)]
+    if len(installs) != 1 or installs[0].tool not in ("pip", "uv"):
+        return
+    interpreter = _interpreter(installs[0], environ, place_of(installs[0], cwd))
+    try:
+        _ASKED[interpreter] = _start(interpreter, environ)
+    except OSError:
+        pass  # not there yet
+
+
+def _start(interpreter: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON")}
+    return subprocess.Popen(
+        [interpreter, "-I", "-c", PROBE],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=clean,
+    )
+
+
+def which(program: str, search: str | None) -> str | None:
+    """Where a program is found on a search path."""
+    import shutil  # brings compressors along, and most commands name their Python
+
+    return shutil.which(program, path=search)
 
 
 def upwards(cwd: str, name: str) -> str | None:
