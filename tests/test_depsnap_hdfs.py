@@ -77,6 +77,63 @@ def test_a_background_publication_outlives_the_start(tmp_path: Path, store: str)
     assert len(node.listed()) == 1
 
 
+# Stops at the step where an archive is about to be fetched, until a line comes in.
+WAITING = """
+import json, os, sys
+from bootseer.depsnap import run
+from bootseer.depsnap.settings import DepsSettings
+from bootseer.profiler.events import NullWriter
+ask = json.loads(sys.argv[1])
+command = ask.pop("command")
+def step(name):
+    if name == "restore":
+        print(name, flush=True)
+        sys.stdin.readline()
+settings = DepsSettings(
+    environ=dict(os.environ), cwd=os.getcwd(), on_step=step, publish="inline", **ask
+)
+outcome = run.execute(settings, command, NullWriter())
+print(json.dumps([outcome.result, outcome.code, outcome.reasons]))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_datanodes_that_hang_while_an_archive_is_fetched(tmp_path: Path, own_hdfs: Any) -> None:
+    """The plain way is gone after the store's time limit, and the report says why."""
+    cluster = own_hdfs(datanodes=1)
+    node = Node(tmp_path / "node", f"{cluster.webhdfs_url}/snapshots")
+    assert node.run() == "ran\n"
+    before = (node.path / "site/big").read_bytes()
+    for path in (node.path / "site").iterdir():
+        path.unlink()
+    (node.path / "site").rmdir()
+    ask = {"store": node.store, "cache": str(node.path / "cache/bootseer")}
+    ask |= {"also": [str(node.path / "site")], "command": ["sh", "-c", INSTALL]}
+    ask |= {"store_timeout_s": 2.0}
+    start = subprocess.Popen(
+        [sys.executable, "-c", WAITING, json.dumps(ask)],
+        cwd=node.path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert start.stdout is not None
+    assert start.stdout.readline() == "restore\n"
+    cluster.pause_datanode(0)
+    try:
+        out, _ = start.communicate("\n", timeout=120)
+    finally:
+        cluster.resume_datanode(0)
+    *said, last = out.splitlines()
+    assert said == ["ran"]
+    result, code, reasons = json.loads(last)
+    assert (result, code) == ("installed", 0)
+    assert "the store gave 0 of 3 MB, and nothing for the last" in reasons[0]
+    assert (node.path / "site/big").read_bytes() != before
+    assert not list((node.path / "cache").rglob("fetched/*"))
+
+
 def test_a_store_that_is_away_is_no_fault_of_the_install(tmp_path: Path) -> None:
     for url in ("webhdfs://127.0.0.1:1/x", "hdfs://127.0.0.1:1/x"):
         node = Node(tmp_path / url[:4], url)

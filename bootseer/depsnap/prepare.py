@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bootseer.depsnap import capture, reach, records, target
 from bootseer.depsnap.fitting import Judge
@@ -27,7 +27,11 @@ from bootseer.errors import (
 )
 from bootseer.storage.base import Store, open_store
 
+if TYPE_CHECKING:
+    from bootseer.storage.download import Patience
+
 T = TypeVar("T")
+_SHARE_OF_PLAIN = 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,11 +196,10 @@ def note_in_place(
 def reachable_store(settings: DepsSettings) -> Store:
     """Open the store and see that it answers at all.
 
-    Raises StoreUnavailableError or another store error, and DeadlineError when a network file
-    system hangs; the thread that waits for it then stays behind until the process ends.
+    Raises StoreUnavailableError or another store error, and DeadlineError when it hangs.
     """
     store = open_store(settings.store)
-    _within(lambda: _answers(store), settings.store_timeout_s, store.url)
+    within(lambda: _answers(store), settings.store_timeout_s, store.url)
     return store
 
 
@@ -207,22 +210,28 @@ def _answers(store: Store) -> None:
         store.mkdir(records.FOLDER)  # a store is made by its first use
 
 
-def _within(action: Callable[[], None], limit_s: float, what: str) -> None:
+def within(action: Callable[[], T], limit_s: float, what: str) -> T:
+    """What `action` returns. Raises DeadlineError when it takes longer.
+
+    The thread that waits for it then stays behind until the process ends.
+    """
     faults: list[BaseException] = []
+    answers: list[T] = []
 
     def run() -> None:
         try:
-            action()
+            answers.append(action())
         except BaseException as error:  # a thread's would be lost; the caller raises it below
             faults.append(error)
 
     thread = threading.Thread(target=run, name="store", daemon=True)
     thread.start()
     thread.join(limit_s)
-    if thread.is_alive():
-        raise DeadlineError(f"{what} did not answer for {limit_s:g} s")
     if faults:
         raise faults[0]
+    if not answers:
+        raise DeadlineError(f"{what} did not answer for {limit_s:g} s")
+    return answers[0]
 
 
 def check_belongs(record: records.Record, targets: Sequence[str]) -> None:
@@ -244,15 +253,29 @@ def place(
     record: records.Record,
     moved: Mapping[str, str] | None = None,
     confirm: Callable[[], None] = _nothing,
+    *,
+    beside_plain: bool = False,
 ) -> Restored:
     """Put a snapshot in place by the asked form, or the fastest that works here.
 
     `moved` maps recorded roots to where they shall stand instead. `confirm` is called when all is
-    ready, before the target changes; what it raises ends the placing. Raises CorruptDataError,
-    NoSpaceError, NotSupportedError and the like; the targets are then as they were.
+    ready, before the target changes; what it raises ends the placing. `beside_plain`: the install
+    command could run as well, so a slow store is not waited for (`patience_of`). Raises
+    CorruptDataError, NoSpaceError, NotSupportedError and the like, DeadlineError for a store that
+    is too slow; the targets are then as they were.
     """
-    with reach.archive_path(store, record, settings.cache) as path:
+    patience = patience_of(record, settings) if beside_plain else None
+    with reach.archive_path(store, record, settings.cache, patience) as path:
         return _place(path, settings, record, moved, confirm)
+
+
+def patience_of(record: records.Record, settings: DepsSettings) -> Patience:
+    """How long a fetch of the archive may bring too little: the larger of the store's time limit
+    and a tenth of what the plain install took."""
+    from bootseer.storage.download import Patience
+
+    limit_s = max(settings.store_timeout_s, record.install_s * _SHARE_OF_PLAIN)
+    return Patience(limit_s=limit_s, worth_s=record.install_s)
 
 
 def _place(

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from bootseer.depsnap import records
 from bootseer.errors import from_os_error
 from bootseer.storage.base import Store
 
+if TYPE_CHECKING:
+    from bootseer.storage.download import Patience
+
 FOLDER = "fetched"
 
 
 @contextmanager
-def archive_path(store: Store, record: records.Record, cache: str) -> Iterator[str]:
+def archive_path(
+    store: Store, record: records.Record, cache: str, patience: Patience | None = None
+) -> Iterator[str]:
     """The record's archive as a path; a copy from elsewhere lies in the node's cache meanwhile.
 
-    Raises the store's errors, and NoSpaceError when the cache cannot hold the copy.
+    Raises the store's errors, DeadlineError where `patience` with a copy ends, and NoSpaceError
+    when the cache cannot hold it.
     """
     name = f"{records.folder(record.key)}/{record.archive.name}"
     there = store.local_path(name)
@@ -27,7 +34,7 @@ def archive_path(store: Store, record: records.Record, cache: str) -> Iterator[s
     from bootseer.storage.download import download  # its threads take long to import
 
     path = _free_path(cache)
-    download(store, name, path)
+    download(store, name, path, patience)
     try:
         yield path
     finally:

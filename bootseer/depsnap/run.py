@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from bootseer.depsnap import fitting, install, prepare, records
 from bootseer.depsnap import target as targets
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from bootseer.depsnap import capture, publish
     from bootseer.storage.lease import Lease, Watch
 
+T = TypeVar("T")
 PHASE = "deps.install"
 INSIDE = "BOOTSEER_DEPS_INSIDE"
 PATIENT_RESOLVE_S = 60.0
@@ -261,7 +263,7 @@ class _Run:
         if self._nearest is not None:
             self.outcome.notes.append(prepared.judge.differs_from(self._nearest))
             return
-        latest = records.latest(store, prepared.key.label)
+        latest = self._asked(store, lambda: records.latest(store, prepared.key.label))
         if latest is not None and latest[0] != prepared.key.digest:
             from bootseer.depsnap import publish
 
@@ -281,7 +283,7 @@ class _Run:
         from bootseer.storage.lease import Watch  # a start that restores at once never pays for it
 
         watch = Watch(store, _lease_folder(prepared), ttl_s=settings.lease_ttl_s)
-        past = records.times(store, prepared.key.workload)
+        past = self._asked(store, lambda: records.times(store, prepared.key.workload))
         with contextlib.ExitStack() as waiting:
             while True:
                 if self._take_lease(plan, prepared, store, watch):
@@ -310,13 +312,29 @@ class _Run:
         settings = self.settings
         from bootseer.storage.lease import try_acquire
 
-        plan.lease = try_acquire(
-            store,
-            _lease_folder(prepared),
-            watch,
-            beat_s=settings.lease_beat_s,
-            ttl_s=settings.lease_ttl_s,
-        )
+        lock, given_up = threading.Lock(), False
+
+        def acquire() -> None:
+            lease = try_acquire(
+                store,
+                _lease_folder(prepared),
+                watch,
+                beat_s=settings.lease_beat_s,
+                ttl_s=settings.lease_ttl_s,
+            )
+            with lock:
+                if not given_up:
+                    plan.lease = lease
+                elif lease is not None:
+                    lease.close()
+
+        try:
+            self._asked(store, acquire)
+        except DeadlineError:
+            with lock:
+                given_up = True
+            if plan.lease is None:
+                raise
         if plan.lease is None:
             return False
         if records.generations(store, prepared.key.digest) == self._seen:
@@ -329,7 +347,7 @@ class _Run:
     def _try_restore(self, store: Store, prepared: prepare.Prepared) -> tuple[bool, int | None]:
         """Whether a fitting snapshot now stands in place, and a generation found too old."""
         key = prepared.key.digest
-        self._seen = records.generations(store, key)
+        self._seen = self._asked(store, lambda: records.generations(store, key))
         self._nearest = None
         sign_key = records.read_sign_key(self.settings.sign_key)
         supersedes = None
@@ -340,7 +358,8 @@ class _Run:
             else:
                 self._condemn(store, key, error.generation, error)
 
-        for found in records.usable(store, key, sign_key, self._seen, pass_over):
+        usable = records.usable(store, key, sign_key, self._seen, pass_over)
+        while (found := self._asked(store, lambda: next(usable, None))) is not None:
             if prepared.damaged and not _is_same(prepared.damaged, found.record):
                 continue  # put over what stands, it would leave both there
             if self._place(store, prepared, found):
@@ -350,6 +369,10 @@ class _Run:
                 unknown = prepared.judge.resolution.lock() is None
                 supersedes = found.generation if unknown else None
         return False, supersedes
+
+    def _asked(self, store: Store, action: Callable[[], T]) -> T:
+        """What the store answers. Raises DeadlineError where it hangs, as it may at any request."""
+        return prepare.within(action, self.settings.store_timeout_s, store.url)
 
     def _condemn(self, store: Store, key: str, generation: int, error: BootseerError) -> None:
         """Pass over a bad snapshot, in later starts too where the store can be written."""
@@ -379,7 +402,9 @@ class _Run:
             if self._nearest is not None or not prepared.judge.resolution.at_work:
                 confirm()  # nothing is unpacked on trust, or at each look while waiting
             with self._part(f"{PHASE}.restore"):
-                done = prepare.place(store, self.settings, record, confirm=confirm)
+                done = prepare.place(
+                    store, self.settings, record, confirm=confirm, beside_plain=True
+                )
         except fitting.NotFittingError:
             return False
         except (CorruptDataError, NotFoundError) as error:

@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import mmap
 import os
+import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
-from bootseer.errors import from_os_error
+from bootseer.errors import DeadlineError, from_os_error
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Store
 from bootseer.storage.retry import retrying
 
 RETRY_S = 30.0
+_LOOK_S = 0.1
+_LEAVE_S = 1.0
+"""How long threads that were called off are waited for."""
 
 
-def download(store: Store, name: str, path: str) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patience:
+    """When to give up a download, for a caller with another way. All in seconds.
+
+    It is given up once it has brought so little over the last `limit_s` that, going on like
+    that, it would take longer than `worth_s` in all.
+    """
+
+    limit_s: float
+    worth_s: float
+
+    def judge(self, size_bytes: int, samples: collections.deque[tuple[float, int]]) -> str:
+        """Why to give up, or "". `samples` are (seconds since the start, bytes so far), the last
+        one now, the first of them `limit_s` ago where that was after the start."""
+        (before_s, before), (now_s, brought) = samples[0], samples[-1]
+        if now_s < self.limit_s:
+            return ""
+        new = max(0, brought - before)  # a try that failed takes its bytes along
+        left_s = (size_bytes - brought) * (now_s - before_s) / new if new else float("inf")
+        if now_s + left_s <= self.worth_s:
+            return ""
+        rate = (
+            f"{new / 1e6:.1f} MB in the last {now_s - before_s:.0f} s"
+            if new
+            else (f"nothing for the last {now_s - before_s:.0f} s")
+        )
+        return (
+            f"the store gave {brought / 1e6:.0f} of {size_bytes / 1e6:.0f} MB, and {rate}; "
+            f"waiting for it would take longer than the plain way ({self.worth_s:.0f} s)"
+        )
+
+
+def download(store: Store, name: str, path: str, patience: Patience | None = None) -> None:
     """Write the object to the new file `path`. What arrived is not verified here.
 
-    Raises the store's errors, NoSpaceError when the file system cannot hold it; the file is then
-    removed.
+    Raises the store's errors, DeadlineError where `patience` ends, NoSpaceError when the file
+    system cannot hold it; the file is then removed.
     """
     size = store.stat(name).size_bytes
     try:
-        with _mapped(path, size) as memory:
-            _fill(store, name, memory)
+        _fetch(store, name, path, size, patience)
     except BaseException as error:  # part of an object must not look like one
         try:
             os.unlink(path)
@@ -36,29 +72,115 @@ def download(store: Store, name: str, path: str) -> None:
         raise
 
 
-@contextmanager
-def _mapped(path: str, size: int) -> Iterator[memoryview]:
+def _fetch(store: Store, name: str, path: str, size: int, patience: Patience | None) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:
         if not size:
-            yield memoryview(bytearray())
             return
         os.posix_fallocate(fd, 0, size)  # a full disk is an error here, not a SIGBUS later
-        with mmap.mmap(fd, size) as mapped, memoryview(mapped) as memory:
-            yield memory
+        mapped = mmap.mmap(fd, size)
     finally:
         os.close(fd)
+    transfer = _Transfer(store, name, memoryview(mapped))
+    try:
+        transfer.run(patience)
+    finally:
+        if transfer.left:  # else a thread may still write there: it goes with the process
+            transfer.memory.release()
+            mapped.close()
 
 
-def _fill(store: Store, name: str, memory: memoryview) -> None:
-    preferred = store.preferred
-    ranges = range(0, len(memory), preferred.range_bytes)
+class _Transfer:
+    """Threads that fill `memory`, range by range, and what they have brought so far."""
 
-    def fetch(offset: int) -> None:
-        with memory[offset : offset + preferred.range_bytes] as view:
-            retrying(lambda: store.read_scatter(name, offset, [view], Attempt()), retry_s=RETRY_S)
+    def __init__(self, store: Store, name: str, memory: memoryview) -> None:
+        self.memory = memory
+        self.left = True
+        self._store = store
+        self._name = name
+        self._lock = threading.Lock()
+        self._offsets: Iterator[int] = iter(range(0, len(memory), store.preferred.range_bytes))
+        self._attempts: dict[int, Attempt] = {}
+        self._brought = 0
+        self._errors: list[BaseException] = []
+        self._stopped = False
 
-    with ThreadPoolExecutor(min(preferred.streams, len(ranges)) or 1) as pool:
-        for _ in pool.map(fetch, ranges):
-            pass
+    def run(self, patience: Patience | None) -> None:
+        """Fill the memory. Raises the first thread's error, or DeadlineError."""
+        preferred = self._store.preferred
+        count = min(preferred.streams, -(-len(self.memory) // preferred.range_bytes))
+        threads = [
+            threading.Thread(target=self._work, name="download", daemon=True) for _ in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._watch(threads, patience)
+        finally:
+            self._stop()
+            end_s = time.monotonic() + (_LEAVE_S if patience else RETRY_S)
+            for thread in threads:
+                thread.join(max(0.0, end_s - time.monotonic()))
+            self.left = not any(thread.is_alive() for thread in threads)
+        if self._errors:
+            raise self._errors[0]
+
+    def _watch(self, threads: list[threading.Thread], patience: Patience | None) -> None:
+        began_s = time.monotonic()
+        samples = collections.deque([(0.0, 0)])
+        for thread in threads:
+            while thread.is_alive() and not self._errors:
+                thread.join(_LOOK_S)
+                if patience is None:
+                    continue
+                samples.append((time.monotonic() - began_s, self._so_far()))
+                while len(samples) > 2 and samples[1][0] <= samples[-1][0] - patience.limit_s:
+                    samples.popleft()
+                why = patience.judge(len(self.memory), samples)
+                if why:
+                    raise DeadlineError(why)
+
+    def _so_far(self) -> int:
+        with self._lock:
+            return self._brought + sum(a.received_bytes for a in self._attempts.values())
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.cancel()
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    offset = None if self._stopped else next(self._offsets, None)
+                if offset is None:
+                    return
+                retrying(lambda at=offset: self._range(at), retry_s=RETRY_S)  # type: ignore[misc]
+        except BaseException as error:  # a thread's would be lost; `run` raises it
+            self._errors.append(error)
+
+    def _range(self, offset: int) -> None:
+        attempt = Attempt()
+        with self._lock:
+            if self._stopped:
+                raise _StoppedError("the download was given up")
+            self._attempts[offset] = attempt
+        length = 0
+        try:
+            with self.memory[offset : offset + self._store.preferred.range_bytes] as view:
+                self._store.read_scatter(self._name, offset, [view], attempt)
+                length = len(view)
+        finally:
+            with self._lock:
+                del self._attempts[offset]
+                self._brought += length
+
+
+class _StoppedError(DeadlineError):
+    """Nobody wants the range any more."""
+
+    retryable = False
