@@ -320,6 +320,60 @@ def test_an_outage_is_waited_for_once_and_says_its_cause(tmp_path: Path) -> None
             read(fetcher, 3)
 
 
+def test_a_store_that_is_back_is_noticed_however_slow_it_is(tmp_path: Path) -> None:
+    """Its first byte takes three times as long as reads wait in an outage."""
+    source = Source(tmp_path, noise(800 * KIB), block_bytes=8 * KIB)
+    away = threading.Event()
+    away.set()
+
+    def slow(request: Request) -> Fault | None:
+        if away.is_set():
+            return Fault(error=gone())
+        given_up = threading.Event()
+        request.attempt.on_cancel(given_up.set)
+        cut = given_up.wait(0.6)
+        request.attempt.on_cancel(None)
+        return Fault(error=gone()) if cut else None
+
+    source.store = FaultyStore(source.store, slow)
+    settings_ = FetchSettings(
+        demand_deadline_s=3600, outage_deadline_s=0.2, backoff_s=0.1, tries=6, hedge_s=0
+    )
+    with Fetcher(settings_) as fetcher:
+
+        def read(block: int) -> bytes:
+            there = threading.Event()
+            span = block * 8 * KIB, 8 * KIB
+            held = fetcher.held(source, *span, there.set)
+            if held is None:
+                assert there.wait(30)
+                held = fetcher.held(source, *span)
+            assert held is not None
+            data = b"".join(held.views)
+            held.release()
+            return data
+
+        with pytest.raises(StoreUnavailableError, match="gone"):
+            read(0)
+        away.clear()
+        with pytest.raises(DeadlineError):
+            read(1)
+        for block in range(2, 100):
+            try:
+                data = read(block)
+            except DeadlineError:
+                continue
+            break
+        assert data == source.data[block * 8 * KIB : (block + 1) * 8 * KIB]
+        assert (
+            fetcher._engine.board.patience_s(
+                fetcher._engine.board.object_of(source), time.monotonic()
+            )
+            == 3600
+        )
+        assert read(1) == source.data[8 * KIB : 16 * KIB]
+
+
 def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(64 * KIB), block_bytes=16 * KIB)
     there = threading.Event()

@@ -244,6 +244,8 @@ class Line:
         "objects",
         "out_s",
         "owner",
+        "probed_s",
+        "probes",
         "streams",
     )
 
@@ -258,6 +260,8 @@ class Line:
         self.error: BaseException | None = None  # the last one ...
         self.failing_s = self.failed_s = 0.0  # ... and when the first and the last one came
         self.out_s = 0.0  # when a read was given up in an outage; 0 = none was
+        self.probes: list[Group] = []  # that wait for a block of such a read, instead of readers
+        self.probed_s = 0.0  # since when the last of them does
 
     def landed(self, now_s: float) -> None:
         """A block came: whatever was wrong is over."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.shelf import Shelf
-from bootseer.blocks.state import Block, Flight, Group, Object, Status
+from bootseer.blocks.state import Block, Flight, Group, Line, Object, Status
 from bootseer.errors import DeadlineError
 from bootseer.storage.attempt import Attempt
+
+MOST_PROBES = 8
+PROBE_EVERY_S = 1.0
 
 
 class Waiters(Shelf):
@@ -122,6 +125,26 @@ class Waiters(Shelf):
                 return group
         return None
 
+    def _probe(self, line: Line, group: Group, now_s: float) -> None:
+        """Let a block of a read that is given up come all the same, though nobody waits for it.
+
+        A store that is back may need longer for its first byte than reads wait in an outage: the
+        block tells when it comes, and then they wait again. The oldest of several gives way, for
+        its request may be of the time when the store was away.
+        """
+        block = next(iter(group.blocks), None)
+        if block is None or now_s - line.probed_s < PROBE_EVERY_S:
+            return
+        line.probes = [probe for probe in line.probes if not probe.finished]
+        if len(line.probes) >= MOST_PROBES:
+            self.withdraw(line.probes.pop(0))
+        probe = Group(Priority.HOT)
+        block.waiters.append((probe, ()))
+        probe.blocks[block] = None
+        probe.remaining = 1
+        line.probes.append(probe)
+        line.probed_s = now_s
+
     def _unhold(self, group: Group) -> None:
         found, span = self._held.pop(group)
         groups = found.claims[span]
@@ -141,5 +164,7 @@ class Waiters(Shelf):
             line = self._held[group][0].line
             if line.landed_s < group.deadline_s - self.settings.demand_deadline_s:
                 line.out_s = line.out_s or now_s
+            if line.out_s:
+                self._probe(line, group, now_s)
             why = f": {line.error}" if line.error is not None else "; see the store"
             self.fail_group(group, DeadlineError(f"a read was not answered in time{why}"))
