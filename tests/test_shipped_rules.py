@@ -580,6 +580,13 @@ def test_bars_before_training_are_no_steps_of_hugging_faces_trainer(info: list[s
     assert hugging_face(lines) == [("begin", at), ("end", at + 1 + len(info))]
 
 
+def test_hugging_face_as_it_runs_without_its_info_lines() -> None:
+    """A loop of the user's own with a bar of 50, then 16 steps with evaluations of 2."""
+    out = found("huggingface", (LOGS / "huggingface_plain.log").read_bytes(), live=True)
+    assert brief(out) == ["begin first_step", "end first_step"]
+    assert (out[1].attributes["log.step"], out[1].attributes["log.total"]) == ("1", "16")
+
+
 def test_the_bar_of_an_evaluation_is_not_the_trainers() -> None:
     scores = "{'eval_loss': '0.7', 'eval_runtime': '1.1', 'epoch': '1'}"
     evaluation = [bar(0, 3), bar(1, 3), bar(3, 3), scores, bar(6, 12), bar(3, 3)]
