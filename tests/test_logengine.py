@@ -148,6 +148,14 @@ def test_imported_lines_without_a_time_are_left_out_and_counted() -> None:
     assert engine.undated == 1
 
 
+def test_what_was_left_out_for_want_of_a_time_is_in_the_events_too() -> None:
+    rules = STAMPED + "[ready]\nphase = first_step\npoint = ready\n"
+    *spans, note = run(rules, ["10 loading", "20 loaded", "ready"], live=False)
+    assert len(spans) == 2
+    assert (note.name, note.status) == ("log_rules", "fallback")
+    assert note.attributes["bootseer.reason"].endswith("unknown: ready: first_step (1)")
+
+
 def test_an_imported_line_has_the_time_that_its_containers_log_gave_it() -> None:
     stamp = "2026-11-21T10:00:%02d.5Z "
     found = run(STAMPED, [stamp % 1 + "loading", stamp % 9 + "loaded"], live=False)

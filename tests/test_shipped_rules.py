@@ -134,7 +134,9 @@ def test_megatron() -> None:
         "begin first_step",
         "end first_step",
     ]
-    kept = found("megatron", MEGATRON, live=False)
+    *kept, note = found("megatron", MEGATRON, live=False)
+    assert "model.init" not in note.attributes["bootseer.reason"]
+    assert "checkpoint: checkpoint.load (1)" in note.attributes["bootseer.reason"]
     times = {f"{f.kind} {f.name}": f.time_unix_nano for f in kept}
     assert times["end model.init"] - times["begin model.init"] == 11_750_000_000
     assert times["end first_step"] - times["begin first_step"] == 8_250_000_000

@@ -140,14 +140,14 @@ class Engine:
         self._lines = self._matched = 0
         self._hit = False
         self._stamps: Deque[Tuple[Rule, Match[str]]] = deque(maxlen=STAMPS_MAX)
-        self._undated = 0
+        self._undated: Dict[str, int] = {}
         clocks = {(r.time, r.time_format, r.utc_offset_s): r for r in self._rules if r.time}
         self._clocks = [] if live else list(clocks.values())
 
     @property
     def undated(self) -> int:
         """Imported events left out, as their line has no timestamp."""
-        return self._undated
+        return sum(self._undated.values())
 
     @property
     def lines(self) -> int:
@@ -188,6 +188,10 @@ class Engine:
             )
             for (_, name), held in sorted(self._held.items())
         ]
+        if self._undated and self._latest:
+            rules = ", ".join(f"{rule} ({n})" for rule, n in sorted(self._undated.items()))
+            text = f"lines without a time were left out, so their moments are unknown: {rules}"
+            unknown.append(self._fallback(text))
         return unknown + [
             self._fallback(
                 f"rule {name} matched more than {FOUND_MAX} times in one place; "
@@ -195,6 +199,10 @@ class Engine:
             )
             for name, count in sorted(self._silenced.items())
         ]
+
+    def _leave_out(self, rule: Rule) -> None:
+        name = f"{rule.name}: {rule.phase}"
+        self._undated[name] = self._undated.get(name, 0) + 1
 
     def _guarded(
         self,
@@ -310,7 +318,7 @@ class Engine:
             return
         bars.by_total.clear()
         if bar.times is None or bar.end_times is None:
-            self._undated += 1
+            self._leave_out(rule)
             self._ended.add(phase)
             return
         self._begin(rule, bar.begin, line, found, bar.times)
@@ -352,7 +360,7 @@ class Engine:
         begin_ns = None if opened is None else opened.begin_ns
         ended = _first_of(held, held.second or logged, left_out, begin_ns)
         if ended is None:
-            self._undated += 1
+            self._leave_out(rule)
             return
         late_ns = max(0, self._latest.get(line.lane, ended[0]) - ended[0])
         mono_ns = None if ended[1] is None else ended[1] + late_ns
@@ -396,7 +404,7 @@ class Engine:
         if times is None and opened is not None and duration_ns is not None:
             times = opened.begin_ns + duration_ns, None, {}
         if times is None:
-            self._undated += 1
+            self._leave_out(rule)
         if times is None or not self._counted(rule, line, "end"):
             return
         time_ns, mono_ns = times[:2]
@@ -490,7 +498,7 @@ class Engine:
         """Times of a line's event; None, and counted, for an imported line that has none."""
         times = self._known(rule, line)
         if times is None:
-            self._undated += 1
+            self._leave_out(rule)
         return times
 
     def _known(self, rule: Rule, line: _Line) -> Optional[_Times]:
