@@ -604,6 +604,7 @@ def test_a_trainer_without_bars_has_its_first_logged_step_alone() -> None:
     info = "***** Running training *****"
     out = found("huggingface", f"{info}\n{LOSS}\n{LOSS}\n".encode(), live=True)
     assert brief(out) == ["begin first_step", "end first_step fallback"]
+    assert "first logged step" in out[1].attributes["bootseer.reason"]
 
 
 def test_deepspeeds_engine_may_set_up_the_process_group_itself() -> None:

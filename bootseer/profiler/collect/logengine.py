@@ -408,7 +408,7 @@ class Engine:
         if times is None or not self._counted(rule, line, "end"):
             return
         time_ns, mono_ns = times[:2]
-        attributes = {**_attributes(rule, match, line), **times[2]}
+        attributes = {**_attributes(rule, match, line), **times[2], **_reason(rule)}
         if opened is None and duration_ns is None:
             attributes["bootseer.reason"] = "the log holds this phase's end but no begin of it"
             point = Found("point", rule.phase, key, time_ns, mono_ns, rule.status, attributes)
@@ -441,7 +441,7 @@ class Engine:
             return
         self._close_former(rule, line, times, found, restarted=False)
         key = (line.lane, rule.phase)
-        attributes = {**_attributes(rule, match, line), **times[2]}
+        attributes = {**_attributes(rule, match, line), **times[2], **_reason(rule)}
         found.append(Found("point", rule.phase, key, times[0], times[1], rule.status, attributes))
 
     def _close_former(
@@ -607,6 +607,10 @@ def _lane_attributes(rule: Rule, lane: str) -> Dict[str, Any]:
     if local_rank is not None:
         attributes["bootseer.local_rank"] = local_rank
     return attributes
+
+
+def _reason(rule: Rule) -> Dict[str, Any]:
+    return {"bootseer.reason": rule.reason} if rule.reason else {}
 
 
 def _attributes(rule: Rule, match: Match[str], line: _Line) -> Dict[str, Any]:

@@ -9,6 +9,7 @@ A rule file is an INI file; each section is one rule, `[DEFAULT]` holds keys for
     point = ...                  ; at least one of begin, end, point
     wait  = true                 ; the phase is spent waiting for others
     status = error               ; of the end or point (default ok)
+    reason = not the first step  ; what the status means, for people
     once  = true                 ; only a lane's first match of this rule counts
     again = keep | restart       ; begin seen while open: keep the first (default), or close
                                  ;   that span and open another
@@ -55,6 +56,9 @@ from typing import Dict, List, Optional, Pattern, Tuple
 
 RULES_DIRECTORY = os.path.join(os.path.dirname(__file__), "rules")
 
+REASON_MAX = 200
+"""Characters of a rule's reason."""
+
 _KEYS = [
     "phase",
     "begin",
@@ -62,6 +66,7 @@ _KEYS = [
     "point",
     "wait",
     "status",
+    "reason",
     "once",
     "again",
     "unopened",
@@ -115,6 +120,7 @@ class Rule:
     point: Tuple[Pattern[str], ...] = ()
     wait: bool = False
     status: str = "ok"
+    reason: str = ""
     once: bool = False
     restart: bool = False
     unopened_point: bool = True
@@ -228,6 +234,7 @@ class _Section:
             point=point,
             wait=self._boolean("wait"),
             status=self._choice("status", "ok", "error", "fallback"),
+            reason=" ".join(self._section.get("reason", "").split())[:REASON_MAX],
             once=self._boolean("once"),
             restart=self._choice("again", "keep", "restart") == "restart",
             unopened_point=self._choice("unopened", "point", "ignore") == "point",
