@@ -15,7 +15,8 @@ not share memory with what others left. The reader is a program in C: sequential
 read their share by 1 MiB into a warm huge page, random ones 4 KiB anywhere; random reads go to the
 direct_io mounts, where none is answered by the cache. rclone (its local backend) has no direct_io.
 `image mount …` is a file of an image all of which is on the node: verified as a whole, when EROFS
-reads the node cache's file and nobody serves; and `served`, by our server, as in the first mount.
+reads the node cache's file and nobody serves; and `served`, by our server, as it goes on in the
+mount during which the image came.
 `EROFS over C` is the same EROFS over the C server (`mmap`, direct_io) of the same data.
 `passthrough` sets our mount beside the cached file itself.
 
@@ -71,7 +72,7 @@ STRIPED, PLAIN = "stripe mount", "stripe mount plain file"
 CONDITIONS = {
     STRIPED: "root; whole file in the node cache, sealed: read by passthrough",
     "image mount": "whole image in the node cache, sealed: no server",
-    "image mount served": "whole image in the node cache, not sealed: read by our server",
+    "image mount served": "image that came whole while it was mounted: read by our server",
     PLAIN: "whole file in the node cache, not sealed: read by our server",
 }
 BUFFERED = {"buffered 1": "seq 1", "buffered 4": "seq 4"}

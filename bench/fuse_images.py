@@ -94,17 +94,22 @@ class Image:
         self._ref = write_layout(self._folder / "layout", source)
         self._run("build", "--cache", str(self._folder / "build"), self._ref)
         with self.mounted(complete=False):
-            end = time.monotonic() + SEALED_S
-            while not list((self._cache / "blocks").glob("*/sealed")):
-                if time.monotonic() > end:
-                    raise RuntimeError("the image was not verified as a whole in time")
-                time.sleep(0.5)
             (link,) = (path for path in self._runtime.rglob("*") if path.name == "meta")
             shutil.copyfile(link, self.meta)
 
+    def _await_sealed(self) -> None:
+        end = time.monotonic() + SEALED_S
+        while not list((self._cache / "blocks").glob("*/sealed")):
+            if time.monotonic() > end:
+                raise RuntimeError("the image was not verified as a whole in time")
+            time.sleep(0.5)
+
     @contextlib.contextmanager
     def mounted(self, *, complete: bool) -> Iterator[Path]:
-        """The image by `image mount`; yields the file's path."""
+        """The image by `image mount`; yields the file's path.
+
+        One that is served is by then all on this node, verified as a whole: its server rests.
+        """
         place = self._folder / f"image-{len(list(self._folder.iterdir()))}"
         place.mkdir()
         if not complete:
@@ -116,6 +121,7 @@ class Image:
         try:
             if said["complete"] != complete:
                 raise RuntimeError(f"the image is mounted otherwise than asked for: {said}")
+            self._await_sealed()
             yield place / NAME
         finally:
             self._run("umount", "--lazy", "--runtime", str(self._runtime), str(place))

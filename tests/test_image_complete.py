@@ -280,6 +280,29 @@ def test_what_a_disk_spoiled_by_itself_is_found_when_the_mark_is_old(
     assert tree_of(mounted.directory) == FILES
 
 
+def test_what_was_sealed_long_ago_is_verified_and_sealed_anew(
+    mounts: Mounts, image: Published
+) -> None:
+    """Although it is frozen and takes no block any more: it lacks none."""
+    filled(mounts, image)
+    mounts.umount(mounts.mount(image.ref))  # which freezes it
+    assert mounts.gone()
+    data = data_of(mounts)
+    mark, inode = data.with_name("sealed"), data.stat().st_ino
+    old = time.time() - sealing.MARK_LIFE_S - 60
+    os.utime(mark, (old, old))
+    served = mounts.mount(image.ref, fill=True)
+    assert not served.complete
+    wait_for(lambda: mark.stat().st_mtime > old + 60)
+    assert tree_of(served.directory) == FILES
+    mounts.umount(served)
+    assert mounts.gone()
+    mounted = mounts.mount(image.ref)
+    assert mounted.complete
+    assert data_of(mounts).stat().st_ino == inode
+    assert tree_of(mounted.directory) == FILES
+
+
 def _renewed(mark: Path, about: os.stat_result) -> bytes:
     fields = list(sealing._MARK.unpack(mark.read_bytes()[: sealing._MARK.size]))
     body = sealing._MARK.pack(*fields[:-2], about.st_mtime_ns, about.st_ctime_ns)

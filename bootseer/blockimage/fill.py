@@ -70,17 +70,18 @@ class Fill:
             before: list[int] = []
             count = block_count(self._source)
             while first < count and not self._closing.is_set():
-                # What is fetched and finds no place would be fetched for nothing.
                 kept = len(cached.missing(before[0], len(before))) < len(before) if before else True
                 refused = 0 if kept else refused + 1
-                if not cached.storing or refused == FAULTS:
-                    say("filling the cache ends: it takes no more of this image")
-                    return False
                 before = []
                 missing = cached.missing(first, min(1024, count - first))
                 if not missing:
                     first += 1024
                     continue
+                # What is fetched and finds no place would be fetched for nothing. A frozen image
+                # takes nothing, but may be whole, and is then to be verified anew.
+                if not cached.storing or refused == FAULTS:
+                    say("filling the cache ends: it takes no more of this image")
+                    return False
                 first = missing[0]
                 if not self.quiet():
                     return False
