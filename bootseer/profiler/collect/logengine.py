@@ -163,7 +163,7 @@ class Engine:
         """Match one line (no line end) that arrived at the given times."""
         whole = loglines.clean(raw)
         lane, stamp_ns, text = loglines.split_line(whole, stamped=not self._live)
-        lane = self._known_lane(lane)
+        lane = self._lanes.get(lane) or self._known_lane(lane)
         if stamp_ns is None:
             whole = text
         line = _Line(lane, text, time_unix_nano, mono_nano, stamp_ns, whole)
@@ -242,7 +242,7 @@ class Engine:
                 self._stamps.clear()
 
     def _apply(self, rule: Rule, line: _Line, found: List[Found]) -> None:
-        for kind, patterns in (("end", rule.end), ("begin", rule.begin), ("point", rule.point)):
+        for kind, patterns in rule.searches:
             for pattern in patterns:
                 match = self._search(pattern, line.text)
                 if match is None and line.whole is not line.text:
@@ -258,7 +258,7 @@ class Engine:
                 else:
                     getattr(self, "_" + kind)(rule, match, own, found)
                 break
-        for pattern in rule.confirm:
+        for pattern in rule.confirm if self._bars else ():
             if self._search(pattern, line.text) is not None:
                 own = line if rule.lane is None else self._in_lane(rule, line)
                 bars = self._bars.get((own.lane, rule.name))
@@ -316,7 +316,7 @@ class Engine:
         bars.confirmed = False
         if bar is None or bar.end is None:
             return
-        bars.by_total.clear()
+        del self._bars[key]
         if bar.times is None or bar.end_times is None:
             self._leave_out(rule)
             self._ended.add(phase)

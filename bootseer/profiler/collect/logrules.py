@@ -52,6 +52,7 @@ import configparser
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Dict, List, Optional, Pattern, Tuple
 
 RULES_DIRECTORY = os.path.join(os.path.dirname(__file__), "rules")
@@ -132,6 +133,12 @@ class Rule:
     time: Optional[Pattern[str]] = None
     time_format: str = "iso"
     utc_offset_s: Optional[int] = None
+
+    @cached_property
+    def searches(self) -> Tuple[Tuple[str, Tuple[Pattern[str], ...]], ...]:
+        """What to look for in a line, in this order: a line may end one span and begin the next."""
+        kinds = (("end", self.end), ("begin", self.begin), ("point", self.point))
+        return tuple((kind, patterns) for kind, patterns in kinds if patterns)
 
 
 def shipped() -> List[str]:
