@@ -147,6 +147,9 @@ class WritableOperations(Operations, Protocol):
 
     def truncate(self, inode: Inode, size: int) -> Attr: ...
 
+    def setattr(self, inode: Inode, *, mode: int | None, mtime_ns: int | None) -> Attr:
+        """Keep permission bits and the time of the last change; None = as it is."""
+
     def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr: ...
 
     def symlink(self, parent: Inode, name: bytes, target: bytes) -> Attr: ...

@@ -7,6 +7,7 @@ import itertools
 import os
 import stat
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -342,11 +343,27 @@ class Session:
         return b""
 
     def _setattr(self, request: Request) -> bytes:
-        """Only the size changes anything; modes, owners and times are taken and not kept."""
+        """A time of reading is taken and not kept; an owner is refused, and a mode or time, too,
+        by operations that keep none.
+        """
         body: wire.Setattr = request.body
+        attr: Attr | None = None
+        if body.valid & (wire.FATTR_UID | wire.FATTR_GID):
+            attr = self.operations.getattr(request.inode)
+            owner_stays = not body.valid & wire.FATTR_UID or body.uid == attr.uid
+            if not owner_stays or (body.valid & wire.FATTR_GID and body.gid != attr.gid):
+                raise FileSystemError(errno.EPERM)
         if body.valid & wire.FATTR_SIZE:
-            return self._attr_answer(self._writable.truncate(request.inode, body.size_bytes))
-        return self._attr_answer(self.operations.getattr(request.inode))
+            attr = self._writable.truncate(request.inode, body.size_bytes)
+        mode = stat.S_IMODE(body.mode) if body.valid & wire.FATTR_MODE else None
+        mtime_ns = body.mtime_ns if body.valid & wire.FATTR_MTIME else None
+        if body.valid & wire.FATTR_MTIME_NOW:
+            mtime_ns = time.time_ns()
+        if mode is not None or mtime_ns is not None:
+            if not hasattr(self.operations, "setattr"):
+                raise FileSystemError(errno.EPERM)
+            attr = self._writable.setattr(request.inode, mode=mode, mtime_ns=mtime_ns)
+        return self._attr_answer(attr or self.operations.getattr(request.inode))
 
     def _mkdir(self, request: Request) -> bytes:
         body: wire.Mkdir = request.body

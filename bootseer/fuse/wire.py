@@ -126,6 +126,7 @@ HOT = struct.Struct("<4xIQQ16xQQI")
 
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 FATTR_ATIME, FATTR_MTIME, FATTR_FH = 1 << 4, 1 << 5, 1 << 6
+FATTR_MTIME_NOW = 1 << 8
 GETATTR_FH = 1 << 0
 RESENT = 1 << 63
 """Set in `unique` of a request that NOTIFY_RESEND sent again; the answer must carry it too."""
@@ -338,7 +339,8 @@ def _getattr(data: memoryview) -> Getattr:
 def _setattr(data: memoryview) -> Setattr:
     fields = SETATTR_IN.struct.unpack_from(data)
     valid, _, handle, size, _, _, mtime, _, _, mtime_ns, _, mode, _, uid, gid, _ = fields
-    return Setattr(valid, handle, size, mtime * 10**9 + mtime_ns, mode, uid, gid)
+    seconds = mtime - (1 << 64) if mtime >> 63 else mtime  # before 1970
+    return Setattr(valid, handle, size, seconds * 10**9 + mtime_ns, mode, uid, gid)
 
 
 def _symlink(data: memoryview) -> Symlink:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import posixpath
 
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import names, versions
-from bootseer.stripedfs.manifest import Link
+from bootseer.stripedfs.manifest import Attributes, KeptAttributes, Link
 from bootseer.stripedfs.names import Found
-from bootseer.stripedfs.versions import CURRENT, MANIFEST, folder_of
+from bootseer.stripedfs.versions import ATTRIBUTES, CURRENT, MANIFEST, folder_of
 
 MOVED = ".moved"
 
@@ -33,6 +34,38 @@ def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
         store.delete_tree(found.name)
     else:
         store.delete(found.name)
+    if found.version is None and not found.link:
+        with contextlib.suppress(BootseerError):
+            store.delete(f"{folder_of(found.name)}/{ATTRIBUTES}")
+            store.delete(folder_of(found.name))  # not when it holds a draft
+
+
+def set_attributes(store: Store, found: Found, attributes: Attributes) -> Found:
+    """Keep a mode and a time; what of `attributes` is None stays as it is.
+
+    Of a striped file its pointer is replaced, as if it were published again. Raises BusyError
+    when it was published meanwhile, AccessDeniedError for a directory checkpoint.
+    """
+    before = found.attributes or Attributes()
+    mode = before.mode if attributes.mode is None else attributes.mode
+    mtime_ns = before.mtime_ns if attributes.mtime_ns is None else attributes.mtime_ns
+    wanted = Attributes(mode, mtime_ns)
+    if found.link:
+        changed = found._replace(attributes=Attributes(mtime_ns=mtime_ns))
+        link(store, found.name, link_of(changed))
+        return changed
+    if found.version is None:
+        kept = KeptAttributes(names.stamp_for(found), wanted)
+        store.replace(f"{folder_of(found.name)}/{ATTRIBUTES}", kept.encode())
+        return found._replace(attributes=wanted)
+    if found.is_folder:
+        raise _part_of_tree(store, found.name)
+    if versions.current(store, found.name) != found.version:
+        raise BusyError(f"{found.name} in {store.url} was just replaced; try again")
+    pointer = dataclasses.replace(found.version.pointer, attributes=wanted)
+    store.replace(f"{folder_of(found.name)}/{CURRENT}", pointer.encode())
+    version = dataclasses.replace(found.version, pointer=pointer)
+    return found._replace(version=version, attributes=wanted)
 
 
 def _remove_beside(store: Store, name: str, *, recursive: bool) -> None:
@@ -99,12 +132,15 @@ def move(store: Store, found: Found, new_name: str) -> None:
         store.rename(found.name, new_name)
         if not found.is_folder:
             unpublish(store, new_name)  # it would hide what was moved there
+        if found.attributes is not None:
+            remove_versions(store, found.name)
+            set_attributes(store, names.look(store, new_name), found.attributes)
         return
     try:
         store.rename(folder_of(found.name), folder_of(new_name))
     except BusyError:
         if found.link:
-            link(store, new_name, Link(found.link, round(found.mtime_s * 1e9)))
+            link(store, new_name, link_of(found))
             unpublish(store, found.name)
             return
         _move_version(store, found, new_name)
@@ -112,6 +148,12 @@ def move(store: Store, found: Found, new_name: str) -> None:
         store.rename(found.name, new_name)
     if not found.is_folder:
         store.delete(new_name)
+
+
+def link_of(found: Found) -> Link:
+    """What the pointer of a link says that was found."""
+    assert found.attributes is not None  # as `names` makes them
+    return Link(found.link, found.attributes.mtime_ns or 0)
 
 
 def link(store: Store, name: str, to: Link) -> None:

@@ -35,10 +35,57 @@ Kind = Literal["file", "tree"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Attributes:
+    """Permission bits and time of the last change (ns since 1970) as they were set; None = not."""
+
+    mode: int | None = None
+    mtime_ns: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The fields as JSON."""
+        given = {"mode": self.mode, "mtime_ns": self.mtime_ns}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @staticmethod
+    def of(document: dict[str, Any]) -> Attributes | None:
+        """What a document says; None when nothing. Raises BadFieldError."""
+        mode = _mode(document) if "mode" in document else None
+        mtime_ns = _mtime(document) if "mtime_ns" in document else None
+        return None if mode is None and mtime_ns is None else Attributes(mode, mtime_ns)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeptAttributes:
+    """The attributes of a plain file or folder, in an object of their own.
+
+    `stamp` tells which file they were set for: they do not count for another one of its name.
+    It is empty for a folder.
+    """
+
+    stamp: str
+    attributes: Attributes
+
+    def encode(self) -> bytes:
+        """The document's bytes."""
+        return fields.encode("attributes", {"stamp": self.stamp} | self.attributes.body())
+
+    @staticmethod
+    def parse(data: bytes, where: str) -> KeptAttributes:
+        """Check every field; `where` names the object in messages."""
+        document = fields.decode(data, "attributes", where)
+        try:
+            stamp = fields.of_type(document, "stamp", str)
+            return KeptAttributes(stamp, Attributes.of(document) or Attributes())
+        except BadFieldError as error:
+            raise CorruptDataError(f"{where} is damaged: {error}; remove it") from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pointer:
     """What `CURRENT` says: which version is the checkpoint, and its manifest's exact bytes.
 
     `beside`: of a directory whose other files lie in the plain folder of the same name.
+    `attributes`: what a file's mode and time were set to, if they were.
     """
 
     kind: Kind
@@ -47,6 +94,7 @@ class Pointer:
     manifest_bytes: int
     manifest_digest: bytes
     beside: bool = False
+    attributes: Attributes | None = None
 
     def encode(self) -> bytes:
         """The document's bytes."""
@@ -57,6 +105,8 @@ class Pointer:
             "manifest_bytes": self.manifest_bytes,
             "manifest_digest": self.manifest_digest.hex(),
         }
+        if self.attributes is not None:
+            body |= self.attributes.body()
         if self.beside:
             return fields.encode("pointer", body | {"beside": True}, version=2)
         return fields.encode("pointer", body)
@@ -82,6 +132,7 @@ class Pointer:
                 fields.integer(document, "manifest_bytes", 1, MANIFEST_LIMIT_BYTES),
                 fields.digest(document, "manifest_digest"),
                 kind == "tree" and document.get("beside") is True,
+                Attributes.of(document) if kind == "file" else None,
             )
         except BadFieldError as error:
             raise CorruptDataError(f"{where} is damaged: {error}; write it anew") from error

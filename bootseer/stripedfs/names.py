@@ -19,6 +19,8 @@ from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.base import Stat, Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.manifest import (
+    Attributes,
+    KeptAttributes,
     Link,
     TreeEntry,
     TreeFile,
@@ -41,7 +43,8 @@ class Found(NamedTuple):
     `version` is there for a striped file and for the root of a directory checkpoint; `tree` and
     `entry` for what lies within one; `stamp` is the store's word for the bytes of a plain one.
     `problem`: why nothing but its name is known, as of a checkpoint whose pointer is damaged.
-    `link`: the target of a symbolic link that lies in a folder of the store.
+    `link`: the target of a symbolic link that lies in a folder of the store. `attributes`: what
+    mode and time were set to; of plain files and folders only listings tell (`children`).
     """
 
     name: str
@@ -54,6 +57,7 @@ class Found(NamedTuple):
     stamp: str = ""
     problem: BootseerError | None = None
     link: str = ""
+    attributes: Attributes | None = None
 
     @property
     def etag(self) -> str:
@@ -158,10 +162,27 @@ def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -
     for (name, mtime_s), each in zip(striped, asked, strict=True):
         if isinstance(each, Seen):
             known[name] = each
-            plain[name] = _pointed(name, each.version)
+            if not isinstance(each.version, KeptAttributes):
+                plain[name] = _pointed(name, each.version)
+            elif name in plain:
+                plain[name] = _with_attributes(plain[name], each.version)
         elif each is not None:
             plain[name] = Found(name, 0, mtime_s, False, problem=each)
     return [plain[name] for name in sorted(plain)]
+
+
+def stamp_for(found: Found) -> str:
+    """Tells what attributes of a plain file are set for; a rename changes nothing. "": a folder.
+
+    What is set of the files of a folder changes the time that the store says of the folder.
+    """
+    return "" if found.is_folder else f"{found.size_bytes}-{found.mtime_s!r}"
+
+
+def _with_attributes(found: Found, kept: KeptAttributes) -> Found:
+    """As far as they were set for what is there now."""
+    fits = kept.stamp == stamp_for(found)
+    return found._replace(attributes=kept.attributes) if fits else found
 
 
 def _beside(store: Store, folder: Found, seen: dict[str, Seen] | None) -> list[Found]:
@@ -267,13 +288,16 @@ def _plain_file(store: Store, name: str) -> Found:
 def _pointed(name: str, pointed: Version | Link) -> Found:
     """What a pointer was found to say."""
     if isinstance(pointed, Link):
-        return Found(name, 0, pointed.mtime_ns / 1e9, False, link=pointed.target)
+        when = Attributes(mtime_ns=pointed.mtime_ns)
+        mtime_s = pointed.mtime_ns / 1e9
+        return Found(name, 0, mtime_s, False, link=pointed.target, attributes=when)
     return _versioned(name, pointed)
 
 
 def _versioned(name: str, version: Version) -> Found:
     size = 0 if version.is_tree else version.pointer.size_bytes
-    return Found(name, size, _published_s(version), version.is_tree, version)
+    published_s, attributes = _published_s(version), version.pointer.attributes
+    return Found(name, size, published_s, version.is_tree, version, attributes=attributes)
 
 
 def _published_s(version: Version) -> float:

@@ -36,7 +36,7 @@ from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.dcpsets import StagedFile, is_staged
 from bootseer.stripedfs.fields import BadFieldError
-from bootseer.stripedfs.manifest import Link, inside
+from bootseer.stripedfs.manifest import Attributes, Link, inside
 from bootseer.stripedfs.mountsettings import DEADLINE_S
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node, base_of, below, stamp_of
@@ -54,6 +54,8 @@ FREE_BYTES = 1 << 50
 """What `statfs` calls free: a store does not say, and programs ask before they save."""
 METADATA_BYTES = names.METADATA.encode()
 RENAME_NOREPLACE = 1
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
+"""What is shown where nothing was set."""
 FALLOC_FL_KEEP_SIZE = 1
 FOLDER_NAME_BYTES = 255
 FILE_NAME_BYTES = FOLDER_NAME_BYTES - len(SUFFIX)
@@ -128,6 +130,8 @@ class WritableTree(StripedTree):
             else:
                 with self.nodes.lock:  # no store knows it: a listing must find it being written
                     node = self._new(folder, name, is_folder=False)
+                    if mode != FILE_MODE:
+                        node.found = node.found._replace(attributes=Attributes(mode))
                     opened = self._write_handle(node, flags | os.O_TRUNC)
             self.nodes.refer(node.inode)
             return self._attr(node), opened
@@ -251,6 +255,33 @@ class WritableTree(StripedTree):
                 self._publish(saving)
             return self._attr(node)
 
+    def setattr(self, inode: Inode, *, mode: int | None, mtime_ns: int | None) -> Attr:
+        with self._answered("setattr"):
+            node = self.node(inode)
+            if self._staged_as(node) is not None:
+                raise FileSystemError(errno.EPERM)  # they belong to what is published whole
+            self._changeable(node)
+            given = Attributes(mode, mtime_ns)
+            writing = self._written(node)
+            if writing is not None:
+                before = writing.attributes
+                writing.attributes = Attributes(
+                    before.mode if mode is None else mode,
+                    before.mtime_ns if mtime_ns is None else mtime_ns,
+                )
+                node.found = node.found._replace(attributes=writing.attributes)
+            elif node.inode == ROOT:  # nothing of the store stands for it
+                before = node.found.attributes or Attributes()
+                mode = before.mode if mode is None else mode
+                mtime_ns = before.mtime_ns if mtime_ns is None else mtime_ns
+                node.found = node.found._replace(attributes=Attributes(mode, mtime_ns))
+            else:
+                found = self._look(node.found.name)._replace(attributes=node.found.attributes)
+                node.found = changing.set_attributes(self.store, found, given)
+                with self.nodes.lock:
+                    self.nodes.touch(node.parent, node.name)
+            return self._attr(node)
+
     # --- names --------------------------------------------------------------------------------
 
     def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
@@ -260,6 +291,9 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EEXIST)
             self.store.mkdir(self._name(folder, name, is_folder=True))
             node = self._new(folder, name, is_folder=True)
+            if mode & 0o7777 != FOLDER_MODE:
+                given = Attributes(mode & 0o7777)
+                node.found = changing.set_attributes(self.store, self._look(node.found.name), given)
             self.nodes.refer(node.inode)
             return self._attr(node)
 
@@ -377,8 +411,9 @@ class WritableTree(StripedTree):
     def _moved(self, node: Node, target: str, writing: Saving | None) -> Found:
         """On the store; what is being written only later, when it is published."""
         if writing is None or not writing.touched:  # or no more
-            changing.move(self.store, self._look(node.found.name), target)
-            return self._look(target)
+            found = self._look(node.found.name)._replace(attributes=node.found.attributes)
+            changing.move(self.store, found, target)
+            return self._look(target)._replace(attributes=node.found.attributes)
         try:
             before = self._look(node.found.name)
         except NotFoundError:

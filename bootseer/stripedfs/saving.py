@@ -15,6 +15,7 @@ from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.fuse.operations import FileSystemError, Inode
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
+from bootseer.stripedfs.manifest import Attributes
 from bootseer.stripedfs.settings import WriteSettings
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class Saving:
         self.node = node
         self.lock = threading.Lock()
         self.size_bytes = 0
+        self.attributes = Attributes(node.found.attributes.mode if node.found.attributes else None)
+        """What is set of the file once it is published."""
         self.promised_bytes = 0
         """How many bytes its writer said, before the first one, that there will be; 0 = none."""
         self.touched = False
@@ -171,6 +174,8 @@ class Saving:
         except BaseException as error:  # whatever it is, `close` must tell of it as well
             self.fail(error)
             raise
+        if self.attributes.mtime_ns is not None:
+            self.attributes = Attributes(self.attributes.mode)  # it is changed later than that
         self._writer = owner
         self.touched, self.flushed, self.orphaned = True, False, False
         self.size_bytes += len(data)
@@ -238,6 +243,8 @@ class Saving:
                 saved = SavedFile(self._store, self.node.found.name, self._settings)
             saved.close()
             found = names.look(self._store, self.node.found.name, follow=False)
+            if self.attributes != Attributes():
+                found = changing.set_attributes(self._store, found, self.attributes)
         except BaseException as error:  # whatever it is, the next `close` must tell of it as well
             if saved is not None:
                 saved.abort()

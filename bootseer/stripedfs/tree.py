@@ -38,7 +38,7 @@ from bootseer.storage.base import Store
 from bootseer.storage.retry import limited
 from bootseer.stripedfs import names, treexattrs
 from bootseer.stripedfs.fields import BadFieldError
-from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink, inside
+from bootseer.stripedfs.manifest import Attributes, TreeFile, TreeFolder, TreeLink, inside
 from bootseer.stripedfs.mountsettings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.nodes import Node, Nodes, base_of, readable
@@ -436,6 +436,10 @@ class StripedTree:
         mode = 0o755 if folder else 0o644
         if isinstance(entry, (TreeFile, TreeFolder)):
             mode = entry.mode
+        set_to = found.attributes or Attributes()
+        if set_to.mode is not None:
+            mode = set_to.mode
+        mtime_ns = int(found.mtime_s * 1e9) if set_to.mtime_ns is None else set_to.mtime_ns
         kind = stat.S_IFDIR if folder else stat.S_IFREG
         size = 0 if folder else found.size_bytes
         if isinstance(entry, TreeLink):
@@ -448,7 +452,7 @@ class StripedTree:
             inode=node.inode,
             mode=kind | mode,
             size_bytes=size,
-            mtime_ns=int(found.mtime_s * 1e9) or self._began_ns,
+            mtime_ns=mtime_ns or self._began_ns,
             nlink=2 if folder else 1,
             uid=self._owner[0],
             gid=self._owner[1],

@@ -12,13 +12,20 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from bootseer.errors import AccessDeniedError, CorruptDataError, NotFoundError, UsageError
+from bootseer.errors import (
+    AccessDeniedError,
+    CorruptDataError,
+    NotFoundError,
+    NotSupportedError,
+    UsageError,
+)
 from bootseer.storage.base import Store
 from bootseer.stripedfs.fields import BadFieldError, digest_of
 from bootseer.stripedfs.layout import stripe_name
 from bootseer.stripedfs.manifest import (
     MANIFEST_LIMIT_BYTES,
     POINTER_LIMIT_BYTES,
+    KeptAttributes,
     Link,
     Manifest,
     Pointer,
@@ -29,6 +36,7 @@ from bootseer.stripedfs.manifest import (
 
 SUFFIX = ".stripes"
 CURRENT = "CURRENT"
+ATTRIBUTES = "ATTRIBUTES"
 MANIFEST = "manifest.json"
 DATA = "data"
 TICK_S = 2.0
@@ -106,6 +114,16 @@ def pointed(store: Store, name: str) -> Version | Link | None:
     return Version(f"{folder}/{pointer.version}", pointer)
 
 
+def kept_attributes(store: Store, name: str) -> KeptAttributes | None:
+    """What mode and time of a plain file or folder were set to; None when they never were."""
+    place = f"{folder_of(name)}/{ATTRIBUTES}"
+    try:
+        data = store.read(place, limit_bytes=POINTER_LIMIT_BYTES)
+        return KeptAttributes.parse(data, f"{place} in {store.url}")
+    except (NotFoundError, AccessDeniedError, CorruptDataError, NotSupportedError):
+        return None  # the file is none the worse
+
+
 class LeadsOutError(NotFoundError):
     """A symbolic link leads out of what was opened as the store: its folder may hold more."""
 
@@ -143,7 +161,7 @@ def in_a_circle(store: Store, name: str) -> NotFoundError:
 class Seen(NamedTuple):
     """A current version as it was read, and what its checkpoint's folder was like before that."""
 
-    version: Version | Link
+    version: Version | Link | KeptAttributes
     mtime_s: float
     first_s: float
     """When this time of modification and this version were first seen together."""
@@ -163,7 +181,7 @@ def current_or_seen(store: Store, name: str, mtime_s: float, seen: Seen | None) 
         seen = None
     if seen is not None and seen.read_s - seen.first_s > TICK_S and now_s - seen.read_s < TRUST_S:
         return seen
-    version = pointed(store, name)
+    version = pointed(store, name) or kept_attributes(store, name)
     if version is None:
         return None
     first_s = seen.first_s if seen is not None and seen.version == version else now_s
