@@ -94,6 +94,12 @@ def test_each_save_over_another_appears_at_once(mount: Served, root: Path, tmp_p
     listed = json.loads(stripe("ls", "--json", root / "run").stdout)
     assert [e["name"].rpartition("/")[2] for e in listed] == [".metadata", *RANKS, "meta.pt"]
     assert sorted(os.listdir(root / "run")) == ["meta.pt"]
+    got = stripe("get", root / "run", tmp_path / "got")
+    assert got.returncode == 7
+    assert "also holds run/meta.pt" in got.stderr
+    in_time((run / "meta.pt").unlink)
+    assert stripe("get", root / "run", tmp_path / "got").returncode == 0
+    assert step_of(tmp_path / "got") == 3
     assert len(list(collect(store_of(root), "run", grace_s=0))) == 1  # the version of step 2
     assert in_time(lambda: step_of(run)) == 3
 

@@ -350,36 +350,38 @@ def test_a_copied_tree_is_the_same(mount: Served, root: Path, tmp_path: Path) ->
     shell("diff -r copy ../tree", mount.directory)
 
 
-REFUSALS = {errno.ESPIPE, errno.ESTALE, errno.EBUSY, errno.EBADF, errno.ENOSYS}
+REFUSALS = {errno.ESPIPE, errno.ESTALE, errno.EBUSY, errno.EBADF, errno.EPERM}
 """What docs/checkpoints.md says of writes elsewhere than at the end, of files that are removed or
-read while they are written, and of FIFOs."""
-FAILURES = re.compile(r"TestWhich|_ignore_errors")
-"""The first makes programs by chmod, and modes are not kept; in the second, a child process
-prints what closing a removed file told it."""
-SUITES = ("test_tempfile", "test_shutil")
+read while they are written, and of FIFOs, hard links and owners."""
+OTHERWISE = re.compile(r"_ignore_errors|TestRmTree.test_on_error|test_chmod_follow_symlinks_true")
+"""In the first, a child process prints what closing a removed file told it. The second runs as
+root, where it cannot succeed, as its suite takes EBUSY (it opens a file for writing twice) for a
+missing right. The third has no link to follow: the suites make all theirs with absolute targets.
+"""
+SUITES = ("test_tempfile", "test_shutil", "test_pathlib")
 
 
 @pytest.mark.debian("libpython3.11-testsuite")  # of Debian's Python; any other has them
-def test_pythons_own_tests_meet_refusals_that_docs_name_alone(mount: Served) -> None:
-    for suite in SUITES:
-        assert find_spec(f"test.{suite}"), "this Python was installed without its own tests"
-        done = subprocess.run(
-            [sys.executable, "-m", "unittest", "-q", f"test.{suite}"],
-            cwd=mount.directory,
-            env={**os.environ, "TMPDIR": str(mount.directory)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        told = re.split(r"^={70}$", done.stderr, flags=re.MULTILINE)
-        count = re.search(r"^Ran (\d+) tests", told[-1], flags=re.MULTILINE)
-        assert count is not None, done.stderr
-        assert len(told) - 1 < int(count[1]) / 3, done.stderr
-        for each in told[1:]:
-            numbers = {int(n) for n in re.findall(r"^\w+: \[Errno (\d+)\]", each, re.MULTILINE)}
-            if each.startswith("\nFAIL"):
-                assert FAILURES.search(each), each
-            else:
-                assert numbers, each
-                assert numbers <= REFUSALS, each
+@pytest.mark.parametrize("suite", SUITES)
+def test_pythons_own_tests_meet_refusals_that_docs_name_alone(mount: Served, suite: str) -> None:
+    assert find_spec(f"test.{suite}"), "this Python was installed without its own tests"
+    done = subprocess.run(
+        [sys.executable, "-m", "unittest", "-q", f"test.{suite}"],
+        cwd=mount.directory,
+        env={**os.environ, "TMPDIR": str(mount.directory)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    told = re.split(r"^={70}$", done.stderr, flags=re.MULTILINE)
+    count = re.search(r"^Ran (\d+) tests", told[-1], flags=re.MULTILINE)
+    assert count is not None, done.stderr
+    assert len(told) - 1 < int(count[1]) / 4, done.stderr
+    for each in told[1:]:
+        if OTHERWISE.search(each):
+            continue
+        numbers = {int(n) for n in re.findall(r"^\w+: \[Errno (\d+)\]", each, re.MULTILINE)}
+        assert each.startswith("\nERROR"), each
+        assert numbers, each
+        assert numbers <= REFUSALS, each
     assert in_time(lambda: (mount.directory / "after").write_bytes(b"x")) == 1

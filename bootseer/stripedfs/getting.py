@@ -8,13 +8,19 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bootseer.errors import CorruptDataError, NoSpaceError, UsageError, from_os_error
+from bootseer.errors import (
+    CorruptDataError,
+    NoSpaceError,
+    NotSupportedError,
+    UsageError,
+    from_os_error,
+)
 from bootseer.storage.base import Store
 from bootseer.stripedfs import transfer
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.landing import Arrived, Landing
 from bootseer.stripedfs.manifest import TreeFile, TreeFolder, TreeLink
-from bootseer.stripedfs.names import Found, rooted, source_of
+from bootseer.stripedfs.names import Found, children, rooted, source_of
 from bootseer.stripedfs.opening import Tree
 from bootseer.stripedfs.settings import SILENT, Progress
 from bootseer.stripedfs.source import DigestedSource, FileSource
@@ -101,8 +107,16 @@ def _opened(store: Store, found: Found) -> FileSource | Tree:
         raise UsageError(
             f"{found.name} in {store.url} is a folder; name a checkpoint or a file in it"
         )
-    tree = rooted(store, found).tree
+    found = rooted(store, found)
+    tree = found.tree
     assert tree is not None
+    listed = children(store, found) if found.beside else []
+    others = [each.name for each in listed if each.tree is None]
+    if others:
+        raise NotSupportedError(
+            f"{found.name} in {store.url} also holds {', '.join(others[:3])}, saved one by one and "
+            "part of no version; get those by name, or copy the folder from a mount"
+        )
     return tree
 
 
