@@ -228,6 +228,11 @@ class WritableTree(MemoryTree):
         del content[size:]
         return self._attr(self.paths[inode])
 
+    def setattr(self, inode: Inode, *, mode: int | None, mtime_ns: int | None) -> Attr:
+        given = f"{mode:o}" if mode is not None else f"{mtime_ns}"
+        self.events.append(f"set {self.paths[inode]} {given}")
+        return self._attr(self.paths[inode])
+
     def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
         self.events.append(f"mkdir {name.decode()} {mode:o}")
         return self._add(parent, name, None)

@@ -111,7 +111,7 @@ def test_opening_again_starts_anew(tree: WritableTree, where: Path) -> None:
         assert (where / "f").stat().st_size == len(content)
 
 
-def test_modes_are_given_and_refused_later_where_a_tree_keeps_none(
+def test_modes_and_times_reach_the_tree_and_owners_are_refused(
     tree: WritableTree, where: Path
 ) -> None:
     old = os.umask(0o027)
@@ -122,9 +122,16 @@ def test_modes_are_given_and_refused_later_where_a_tree_keeps_none(
         os.umask(old)
     assert "create f 640" in tree.events
     assert "mkdir d 750" in tree.events
-    assert refusal(lambda: os.chmod(where / "f", 0o600)) == errno.EPERM
-    assert refusal(lambda: os.utime(where / "f", (1, 2))) == errno.EPERM
+    in_time(lambda: os.chmod(where / "f", 0o600))
+    for when_ns in (2 * 10**9 + 5, -(10**9) + 7):
+        in_time(lambda when_ns=when_ns: os.utime(where / "f", ns=(1, when_ns)))
+        assert tree.events[-1] == f"set f {when_ns}"
+    assert "set f 600" in tree.events
+    before = len(tree.events)
+    in_time(lambda: os.utime(where / "f"))  # to now
+    assert len(tree.events) == before + 1
     assert refusal(lambda: os.chown(where / "f", 1, 1)) == errno.EPERM
+    assert len(tree.events) == before + 1
 
 
 def test_names(tree: WritableTree, where: Path) -> None:

@@ -171,8 +171,17 @@ def test_links_and_whole_checkpoints_are_saved_through_a_mount(url: str, tmp_pat
                     with stripedfs.open(f"{url}/saved/{way}/{name}") as file:
                         assert file.read() == content(size, step)
             assert in_time((run / "other").read_bytes) == b"other"
+        in_time(lambda: (mount.directory / "large").write_bytes(content(9 * CHUNK)))
+        for path in (run / "other", mount.directory / "large"):
+            in_time(lambda path=path: path.chmod(0o640))
+            in_time(lambda path=path: os.utime(path, ns=(1, 1_500_000_000_000_000_007)))
+        in_time(lambda: (mount.directory / "large").rename(mount.directory / "moved"))
+    with served(f"{url}/saved", tmp_path / "mnt") as mount:
+        for name in ("run/other", "moved"):
+            status = in_time((mount.directory / name).stat)
+            assert (status.st_mode & 0o777, status.st_mtime_ns % 1000) == (0o440, 7)
     store = open_store(f"{url}/saved")
-    assert [s.name for s in store.list("run")] == ["run/other"]
+    assert sorted(s.name for s in store.list("run")) == ["run/other", "run/other.stripes"]
     assert [s.name for s in store.list("last.stripes")] == ["last.stripes/CURRENT"]
     assert list(store.temporaries("run.stripes")) == []
     listed = stripe("ls", f"{url}/saved/run")

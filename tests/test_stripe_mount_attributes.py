@@ -127,6 +127,14 @@ def test_what_is_set_while_a_file_is_written_is_kept(mount: Served) -> None:
     in_time(check)
 
 
+def test_a_folder_whose_name_is_too_long_to_keep_a_mode_is_made(mount: Served) -> None:
+    folder = mount.directory / ("n" * 250)
+    in_time(lambda: folder.mkdir(mode=0o700))
+    assert refusal(lambda: folder.chmod(0o711)) == errno.ENAMETOOLONG
+    in_time(lambda: (folder / "x").write_bytes(b"x"))
+    in_time(lambda: shutil.rmtree(folder))
+
+
 def test_owners_are_refused(mount: Served) -> None:
     path = mount.directory / "x"
     in_time(lambda: path.write_bytes(b"x"))

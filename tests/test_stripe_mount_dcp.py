@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuse_mounts import in_time, refusal
+from fuse_mounts import in_time, output, refusal
 from stripe_faces import CHUNK, WIDTH, Served, content, served, store_of, stripe
 
 from bootseer import stripedfs
@@ -126,6 +126,19 @@ def test_such_a_folder_is_renamed_and_removed_as_any_other(mount: Served, root: 
     assert os.listdir(root) == []
 
 
+def test_a_folder_renamed_at_the_end_appears_whole(mount: Served, root: Path) -> None:
+    top = mount.directory
+    in_time(lambda: save(top / "run", 1))
+    for step in (2, 3):
+        in_time(lambda step=step: save(top / "run.tmp", step))
+        assert step_by_name(root) == step - 1
+        in_time(lambda: (top / "run").rename(top / "run.old"))
+        in_time(lambda: (top / "run.tmp").rename(top / "run"))
+        assert in_time(lambda: step_of(top / "run")) == step_by_name(root) == step
+        in_time(lambda: shutil.rmtree(top / "run.old"))
+    assert os.listdir(root) == ["run"]
+
+
 def test_parts_of_it_change_only_with_the_whole(mount: Served) -> None:
     run = mount.directory / "run"
     for step in (1, 2):
@@ -133,13 +146,64 @@ def test_parts_of_it_change_only_with_the_whole(mount: Served) -> None:
     other = mount.directory / "other"
     in_time(lambda: other.write_bytes(b"x"))
     assert refusal(lambda: other.rename(run / RANKS[0])) == errno.EROFS
-    assert refusal(lambda: (run / ".metadata").write_bytes(b"x")) == errno.EROFS
     assert refusal(lambda: (run / RANKS[0]).open("ab").write(b"x")) == errno.EROFS
     assert refusal(lambda: (run / RANKS[0]).rename(run / "x")) == errno.EROFS
     in_time((run / RANKS[0]).unlink)
     assert in_time((run / RANKS[0]).exists) is False
     in_time(lambda: save(run, 3))
     assert in_time(lambda: step_of(run)) == 3
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_checkpoint_copied_over_another_appears_with_its_last_file(
+    mount: Served, root: Path, place: int
+) -> None:
+    run = mount.directory / "run"
+    in_time(lambda: save(run, 1))
+    order = list(RANKS)
+    order.insert(place, ".metadata")
+    for step in (2, 3):  # over files that were published one by one, and over a whole directory
+        for name in order:
+            assert in_time(lambda: step_of(run)) == step - 1
+            assert step_by_name(root) == step - 1
+            if name == ".metadata":
+                text = b"step %d\0%s" % (step, "\0".join(RANKS).encode())
+                in_time(lambda text=text: (run / ".metadata").write_bytes(text))
+            else:
+                rank = RANKS.index(name)
+                in_time(lambda rank=rank, step=step: save_rank(run, rank, step))
+        assert in_time(lambda: step_of(run)) == step
+        assert step_by_name(root) == step
+
+
+def test_a_copy_that_was_cut_short_is_no_part_of_a_later_save(mount: Served, root: Path) -> None:
+    run = mount.directory / "run"
+    in_time(lambda: save(run, 1))
+    output(
+        "import pathlib, sys\n"
+        "pathlib.Path(sys.argv[1], '.metadata').write_bytes(b'step 9\\0' + sys.argv[2].encode())\n",
+        run,
+        " ".join(RANKS),
+    )
+    for rank in range(len(RANKS)):
+        in_time(lambda rank=rank: save_rank(run, rank, 2))
+        assert in_time(lambda: step_of(run)) == 1
+    in_time(lambda: save_metadata(run, 2))
+    assert in_time(lambda: step_of(run)) == step_by_name(root) == 2
+
+
+def test_a_file_that_is_only_called_as_dcps_is_an_ordinary_one(mount: Served, root: Path) -> None:
+    def check() -> None:
+        for text in (b"one", b"two"):
+            (mount.directory / "x").mkdir(exist_ok=True)
+            (mount.directory / "x/.metadata.tmp").write_bytes(text)
+            (mount.directory / "x/.metadata.tmp").rename(mount.directory / "x/.metadata")
+            assert (mount.directory / "x/.metadata").read_bytes() == text
+            (mount.directory / "x/.metadata").write_bytes(text)
+
+    in_time(check)
+    assert os.listdir(root) == ["x"]
+    assert os.listdir(root / "x") == [".metadata"]
 
 
 def test_ranks_save_through_mounts_of_their_own(root: Path, tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_what_is_no_file_is_refused_and_long_names_are_told(mount: Served, root:
     top = mount.directory
     assert refusal(lambda: os.mkfifo(top / "fifo")) == errno.EPERM
     assert refusal(lambda: os.mknod(top / "null", stat.S_IFCHR | 0o600)) == errno.EPERM
-    in_time(lambda: os.mknod(top / "empty"))
+    in_time(lambda: os.mknod(top / "empty", stat.S_IFREG | 0o644))
     assert refusal(lambda: os.mknod(top / "empty")) == errno.EEXIST
     most = in_time(lambda: os.pathconf(top, "PC_NAME_MAX"))
     assert most == 247

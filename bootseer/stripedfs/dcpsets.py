@@ -3,7 +3,9 @@
 Every rank writes its `__<rank>_<n>.distcp`, then one writes `.metadata.tmp` and renames it to
 `.metadata`. Each closed file stays in a draft of the directory, of which its writer offers it;
 the rename takes all that `.metadata` names into one version and publishes it: readers see the
-checkpoint before or this one. The ranks may save through mounts on several machines.
+checkpoint before or this one. The ranks may save through mounts on several machines. Who copies
+a checkpoint writes `.metadata` under its own name, before or after the others: then the last of
+all that it names publishes them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from bootseer.contexts import Committing
 from bootseer.errors import BootseerError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing
-from bootseer.stripedfs.names import MEMBER, METADATA
+from bootseer.stripedfs.names import METADATA, is_member
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.treewriter import TreeWriter
 
@@ -24,8 +26,8 @@ _NAMED = re.compile(rb"__\d+_\d+\.distcp")
 
 
 def is_staged(base: str) -> bool:
-    """Whether a file that is begun under this name waits for `.metadata` to be published."""
-    return base == METADATA_DRAFT or bool(MEMBER.match(base))
+    """Whether a file that is begun under this name waits for the others to be published."""
+    return base == METADATA_DRAFT or is_member(base)
 
 
 class StagedFile(Committing):
@@ -33,11 +35,14 @@ class StagedFile(Committing):
 
     def __init__(self, store: Store, folder: str, base: str, settings: WriteSettings) -> None:
         self._store, self._folder = store, folder
-        self._metadata = bytearray() if base == METADATA_DRAFT else None
+        path = METADATA if base == METADATA_DRAFT else base
+        self._metadata = bytearray() if path == METADATA else None
         self._tree = TreeWriter(store, folder, settings)
-        self._file = self._tree.open_file(METADATA if base == METADATA_DRAFT else base)
-        self._open = True
+        self._file = self._tree.open_file(path)
+        self.open = True
         self.size_bytes = 0
+        self.owner = 0
+        """Which process wrote it; as in `WritableOperations.write`."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append all of `data`; an error ends the file."""
@@ -52,20 +57,24 @@ class StagedFile(Committing):
 
     def close(self) -> None:
         """The bytes are on the store, and wait there; twice is safe."""
-        if self._open:
-            self._open = False
+        if self.open:
+            self.open = False
             self._file.close()
             self._tree.offer()
 
     def abort(self) -> None:
         """Give up, also after `close`; what was published stays."""
-        self._open = False
+        self.open = False
         self._file.abort()
         self._tree.leave_nothing()
 
+    def named(self) -> set[str]:
+        """Of `.metadata`: the files that belong to it."""
+        return {name.decode() for name in _NAMED.findall(bytes(self._metadata or b""))}
+
     def missing(self) -> list[str]:
         """Of `.metadata`: takes what it names from who offered it; names what nobody did."""
-        wanted = {name.decode() for name in _NAMED.findall(bytes(self._metadata or b""))}
+        wanted = self.named()
         return sorted(wanted - self._tree.take(wanted or None))
 
     def publish(self) -> None:

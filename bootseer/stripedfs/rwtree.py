@@ -118,7 +118,7 @@ class WritableTree(StripedTree):
             if known is not None and flags & os.O_EXCL:
                 raise FileSystemError(errno.EEXIST)
             if self._begins_staged(folder, name):
-                before = self.nodes.get(known)
+                before = self.nodes.get(self.listing(folder).get(name))
                 node, opened = self._stage(folder, name, before)
                 self.nodes.refer(node.inode)
                 return self._attr(node), opened
@@ -261,6 +261,8 @@ class WritableTree(StripedTree):
             if self._staged_as(node) is not None:
                 raise FileSystemError(errno.EPERM)  # they belong to what is published whole
             self._changeable(node)
+            if len(node.name) > FILE_NAME_BYTES:  # a folder: nothing can lie beside it
+                raise FileSystemError(errno.ENAMETOOLONG)
             given = Attributes(mode, mtime_ns)
             writing = self._written(node)
             if writing is not None:
@@ -291,7 +293,7 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EEXIST)
             self.store.mkdir(self._name(folder, name, is_folder=True))
             node = self._new(folder, name, is_folder=True)
-            if mode & 0o7777 != FOLDER_MODE:
+            if mode & 0o7777 != FOLDER_MODE and len(name) <= FILE_NAME_BYTES:
                 given = Attributes(mode & 0o7777)
                 node.found = changing.set_attributes(self.store, self._look(node.found.name), given)
             self.nodes.refer(node.inode)
@@ -468,7 +470,9 @@ class WritableTree(StripedTree):
             self.listing(parent)
         if folder.found.version is not None:
             return folder.found.beside
-        return METADATA_BYTES in self.listing(folder)
+        there = [os.fsdecode(each) for each in self.listing(folder)]
+        shards = (each != names.METADATA and names.is_member(each) for each in there)
+        return names.METADATA in there and any(shards)
 
     def _stage(self, folder: Node, name: bytes, before: Node | None) -> tuple[Node, Opened]:
         """Begin a file of a set. The one of before stays where it is, under another inode."""
@@ -489,7 +493,8 @@ class WritableTree(StripedTree):
             node.found = found
         else:
             node = before
-            self.nodes.supersede(node)
+            if self.listing(folder).get(name) == node.inode:  # else it was replaced by others
+                self.nodes.supersede(node)
             self.files.outdate(node.inode)
             node.found, node.key = found, ""
         staged = StagedFile(self.store, folder.found.name, base, self._writing)
@@ -507,6 +512,23 @@ class WritableTree(StripedTree):
         saved_set = self._sets.get(node.parent)
         found = None if saved_set is None else saved_set.staged.get(node.name)
         return found[1] if found is not None and found[0] is node else None
+
+    def _publish_copied(self, inode: Inode) -> None:
+        """Publish a set whose `.metadata` was written under its own name, once all is there.
+
+        All by one process: a copy that was cut short has nothing to do with a save after it.
+        """
+        folder, saved_set = self.nodes.get(inode), self._sets.get(inode)
+        if folder is None or saved_set is None or METADATA_BYTES not in saved_set.staged:
+            return
+        metadata = saved_set.staged[METADATA_BYTES][1]
+        copied = {
+            os.fsdecode(name)
+            for name, (_, staged) in saved_set.staged.items()
+            if not staged.open and staged.owner == metadata.owner
+        }
+        if not metadata.open and metadata.named() <= copied and not metadata.missing():
+            self._publish_set(folder, metadata)
 
     def _publish_set(self, folder: Node, metadata: StagedFile) -> None:
         missing = metadata.missing()
@@ -648,6 +670,9 @@ class WritableTree(StripedTree):
         saving.node.key = ""
         self.files.outdate(saving.node.inode)
         self._remove_left(saving)
+        if saving.staged is not None:
+            saving.staged.owner = saving.writer
+            self._publish_copied(saving.node.parent)
 
     def _remove_left(self, saving: Saving) -> None:
         saving.remove_left()

@@ -134,7 +134,8 @@ class Saving:
         """What the names hold that it was moved away from, and in which folders."""
         self._saved: SavedFile | None = None
         self._failed: BaseException | None = None
-        self._writer = 0
+        self.writer = 0
+        """Which process wrote last; as in `WritableOperations.write`."""
 
     def begin(self) -> None:
         """From here on the file is empty, and will be published, whether or not bytes follow."""
@@ -144,14 +145,14 @@ class Saving:
             self.abort()
         self.size_bytes = self.promised_bytes = 0
         self.touched, self.flushed, self.orphaned = True, False, False
-        self._writer = 0
+        self.writer = 0
 
     def written_by(self, owner: int) -> bool:
         """Whether a process wrote last what is not published; True when none did.
 
         `owner` as in `WritableOperations.write`.
         """
-        return not (self.touched and self._writer) or owner == self._writer
+        return not (self.touched and self.writer) or owner == self.writer
 
     def write(self, offset: int, data: memoryview, owner: int = 0) -> int:
         """Take bytes at the end; FileSystemError(ESPIPE) anywhere else.
@@ -176,7 +177,7 @@ class Saving:
             raise
         if self.attributes.mtime_ns is not None:
             self.attributes = Attributes(self.attributes.mode)  # it is changed later than that
-        self._writer = owner
+        self.writer = owner
         self.touched, self.flushed, self.orphaned = True, False, False
         self.size_bytes += len(data)
         return len(data)
