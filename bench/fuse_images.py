@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.blockimage import erofsmount
 
 NAME = "data"
 TAG = "1"
-SEALED_S = 300.0
+SEALED_S, ENDED_S = 300.0, 30.0
 READ_AHEAD_KIB = 1024
 
 
@@ -97,12 +97,19 @@ class Image:
             (link,) = (path for path in self._runtime.rglob("*") if path.name == "meta")
             shutil.copyfile(link, self.meta)
 
-    def _await_sealed(self) -> None:
-        end = time.monotonic() + SEALED_S
-        while not list((self._cache / "blocks").glob("*/sealed")):
+    def _await(self, reached: Callable[[], bool], limit_s: float, fault: str) -> None:
+        end = time.monotonic() + limit_s
+        while not reached():
             if time.monotonic() > end:
-                raise RuntimeError("the image was not verified as a whole in time")
-            time.sleep(0.5)
+                raise RuntimeError(fault)
+            time.sleep(0.1)
+
+    def _is_sealed(self) -> bool:
+        return any((self._cache / "blocks").glob("*/sealed"))
+
+    def _has_ended(self) -> bool:
+        """Whether the server has taken its own mount away, which it does in its own time."""
+        return str(self._runtime) not in Path("/proc/self/mounts").read_text()
 
     @contextlib.contextmanager
     def mounted(self, *, complete: bool) -> Iterator[Path]:
@@ -121,10 +128,11 @@ class Image:
         try:
             if said["complete"] != complete:
                 raise RuntimeError(f"the image is mounted otherwise than asked for: {said}")
-            self._await_sealed()
+            self._await(self._is_sealed, SEALED_S, "the image was not verified as a whole in time")
             yield place / NAME
         finally:
             self._run("umount", "--lazy", "--runtime", str(self._runtime), str(place))
+            self._await(self._has_ended, ENDED_S, "the image's server did not end")
 
     @contextlib.contextmanager
     def over(self, served: Path) -> Iterator[Path]:
