@@ -480,6 +480,19 @@ def test_a_job_that_ran_again_under_one_uid_and_attempt_is_named(tmp_path: Path)
         assert len(repeated(folder)) == 1
 
 
+def test_a_pod_that_was_made_again_on_another_node_is_a_second_start(tmp_path: Path) -> None:
+    """As an MPIJob's launcher under the name of the job before, of which only a name is known."""
+    for number, node in enumerate("ab"):
+        about = {"k8s__pod__name": "pi-launcher", "k8s__node__name": node}
+        at_s = 3600.0 * number
+        EventFile(node, **about).span("job", at_s, at_s + 20).write(tmp_path / node)
+    (file,) = repeated(tmp_path)
+    assert file.startswith(str(tmp_path / "b"))
+    other = EventFile("c", k8s__pod__name="pi-worker-0").span("job", 7200, 7220)
+    other.write(tmp_path / "c")
+    assert len(repeated(tmp_path)) == 1
+
+
 def test_what_runs_side_by_side_or_inside_is_no_second_start(tmp_path: Path) -> None:
     EventFile("a").span("job", 0, 20).write(tmp_path)
     EventFile("a").span("job", 19, 30).write(tmp_path)  # beside it

@@ -190,6 +190,32 @@ def test_an_object_within_another_is_of_its_own_kind() -> None:
     assert path == "metadata.labels['training.kubeflow.org/job-name']"
 
 
+def test_an_object_that_is_used_twice_by_an_alias_is_not_lost() -> None:
+    raw = """\
+kind: AppWrapper
+apiVersion: workload.codeflare.dev/v1beta2
+spec:
+  components:
+  - template: &pod
+      apiVersion: v1
+      kind: Pod
+      metadata: {name: p}
+      spec: {containers: [{name: a, image: i, command: [x]}]}
+  - generic: &job {apiVersion: batch/v1, kind: Job, metadata: {name: j}, spec: {template: {spec:
+      {containers: [{name: a, image: i, command: [x]}]}}}}
+  - template: *pod
+  - generic: *job
+"""
+    result = inject.inject(text(raw), Options())
+    assert result.raw == raw
+    titles = [refused.pod for refused in result.refusals]
+    assert titles == ["AppWrapper/(unnamed) spec.components[0].template.spec", JOB_WITHIN]
+    assert all("used at several places by an alias" in one.reason for one in result.refusals)
+
+
+JOB_WITHIN = "Job/j spec.template.spec"
+
+
 def test_a_template_that_bears_a_kind_stays_its_jobs() -> None:
     raw = """\
 apiVersion: batch/v1

@@ -171,7 +171,7 @@ class _Search:
 
     def visit(self, node: yaml.Node, path: list[str]) -> None:
         if id(node) in self.document.aliased:
-            if id(node) in self.seen:
+            if path and id(node) in self.seen:
                 return
             self.seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
