@@ -170,10 +170,16 @@ class Engine:
         found: List[Found] = []
         self._lines += 1
         self._hit = False
-        for clock in list(self._clocks):
-            self._guarded(clock, self._tick, line, found)
-        for rule in list(self._rules):
-            self._guarded(rule, self._apply, line, found)
+        for clock in self._clocks:
+            try:
+                self._tick(clock, line)
+            except TooSlow:
+                found.append(self._drop(clock, line))
+        for rule in self._rules:
+            try:
+                self._apply(rule, line, found)
+            except TooSlow:
+                found.append(self._drop(rule, line))
         self._matched += self._hit
         if found:
             self._latest[lane] = max(one.time_unix_nano for one in found)
@@ -204,30 +210,21 @@ class Engine:
         name = f"{rule.name}: {rule.phase}"
         self._undated[name] = self._undated.get(name, 0) + 1
 
-    def _guarded(
-        self,
-        rule: Rule,
-        action: Callable[[Rule, _Line, List[Found]], None],
-        line: _Line,
-        found: List[Found],
-    ) -> None:
-        """Run an action of a rule; a rule that is too slow once is not used again."""
-        try:
-            action(rule, line, found)
-        except TooSlow:
-            self._rules = [other for other in self._rules if other is not rule]
-            self._clocks = [other for other in self._clocks if other is not rule]
-            gone = self._fallback(
-                f"rule {rule.name} took too long on one line and is no longer used; "
-                "simplify its nested repetitions"
-            )
-            found.append(replace(gone, time_unix_nano=line.arrival_ns, mono_nano=line.mono_ns))
+    def _drop(self, rule: Rule, line: _Line) -> Found:
+        """A rule that was too slow once is not used again."""
+        self._rules = [other for other in self._rules if other is not rule]
+        self._clocks = [other for other in self._clocks if other is not rule]
+        gone = self._fallback(
+            f"rule {rule.name} took too long on one line and is no longer used; "
+            "simplify its nested repetitions"
+        )
+        return replace(gone, time_unix_nano=line.arrival_ns, mono_nano=line.mono_ns)
 
     def _fallback(self, reason: str) -> Found:
         attributes = {"bootseer.source": "log", "bootseer.reason": reason}
         return Found("point", "log_rules", ("", ""), self._clock_ns, None, "fallback", attributes)
 
-    def _tick(self, rule: Rule, line: _Line, _: List[Found]) -> None:
+    def _tick(self, rule: Rule, line: _Line) -> None:
         """Keep the time of the last line that had one, for the lines that have none."""
         match = None if rule.time is None else self._search(rule.time, line.text)
         if match is not None:
