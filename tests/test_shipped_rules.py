@@ -162,6 +162,18 @@ def test_megatron_without_stamps_takes_the_time_that_it_prints(prefix: bytes) ->
     assert end.time_unix_nano - begin.time_unix_nano == 255_940_500_000
 
 
+def test_megatron_whose_last_rank_prints_the_iterations() -> None:
+    """As torchrun --tee has it: rank 0 says that training begins."""
+    log = b"".join(
+        (b"[default7]:" if b" iteration " in line else b"[default0]:") + line
+        for line in MEGATRON.splitlines(keepends=True)
+    )
+    out = found("megatron", log, live=True)
+    assert spans_ms(out)[-1] == ("first_step", 8250.0)
+    first = [f for f in out if f.name == "first_step"]
+    assert not any("bootseer.local_rank" in f.attributes for f in first)
+
+
 def test_megatron_with_a_log_interval() -> None:
     log = MEGATRON_OLD.replace(b"   1/", b" 100/").replace(b"   2/", b" 200/")
     log = log.replace(b"255940.5", b"4000.0").replace(b"243438.3", b"2000.0")

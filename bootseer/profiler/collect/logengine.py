@@ -247,7 +247,7 @@ class Engine:
                 if match is None:
                     continue
                 self._hit = True
-                own = line if rule.lane is None else self._in_lane(rule, line)
+                own = line if rule.lane is None and not rule.across else self._in_lane(rule, line)
                 if rule.confirm:
                     self._moved_bar(kind, rule, match, own, found)
                 elif rule.step and kind != "begin":
@@ -267,6 +267,8 @@ class Engine:
 
         The name is no rank: of several kinds of parallelism it may count any one.
         """
+        if rule.across:
+            return replace(line, lane="")
         match = None if rule.lane is None else self._search(rule.lane, line.text)
         if match is None:
             return line

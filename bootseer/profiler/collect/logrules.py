@@ -25,6 +25,7 @@ A rule file is an INI file; each section is one rule, `[DEFAULT]` holds keys for
     step_from = 1                        ; the number of a run's very first step (default 1)
     lane = \\[\\S+ \\S+ (?P<lane>TP\\d+)\\]  ; where the line itself names its source: group
                                          ;   `lane`, or the first
+    across = true                ; one rank prints the begin and another the end: one span for all
     confirm = ^\\{'loss':                 ; see below
 
 A rule with `step` waits for its first match whose step is `step_from`, or for two: from their
@@ -75,6 +76,7 @@ _KEYS = [
     "step",
     "step_from",
     "lane",
+    "across",
     "confirm",
     "time",
     "time_format",
@@ -129,6 +131,7 @@ class Rule:
     step: str = ""
     step_from: int = 1
     lane: Optional[Pattern[str]] = None
+    across: bool = False
     confirm: Tuple[Pattern[str], ...] = ()
     time: Optional[Pattern[str]] = None
     time_format: str = "iso"
@@ -249,6 +252,7 @@ class _Section:
             step=self._step(end + point),
             step_from=self._number("step_from", 1),
             lane=self._grouped("lane"),
+            across=self._boolean("across"),
             confirm=self._confirm(begin, end, point),
             time=self._grouped("time"),
             time_format=self._section.get("time_format", "iso"),
