@@ -174,14 +174,16 @@ def repeated(start: Start) -> tuple[Problem, ...]:
 
 def _stepped_again(start: Start) -> Iterator[str]:
     """Files of ranks whose first step came after another process of theirs had come to one."""
-    stepped: dict[int, list[Source]] = defaultdict(list)
+    ranks: dict[int, list[Source]] = defaultdict(list)
     for source in start.sources:
-        if source.identity.rank is not None and any(s.name == FIRST_STEP for s in source.spans):
-            stepped[source.identity.rank].append(source)
-    for sources in stepped.values():
-        if len(sources) > 1:
-            extents = sorted((*_extent(source), source.file) for source in sources)
-            yield from (after[2] for before, after in pairwise(extents) if before[1] <= after[0])
+        if source.identity.rank is not None:
+            ranks[source.identity.rank].append(source)
+    for sources in ranks.values():
+        if len(sources) < 2:
+            continue
+        stepped = [s for s in sources if any(span.name == FIRST_STEP for span in s.spans)]
+        extents = sorted((*_extent(source), source.file) for source in stepped)
+        yield from (after[2] for before, after in pairwise(extents) if before[1] <= after[0])
 
 
 def _extent(source: Source) -> tuple[int, int]:
