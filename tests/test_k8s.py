@@ -327,6 +327,40 @@ def test_pulls_tried_again_last_until_the_one_that_succeeded() -> None:
     assert "503" in span(pod, "image.pull.retry").attributes["bootseer.reason"]
 
 
+def test_a_pull_that_fails_after_a_good_one_began_with_its_own_pulling() -> None:
+    """As after a restart of the container, with `imagePullPolicy: Always`."""
+    refused = 'Failed to pull image "i": rpc error: code = Unknown desc = 503 Service Unavailable'
+    items = [
+        make_pod(),
+        make_event("Pulling", 'Pulling image "i"', 1, count=2, lastTimestamp=clock(40)),
+        make_event("Pulled", 'Successfully pulled image "i" in 2s', 3),
+        make_event("Failed", refused, 0, firstTimestamp=clock(40, 5)),
+    ]
+    [pod] = k8s.pods(items)
+    found = [(one.status, (one.end_ns - one.begin_ns) / 1e9) for one in pod.spans]
+    assert found == [("ok", 2.0), ("error", 5.0)]
+
+
+def test_a_pod_that_replaces_another_did_not_wait_since_the_jobs_creation() -> None:
+    owner = {"kind": "Job", "name": "j", "uid": "job-uid", "controller": True}
+    for began, queued in (("2026-11-21T07:00:01Z", None), ("2026-11-21T09:59:59Z", 10800.0)):
+        job = {
+            "kind": "Job",
+            "metadata": {"uid": "job-uid", "creationTimestamp": "2026-11-21T07:00:00Z"},
+            "status": {"startTime": began},
+        }
+        [pod] = k8s.pods([make_pod(metadata={"ownerReferences": [owner]}), job])
+        assert lengths(pod).get("queue") == queued
+
+
+def test_what_two_dumps_have_in_common_counts_once() -> None:
+    message = 'Successfully pulled image "i" in 2s. Image size: 5 bytes.'
+    about = {"metadata": {"name": "p.1", "uid": "event-uid"}}
+    items = [make_pod(), make_event("Pulled", message, 10, **about)]
+    [pod] = k8s.pods([*items, *items])
+    assert [one.name for one in pod.spans] == ["image.pull"]
+
+
 def test_pulls_that_never_succeeded_last_until_the_last_that_was_seen() -> None:
     [pod] = k8s.pods([make_pod(), *pull_events(clock(2, 20))])
     retry = span(pod, "image.pull.retry")

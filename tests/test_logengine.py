@@ -335,6 +335,23 @@ def test_an_end_never_comes_before_its_begin() -> None:
     assert brief(found) == [("begin", "checkpoint.load", 50), ("end", "checkpoint.load", 50)]
 
 
+def test_an_end_is_moved_on_both_clocks() -> None:
+    rules = LOAD + "time = ^t=(\\d+)\ntime_format = unix\n"
+    found = run(rules, ["loading", "t=900 loaded"])
+    assert [f.time_unix_nano // SECOND for f in found] == [1000, 1000]
+    assert [f.mono_nano for f in found] == [500 * SECOND, 500 * SECOND]
+
+
+@pytest.mark.parametrize("digits", ["9" * 30, "9" * 5000])
+def test_numbers_without_end_count_nothing(digits: str) -> None:
+    """The line of a job must never end the engine."""
+    step = "[s]\nphase = first_step\npoint = step (?P<n>\\d+)?\nstep = n\n"
+    assert run(step, [f"step {digits}", "step "]) == []
+    load = LOAD.replace("loaded", r"loaded (?P<bytes>\d+) in (?P<duration>\d+s)")
+    found = run(load, ["loading", f"loaded {digits} in {digits}s"])
+    assert "bootseer.bytes" not in found[-1].attributes
+
+
 def test_a_slow_rule_is_dropped_and_named_while_others_work() -> None:
     def search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
         if pattern.pattern == "slow":

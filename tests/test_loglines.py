@@ -135,6 +135,7 @@ def test_the_times_of_container_logs(text: str) -> None:
         ("357.117972ms", 357_117_972),
         ("4µs", 4000),
         ("soon", None),
+        pytest.param("9" * 400 + "s", None, id="hundreds of digits"),
     ],
 )
 def test_durations(text: str, ns: int | None) -> None:
@@ -154,6 +155,8 @@ def test_durations(text: str, ns: int | None) -> None:
         ("0101 00:00:01.000000", "%m%d %H:%M:%S.%f", "2027-01-01T00:00:01+00:00"),
         ("23:59:59", "%H:%M:%S", "2026-11-21T23:59:59+00:00"),
         ("01:00:00", "%H:%M:%S", "2026-11-22T01:00:00+00:00"),
+        ("Thu Jan  4 10:00:00 2024", "%c", "2024-01-04T10:00:00+00:00"),
+        ("01/04/24 10:00", "%x %H:%M", "2024-01-04T10:00:00+00:00"),
     ],
 )
 def test_timestamps_are_read_and_completed(text: str, time_format: str, iso: str) -> None:
@@ -161,6 +164,11 @@ def test_timestamps_are_read_and_completed(text: str, time_format: str, iso: str
     got = loglines.parse_time_ns(text, time_format, 0, NEAR_NS)
     assert got is not None
     assert got / 1e9 == pytest.approx(expected.timestamp(), abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "-5", "9" * 5000])
+def test_a_number_that_is_no_time_of_this_century_is_none(text: str) -> None:
+    assert loglines.parse_time_ns(text, "unix_ms", 0, NEAR_NS) is None
 
 
 def test_zone_offset_applies_to_times_without_zone() -> None:

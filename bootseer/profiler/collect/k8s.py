@@ -62,6 +62,8 @@ _REPLACED_ONE_BY_ONE = (
 """Kinds of controllers whose pods do not start together."""
 _KUEUE = "kueue.x-k8s.io/managed"
 """Label of pods that Kueue holds by a gate (kubernetes-sigs/kueue, pkg/controller/jobs/pod)."""
+_LATER_NS = 60 * loglines.SECOND_NS
+"""A pod that is made so long after its Job began is none of its first ones."""
 _AGAIN = "(combined from similar events): "
 
 _HEX_NS = re.compile(r"\.([0-9a-f]{15,16})$")
@@ -112,6 +114,14 @@ class _Event:
     container: str
     first_ns: int
     last_ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Job:
+    """When a Job was made, and when its controller began to make pods."""
+
+    made_ns: int
+    began_ns: int | None
 
 
 def parse(text: str, name: str) -> list[Item]:
@@ -172,16 +182,28 @@ def pods(items: Iterable[Item], job_uid: str | None = None) -> list[Pod]:
 def _pods(items: list[Item], job_uid: str | None) -> Iterator[Pod]:
     events: dict[str, list[_Event]] = {}
     created: dict[str, int] = {}
-    jobs: dict[str, int] = {}
+    jobs: dict[str, _Job] = {}
+    items = _newest(items)
     for item in items:
         if _kind(item) == "Event":
             _take_event(item, events, created)
         elif _kind(item) == "Job":
-            jobs[item["metadata"]["uid"]] = _time_ns(item["metadata"]["creationTimestamp"]) or 0
+            made_ns = _time_ns(item["metadata"]["creationTimestamp"]) or 0
+            began_ns = _time_ns((item.get("status") or {}).get("startTime"))
+            jobs[item["metadata"]["uid"]] = _Job(made_ns, began_ns)
     for item in items:
         if _kind(item) == "Pod":
             seen = sorted(events.get(item["metadata"]["uid"], []), key=lambda e: e.first_ns)
             yield _pod(item, seen, created, jobs, job_uid)
+
+
+def _newest(items: list[Item]) -> list[Item]:
+    """Each object once, as it was read last: two dumps of one cluster hold many in common."""
+    found: dict[object, Item] = {}
+    for number, item in enumerate(items):
+        uid = item["metadata"].get("uid")
+        found[(_kind(item), uid) if uid else number] = item
+    return list(found.values())
 
 
 def _kind(item: Item) -> str:
@@ -241,7 +263,7 @@ def _pod(
     item: Item,
     events: list[_Event],
     created: dict[str, int],
-    jobs: dict[str, int],
+    jobs: dict[str, _Job],
     job_uid: str | None,
 ) -> Pod:
     metadata = item["metadata"]
@@ -348,7 +370,7 @@ def _resource(item: Item, owner: Item, uid: str) -> dict[str, Any]:
 
 
 def _placing(
-    item: Item, events: list[_Event], created: dict[str, int], job_ns: int | None
+    item: Item, events: list[_Event], created: dict[str, int], job: _Job | None
 ) -> Iterator[Span]:
     """`queue` and `schedule`."""
     metadata = item["metadata"]
@@ -358,6 +380,9 @@ def _placing(
         made_ns = fine_ns
     if made_ns is None:
         return
+    job_ns = job.made_ns if job else None
+    if job and job.began_ns and made_ns > job.began_ns + _LATER_NS:
+        job_ns = None  # it replaces or follows another pod, and waited for nothing before that
     failed = [event for event in events if event.reason == "FailedScheduling"]
     bound = [event.first_ns for event in events if event.reason == "Scheduled"]
     if not bound:
@@ -424,8 +449,9 @@ def _pull(events: list[_Event], base: dict[str, Any]) -> Iterator[Span]:
         yield Span("image.pull", begin_ns, event.first_ns, "ok", attributes)
     failed = [e for e in events if e.reason == "Failed" and "pull image" in e.message]
     if failed:
-        pulling = [e.first_ns for e in events if e.reason == "Pulling"]
-        begin_ns = min([*pulling, failed[0].first_ns])
+        pulling = [ns for e in events if e.reason == "Pulling" for ns in (e.first_ns, e.last_ns)]
+        before = [ns for ns in pulling if ns <= failed[0].first_ns]
+        begin_ns = max(before, default=failed[0].first_ns)
         failure = {
             **base,
             "error.type": "ErrImagePull",

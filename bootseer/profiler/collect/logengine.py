@@ -19,6 +19,8 @@ STAMPS_MAX = 32
 """Possible timestamps kept until one is needed; the newest that can be read counts."""
 BARS_MAX = 16
 """Progress bars of different totals that one lane's rule keeps until one is confirmed."""
+DIGITS_MAX = 18
+"""Digits of a number in a line; more of them count nothing that there is."""
 TEXT_MAX = 200
 """Characters kept of a named group's text."""
 
@@ -330,7 +332,9 @@ class Engine:
         key = (line.lane, rule.name)
         if self._counts.get((*key, kind)):
             return
-        number = int(match.group(rule.step))
+        number = _number(match.group(rule.step))
+        if number is None:
+            return
         times, step_ns = self._known(rule, line), _duration_ns(match)
         act = self._end if kind == "end" else self._point
         opened = self._open.get((line.lane, rule.phase))
@@ -420,7 +424,9 @@ class Engine:
                 begin = replace(begin, mono_nano=mono_ns - span_ns)
             found.append(begin)
         else:
-            time_ns = max(time_ns, opened.begin_ns)
+            late_ns = max(0, opened.begin_ns - time_ns)
+            time_ns += late_ns
+            mono_ns = None if mono_ns is None else mono_ns + late_ns
             if opened.repeats:
                 attributes["log.begins_ignored"] = opened.repeats
             del self._open[key]
@@ -463,8 +469,9 @@ class Engine:
                 continue
             attributes = _lane_attributes(opened.rule, lane)
             attributes["log.closed_by"] = rule.name
-            time_ns = max(times[0], opened.begin_ns)
-            found.append(Found("end", phase, key, time_ns, times[1], "ok", attributes))
+            late_ns = max(0, opened.begin_ns - times[0])
+            mono_ns = None if times[1] is None else times[1] + late_ns
+            found.append(Found("end", phase, key, times[0] + late_ns, mono_ns, "ok", attributes))
             del self._open[key]
 
     def _counted(self, rule: Rule, line: _Line, kind: str) -> bool:
@@ -558,8 +565,12 @@ def _first_of(
 
 def _step_number(rule: Rule, match: Match[str]) -> Optional[int]:
     """The number of a run's first step, where the line that begins it says so."""
-    number = match.groupdict().get(rule.step) if rule.step else None
-    return int(number) if number is not None and number.isdecimal() else None
+    return _number(match.groupdict().get(rule.step)) if rule.step else None
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    """A count that a line names; None where an optional group is absent or holds none."""
+    return int(text) if text and text.isdecimal() and len(text) <= DIGITS_MAX else None
 
 
 def _time_text(match: Match[str]) -> str:
@@ -618,8 +629,9 @@ def _attributes(rule: Rule, match: Match[str], line: _Line) -> Dict[str, Any]:
         if value is None or name.startswith("duration"):
             continue
         if name in ("bytes", "rank", "local_rank"):
-            if value.isdecimal():
-                attributes["bootseer." + name] = int(value)
+            number = _number(value)
+            if number is not None:
+                attributes["bootseer." + name] = number
         else:
             attributes["log." + name] = value[:TEXT_MAX]
     return attributes

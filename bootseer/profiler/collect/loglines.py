@@ -17,6 +17,11 @@ LINE_MAX_BYTES = 8192
 """Longer lines are matched by their first so many bytes; the rest is skipped, never kept."""
 
 SECOND_NS = 1_000_000_000
+_MAX_TIME_NS = 1 << 62
+
+_DAY_CODES = ("%d", "%j", "%c", "%x")
+_YEAR_CODES = ("%Y", "%y", "%c", "%x")
+"""Of strptime formats: those that give a day, and those that give a year."""
 
 _ENDS = re.compile(rb"[\r\n]")
 # ECMA-48 control sequences, operating-system commands (titles, links) and two-byte escapes.
@@ -162,30 +167,41 @@ def parse_duration_ns(text: str) -> Optional[int]:
     parts = _DURATION.findall(text)
     if not parts:
         return None
-    return round(sum(float(number) * _DURATION_NS[unit] for number, unit in parts))
+    try:
+        return round(sum(float(number) * _DURATION_NS[unit] for number, unit in parts))
+    except OverflowError:  # hundreds of digits
+        return None
 
 
 def parse_time_ns(
     text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
 ) -> Optional[int]:
-    """Unix nanoseconds of a log's own timestamp, or None if `text` does not fit.
+    """Unix nanoseconds of a log's own timestamp, or None if `text` does not fit or lies outside
+    of the years 1970 to 2115.
 
     `time_format` is `iso`, `unix`, `unix_ms`, `unix_us`, `unix_ns` or a strptime format;
     `utc_offset_s` applies to times that carry no zone (None = this machine's zone). A format
     without year, or without date, takes what is missing so that the time lies nearest `near_ns`.
     """
     try:
-        if time_format in _UNIX_UNITS:
-            return _unix_ns(text, _UNIX_UNITS[time_format])
-        if time_format == "iso":
-            return _datetime_ns(_iso(text), utc_offset_s)
-        if "%d" not in time_format and "%j" not in time_format:
-            return _nearest_day(text, time_format, utc_offset_s, near_ns)
-        if "%Y" not in time_format and "%y" not in time_format:
-            return _nearest_year(text, time_format, utc_offset_s, near_ns)
-        return _datetime_ns(datetime.datetime.strptime(text, time_format), utc_offset_s)
+        found_ns = _moment_ns(text, time_format, utc_offset_s, near_ns)
     except (ValueError, OverflowError, OSError):
         return None
+    return found_ns if found_ns is not None and 0 <= found_ns < _MAX_TIME_NS else None
+
+
+def _moment_ns(
+    text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
+) -> Optional[int]:
+    if time_format in _UNIX_UNITS:
+        return _unix_ns(text, _UNIX_UNITS[time_format])
+    if time_format == "iso":
+        return _datetime_ns(_iso(text), utc_offset_s)
+    if not any(code in time_format for code in _DAY_CODES):
+        return _nearest_day(text, time_format, utc_offset_s, near_ns)
+    if not any(code in time_format for code in _YEAR_CODES):
+        return _nearest_year(text, time_format, utc_offset_s, near_ns)
+    return _datetime_ns(datetime.datetime.strptime(text, time_format), utc_offset_s)
 
 
 def _unix_ns(text: str, per_second: float) -> int:
