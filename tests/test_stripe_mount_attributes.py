@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, refusal
-from stripe_faces import CHUNK, WIDTH, Served, content, served
+from stripe_faces import CHUNK, WIDTH, Served, content, served, store_of
+
+from bootseer.stripedfs.collecting import collect
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -141,6 +143,18 @@ def test_owners_are_refused(mount: Served) -> None:
     in_time(lambda: os.chown(path, os.geteuid(), -1))
     assert refusal(lambda: os.chown(path, 12, -1)) == errno.EPERM
     assert refusal(lambda: os.chown(path, -1, 12)) == errno.EPERM
+
+
+def test_gc_removes_what_is_left_of_files_that_others_removed(root: Path, tmp_path: Path) -> None:
+    with served(root, tmp_path / "mnt", writable=True, writing=WRITING) as mount:
+        for name in ("x", "y"):
+            in_time(lambda name=name: (mount.directory / name).write_bytes(b"x"))
+            in_time(lambda name=name: os.utime(mount.directory / name, ns=(1, WHEN_NS)))
+    (root / "x").unlink()
+    for name in ("x", "y"):
+        found = [each.name for each in collect(store_of(root), name, grace_s=0)]
+        assert found == (["x.stripes/ATTRIBUTES"] if name == "x" else [])
+    assert sorted(os.listdir(root)) == ["y", "y.stripes"]
 
 
 def test_attributes_are_of_the_bytes_they_were_set_for(root: Path, tmp_path: Path) -> None:

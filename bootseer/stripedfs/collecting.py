@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -11,10 +12,19 @@ from bootseer.storage.base import Stat, Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.draft import LEASE, STALE_S, WRITING, idle, store_now_s, temporaries
 from bootseer.stripedfs.manifest import VERSION_PATTERN
-from bootseer.stripedfs.versions import CURRENT, MANIFEST, SUFFIX, current, folder_of, is_name
+from bootseer.stripedfs.versions import (
+    ATTRIBUTES,
+    CURRENT,
+    MANIFEST,
+    SUFFIX,
+    current,
+    folder_of,
+    is_name,
+)
 
 GRACE_S = 3600.0
 TEMPORARY = ".tmp-"
+LEFT_ATTRIBUTES = "attributes of no file"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,12 +83,26 @@ def collect(
         _unmark(store, base)
     doomed = list(_versions(store, base, now_s, grace_s))
     doomed += _drafts(store, base, now_s, grace_s)
+    doomed += _attributes(store, base, now_s, grace_s)
     for each in doomed:
         if not dry_run:
             if each.reason == "unreferenced version" and _is_current(store, base, each.name):
                 continue  # published while we looked
             store.delete_tree(each.name)
+            if each.reason == LEFT_ATTRIBUTES:
+                with contextlib.suppress(BootseerError):
+                    store.delete(base)  # not when there is anything else
         yield each
+
+
+def _attributes(store: Store, base: str, now_s: float, grace_s: float) -> Iterator[Removed]:
+    """The mode and time of a plain file or folder that others have removed."""
+    try:
+        kept = store.stat(f"{base}/{ATTRIBUTES}")
+    except NotFoundError:
+        return
+    if now_s - kept.mtime_s >= grace_s and not changing.exists(store, base.removesuffix(SUFFIX)):
+        yield Removed(kept.name, LEFT_ATTRIBUTES, now_s - kept.mtime_s)
 
 
 def collect_beside(
