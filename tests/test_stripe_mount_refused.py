@@ -141,7 +141,8 @@ def test_what_is_renamed_before_its_close_is_published_there(
         assert read_url(root, path.name) == content(size, seed)
         assert in_time(path.read_bytes) == content(size, seed)
         assert in_time(lambda: os.listdir(mount.directory)) == [path.name]
-    assert [p.name.removesuffix(".stripes") for p in root.iterdir()] == [path.name]
+    assert in_time(path.stat).st_mode & 0o777 == 0o600
+    assert {p.name.removesuffix(".stripes") for p in root.iterdir()} == {path.name}
 
 
 @pytest.mark.parametrize("size", [1000, SIZE])
