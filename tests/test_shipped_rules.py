@@ -510,6 +510,22 @@ def test_ray_and_the_trainer_of_its_workers() -> None:
     assert brief(out) == brief(found("lightning", LIGHTNING, live=True))
 
 
+@pytest.mark.parametrize("rules", ["huggingface", "lightning"])
+def test_bars_that_ray_relays_without_its_prefix(rules: str) -> None:
+    """Its prefix comes before a line's first drawing, and the others follow carriage returns."""
+    worker = "(RayTrainWorker pid=245, ip=10.0.24.158) "
+    draw = [bar(done, 12, "Epoch 0: " if rules == "lightning" else "") for done in (0, 1, 2)]
+    log = f"{worker}***** Running training *****\n{worker}\r{draw[0]}\r{draw[1]}\r{draw[2]}\n"
+    assert brief(found(rules, log.encode(), live=True)) == ["begin first_step", "end first_step"]
+
+
+def test_the_trainers_log_confirms_a_bar_across_lanes() -> None:
+    worker = "(RayTrainWorker pid=245, ip=10.0.24.158) "
+    log = f"{worker}\r{bar(0, 12)}\r{bar(1, 12)}\n{worker}{LOSS}\n{worker}\r{bar(1, 12)}\n"
+    out = found("huggingface", log.encode(), live=True)
+    assert brief(out) == ["begin first_step", "end first_step"]
+
+
 # As Lightning 2.6.6 prints it on a CPU (`data/logs/lightning_*.log` have its bars as they are).
 LIGHTNING = b"""\
 Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2

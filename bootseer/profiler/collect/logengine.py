@@ -249,7 +249,7 @@ class Engine:
                 if match is None:
                     continue
                 self._hit = True
-                own = line if rule.lane is None and not rule.across else self._in_lane(rule, line)
+                own = self._in_lane(rule, line)
                 if rule.confirm:
                     self._moved_bar(kind, rule, match, own, found)
                 elif rule.step and kind != "begin":
@@ -259,7 +259,7 @@ class Engine:
                 break
         for pattern in rule.confirm if self._bars else ():
             if self._search(pattern, line.text) is not None:
-                own = line if rule.lane is None else self._in_lane(rule, line)
+                own = self._in_lane(rule, line)
                 bars = self._bars.get((own.lane, rule.name))
                 if bars is not None:
                     bars.confirmed = True
@@ -270,7 +270,7 @@ class Engine:
         The name is no rank: of several kinds of parallelism it may count any one.
         """
         if rule.across:
-            return replace(line, lane="")
+            return replace(line, lane="") if line.lane else line
         match = None if rule.lane is None else self._search(rule.lane, line.text)
         if match is None:
             return line
