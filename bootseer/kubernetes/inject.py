@@ -86,7 +86,8 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     unmeasured: list[Refusal] = []
     kinds_there: list[str] = []
     for document in yamltext.documents(clean):
-        for one in pods.find_objects(document):
+        objects = pods.find_objects(document)
+        for one in objects:
             kinds_there.append(one.kind)
             if kinds.is_train_job(one.node):
                 try:
@@ -97,7 +98,7 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
                 reason = kinds.find_containers_left(one)
                 if reason:
                     unmeasured.append(_refusal_of(one, reason))
-        for pod in pods.find(document):
+        for pod in (pod for one in objects for pod in one.pods):
             if may_pass_over and not is_asked_for(pod, options):
                 line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"
                 reason = f"it has no container {options.container!r}"
