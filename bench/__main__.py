@@ -15,6 +15,7 @@ NAMES = (
     "events",
     "report",
     "depsnap",
+    "plain",
     "fuse",
     "fetch",
     "hdfs",

@@ -152,6 +152,8 @@ class Place:
         self.folder.mkdir(exist_ok=True)
         if self.kind == "ext4":
             image = self.inputs / "image"
+            # A new file: another mount namespace may still hold, and write to, the one before.
+            image.unlink(missing_ok=True)
             with image.open("wb") as file:
                 file.truncate(IMAGE_BYTES)
             made = ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,nodiscard", str(image)]

@@ -100,7 +100,11 @@ def _answer(connection: socket.socket, folder: str, head: bytes) -> None:
     request, wanted = _REQUEST.match(head), _RANGE.search(head)
     if request is None:
         raise ConnectionError("not a request")
-    fd = os.open(f"{folder}/{request[2].decode()}", os.O_RDONLY)
+    try:
+        fd = os.open(f"{folder}/{request[2].decode()}", os.O_RDONLY)
+    except OSError:
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        return
     try:
         size = os.fstat(fd).st_size
         start, end = 0, size - 1

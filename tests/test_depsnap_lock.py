@@ -314,14 +314,14 @@ def test_a_start_without_a_network_does_not_wait_for_one(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_refuses_is_given_up_after_five_seconds(node: Node) -> None:
+def test_a_store_that_refuses_is_given_up_after_four_seconds(node: Node) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         store = f"webhdfs://127.0.0.1:{taken.getsockname()[1]}/snapshots"
         done = node.run("--store", store)
     assert (done.returncode, node.installs, node.works()) == (0, 1, True)
     assert node.ends()[-1]["status"] == "fallback"
-    assert "did not answer for 5 s" in done.stderr
+    assert "did not answer for 4 s" in done.stderr
 
 
 def test_the_resolver_looks_where_pip_is_told_to_look(tmp_path: Path, wheels: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -184,7 +185,7 @@ def test_a_store_that_the_mount_found_away_is_not_waited_for_as_long_again(
     """The plain way waits behind it."""
     left_s: list[float] = []
 
-    def mount(_: object) -> None:
+    def mount(*_: object) -> None:
         raise StoreUnavailableError("cannot look at it: nobody answers")
 
     def locate(*_: object) -> None:
@@ -200,3 +201,18 @@ def test_a_store_that_the_mount_found_away_is_not_waited_for_as_long_again(
             )
     assert 0 < left_s[0] <= checkpoint_part.LAST_LOOK_S
     assert left_s[1] == math.inf
+
+
+@pytest.mark.parametrize("form", ["auto", "copy"])
+def test_a_store_that_hangs_is_left_to_a_plain_command_that_waits(job: Job, form: str) -> None:
+    """Fault injection: a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        job.url = f"http://127.0.0.1:{hanging.getsockname()[1]}/model.pt"
+        job.settings(load=["sh", "-c", f"mkdir -p {job.to} && echo plain >{job.to}/x"], form=form)
+        done = job.start("cat", str(job.to / "x"))
+        hanging.settimeout(0)
+        hanging.accept()[0].close()  # it was asked
+    assert (done.returncode, done.stdout) == (0, b"plain\n")
+    assert b"no answer for 4 s" in done.stderr
+    assert "no answer for 4 s" in job.reasons()[0]
+    assert not job.to.is_mount()

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from bootseer.storage.lease import Lease, Watch
 
 T = TypeVar("T")
+_LEAST_S = 0.5
+"""What a question to the store has, however long those before it took."""
 PHASE = "deps.install"
 INSIDE = "BOOTSEER_DEPS_INSIDE"
 PATIENT_RESOLVE_S = 60.0
@@ -180,6 +182,7 @@ class _Run:
         self.span = ""
         self._seen: tuple[list[int], set[int]] = ([], set())
         self._nearest: records.Record | None = None
+        self._asked_s = 0.0
 
     def go(self) -> None:
         with contextlib.ExitStack() as held:
@@ -223,7 +226,9 @@ class _Run:
             self.outcome.result = "in place"
             self._say_unresolved(prepared)
             return True
+        begun_s = time.monotonic()
         plan.store = prepare.reachable_store(settings)
+        self._asked_s = time.monotonic() - begun_s
         if prepared.damaged is not None:
             if self._try_restore(plan.store, prepared)[0]:
                 self._say_unresolved(prepared)
@@ -301,6 +306,7 @@ class _Run:
                         waiting.enter_context(self._part(f"{PHASE}.wait", waits=True))
                         settings.on_step("wait")
                     time.sleep(poll_s(waited_s))
+                    self._asked_s = 0.0
                 restored, plan.supersedes = self._try_restore(store, prepared)
                 if restored:
                     return True
@@ -371,8 +377,17 @@ class _Run:
         return False, supersedes
 
     def _asked(self, store: Store, action: Callable[[], T]) -> T:
-        """What the store answers. Raises DeadlineError where it hangs, as it may at any request."""
-        return prepare.within(action, self.settings.store_timeout_s, store.url)
+        """What the store answers. Raises DeadlineError where it hangs, as it may at any request.
+
+        All questions of a start have the time limit together; each look while it waits for
+        another node has it again.
+        """
+        left_s = max(_LEAST_S, self.settings.store_timeout_s - self._asked_s)
+        begun_s = time.monotonic()
+        try:
+            return prepare.within(action, round(left_s, 1), store.url)
+        finally:
+            self._asked_s += time.monotonic() - begun_s
 
     def _condemn(self, store: Store, key: str, generation: int, error: BootseerError) -> None:
         """Pass over a bad snapshot, in later starts too where the store can be written."""

@@ -44,7 +44,7 @@ class DepsSettings:
     allow_setuid: bool = False
     image_digest: str = ""
     resolve_timeout_s: float = 5.0
-    store_timeout_s: float = 5.0
+    store_timeout_s: float = 4.0
     lease_beat_s: float = 3.0
     lease_ttl_s: float = 20.0
     on_step: Callable[[str], None] = _nothing

@@ -24,10 +24,14 @@ from bootseer.errors import (
 from bootseer.profiler.events import NullWriter
 
 if TYPE_CHECKING:
+    from bootseer.storage.base import Store
     from bootseer.storage.options import StoreOptions
+    from bootseer.stripedfs.names import Found
 
 MIB = 1 << 20
 PROCESS_MIB = 80
+LOOK_S = 4.0
+"""For the first look at a store where a plain way is waiting behind it."""
 LAST_LOOK_S = 10.0
 """For a store that the mount may have waited for in vain: the plain way waits behind this."""
 
@@ -76,11 +80,12 @@ class CheckpointPart:
 
 def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
     """Mount or copy; returns which, and why it is that one."""
+    look_s = LOOK_S if checkpoint.load else math.inf
     if checkpoint.form == "copy":
-        _copy(checkpoint)
+        _copy(checkpoint, look_s=look_s)
         return "copy", "asked for"
     try:
-        _mount(checkpoint)
+        _mount(checkpoint, look_s)
         return "mount", "asked for" if checkpoint.form == "mount" else "this machine can mount"
     except BootseerError as error:
         same = isinstance(error, NotFoundError | CorruptDataError)
@@ -88,12 +93,14 @@ def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
             raise  # a copy would meet the same
         why = f"no mount here: {error}"
         away = isinstance(error, StoreUnavailableError | DeadlineError)
+        if away and checkpoint.load:
+            raise
     process.say(f"checkpoint: {why}; copying it")
-    _copy(checkpoint, look_s=LAST_LOOK_S if away else math.inf)
+    _copy(checkpoint, look_s=LAST_LOOK_S if away else look_s)
     return "copy", why
 
 
-def _mount(checkpoint: CheckpointSettings) -> None:
+def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
     from bootseer.stripedfs import mounting, mountsettings
 
     try:
@@ -105,6 +112,7 @@ def _mount(checkpoint: CheckpointSettings) -> None:
         mountsettings.MountSettings(
             url=checkpoint.url,
             mountpoint=checkpoint.to,
+            look_s=look_s,
             options=_store_options(checkpoint),
             direct_bytes=never if checkpoint.buffered else mountsettings.DIRECT_BYTES,
             cache=checkpoint.cache,
@@ -122,14 +130,22 @@ def _block_bytes(checkpoint: CheckpointSettings) -> int:
 
 
 def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
-    """Copy the checkpoint. Asking its store what there is, no try begins after `look_s`."""
+    """Copy the checkpoint. Its store has `look_s` to say what there is."""
     from bootseer.blocks.fetch import Fetcher, FetchSettings
     from bootseer.storage import retry
+    from bootseer.storage.errand import within
+    from bootseer.storage.urls import redact
     from bootseer.stripedfs.getting import get_found
     from bootseer.stripedfs.locating import locate
 
-    with retry.limited(look_s):
-        store, found = locate(checkpoint.url, _store_options(checkpoint))
+    def look() -> tuple[Store, Found]:
+        with retry.limited(look_s):
+            return locate(checkpoint.url, _store_options(checkpoint))
+
+    if look_s == math.inf:
+        store, found = look()
+    else:
+        store, found = within(look, look_s, f"look at {redact(checkpoint.url)}")
     try:
         if not found.is_folder:
             os.makedirs(checkpoint.to, exist_ok=True)

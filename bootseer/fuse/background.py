@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
+from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, from_os_error
 
 USERS_NAMED = 5
 END_S = 10.0
@@ -233,8 +234,11 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def in_a_child(check: Callable[[], None]) -> None:
-    """Do something that may start threads, in a process of its own; raises what it raised."""
+def in_a_child(check: Callable[[], None], limit_s: float = math.inf, what: str = "looking") -> None:
+    """Do something that may start threads, in a process of its own; raises what it raised.
+
+    After `limit_s` the process is ended, and `what` names it in a DeadlineError.
+    """
     told, tell = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -252,7 +256,11 @@ def in_a_child(check: Callable[[], None]) -> None:
             os._exit(0)
     os.close(tell)
     data = b""
+    waiting = select.poll()
+    waiting.register(told, select.POLLIN)
     try:
+        if not waiting.poll(None if limit_s == math.inf else limit_s * 1000):
+            raise DeadlineError(f"{what}: no answer for {limit_s:g} s")
         while more := os.read(told, 1 << 16):
             data += more
     except BaseException:  # an interrupt too: no child that nobody waits for

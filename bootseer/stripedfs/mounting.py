@@ -64,7 +64,8 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     if settings.writable and settings.backend != "own":
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
-    in_a_child(lambda: _check(settings))
+    looking = f"cannot look at {redact(settings.url)}"
+    in_a_child(lambda: _check(settings), settings.look_s, looking)
     log = Log(settings.log_file)
     process = _process(settings.for_pid)
     options = MountOptions(

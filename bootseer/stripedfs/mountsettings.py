@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -23,7 +24,8 @@ class MountSettings:
     """One mount. `url` is a folder, a checkpoint or a file of a store.
 
     Files of `direct_bytes` and more are read past the page cache; `writable` lets files be saved.
-    Reads that get no bytes for `deadline_s` fail with EIO. `cache` is a directory of this node
+    The first look at it may take `look_s`. Reads that get no bytes for `deadline_s` fail with
+    EIO. `cache` is a directory of this node
     for what was read (none: memory alone, `memory_bytes` of it). With `for_pid` the mount ends
     with that process. `log_file` takes what went wrong, a line each.
     """
@@ -39,6 +41,7 @@ class MountSettings:
     cache_limit_bytes: int = CACHE_LIMIT_BYTES
     memory_bytes: int = MEMORY_BYTES
     connections: int = 0
+    look_s: float = math.inf
     deadline_s: float = DEADLINE_S
     backend: Backend = "own"
     for_pid: int = 0

@@ -1,0 +1,68 @@
+"""Every case of the bench of plain ways does the same work on both sides; nothing is timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import floors, harness, plain
+
+pytestmark = pytest.mark.slow
+
+QUICK = harness.Options(quick=True, runs=1)
+IMAGES = ["image tiny", "image registry hanging"]
+OTHERS = [case for case in plain.CASES if not case.startswith("image")]
+
+
+def measured(case: str) -> None:
+    kept: list[harness.Case] = []
+    done = plain.measure(QUICK, [case], kept.extend)
+    assert kept == done
+    assert [(c.case, c.side, len(c.values)) for c in done] == [
+        (case, harness.OURS, 1),
+        (case, plain.PLAIN, 1),
+    ]
+    assert str(Path(plain.CACHE)) not in Path("/proc/mounts").read_text()
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_both_sides_do_their_work(case: str) -> None:
+    measured(case)
+
+
+@pytest.mark.root
+@pytest.mark.debian("podman")
+@pytest.mark.debian("docker-registry")
+@pytest.mark.debian("busybox-static")
+@pytest.mark.parametrize("case", IMAGES)
+def test_both_sides_run_the_image(case: str) -> None:
+    measured(case)
+
+
+def figures(case: str, ours: list[float], peers: list[float]) -> list[harness.Case]:
+    return harness.cases_of(case, {"ours": ours, "plain": peers}, unit="s")
+
+
+@pytest.mark.parametrize(
+    ("case", "ours", "peers", "verdict"),
+    [
+        ("deps tiny install", [1.2, 1.3], [1.0, 1.0], "held"),
+        ("deps tiny install", [1.4, 1.3], [1.0, 1.0], "MISSED"),
+        ("deps first start", [10.3], [10.0], "held"),
+        ("deps first start", [10.35], [10.0], "MISSED"),
+        ("deps store gone", [6.0], [1.0], "held"),
+        ("deps store gone", [6.1], [1.0], "MISSED"),
+        ("deps store gone", [110.0], [100.0], "held"),
+        ("deps store gone", [], [], "not measured"),
+    ],
+)
+def test_what_ours_may_take_longer(
+    case: str, ours: list[float], peers: list[float], verdict: str
+) -> None:
+    (floor,) = [floor for floor in floors.FLOORS["plain"] if floor.case == case]
+    assert floor.verdict(figures(case, ours, peers)) == verdict
+
+
+def test_each_case_but_the_bare_wrapper_has_its_floor() -> None:
+    assert {floor.case for floor in floors.FLOORS["plain"]} == set(plain.CASES) - {"run"}
