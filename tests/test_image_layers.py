@@ -183,6 +183,14 @@ def test_hostile_layers_are_refused(what: str) -> None:
         flatten([HOSTILE[what]])
 
 
+def test_a_layer_may_end_with_its_last_members_bytes() -> None:
+    """umoci leaves out that member's padding and the end's blocks; container programs take it."""
+    layer = raw_member("a", size=3) + b"one" + bytes(509) + raw_member("b", size=5) + b"other"
+    assert flatten([layer])[1] == {b"a": b"one", b"b": b"other"}
+    with pytest.raises(CorruptDataError, match="ends in the middle of a file"):
+        flatten([layer[:-1]])
+
+
 LONG = "/".join(["d\x1b\n" * 60] * 20)  # a path of 3.6 KB, in characters that no line takes
 
 

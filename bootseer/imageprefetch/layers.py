@@ -248,7 +248,7 @@ class Members:
             yield member
             for _ in self.chunks(1 << 30):
                 pass  # what nobody read
-            self._bytes.skip(self._padding)
+            self._bytes.exactly(self._padding)  # some programs leave out the last member's
 
     def chunks(self, size_bytes: int) -> Iterator[memoryview]:
         """The current member's stored bytes, as far as they were not read yet."""
