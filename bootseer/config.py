@@ -22,7 +22,10 @@ from bootseer.config_paths import (
     default_cache,
     default_runtime,
     default_store,
-    home,
+    plain_http_hosts,
+    registries_conf_files,
+    registry_auth_files,
+    registry_hosts_directories,
 )
 from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
@@ -92,51 +95,6 @@ def _of_section(section: str, record: Section) -> Iterable[Setting]:
 _SHAPES: Mapping[object, Shape] = types.MappingProxyType(
     {bool: "truth value", int: "whole number", float: "number", tuple[str, ...]: "list of texts"}
 )
-
-
-def registry_auth_files(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Where container tools keep registry logins, in the order in which they are tried."""
-    env = os.environ if environ is None else environ
-    base = env.get("HOME") or home()
-    named = [env["REGISTRY_AUTH_FILE"]] if env.get("REGISTRY_AUTH_FILE") else []
-    if env.get("XDG_RUNTIME_DIR"):
-        named.append(f"{env['XDG_RUNTIME_DIR']}/containers/auth.json")
-    docker = env.get("DOCKER_CONFIG") or f"{base}/.docker"
-    return [*named, f"{base}/.config/containers/auth.json", f"{docker}/config.json"]
-
-
-def plain_http_hosts(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Registries that `BOOTSEER_PLAIN_HTTP` allows to be asked by http: "host" or "host:port"."""
-    env = os.environ if environ is None else environ
-    names = env.get("BOOTSEER_PLAIN_HTTP", "").split(",")
-    return tuple(name.strip().lower() for name in names if name.strip())
-
-
-def registry_hosts_directories(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Where `HOST/hosts.toml` stands, as containerd has it, and `HOST/*.crt`, as Docker has it."""
-    env = os.environ if environ is None else environ
-    if env.get("BOOTSEER_REGISTRY_HOSTS"):
-        return env["BOOTSEER_REGISTRY_HOSTS"].split(":")
-    return ["/etc/containerd/certs.d", "/etc/docker/certs.d", "/etc/containers/certs.d"]
-
-
-def registries_conf_files(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Podman's `registries.conf` files that count, the later over the earlier."""
-    env = os.environ if environ is None else environ
-    if env.get("CONTAINERS_REGISTRIES_CONF"):
-        return [env["CONTAINERS_REGISTRIES_CONF"]]
-    base = env.get("HOME") or home()
-    first = f"{base}/.config/containers/registries.conf"
-    if not os.path.exists(first):
-        first = "/etc/containers/registries.conf"
-    found = [first]
-    for folder in ("/etc/containers/registries.conf.d", f"{first}.d"):
-        try:
-            names = sorted(n for n in os.listdir(folder) if n.endswith(".conf"))
-        except OSError:
-            continue
-        found += [path for n in names if (path := os.path.join(folder, n)) not in found]
-    return found
 
 
 def load(

@@ -245,8 +245,9 @@ HEAVY = {
 }
 
 
+@pytest.mark.parametrize("workload", ["", "w"])
 def test_a_bare_mount_imports_no_client_and_no_cache_before_it_is_there(
-    mounts: Mounts, image: Published
+    workload: str, mounts: Mounts, image: Published
 ) -> None:
     """Each of these would delay a job; the helper imports the registry's client beside us."""
     directory, told = mounts.folder / "m", mounts.folder / "modules"
@@ -270,6 +271,7 @@ registry_helper.start = start
 sys.exit(main.main(sys.argv[1:]))
 """
     words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]
+    words += ["--workload", workload] if workload else []
     done = subprocess.run(
         [sys.executable, "-c", code, "image", "mount", *words, image.ref, str(directory)],
         capture_output=True,
@@ -282,6 +284,64 @@ sys.exit(main.main(sys.argv[1:]))
     assert "bootseer.imageprefetch.helped_repository" in modules
     assert not modules & HEAVY
     mounts.umount(str(directory))
+
+
+def test_a_mounts_server_collects_garbage_once_the_image_is_there(
+    mounts: Mounts, image: Published
+) -> None:
+    """Not before, for looking for garbage takes time, and importing makes none."""
+    directory, told = mounts.folder / "m", mounts.folder / "collecting"
+    directory.mkdir()
+    code = f"""
+import gc, os, sys
+from bootseer.cli import main
+from bootseer.imageprefetch import registry_helper
+helper = registry_helper.start
+def start(*words, **options):
+    link = helper(*words, **options)
+    from bootseer.imageprefetch import worker
+    made, go_on = worker.Worker.__init__, worker.Worker._go_on
+    def note(what):
+        with open({str(told)!r}, "a") as file:
+            file.write(f"{{what}} {{gc.isenabled()}}\\n")
+    def noted_made(*words, **options):
+        note("made")
+        made(*words, **options)
+    def noted_go_on(*words):
+        note("mounted")
+        go_on(*words)
+    worker.Worker.__init__, worker.Worker._go_on = noted_made, noted_go_on
+    return link
+registry_helper.start = start
+code = main.main(sys.argv[1:])
+assert gc.isenabled()
+sys.exit(code)
+"""
+    words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "image", "mount", *words, image.ref, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tree_of(directory) == FILES
+    assert told.read_text() == "made False\nmounted True\n"
+    mounts.umount(str(directory))
+
+
+def test_a_registrys_client_imports_no_settings_of_starts() -> None:
+    """They take a tenth of the time in which a helper comes to ask."""
+    code = """
+import sys
+from bootseer.storage.oci.registry import open_repository
+open_repository("127.0.0.1:1/a/b:1")[0].close()
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "bootseer.storage.oci.remote" in modules
+    assert not modules & {"bootseer.config", "bootseer.config_sections", "logging"}
 
 
 def test_an_agent_has_imported_all_that_a_mount_of_its_own_needs(

@@ -10,7 +10,8 @@ import pytest
 from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import Touched, Trace
 from bootseer.errors import CorruptDataError, UsageError
-from bootseer.imageprefetch.traces import TraceStore, check_workload, within
+from bootseer.imageprefetch.traces import TraceStore, within
+from bootseer.imageprefetch.workloads import check_workload
 
 PAGE = 4096
 SIZE = 1000 * PAGE

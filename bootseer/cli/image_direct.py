@@ -5,6 +5,7 @@ On a node without an agent all that is imported here delays a job, so everything
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -35,9 +36,14 @@ def command(args: list[str], *, helped: bool = True) -> int | None:
 
 
 def _guarded(body: Callable[[], int]) -> int:
-    """As `root.main` has it: errors are one line and an exit code."""
+    """As `root.main` has it: errors are one line and an exit code.
+
+    Without collections of garbage, of which importing makes none: looking for it takes a
+    twentieth of that time. A mount's worker, and `run` once it has mounted, collect again.
+    """
     from bootseer.errors import BootseerError
 
+    gc.disable()
     try:
         code = body()
         if sys.stdout is not None:
@@ -51,6 +57,8 @@ def _guarded(body: Callable[[], int]) -> int:
         from bootseer.cli import failures
 
         return failures.report(error)
+    finally:
+        gc.enable()
 
 
 def mount(given: dict[str, Any], *, helped: bool = True) -> int:
@@ -102,11 +110,14 @@ def _mounted(settings: MountSettings, helper: socket | None) -> Mounted:
     """Have the node's agent mount, which has all imported that it takes; else do it here."""
     from bootseer.imageprefetch import lazyrun, mounting
 
-    if helper is None:
-        made = _mounted_by_agent(settings)
-        if made is not None:
-            return made
-    return mounting.mount(settings, helper, lazyrun.import_the_rest)
+    try:
+        if helper is None:
+            made = _mounted_by_agent(settings)
+            if made is not None:
+                return made
+        return mounting.mount(settings, helper, lazyrun.import_the_rest)
+    finally:
+        gc.enable()  # the container may run for weeks
 
 
 def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
@@ -143,7 +154,10 @@ def _helper(
     if given["ref"].startswith(_LAYOUT) or not image_words.may_mount(directory):
         return None
     from bootseer.imageprefetch import registry_helper
+    from bootseer.storage import options
+    from bootseer.storage.oci import manifest
 
+    del manifest, options  # both the helper and the server need them: imported once for both
     try:
         return registry_helper.start(
             given["ref"],

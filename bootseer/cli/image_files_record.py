@@ -83,7 +83,7 @@ def command(
     from bootseer.imageprefetch.filemode import places
     from bootseer.imageprefetch.filemode.commanding import CommandRecording
     from bootseer.imageprefetch.filemode.recording import Recording, RecordSettings
-    from bootseer.imageprefetch.traces import check_workload
+    from bootseer.imageprefetch.workloads import check_workload
 
     check_place(file, traces)
     settings = RecordSettings(

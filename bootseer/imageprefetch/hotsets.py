@@ -26,7 +26,7 @@ from bootseer.blocks.source import BlockSource
 from bootseer.blocks.trace import Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.localstore import DEFAULT_NAME
-from bootseer.imageprefetch.traces import check_workload
+from bootseer.imageprefetch.workloads import check_workload
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
     OCI_MANIFEST,

@@ -269,7 +269,7 @@ def _check_names(settings: MountSettings) -> None:
 
     parse_reference(settings.ref)
     if settings.workload:
-        from bootseer.imageprefetch.traces import check_workload
+        from bootseer.imageprefetch.workloads import check_workload
 
         check_workload(settings.workload)
 

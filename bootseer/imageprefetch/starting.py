@@ -18,7 +18,8 @@ from bootseer.imageprefetch.mounting import MountSettings
 from bootseer.imageprefetch.podmanwords import check_options, check_platform
 from bootseer.imageprefetch.recording import FirstStepWatch
 from bootseer.imageprefetch.running import Command, ImageConfig, choose_runner
-from bootseer.imageprefetch.traces import TraceStore, check_workload
+from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.workloads import check_workload
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,20 +19,11 @@ from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.localstore import DEFAULT_NAME
+from bootseer.imageprefetch.workloads import check_workload
 from bootseer.profiler import events
 
 SUFFIX = ".trace"
 PUSHED = ".pushed"  # a workload's trace, as far as a published one holds it
-_WORKLOAD = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
-
-
-def check_workload(name: str) -> str:
-    """Return the workload's name, or raise UsageError: it names files and annotations."""
-    if not _WORKLOAD.fullmatch(name):
-        raise UsageError(
-            f"{name[:120]!r} is no workload; use up to 100 letters, digits, '.', '_' and '-'"
-        )
-    return name
 
 
 class TraceStore:

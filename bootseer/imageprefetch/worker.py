@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import threading
@@ -150,6 +151,7 @@ class Worker:
             except BaseException:  # before anybody else can share it
                 runtime.unmount_all(told)
                 raise
+        _collect_garbage()
         hot = bool(opened.hot_set) and settings.hot
         self._story.mounted(opened, hot=hot, loop=told.loop, complete=complete)
         self._go_on(settings.directory, digest, opened)
@@ -182,6 +184,7 @@ class Worker:
 
     def _share(self, digest: str, other: runtime.Server) -> None:
         """Another server has it, which has replayed its own workload alone."""
+        _collect_garbage()
         self._story.shared()
         self._hand_over(self._about(digest, other), other)
         if not self._settings.hot or self._settings.workload == other.workload:
@@ -207,6 +210,7 @@ class Worker:
 
     def _take_over(self, before: runtime.Server) -> None:
         """Readers wait meanwhile; EROFS is mounted already."""
+        _collect_garbage()
         if before.sealed:  # nobody waits for anything
             self._watch_mounts()
             return
@@ -274,14 +278,14 @@ class Worker:
         """All that the mount did not need: bytes, then recording, then what is kept."""
         folder = self._settings.traces or LocalStore(self._settings.cache).trace_folder(digest)
         cold = not opened.hot_set or not self._settings.hot
-        self._noting.run(folder, cold=cold, ended=self._recorded)
-        threading.Thread(target=self._watch_mounts, name="image-mounts", daemon=True).start()
         if self._complete is not None:
             self._complete.begin(target)
         elif self._server is not None:
             self._server.begin(target, recorded=self._noting.active)
             if not self._noting.active:
                 self._end_start_later(self._server)
+        self._noting.run(folder, cold=cold, ended=self._recorded)
+        threading.Thread(target=self._watch_mounts, name="image-mounts", daemon=True).start()
         try:
             opened.keep()
         except BootseerError as error:
@@ -409,6 +413,12 @@ class Front(ImageFront):
 def _end() -> None:
     """End this process as its supervisor would; the supervisor ends with it."""
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _collect_garbage() -> None:
+    """Collect from now on, as whoever mounts does not while importing; never what is imported."""
+    gc.freeze()
+    gc.enable()
 
 
 def _import_the_rest() -> None:

@@ -15,6 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from bootseer.config_paths import (
+    plain_http_hosts,
+    registries_conf_files,
+    registry_auth_files,
+    registry_hosts_directories,
+)
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
@@ -66,12 +72,8 @@ class Client:
         plain_http: bool | None = None,
         push: bool = False,
     ) -> None:
-        from bootseer import config
-
-        names = tuple(name.lower() for name in options.plain_http) + config.plain_http_hosts()
-        files = Files(
-            tuple(config.registry_hosts_directories()), tuple(config.registries_conf_files())
-        )
+        names = tuple(name.lower() for name in options.plain_http) + plain_http_hosts()
+        files = Files(tuple(registry_hosts_directories()), tuple(registries_conf_files()))
         self.reference, self.options = reference, options
         if options.ca_file and plain_http is None and reference.host.lower() not in names:
             plain_http = False  # whoever names an authority means TLS, on loopback too
@@ -320,8 +322,6 @@ class Client:
                 del self._addresses[key]
 
     def _login(self, endpoint: Endpoint) -> Login:
-        from bootseer.config import registry_auth_files
-
         if self.options.token_file and not endpoint.is_mirror:
             return Login(registry_token=read_token(self.options.token_file))
         repository = "" if endpoint.is_mirror else endpoint.repository

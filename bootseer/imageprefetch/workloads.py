@@ -1,0 +1,18 @@
+"""Names of workloads, for programs that must start at once."""
+
+from __future__ import annotations
+
+import re
+
+from bootseer.errors import UsageError
+
+_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
+
+
+def check_workload(name: str) -> str:
+    """Return the workload's name, or raise UsageError: it names files and annotations."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:120]!r} is no workload; use up to 100 letters, digits, '.', '_' and '-'"
+        )
+    return name
