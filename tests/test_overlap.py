@@ -239,6 +239,7 @@ PROCESS = st.builds(
 def innermost(works: tuple[Work, ...], second: int) -> set[str]:
     """The phases that run in this second, by the definition: those with nothing within them."""
     running = [n for n, w in enumerate(works) if w.begin_s <= second < w.begin_s + w.length_s]
+    running = [n for n in running if works[n].name != "job"] or running
 
     def above(place: int) -> set[int]:
         out: set[int] = set()
@@ -251,8 +252,6 @@ def innermost(works: tuple[Work, ...], second: int) -> set[str]:
     outer = {up for place in running for up in above(place)}
     names = {works[place].name for place in running if place not in outer}
     names = {n for n in names if not any(other.startswith(n + ".") for other in names)}
-    if names != {"job"}:
-        names.discard("job")
     return {"model.init" if n.startswith("model.init") else n for n in names}
 
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 from bootseer.profiler.history.model import KINDS, Kind, NodePhase, NodeTime, StartRecord
 from bootseer.profiler.report import lanes as lanes_
 from bootseer.profiler.report import skew as skew_
+from bootseer.profiler.report import totals as totals_
 from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.records import Identity, Start
-from bootseer.profiler.report.totals import lane_totals
 from bootseer.profiler.report.tries import last_tries
 
 _T = TypeVar("_T")
@@ -116,8 +116,8 @@ def _job_s(start: Start, skew: skew_.Skew, cut: lanes_.Lanes) -> float | None:
 
 def _node_phases(cut: lanes_.Lanes) -> tuple[NodePhase, ...]:
     own: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for lane in cut.lanes:
-        for phase, seconds in lane_totals(lane, cut.chains).own.items():
+    for lane, total in zip(cut.lanes, totals_.of_lanes(cut), strict=True):
+        for phase, seconds in total.own.items():
             if phase != WHOLE and not _is_free(phase):
                 own[lane.node, phase].append(seconds)
     return tuple(

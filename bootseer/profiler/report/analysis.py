@@ -65,7 +65,7 @@ def prepare(start: Start) -> Prepared:
     last = tries.start
     skew = skews.estimate(last)
     lanes = lanes_of.build(last, skew)
-    sums = tuple(totals.lane_totals(lane, lanes.chains) for lane in lanes.lanes)
+    sums = totals.of_lanes(lanes)
     return Prepared(start, last, tries.problems, skew, lanes, sums, _summary(start, lanes))
 
 

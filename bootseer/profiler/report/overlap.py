@@ -52,6 +52,9 @@ class Item(NamedTuple):
     outlasts: bool
 
 
+_moment = tuple.__new__  # a quarter of the time of Moment(...)
+
+
 class _Node:
     """An item with its place in the forest of spans."""
 
@@ -72,28 +75,39 @@ def moments(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[Mo
     `parents` has the parent of every span of the process, also of those that are no items, such
     as one that never ended.
     """
+    whole = [item for item in items if item.span.name == WHOLE and item.end_s > item.begin_s]
     nodes = _forest(items, parents)
-    edges = sorted({edge for node in nodes for edge in (node.begin_s, node.end_s)})
+    edges = {edge for node in nodes for edge in (node.begin_s, node.end_s)}
+    edges.update(edge for item in whole for edge in (item.begin_s, item.end_s))
     out: list[Moment] = []
     active: list[_Node] = []
     following = 0
-    for low, high in itertools.pairwise(edges):
+    for low, high in itertools.pairwise(sorted(edges)):
         while following < len(nodes) and nodes[following].begin_s <= low:
             active.append(nodes[following])
             following += 1
         active = [node for node in active if node.end_s > low]
-        if not active:
-            continue
-        parts = tuple([node.part for node in _innermost(active)])
-        same = out and out[-1].end_s == low and out[-1].parts == parts
-        out.append(Moment(out.pop().begin_s if same else low, high, parts))
+        if len(active) == 1:
+            parts: tuple[Part, ...] = (active[0].part,)
+        elif active:
+            parts = tuple([node.part for node in _innermost(active)])
+        else:
+            around = (item for item in whole if item.begin_s <= low < item.end_s)
+            found = next(around, None)
+            if found is None:
+                continue
+            parts = (Part(WHOLE, found.span.wait, found.shared),)
+        if out and out[-1][1] == low and out[-1][2] == parts:
+            low = out.pop()[0]  # noqa: PLW2901 - one moment, though something outer ended in it
+        out.append(_moment(Moment, (low, high, parts)))
     return out
 
 
 def _forest(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[_Node]:
-    """The items as nodes, by begin and the longer first, each below the one that it is within."""
+    """The items as nodes, by begin and the longer first, each below the one that it is within;
+    without the whole command, which everything is within."""
     ordered = sorted(
-        (item for item in items if item.end_s > item.begin_s),
+        (item for item in items if item.end_s > item.begin_s and item.span.name != WHOLE),
         key=lambda item: (item.begin_s, -item.end_s),
     )
     nodes = [_Node(item) for item in ordered]
@@ -111,7 +125,8 @@ def _forest(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[_N
             above = None
         node.above = above or _parent(item.span, by_id, parents)
     for node in nodes:
-        _climb(node)
+        if node.above is not None:
+            _climb(node)
     for node in nodes:
         node.rank = _rank(node)
     return nodes
@@ -158,27 +173,24 @@ def _climb(node: _Node) -> None:
 
 def _rank(node: _Node) -> tuple[tuple[float, float], ...]:
     """What to compare nodes by, from the outermost that it is within: who ends last, else who
-    began first. The whole command says nothing, as all are within it."""
-    out = []
-    at: _Node | None = node
+    began first."""
+    out = [(node.reach_s, -node.begin_s)]
+    at = node.above
     while at is not None:
-        if at.part.name != WHOLE or at is node:
-            out.append((at.reach_s, -at.begin_s))
+        out.append((at.reach_s, -at.begin_s))
         at = at.above
     return tuple(reversed(out))
 
 
 def _innermost(active: Sequence[_Node]) -> list[_Node]:
     """Those of the running spans that no running span is within; the one that ends last first."""
-    if len(active) == 1:
-        return list(active)
     outer: set[int] = set()
     for node in active:
         above = node.above
         while above is not None and id(above) not in outer:
             outer.add(id(above))
             above = above.above
-    left = [node for node in active if id(node) not in outer]
+    left = [node for node in active if id(node) not in outer] if outer else list(active)
     if len(left) > 1:
         names = {node.part.name for node in left}
         if len(names) > 1:
@@ -189,7 +201,5 @@ def _innermost(active: Sequence[_Node]) -> list[_Node]:
 
 def _has_part(name: str, names: set[str]) -> bool:
     """Whether another name is a part of this one, which then is outside of it."""
-    if name == WHOLE:
-        return True
     below = name + "."
     return any(other.startswith(below) for other in names)

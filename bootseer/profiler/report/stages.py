@@ -9,6 +9,7 @@ work of each stage, and a what-if only changes those.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bootseer.profiler.report.lanes import Lane, Lanes, Piece, Wait
+from bootseer.profiler.report.overlap import Moment, Part
 
 START = -1
 END = -2
@@ -31,6 +33,9 @@ class Ran(NamedTuple):
     end_s: float
     phases: tuple[str, ...]
     waits: bool
+
+
+_ran = tuple.__new__  # a quarter of the time of Ran(...)
 
 
 class Stretch(NamedTuple):
@@ -77,8 +82,9 @@ def find_stages(lanes: Lanes) -> Stages:
     """Find the barriers of a start and cut every lane at them."""
     gates, passed = _gates(lanes.lanes)
     stretches: dict[StageKey, list[Stretch]] = defaultdict(list)
+    known: _Known = {}
     for number, lane in enumerate(lanes.lanes):
-        _cut(number, lane, passed[number], gates, lanes, stretches)
+        _cut(number, lane, passed[number], gates, lanes, stretches, known)
     return Stages(tuple(gates), {k: tuple(v) for k, v in stretches.items()}, lanes.end_s)
 
 
@@ -134,6 +140,7 @@ def _cut(
     gates: Sequence[Gate],
     lanes: Lanes,
     stretches: dict[StageKey, list[Stretch]],
+    known: _Known,
 ) -> None:
     """Add one lane's stretches; one that did not reach a gate or the end has no last stretch."""
     before, opened_s, place = START, 0.0, 0
@@ -148,7 +155,7 @@ def _cut(
         path = alone = own
         ran: tuple[Ran, ...] = ()
         if lane.moments:
-            own, path, alone, ran = _shared(lane, opened_s, arrival_s, lanes.chains)
+            own, path, alone, ran = _shared(lane, opened_s, arrival_s, lanes.chains, known)
         work_s = max(0.0, arrival_s - opened_s)  # it waited here while it waited there
         stretches[before, gate].append(
             Stretch(number, opened_s, work_s, own, gap_s, path, alone, ran)
@@ -192,29 +199,54 @@ def _sums(
     return own, gap_s, place
 
 
+_Known = dict[tuple[Part, ...], tuple[tuple[str, ...], bool, str | None]]
+"""What the innermost spans of a moment come to: phases at work, whether it waited, the path's."""
+
+
+def _what_ran(
+    moment_parts: tuple[Part, ...], chains: Mapping[str, tuple[str, ...]], known: _Known
+) -> tuple[tuple[str, ...], bool, str | None]:
+    found = known.get(moment_parts)
+    if found is None:
+        phases = tuple(dict.fromkeys(chains[p.name][-1] for p in moment_parts if not p.wait))
+        waits = any(part.wait for part in moment_parts)
+        first = None if moment_parts[0].wait else phases[0]
+        found = known[moment_parts] = (phases, waits, first)
+    return found
+
+
 def _shared(
-    lane: Lane, begin_s: float, end_s: float, chains: Mapping[str, tuple[str, ...]]
+    lane: Lane,
+    begin_s: float,
+    end_s: float,
+    chains: Mapping[str, tuple[str, ...]],
+    known: _Known,
 ) -> tuple[_Sums, _Sums, _Sums, tuple[Ran, ...]]:
     """What ran within `[begin_s, end_s)` of a lane in which spans ran at once: own work, the
     path's, that of each phase alone, and all of it in order."""
-    own: _Sums = defaultdict(float)
-    path: _Sums = defaultdict(float)
-    alone: _Sums = defaultdict(float)
+    own: _Sums = {}
+    path: _Sums = {}
+    alone: _Sums = {}
     ran = []
-    for moment in lane.moments:
-        low, high = max(moment.begin_s, begin_s), min(moment.end_s, end_s)
-        if high <= low:
-            continue
-        waits = any(part.wait for part in moment.parts)
-        phases = tuple(dict.fromkeys(chains[p.name][-1] for p in moment.parts if not p.wait))
+    for place in range(bisect.bisect_right(lane.moments, begin_s, key=_end), len(lane.moments)):
+        low, high, parts = lane.moments[place]
+        if low >= end_s:
+            break
+        low, high = max(low, begin_s), min(high, end_s)
+        phases, waits, first = _what_ran(parts, chains, known)
+        length_s = high - low
         for phase in phases:
-            own[phase] += high - low
-        if not moment.parts[0].wait:
-            path[phases[0]] += high - low
+            own[phase] = own.get(phase, 0.0) + length_s
+        if first is not None:
+            path[first] = path.get(first, 0.0) + length_s
         if len(phases) == 1 and not waits:
-            alone[phases[0]] += high - low
-        ran.append(Ran(low, high, phases, waits))
+            alone[phases[0]] = alone.get(phases[0], 0.0) + length_s
+        ran.append(_ran(Ran, (low, high, phases, waits)))
     return own, path, alone, tuple(ran)
+
+
+def _end(moment: Moment) -> float:
+    return moment[1]
 
 
 def replay(stages: Stages, longest: Mapping[StageKey, float]) -> float:

@@ -19,6 +19,7 @@ from bootseer.profiler.report.model import (
     PhaseGpuHours,
     PhaseStats,
 )
+from bootseer.profiler.report.overlap import Part
 from bootseer.profiler.report.quantiles import quantile
 from bootseer.profiler.report.skew import Skew
 
@@ -43,10 +44,19 @@ class LaneTotals:
     held_wait: Mapping[str, float]
 
 
-def lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
+def of_lanes(lanes: Lanes) -> tuple[LaneTotals, ...]:
+    """Add up each lane's pieces, or its moments where spans ran at once."""
+    known: _Known = {}
+    return tuple(
+        _overlapping_totals(lane, lanes.chains, known)
+        if lane.moments
+        else _lane_totals(lane, lanes.chains)
+        for lane in lanes.lanes
+    )
+
+
+def _lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
     """Add up a lane's pieces."""
-    if lane.moments:
-        return _overlapping_totals(lane, chains)
     own: dict[str, float] = {}
     wait: dict[str, float] = {}
     counted: dict[str, float] = {}
@@ -67,32 +77,68 @@ def lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals
     return LaneTotals(own, wait, counted, counted_wait, gap_s, own, wait)
 
 
-def _overlapping_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What the innermost spans of a moment come to: top-level phases at work and waiting, and all
+    phases that count in this lane; `share` is each one's part of what is held."""
+
+    own: tuple[str, ...]
+    wait: tuple[str, ...]
+    counted: tuple[str, ...]
+    counted_wait: tuple[str, ...]
+    share: float
+
+
+_Known = dict[tuple[tuple[Part, ...], bool], _Running]
+
+
+def _running(
+    parts: tuple[Part, ...], first: bool, chains: Mapping[str, tuple[str, ...]], known: _Known
+) -> _Running:
+    found = known.get((parts, first))
+    if found is None:
+        tops: dict[bool, dict[str, None]] = {False: {}, True: {}}
+        phases: dict[bool, dict[str, None]] = {False: {}, True: {}}
+        for name, waiting, shared in parts:
+            tops[waiting][chains[name][-1]] = None
+            if not shared or first:
+                phases[waiting].update(dict.fromkeys(chains[name]))
+        own, wait = tuple(tops[False]), tuple(tops[True])
+        counted, counted_wait = tuple(phases[False]), tuple(phases[True])
+        found = _Running(own, wait, counted, counted_wait, 1 / len(own or wait))
+        known[parts, first] = found
+    return found
+
+
+def _overlapping_totals(
+    lane: Lane, chains: Mapping[str, tuple[str, ...]], known: _Known
+) -> LaneTotals:
     """Add up the moments of a lane in which several spans ran at once."""
-    own: dict[str, float] = defaultdict(float)
-    wait: dict[str, float] = defaultdict(float)
-    counted: dict[str, float] = defaultdict(float)
-    counted_wait: dict[str, float] = defaultdict(float)
-    held: dict[str, float] = defaultdict(float)
-    held_wait: dict[str, float] = defaultdict(float)
+    own: dict[str, float] = {}
+    wait: dict[str, float] = {}
+    counted: dict[str, float] = {}
+    counted_wait: dict[str, float] = {}
+    held: dict[str, float] = {}
+    held_wait: dict[str, float] = {}
     for begin_s, end_s, parts in lane.moments:
         length_s = end_s - begin_s
-        tops: dict[bool, set[str]] = {False: set(), True: set()}
-        phases: dict[bool, set[str]] = {False: set(), True: set()}
-        for name, waiting, shared in parts:
-            tops[waiting].add(chains[name][-1])
-            if not shared or lane.first:
-                phases[waiting].update(chains[name])
-        for waiting, into, into_counted in ((False, own, counted), (True, wait, counted_wait)):
-            for phase in tops[waiting]:
-                into[phase] += length_s
-            for phase in phases[waiting]:
-                into_counted[phase] += length_s
-        holding = tops[False] or tops[True]
-        for phase in holding:
-            (held if tops[False] else held_wait)[phase] += length_s / len(holding)
+        running = _running(parts, lane.first, chains, known)
+        _add(own, running.own, length_s)
+        _add(counted, running.counted, length_s)
+        if running.own:
+            _add(held, running.own, length_s * running.share)
+        else:
+            _add(held_wait, running.wait, length_s * running.share)
+        if running.wait:
+            _add(wait, running.wait, length_s)
+            _add(counted_wait, running.counted_wait, length_s)
     gap_s = sum([piece.end_s - piece.begin_s for piece in lane.pieces if piece.name is None])
     return LaneTotals(own, wait, counted, counted_wait, gap_s, held, held_wait)
+
+
+def _add(into: dict[str, float], phases: Sequence[str], seconds: float) -> None:
+    for phase in phases:
+        into[phase] = into.get(phase, 0.0) + seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,8 @@ def _saved(stretch: Stretch, less: Mapping[str, float]) -> float:
         own_s, alone_s = stretch.own_s[phase], stretch.alone_s.get(phase, 0.0)
         if alone_s == 0 or less_s >= own_s:
             return alone_s
+        if alone_s >= own_s:
+            return less_s
     since = {phase: _last_of(phase, less_s, stretch.ran) for phase, less_s in less.items()}
     saved_s = 0.0
     for begin_s, end_s, phases, waits in stretch.ran:
