@@ -108,8 +108,8 @@ class Image:
         return any((self._cache / "blocks").glob("*/sealed"))
 
     def _has_ended(self) -> bool:
-        """Whether the server has taken its own mount away, which it does in its own time."""
-        return str(self._runtime) not in Path("/proc/self/mounts").read_text()
+        """Whether the server is gone: it takes its mounts and folder away in its own time."""
+        return not any(path.is_dir() for path in (self._runtime / "images").glob("*"))
 
     @contextlib.contextmanager
     def mounted(self, *, complete: bool) -> Iterator[Path]:
