@@ -24,7 +24,7 @@ FIRST_READS = 32
 FIRST_BYTES = (128 << 10, 2 << 20)
 GROWTH = 4
 # Whoever begins at an object's first byte with so long a read wants all of it.
-WHOLE_BYTES = 4 << 20
+WHOLE_BYTES = 1 << 20
 STREAMS = 16
 
 Span = tuple[int, int]

@@ -234,10 +234,16 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def in_a_child(check: Callable[[], None], limit_s: float = math.inf, what: str = "looking") -> None:
+def in_a_child(
+    check: Callable[[], None],
+    limit_s: float = math.inf,
+    what: str = "looking",
+    meanwhile: Callable[[], None] | None = None,
+) -> None:
     """Do something that may start threads, in a process of its own; raises what it raised.
 
-    After `limit_s` the process is ended, and `what` names it in a DeadlineError.
+    After `limit_s` the process is ended, and `what` names it in a DeadlineError. `meanwhile` is
+    called here, while that is under way.
     """
     told, tell = os.pipe()
     sys.stdout.flush()
@@ -259,6 +265,8 @@ def in_a_child(check: Callable[[], None], limit_s: float = math.inf, what: str =
     waiting = select.poll()
     waiting.register(told, select.POLLIN)
     try:
+        if meanwhile is not None:
+            meanwhile()
         if not waiting.poll(None if limit_s == math.inf else limit_s * 1000):
             raise DeadlineError(f"{what}: no answer for {limit_s:g} s")
         while more := os.read(told, 1 << 16):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import select
 import threading
@@ -64,8 +65,9 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     if settings.writable and settings.backend != "own":
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
+    _load_store(settings.url)
     looking = f"cannot look at {redact(settings.url)}"
-    in_a_child(lambda: _check(settings), settings.look_s, looking)
+    in_a_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
     log = Log(settings.log_file)
     process = _process(settings.for_pid)
     options = MountOptions(
@@ -230,6 +232,24 @@ def _places_on(path: str) -> Iterator[str]:
 
 def _lies_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _load_store(url: str) -> None:
+    """Import what the store needs once, for the child that looks and for every worker.
+
+    Not what may start threads with its import, as hdfs-native might.
+    """
+    scheme = url.partition("://")[0]
+    kind = "webhdfs" if "webhdfs" in scheme else scheme.removesuffix("s")
+    if kind in ("webhdfs", "http"):
+        with contextlib.suppress(BootseerError, ImportError):  # the child says it better
+            importlib.import_module(f"bootseer.storage.{kind}")
+
+
+def _load_tree() -> None:
+    """Import what every worker needs."""
+    for name in ("blocks.cache", "blocks.fetch", "stripedfs.tree", "fuse.handover"):
+        importlib.import_module(f"bootseer.{name}")
 
 
 def _check(settings: MountSettings) -> None:
