@@ -153,7 +153,7 @@ class Cluster(Running):
 
     def pause_datanode(self, number: int) -> None:
         """Stop it as a hung machine stands still: its connections stay open."""
-        self.datanodes[number].send(signal.SIGSTOP)
+        self.datanodes[number].pause()
 
     def resume_datanode(self, number: int) -> None:
         self.datanodes[number].send(signal.SIGCONT)

@@ -34,11 +34,12 @@ class Realm:
         self.conf = folder / "krb5.conf"
         self._users = tuple(users)
         self._process: subprocess.Popen[bytes] | None = None
+        self._ports: settings.Ports | None = None
 
     def start(self) -> None:
         self.folder.mkdir(parents=True)
-        port = settings.free_ports("127.0.0.1").rpc
-        self._write(port)
+        self._ports = settings.free_ports("127.0.0.1")
+        self._write(self._ports.rpc)
         self._run("kdb5_util", "create", "-s", "-P", "laboratory", "-r", REALM)
         for principal in (*SERVICES, *self._users):
             self._run("kadmin.local", "-q", f"addprinc -randkey {principal}")

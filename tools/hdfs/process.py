@@ -76,6 +76,12 @@ class Server:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal_number)
 
+    def pause(self) -> None:
+        """Stop it; each of its threads stands still when this returns."""
+        self.send(signal.SIGSTOP)
+        if self._process is not None:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
     def kill(self) -> None:
         """End it at once, also when it is stopped; twice is safe."""
         self.send(signal.SIGKILL)

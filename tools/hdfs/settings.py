@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -21,27 +21,44 @@ log4j.appender.console.layout.ConversionPattern=%d %p %c{1}: %m%n
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ports:
-    """Where one server listens. A NameNode has no `data` port."""
+    """Where one server listens. A NameNode has no `data` port. They are its own for as long as
+    this object lives."""
 
     rpc: int
     http: int
     https: int
     data: int
+    held: Held = dataclasses.field(repr=False, compare=False)
+
+
+class Held:
+    """Sockets that are closed when nobody has this object any more."""
+
+    def __init__(self, sockets: Iterable[socket.socket]) -> None:
+        self._sockets = list(sockets)
+
+    def __del__(self) -> None:
+        for each in self._sockets:
+            each.close()
 
 
 def free_ports(address: str) -> Ports:
-    """Four ports that nobody listens on, below those the kernel gives to outgoing connections."""
-    found: list[int] = []
-    while len(found) < 4:
+    """Four ports that nobody has, below those the kernel gives to outgoing connections."""
+    held: dict[int, socket.socket] = {}
+    while len(held) < 4:
         port = random.randrange(12_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return Ports(*found)
+        probe = socket.socket()
+        try:
+            probe.bind((address, port))
+        except OSError:
+            probe.close()
+            continue
+        # Nobody else had the port, and who looks for one now finds it taken; a server, which sets
+        # this option as well, may listen there all the same.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held[port] = probe
+    rpc, http, https, data = held
+    return Ports(rpc, http, https, data, Held(held.values()))
 
 
 def free_ports_here() -> Ports:
