@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from web_fakes import Answer, FakeServer, Request, head, serve_range
 
-from bootseer.errors import AccessDeniedError
+from bootseer.errors import AccessDeniedError, UsageError
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import open_store
 from bootseer.storage.options import Redirects, StoreOptions
@@ -141,6 +141,22 @@ def test_a_name_counts_by_the_address_that_is_connected_to(
             store.close()
 
     in_own_network(work)
+
+
+def test_who_names_no_options_goes_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(good) as inner, FakeServer(redirecting(f"localhost:{inner.port}")) as outer:
+        url = f"http://{outer.authority}/"
+        store = open_store(url)
+        assert store.read("x", limit_bytes=len(DATA)) == DATA
+        store.close()
+        monkeypatch.setenv("BOOTSEER_STORE_REDIRECTS", "same-host")
+        store = open_store(url)
+        with pytest.raises(AccessDeniedError, match="to another host, localhost"):
+            store.read("x", limit_bytes=len(DATA))
+        store.close()
+        monkeypatch.setenv("BOOTSEER_STORE_REDIRECTS", "everywhere")
+        with pytest.raises(UsageError, match="outward, any"):
+            open_store(url)
 
 
 @pytest.mark.parametrize(

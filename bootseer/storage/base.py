@@ -14,13 +14,14 @@ or not at all. Every method maps the foreign errors of its medium to ours:
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.attempt import Attempt
-from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed
 
 SCHEMES_TODAY = (
     "use a directory, file://, http(s)://, webhdfs(s)://, hdfs://, oci:// or oci-layout:"
@@ -209,7 +210,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
         return LocalStore(url)
     from bootseer.storage.urls import HTTP_SCHEMES, WEBHDFS_SCHEMES, parse_url
 
-    options = options or DEFAULTS
+    named, options = options, options or DEFAULTS
     if url.startswith(("oci://", "oci-layout:")):
         from bootseer.storage.oci.registry import open_repository
 
@@ -222,7 +223,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if parsed.scheme in HTTP_SCHEMES:
         from bootseer.storage.http import HttpStore
 
-        return HttpStore(url, options)
+        return HttpStore(url, named or unnamed(os.environ))
     if parsed.scheme in WEBHDFS_SCHEMES:
         from bootseer.storage.webhdfs import WebHdfsStore
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, cast, get_args
 
+from bootseer.errors import UsageError
 from bootseer.storage.attempt import STALL_S
 
 Authentication = Literal["auto", "simple", "token", "kerberos"]
@@ -49,3 +51,15 @@ class StoreOptions:
 
 
 DEFAULTS = StoreOptions()
+
+
+def unnamed(environ: Mapping[str, str]) -> StoreOptions:
+    """The options of a program that names none, as `bootseer deps`: where redirects may lead can
+    still be said, by BOOTSEER_STORE_REDIRECTS. Raises UsageError for a value that it cannot have.
+    """
+    given = environ.get("BOOTSEER_STORE_REDIRECTS") or DEFAULTS.redirects
+    if given not in get_args(Redirects):
+        raise UsageError(
+            f"BOOTSEER_STORE_REDIRECTS is {given[:40]!r}; give {', '.join(get_args(Redirects))}"
+        )
+    return dataclasses.replace(DEFAULTS, redirects=cast(Redirects, given))
