@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,16 @@ class Images:
             words = ["umount", "--lazy", "--runtime", str(self._runtime), str(self._tree)]
             with contextlib.suppress(NotSupportedError):
                 self._bootseer(*words)
+            self._wait_until_unmounted()
         self._podman.forget_images()
+
+    def _wait_until_unmounted(self) -> None:
+        """The server takes its own mounts away after the last user's, when it has ended."""
+        from tools.podman import mounts_below
+
+        end_s = time.monotonic() + TIMEOUT_S
+        while mounts_below(self._runtime) and time.monotonic() < end_s:
+            time.sleep(0.05)
 
 
 def _call(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
