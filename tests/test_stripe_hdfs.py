@@ -31,8 +31,12 @@ def url(request: pytest.FixtureRequest, hdfs: Any, hdfs_folder: str) -> str:
 
 
 @pytest.mark.parametrize("user", ["", "alice"])
-def test_what_lies_below_a_file_is_not_there(url: str, user: str) -> None:
+def test_what_lies_below_a_file_is_not_there(
+    url: str, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To those whom permissions bind as well, whom HDFS forbids to enter the file."""
+    if user:  # as hdfs:// sets it, for the whole process and the tests after this one
+        monkeypatch.setenv("HADOOP_USER_NAME", user)
     files, top = fsspec.core.url_to_fs(
         f"striped::{url}", options={"user": user}, writing={"width": 3, "chunk_bytes": CHUNK}
     )
