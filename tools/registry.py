@@ -133,6 +133,8 @@ class Registry(Running):
         """Let it hang: connections are taken by the kernel, nothing is answered."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            # Until each of its threads stands still, or it has ended.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """End `pause`."""
