@@ -2,8 +2,9 @@
 
     python -m bench.generate OUT [--seed N] [--nodes N] [--ranks N] [--quiet-noise]
 
-OUT/events holds one file a rank, as the event writer names and writes them; OUT/truth.json what
-was put in, which the report must find without seeing it. The start has 20 phases: 16 of work
+OUT/events holds one file a rank, as the event writer names and writes them, or with `--by-node` one
+file a node with its ranks' events one after the other; OUT/truth.json what was put in, which the
+report must find without seeing it. The start has 20 phases: 16 of work
 and 4 barriers, all in every rank.
 
 What is true here: every piece of work is its phase's base time, times log-normal noise (sigma
@@ -69,7 +70,7 @@ class Options:
 
     `node_sigma` is noise that all ranks of a node share in a phase. `slow_nodes` and `slow_ranks`
     count the slow ones, None as many as suits the size; a slow rank's node is not slow itself.
-    Factors are by how much one takes longer.
+    Factors are by how much one takes longer. `by_node` joins the files of a node's ranks.
     """
 
     seed: int = 0
@@ -85,6 +86,7 @@ class Options:
     slow_ranks: int | None = None
     rank_factor_min: float = 8.0
     rank_factor_max: float = 15.0
+    by_node: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -313,7 +315,13 @@ class _Files:
             half = line("point", 99, "step", min(died_s, rank.ends[-1]), "{}")
             lines.append(half[: self._rng.randrange(5, len(half) - 2)])
             self.torn.append(path.name)
-        path.write_text("".join(lines), encoding="ascii")
+        if not self._options.by_node:
+            path.write_text("".join(lines), encoding="ascii")
+            return
+        # Half a line at the end of a rank's events stays a line of its own.
+        whole = "".join(lines)
+        with open(self._out / f"{_node_name(node)}.jsonl", "a", encoding="ascii") as file:
+            file.write(whole if whole.endswith("\n") else whole + "\n")
 
 
 def generate(out: Path, options: Options) -> dict[str, object]:
@@ -342,6 +350,7 @@ def main() -> int:
     parser.add_argument("--node-sigma", type=float, default=0.0)
     parser.add_argument("--no-stragglers", action="store_true", help="noise alone")
     parser.add_argument("--no-faults", action="store_true", help="no kills, torn lines, jumps")
+    parser.add_argument("--by-node", action="store_true", help="one file a node")
     arguments = parser.parse_args()
     options = Options(
         seed=arguments.seed,
@@ -351,6 +360,7 @@ def main() -> int:
         node_sigma=arguments.node_sigma,
         stragglers=not arguments.no_stragglers,
         faults=not arguments.no_faults,
+        by_node=arguments.by_node,
     )
     truth = generate(arguments.out, options)
     files = sum(1 for _ in os.scandir(arguments.out / "events"))

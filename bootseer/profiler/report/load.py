@@ -2,11 +2,14 @@
 
 Files are read in blocks of whole lines. A block is parsed as one JSON array, which is twice as
 fast as line by line; when that fails, its lines are parsed one by one and the bad ones counted.
+Many files are parsed by several processes (see `readers`): these do what can be told from one file
+alone, here all is joined in the order of the files, so nothing depends on who read what.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import stat
@@ -15,9 +18,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.profiler.report import readers
 from bootseer.profiler.report.loadstate import Collector
 from bootseer.profiler.report.model import Problem
 from bootseer.profiler.report.records import Loaded
+from bootseer.profiler.report.segments import pack
 
 _FIRST_BYTES = 64 << 10  # holds a whole file of the usual size; asking for more costs its pages
 _BLOCK_BYTES = 8 << 20
@@ -56,11 +61,12 @@ def load(paths: Sequence[str]) -> Loaded:
     not one event in them. Anything less is a `Problem` of the result.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    files = _find(paths, counts)
+    files, size = _find(paths, counts)
     collector = Collector(counts)
-    with collector_paused():
-        for path in files:
-            _read_file(path, collector, counts)
+    with collector_paused(), readers.packed_files(files, size, _pack_file) as packed:
+        for path, found in zip(files, packed, strict=True):
+            if found is None or not _take(found, path, collector, counts):
+                _read_file(path, collector, counts)
         starts = collector.finish()
     problems = tuple(
         Problem(path, kind, count, DETAILS[kind]) for (path, kind), count in counts.items()
@@ -92,9 +98,10 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _find(paths: Sequence[str], counts: Counter[tuple[str, str]]) -> list[str]:
-    """All event files, each once (by device and inode), in a stable order."""
+def _find(paths: Sequence[str], counts: Counter[tuple[str, str]]) -> tuple[list[str], int]:
+    """All event files, each once (by device and inode), in a stable order; and their bytes."""
     found: dict[tuple[int, int], str] = {}
+    size = 0
     for path in paths:
         if os.path.isdir(path):
             candidates = sorted(
@@ -118,21 +125,63 @@ def _find(paths: Sequence[str], counts: Counter[tuple[str, str]]) -> list[str]:
                 counts[candidate, "unreadable"] += 1
             else:
                 found.setdefault((status.st_dev, status.st_ino), candidate)
-    return list(found.values())
+                size += status.st_size
+    return list(found.values()), size
+
+
+def _take(
+    found: readers.Packed, path: str, collector: Collector, counts: Counter[tuple[str, str]]
+) -> bool:
+    """Take a file that was read elsewhere; False, with nothing taken, if it must be read here."""
+    noted, segments = found
+    collector.open_file(path)
+    if not collector.fits(segments):
+        return False
+    for kind, count in noted:
+        counts[path, kind] += count
+    collector.take(segments)
+    collector.close_file()
+    return True
+
+
+def _pack_file(path: str) -> readers.Packed | None:
+    """What a file holds, if it is a usual one (see `segments`) of no more than one block."""
+    try:
+        with _open(path) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size < _BLOCK_BYTES:
+                return None
+            block = os.read(file.fileno(), _BLOCK_BYTES)
+            if not block or os.read(file.fileno(), 1):
+                return None
+    except OSError:
+        return None
+    counts: Counter[tuple[str, str]] = Counter()
+    segments = pack(_events(block, path, counts), whole=True)
+    if segments is None:
+        return None
+    return [(kind, count) for (_, kind), count in counts.items()], segments
+
+
+def _open(path: str) -> io.BufferedReader:
+    # O_NONBLOCK: a FIFO among the files must not stop the report.
+    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]) -> None:
     collector.open_file(path)
     size = 0
     try:
-        # O_NONBLOCK: a FIFO among the files must not stop the report.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        with _open(path) as file:
+            status = os.fstat(file.fileno())
+            mode = status.st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # /dev/zero has no end
                 raise OSError
-            for block in _blocks(file.fileno()):
+            # One byte more than there are shows at once that there are no more.
+            for block in _blocks(file.fileno(), status.st_size + 1):
+                whole = not size and len(block) == status.st_size
                 size += len(block)
-                _parse(block, path, collector, counts)
+                _parse(_events(block, path, counts), collector, whole)
     except OSError:
         counts[path, "unreadable"] += 1
     else:
@@ -141,10 +190,10 @@ def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]
     collector.close_file()
 
 
-def _blocks(fd: int) -> Iterator[bytes]:
+def _blocks(fd: int, first_bytes: int) -> Iterator[bytes]:
     """Blocks of whole lines, the last line possibly without its newline."""
     rest = b""
-    ask_bytes = _FIRST_BYTES
+    ask_bytes = min(max(first_bytes, _FIRST_BYTES), _BLOCK_BYTES)
     while data := os.read(fd, ask_bytes):
         ask_bytes = _BLOCK_BYTES if len(data) == ask_bytes else ask_bytes
         data = rest + data
@@ -159,7 +208,26 @@ def _blocks(fd: int) -> Iterator[bytes]:
         yield rest
 
 
-def _parse(block: bytes, path: str, collector: Collector, counts: Counter[tuple[str, str]]) -> None:
+def _parse(events: list[object], collector: Collector, whole: bool) -> None:
+    """Hand a block's events over, by segments where it can be; `whole`: the file's only block."""
+    if not whole:  # events of a writer whose resource line stood in an earlier block
+        starts = (place for place, event in enumerate(events) if _is_resource(event))
+        ahead = next(starts, len(events))
+        collector.add(events[:ahead])
+        events = events[ahead:]
+    segments = pack(events, whole=whole)
+    if segments is not None and collector.fits(segments):
+        collector.take(segments)
+    else:
+        collector.add(events)
+
+
+def _is_resource(event: object) -> bool:
+    return isinstance(event, dict) and event.get("event") == "resource"
+
+
+def _events(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> list[object]:
+    """The events of a block; whatever is none is counted."""
     if block.endswith(b"\n"):
         joined = block[:-1].replace(b"\n", b",")
         try:
@@ -168,10 +236,8 @@ def _parse(block: bytes, path: str, collector: Collector, counts: Counter[tuple[
             events = []
         # Equal counts rule out that a torn line and its successor made one value together.
         if len(events) == block.count(b"\n"):
-            if not collector.add_whole(events):
-                collector.add(events)
-            return
-    collector.add(list(_lines(block, path, counts)))
+            return events  # type: ignore[no-any-return]
+    return list(_lines(block, path, counts))
 
 
 def _lines(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> Iterator[object]:

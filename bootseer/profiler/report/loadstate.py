@@ -11,41 +11,30 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from operator import itemgetter, sub
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bootseer.profiler.report import speakers
 from bootseer.profiler.report.identity import identity_of, true_nodes
 from bootseer.profiler.report.records import Identity, Source, Span, Start
+from bootseer.profiler.report.segments import (
+    JUMP_NS,
+    LEAST_NS,
+    MAX_TIME_NS,
+    PREFIX_CHARS,
+    VERSION,
+    Begin,
+    Segment,
+    paired,
+    settled,
+)
 
-VERSION = 1
-_PREFIX_CHARS = 10  # of a span id: the same for all spans of one writer (see `events`)
-_JUMP_NS = 50_000_000
 _BACK_NS = 1_000_000_000  # a shell may know whole seconds only
-_MAX_TIME_NS = 1 << 62
-_LEAST_NS = 10**17  # in March 1973; what is less was not written in nanoseconds
 _UNITS = ((10**14, 10**3), (10**11, 10**6), (10**8, 10**9))  # from µs, ms, s on: ns in one
 _UNKNOWN_TRACE = "unknown"
 
-# name, time on the writer's clock, status, parent id, attributes or None
-_Begin = tuple[str, int, str, str | None, dict[str, object] | None]
 Event = dict[str, object]
 
-_FIELDS = itemgetter(
-    "event",
-    "trace_id",
-    "span_id",
-    "parent_span_id",
-    "name",
-    "time_unix_nano",
-    "mono_nano",
-    "status",
-    "attributes",
-    "v",
-)
-_KINDS = {"begin", "end", "point"}
-_TEXT_OR_NONE = {str, type(None)}
+_new = tuple.__new__  # a quarter of the time of Span(...)
 
 
 class Writer:
@@ -56,30 +45,35 @@ class Writer:
 
     __slots__ = (
         "base_ns",
-        "begun",
         "clock",
-        "ended",
         "file",
+        "first_mono_ns",
         "identity",
+        "jumps",
         "known",
         "latest_ns",
         "offset_ns",
         "open",
         "orphans",
+        "seen",
+        "settled",
         "spans",
         "trace",
     )
 
-    def __init__(self, file: str, trace: str, begun: set[str], ended: set[str]) -> None:
+    def __init__(self, file: str, trace: str, seen: Seen) -> None:
         self.file = file
         self.trace = trace
-        self.begun, self.ended = begun, ended  # span ids seen in this trace, over all files
+        self.seen = seen
         self.identity: Identity | None = None
         self.known = False  # until a resource line told who it is
         self.spans: list[Span] = []
-        self.open: dict[str, _Begin] = {}
-        self.orphans: list[tuple[str, _Begin]] = []
-        self.clock: list[tuple[int, int]] = []  # (mono, wall - mono) of each event
+        self.open: dict[str, Begin] = {}
+        self.orphans: list[tuple[str, Begin]] = []
+        self.clock: list[tuple[int, int]] = []  # (mono, wall - mono) of each event, until settled
+        self.first_mono_ns = 0
+        self.jumps = 0
+        self.settled = False
         self.base_ns: int | None = None
         self.latest_ns = 0  # begin or point, where there is no monotonic clock
         self.offset_ns = 0
@@ -91,18 +85,58 @@ class Writer:
 
     def settle(self) -> int:
         """Fix the offset to the node's wall clock; return how often that clock jumped."""
-        self.offset_ns = self.base_ns or 0
-        if not self.clock or not self.base_ns:
-            return 0
-        offsets = sorted([pair[1] for pair in self.clock])
-        self.offset_ns = offsets[len(offsets) // 2]
-        if offsets[-1] - offsets[0] <= _JUMP_NS:
-            return 0
-        # A clock being slewed moves by at most 500 ppm; twice that is still no jump.
-        return sum(
-            abs(b[1] - a[1]) > _JUMP_NS + abs(b[0] - a[0]) // 1000
-            for a, b in zip(self.clock, self.clock[1:], strict=False)
-        )
+        if not self.settled:
+            self.offset_ns = self.base_ns or 0
+            if self.clock and self.base_ns:
+                monos, offsets = zip(*self.clock, strict=True)
+                self.first_mono_ns = monos[0]
+                self.offset_ns, self.jumps = settled(monos, offsets)
+            self.clock, self.settled = [], True
+        return self.jumps
+
+
+class Seen:
+    """The span ids seen in one trace, over all files. Those of a whole segment are known by their
+    prefix, and taken one by one only when another writer uses the same prefix."""
+
+    __slots__ = ("_packed", "begun", "ended")
+
+    def __init__(self) -> None:
+        self.begun: set[str] = set()
+        self.ended: set[str] = set()
+        self._packed: dict[str, Writer] = {}
+
+    def is_new(self, segment: Segment) -> bool:
+        """Whether no id of the segment was seen, as far as that can be told without a search."""
+        if segment.prefix in self._packed:
+            return False
+        if not self.begun and not self.ended:
+            return True
+        begun, ended = _ids_of(segment.spans, segment.open, segment.orphans)
+        return self.begun.isdisjoint(begun) and self.ended.isdisjoint(ended)
+
+    def add(self, prefix: str, writer: Writer) -> None:
+        """Take all ids of a writer, which have this prefix."""
+        self._packed[prefix] = writer
+
+    def look_at(self, span_id: str) -> None:
+        """Have in the sets whatever was seen under this id's prefix."""
+        writer = self._packed.pop(span_id[:PREFIX_CHARS], None)
+        if writer is not None:
+            begun, ended = _ids_of(writer.spans, writer.open, writer.orphans)
+            self.begun |= begun
+            self.ended |= ended
+
+
+def _ids_of(
+    spans: Sequence[tuple[Any, ...]], opened: Iterable[str], orphans: Sequence[tuple[str, Begin]]
+) -> tuple[set[str], set[str]]:
+    """The ids of a segment's begins and points, and those of its ends."""
+    begun = {span[6] for span in spans}
+    begun.update(opened)
+    ended = {span[6] for span in spans if not span[5]}
+    ended.update(key for key, _ in orphans)
+    return begun, ended
 
 
 class Collector:
@@ -111,7 +145,7 @@ class Collector:
     def __init__(self, counts: Counter[tuple[str, str]]) -> None:
         self._counts = counts
         self._traces: dict[str, list[Writer]] = defaultdict(list)
-        self._seen: dict[str, tuple[set[str], set[str]]] = {}
+        self._seen: dict[str, Seen] = defaultdict(Seen)
         self._path = ""
 
     def open_file(self, path: str) -> None:
@@ -141,51 +175,36 @@ class Collector:
             except (KeyError, TypeError, ValueError):
                 self._count("bad-event")
 
-    def add_whole(self, events: Sequence[object]) -> bool:
-        """Take a whole file at once if it is the usual one: one resource line, then one writer's
-        events in one trace, every field of its proper type. Returns False, having taken nothing,
-        when it is not; `add` then goes event by event. Checks run over columns, at C speed."""
-        if self._writers or self._identities:
+    def fits(self, segments: Sequence[Segment]) -> bool:
+        """Whether `take` may have these, or the events must come by `add`: some were seen before,
+        or the file holds events of their writers already."""
+        if self._writers and not self._identities:  # events ahead of any resource line
             return False
-        rows = _usual(events)
-        if rows is None:
-            return False
-        kinds, traces, ids, _, _, walls, monos, _, more, _ = zip(*rows, strict=True)
-        begun, ended = self._seen.setdefault(traces[0], (set(), set()))
-        ends = [i for i, kind in zip(ids, kinds, strict=True) if kind == "end"]
-        rest = [i for i, kind in zip(ids[1:], kinds[1:], strict=True) if kind != "end"]
-        new_begun, new_ended = set(rest), set(ends)
-        doubles = len(new_begun) < len(rest) or len(new_ended) < len(ends)
-        if doubles or not begun.isdisjoint(new_begun) or not ended.isdisjoint(new_ended):
-            return False
-        begun |= new_begun
-        ended |= new_ended
-        writer = Writer(self._path, sys.intern(traces[0]), begun, ended)
-        identity = identity_of(more[0], self._path)
-        writer.identity, writer.known, writer.base_ns = identity, True, walls[1] - monos[1]
-        writer.clock = list(zip(monos[1:], map(sub, walls[1:], monos[1:]), strict=True))
-        self._take(writer, rows)
-        self._writers[writer.trace, ""] = writer
-        self._last, self._last_trace, self._total = identity, writer.trace, len(rows) - 1
-        self._identities[ids[0][:_PREFIX_CHARS]] = identity
-        return True
+        return not any(
+            segment.prefix in self._identities or not self._seen[segment.trace].is_new(segment)
+            for segment in segments
+        )
 
-    def _take(self, writer: Writer, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Pair the checked rows of one writer."""
-        begun, spans, intern = writer.open, writer.spans, sys.intern
-        for kind, _, key, parent, name, _, moment, status, more, _ in rows:
-            if kind == "begin":
-                begun[key] = (intern(name), moment, status, parent, more or None)
-            elif kind == "end":
-                half = (name, moment, status, parent, more or None)
-                begin = begun.pop(key, None)
-                if begin is None:
-                    writer.orphans.append((key, half))
-                else:
-                    spans.append(self._span(key, begin, half))
-            elif kind == "point":
-                about = (False, status, True, key, parent, more or None)
-                spans.append(Span(intern(name), moment, moment, *about))
+    def take(self, segments: Sequence[Segment]) -> None:
+        """Take what `pack` made of the open file, and `fits` agreed to."""
+        for segment in segments:
+            seen = self._seen[segment.trace]
+            writer = Writer(self._path, segment.trace, seen)
+            writer.identity = identity_of(segment.resource, self._path)
+            writer.known = True
+            writer.base_ns, writer.offset_ns = segment.base_ns, segment.offset_ns
+            writer.jumps, writer.first_mono_ns = segment.jumps, segment.first_mono_ns
+            writer.clock, writer.settled = segment.clock, not segment.clock
+            writer.spans = [_new(Span, row) for row in segment.spans]
+            writer.open, writer.orphans = segment.open, segment.orphans
+            if segment.negative:
+                self._counts[self._path, "negative-duration"] += segment.negative
+            # The first writer of a file is the one that ids without a known prefix belong to.
+            self._writers[segment.trace, segment.prefix if self._identities else ""] = writer
+            self._identities[segment.prefix] = writer.identity
+            seen.add(segment.prefix, writer)
+            self._last, self._last_trace, self._current = writer.identity, segment.trace, None
+            self._total += segment.events
 
     def _count(self, kind: str) -> None:
         self._counts[self._path, kind] += 1
@@ -198,21 +217,20 @@ class Collector:
         self._last_trace = trace if type(trace) is str else None
         self._current = None
         if type(span_id) is str:
-            self._identities[span_id[:_PREFIX_CHARS]] = self._last
+            self._identities[span_id[:PREFIX_CHARS]] = self._last
 
     def _writer(self, trace: object, span_id: object) -> Writer:
         """The writer of an event: with several in one file, known by its span id's prefix."""
         prefix = ""
         if len(self._identities) > 1 and type(span_id) is str:
-            prefix = span_id[:_PREFIX_CHARS]
+            prefix = span_id[:PREFIX_CHARS]
         known = self._identities.get(prefix, self._last)
         if type(trace) is not str:
             trace = self._last_trace or _UNKNOWN_TRACE
         key = (trace, prefix if prefix in self._identities else "")
         writer = self._writers.get(key)
         if writer is None:
-            begun, ended = self._seen.setdefault(trace, (set(), set()))
-            writer = self._writers[key] = Writer(self._path, trace, begun, ended)
+            writer = self._writers[key] = Writer(self._path, trace, self._seen[trace])
         if not writer.known:
             writer.identity = known or identity_of({}, self._path)
             writer.known = known is not None
@@ -234,7 +252,8 @@ class Collector:
             self._in_order(writer, half)
         if type(span_id) is str:
             key = span_id
-            seen = writer.ended if kind == "end" else writer.begun
+            writer.seen.look_at(span_id)
+            seen = writer.seen.ended if kind == "end" else writer.seen.begun
             if key in seen:
                 self._duplicates += 1
                 return
@@ -255,7 +274,7 @@ class Collector:
         else:
             raise ValueError(kind)
 
-    def _in_order(self, writer: Writer, half: _Begin) -> None:
+    def _in_order(self, writer: Writer, half: Begin) -> None:
         """Notice a wall clock that was set back where no other clock tells; imported events are
         in no order."""
         moment, more = half[1], half[4]
@@ -265,22 +284,11 @@ class Collector:
             self._count("clock-set-back")
         writer.latest_ns = moment
 
-    def _span(self, key: str, begin: _Begin, end: _Begin) -> Span:
-        name, began, _, parent, attributes = begin
-        _, ended, status, _, more = end
-        if more is not None:
-            attributes = more if attributes is None else {**attributes, **more}
-        wait = False
-        if attributes is not None:
-            wait = attributes.get("bootseer.wait") is True
-            if wait and len(attributes) == 1:
-                attributes = None
-        status = sys.intern(status)
-        if ended < began:
+    def _span(self, key: str, begin: Begin, end: Begin) -> Span:
+        fields = paired(key, begin, end)
+        if fields[2] is None:
             self._count("negative-duration")
-            return Span(name, began, None, wait, "unknown", False, key, parent, attributes)
-        about = (name, began, ended, wait, status, False, key, parent, attributes)
-        return tuple.__new__(Span, about)  # a quarter of the time of Span(...)
+        return _new(Span, fields)
 
     def close_file(self) -> None:
         """Settle the file's clocks and keep its writers."""
@@ -315,7 +323,6 @@ class Collector:
                 events = sum([1 if s[5] or s[2] is None else 2 for s in writer.spans])
                 spans = tuple(writer.spans)
                 sources.append(Source(writer.file, identity, spans, events, writer.offset_ns))
-        sources = speakers.split(sources)
         sources.sort(key=lambda s: (s.identity.node, s.identity.rank or 0, s.file))
         return Start(trace, tuple(sources))
 
@@ -342,55 +349,23 @@ class Collector:
                 writer.spans.append(span)
 
 
-def _usual(events: Sequence[object]) -> list[tuple[Any, ...]] | None:
-    """The fields of a file's events if it is as the writer leaves it, else None: a resource
-    line, then events of one trace, all of this version, every field of its proper type."""
-    try:
-        rows = list(map(_FIELDS, events))  # type: ignore[arg-type]
-    except (KeyError, TypeError):
-        return None
-    if len(rows) < 2:
-        return None
-    kinds, traces, ids, parents, names, walls, monos, states, more, versions = zip(
-        *rows, strict=True
-    )
-    texts = (*traces, *ids, *names, *states)
-    if set(map(type, texts)) != {str} or set(map(type, (*walls, *monos, *versions))) != {int}:
-        return None
-    usual = (
-        kinds[0] == "resource"
-        and set(map(type, kinds)) == {str}
-        and set(kinds[1:]) <= _KINDS
-        and set(map(type, more)) == {dict}
-        and set(map(type, parents)) <= _TEXT_OR_NONE
-        and set(versions) == {VERSION}
-        and len(set(traces)) == 1
-        and all(names)
-        and min(walls) >= _LEAST_NS
-        and max(*walls, *monos) < _MAX_TIME_NS
-        and min(monos) > -_MAX_TIME_NS
-        and walls[1] != monos[1]  # an offset of 0 means that there is no monotonic clock
-    )
-    return rows if usual else None
-
-
 def _scaled(event: Event) -> bool:
     """Bring times in seconds, milliseconds or microseconds to nanoseconds; whether it was needed.
 
     The monotonic time is dropped then: nothing tells its unit.
     """
     wall = event["time_unix_nano"]
-    if type(wall) is not int and (type(wall) is not float or not 0 <= wall < _LEAST_NS):
+    if type(wall) is not int and (type(wall) is not float or not 0 <= wall < LEAST_NS):
         return False
     for least, unit in _UNITS:
-        if least <= wall < _LEAST_NS:
+        if least <= wall < LEAST_NS:
             event["time_unix_nano"] = round(wall * unit)
             event["mono_nano"] = None
             return True
     return False
 
 
-def _half(event: Event, writer: Writer) -> _Begin:
+def _half(event: Event, writer: Writer) -> Begin:
     """Check an event's fields and place it on its writer's clock.
 
     Raises KeyError, TypeError or ValueError when the fields are not those of an event.
@@ -399,12 +374,12 @@ def _half(event: Event, writer: Writer) -> _Begin:
     status, attributes = event["status"], event["attributes"]
     if type(name) is not str or type(status) is not str or not name:
         raise TypeError(name)
-    if type(wall) is not int or not 0 <= wall < _MAX_TIME_NS:
+    if type(wall) is not int or not 0 <= wall < MAX_TIME_NS:
         raise ValueError(wall)
     if type(attributes) is not dict:
         raise TypeError(attributes)
     base = writer.base_ns
-    if type(mono) is int and -_MAX_TIME_NS < mono < _MAX_TIME_NS:
+    if type(mono) is int and -MAX_TIME_NS < mono < MAX_TIME_NS:
         if base is None:
             base = writer.base_ns = wall - mono
         writer.clock.append((mono, wall - mono))
@@ -433,7 +408,7 @@ def _align_boots(writers: list[Writer]) -> list[Writer]:
     for group in boots.values():
         offsets = sorted([writer.offset_ns for writer in group])
         middle = offsets[len(offsets) // 2]
-        if offsets[-1] - offsets[0] > _JUMP_NS:
+        if offsets[-1] - offsets[0] > JUMP_NS:
             out += _elsewhere(group, middle)
         for writer in group:
             writer.offset_ns = middle
@@ -447,5 +422,5 @@ def _elsewhere(group: list[Writer], offset_ns: int) -> list[Writer]:
         writer
         for writer in group
         if abs(writer.offset_ns - offset_ns)
-        > _JUMP_NS + abs(writer.clock[0][0] - usual.clock[0][0]) // 1000
+        > JUMP_NS + abs(writer.first_mono_ns - usual.first_mono_ns) // 1000
     ]

@@ -1,0 +1,116 @@
+"""Several processes that read event files, for one that joins what they found.
+
+What a file holds can be told from the file alone, up to what it shares with others (span ids, a
+boot's clock). So forked processes read files in turn, and hand each over as plain values, in the
+order of the files. Only speed depends on them: where there is one processor, little to read, or
+a thread besides (a fork would lose it), and for whatever a process did not hand over because it
+was killed, the caller reads the file itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import signal
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, BinaryIO
+
+from bootseer.profiler.report.segments import Segment
+
+Packed = tuple[list[tuple[str, int]], list[Segment]]
+"""What was noted of a file (kind of problem, how often), and its segments."""
+
+LEAST_BYTES = 16 << 20
+"""Less than this is read sooner than processes are made for it."""
+
+_MOST_PROCESSES = 8
+_CHUNK_FILES = 32
+_LENGTH = struct.Struct("<Q")
+
+
+@contextlib.contextmanager
+def packed_files(
+    files: Sequence[str], size: int, pack: Callable[[str], Packed | None]
+) -> Iterator[Iterator[Packed | None]]:
+    """For each of `files` what `pack` gives, or None where the caller has to read it.
+
+    `size` is what the files hold together, in bytes.
+    """
+    count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    chunks = [files[place : place + _CHUNK_FILES] for place in range(0, len(files), _CHUNK_FILES)]
+    alone = len(os.listdir("/proc/self/task")) == 1
+    if size < LEAST_BYTES or min(count, len(chunks)) < 2 or not alone:
+        yield repeat(None, len(files))
+        return
+    pipes: list[BinaryIO] = []
+    children: list[int] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end, children)
+        try:
+            for number in range(count):
+                source, sink = os.pipe()
+                pipes.append(stack.enter_context(open(source, "rb")))
+                with open(sink, "wb") as out:
+                    child = os.fork()
+                    if not child:
+                        _serve(chunks[number::count], out, pipes, pack)
+                    children.append(child)
+        except OSError:  # no process, or no pipe, to be had
+            yield repeat(None, len(files))
+        else:
+            yield _received(chunks, pipes)
+
+
+def _end(children: Sequence[int]) -> None:
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _serve(
+    chunks: Sequence[Sequence[str]],
+    out: BinaryIO,
+    pipes: Sequence[BinaryIO],
+    pack: Callable[[str], Packed | None],
+) -> None:
+    """Write what the chunks hold into the pipe, and end this process."""
+    try:
+        for pipe in pipes:  # else the last reader's end would go unnoticed
+            os.close(pipe.fileno())
+        for chunk in chunks:
+            found = [pack(path) for path in chunk]
+            data = marshal.dumps([each and _plain(each) for each in found])
+            out.write(_LENGTH.pack(len(data)))
+            out.write(data)
+        out.flush()
+        os._exit(0)
+    except BaseException:  # the caller reads the rest, and meets the same error if there is one
+        os._exit(1)
+
+
+def _plain(packed: Packed) -> tuple[list[tuple[str, int]], list[tuple[Any, ...]]]:
+    noted, segments = packed
+    return noted, [tuple(segment) for segment in segments]
+
+
+def _received(
+    chunks: Sequence[Sequence[str]], pipes: Sequence[BinaryIO]
+) -> Iterator[Packed | None]:
+    """What the processes hand over, in order; None for all that one of them did not."""
+    for number, chunk in enumerate(chunks):
+        pipe = pipes[number % len(pipes)]
+        head = pipe.read(_LENGTH.size)
+        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+        data = pipe.read(length)
+        if not data or len(data) < length:
+            yield from repeat(None, len(chunk))
+            continue
+        for found in marshal.loads(data):
+            if found is None:
+                yield None
+            else:
+                noted, segments = found
+                yield noted, [Segment(*segment) for segment in segments]
