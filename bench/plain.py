@@ -251,7 +251,7 @@ def images(case: str, folder: Path, _quick: bool) -> Iterator[Sides]:
         def reset() -> None:
             shutil.rmtree(folder / "cache", ignore_errors=True)
             if fault not in FAULTS:
-                subprocess.run(podman.command("rmi", "--all", "--force"), check=True)
+                podman("rmi", "--all", "--force")
             cold([folder])
 
         def ours() -> float:
