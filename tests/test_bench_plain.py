@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,17 @@ pytestmark = pytest.mark.slow
 QUICK = harness.Options(quick=True, runs=1)
 IMAGES = ["image tiny", "image registry hanging"]
 OTHERS = [case for case in plain.CASES if not case.startswith("image")]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is mounted where the bench works shall be this test's own, and no other process's.
+
+    Podman takes short paths alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="bsb-", dir="/var/tmp") as folder:
+        monkeypatch.setattr(plain, "CACHE", Path(folder))
+        yield
 
 
 def measured(case: str) -> None:
