@@ -225,6 +225,30 @@ time.sleep(1)
     assert not resident(untouched)
 
 
+# One that holds SIGCHLD back and looks for it later, as who waits for a command does at times.
+WAITING = """
+import os, signal, sys, time
+from bootseer.imageprefetch.filemode.commanding import CommandRecording
+from bootseer.imageprefetch.filemode.recording import Recording, RecordSettings
+settings = RecordSettings(roots=(sys.argv[1],), method=sys.argv[2])
+with Recording(settings, os.getpid()) as recording, CommandRecording(recording):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    heard = 0
+    for _ in range(20):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        time.sleep(0.01)
+        heard += signal.sigtimedwait({signal.SIGCHLD}, 0) is not None
+print(heard)
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_end_of_a_command_is_heard_by_who_waits_for_it(tmp_path: Path, method: Method) -> None:
+    words = [sys.executable, "-c", WAITING, tmp_path, method]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert done.stdout == "20\n"
+
+
 # --- the parts -------------------------------------------------------------------------------
 
 
