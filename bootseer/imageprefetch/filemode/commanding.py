@@ -9,7 +9,6 @@ from types import TracebackType
 
 from bootseer.imageprefetch.filemode.format import FileTrace
 from bootseer.imageprefetch.filemode.recording import WINDOW_S, Recording
-from bootseer.imageprefetch.filemode.threads import start_deaf
 from bootseer.imageprefetch.recording import FirstStepWatch
 
 POLL_S = 0.1
@@ -38,7 +37,7 @@ class CommandRecording:
 
     def __enter__(self) -> CommandRecording:
         self._recording.begin()
-        start_deaf(self._thread)
+        self._thread.start()
         return self
 
     def _run(self) -> None:

@@ -148,7 +148,12 @@ def _report(prepared: Prepared) -> Report:
     start, lanes, sums = prepared.last, prepared.lanes, prepared.totals
     own = [total.own for total in sums]
     tops = {chain[-1] for chain in lanes.chains.values()}
-    counted = [{p: s for p, s in total.counted.items() if p in tops} for total in sums]
+    counted = [
+        total.own
+        if total.counted is total.own
+        else {p: s for p, s in total.counted.items() if p in tops}
+        for total in sums
+    ]
     found = stragglers.find(lanes.lanes, own, counted)
     cut = stages.find_stages(lanes)
     medians = totals.medians(sums)
@@ -173,9 +178,9 @@ def _report(prepared: Prepared) -> Report:
         heat_map=totals.heat_map(lanes, sums, columns),
         stragglers=found.stragglers,
         gpu_hours=totals.gpu_hours(lanes, sums),
-        # How long a start that never ended, for all or one, would have taken, nothing tells.
+        # How long a start that never ended would have taken otherwise, nothing tells.
         what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut))
-        if prepared.summary.complete
+        if lanes.complete
         else (),
         killed=killed,
         incidents=incidents.incidents(start, shifts, lanes.zero_ns),

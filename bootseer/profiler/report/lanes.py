@@ -9,9 +9,10 @@ rank there; a node without ranks is one lane.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from bootseer.profiler.report import overlap
@@ -34,7 +35,7 @@ class Piece(NamedTuple):
     shared: bool
 
 
-_piece = tuple.__new__  # a quarter of the time of Piece(...), a hundred thousand times
+_new = tuple.__new__  # a quarter of the time of Piece(...), a hundred thousand times
 
 
 class Wait(NamedTuple):
@@ -224,7 +225,7 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
                 if ended > end_s:
                     outlasting.add(len(items))
                     ended = end_s
-                items.append(_piece(Piece, (begun, ended, span[0], span[3], shared)))
+                items.append(_new(Piece, (begun, ended, span[0], span[3], shared)))
                 spans.append(span)
         waits += _waits(source.spans, shift_ns, end_s)
     pieces = _pieces(sorted(items, key=_nesting), begin_s, end_s)
@@ -260,23 +261,28 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
 def _numbered(waits: list[Wait]) -> list[Wait]:
     """In order of arrival, counted anew by name: each file of a process counts its own only, and
     a lane passes no barrier twice."""
-    waits.sort(key=lambda wait: (wait.arrival_s, wait.exit_s))
-    count: Counter[str] = Counter()
+    waits.sort(key=_passage)
+    count: dict[str, int] = {}
     out = []
     for wait in waits:
-        name = wait.key[0]
-        out.append(wait._replace(key=(name, count[name])))
-        count[name] += 1
+        name, before = wait[0]
+        number = count.get(name, 0)
+        out.append(wait if before == number else wait._replace(key=(name, number)))
+        count[name] = number + 1
     return out
+
+
+_passage = itemgetter(1, 2)  # arrival and exit of a wait
 
 
 def _waits(spans: Sequence[Span], shift_ns: int, end_s: float) -> list[Wait]:
     out = []
     for key, span in barrier_spans(spans):
-        if span.begin_ns is not None and span.end_ns is not None:
-            exit_s = (span.end_ns + shift_ns) / 1e9
+        begin_ns, end_ns = span[1], span[2]
+        if begin_ns is not None and end_ns is not None:
+            exit_s = (end_ns + shift_ns) / 1e9
             if exit_s <= end_s:
-                out.append(Wait(key, (span.begin_ns + shift_ns) / 1e9, exit_s))
+                out.append(_new(Wait, (key, (begin_ns + shift_ns) / 1e9, exit_s)))
     return out
 
 
@@ -305,15 +311,15 @@ def _pieces(items: list[Piece], begin_s: float, end_s: float) -> list[Piece] | N
         if low < now:
             return None
         if low > now:
-            out.append(_piece(Piece, (now, low, None, False, False)))
+            out.append(_new(Piece, (now, low, None, False, False)))
         if high > low:
             out.append(piece)
             now = high
     if now < end_s:
-        out.append(_piece(Piece, (now, end_s, None, False, False)))
+        out.append(_new(Piece, (now, end_s, None, False, False)))
     return out
 
 
 def _nesting(piece: Piece) -> tuple[float, float]:
     """Outer before inner: by begin, the longer first."""
-    return piece.begin_s, -piece.end_s
+    return piece[0], -piece[1]

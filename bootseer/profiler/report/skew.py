@@ -11,7 +11,7 @@ waiters left one by one) and is left out.
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -50,18 +50,20 @@ def _for_all(name: str) -> bool:
 
 def barrier_spans(spans: Sequence[Span]) -> list[tuple[_Key, Span]]:
     """A process's barrier spans in time order, keyed by name and how often it came before."""
-    waits = [s for s in spans if s[3] and is_barrier(s)]
-    waits.sort(key=_order)
-    count: Counter[str] = Counter()
+    waits = [span for span in spans if span[3] and _for_all(span[0])]
+    if len(waits) > 1:
+        waits.sort(key=_order)
+    count: dict[str, int] = {}
     out = []
     for span in waits:
-        out.append(((span.name, count[span.name]), span))
-        count[span.name] += 1
+        number = count.get(span[0], 0)
+        count[span[0]] = number + 1
+        out.append(((span[0], number), span))
     return out
 
 
 def _order(span: Span) -> int:
-    moment = span.begin_ns if span.begin_ns is not None else span.end_ns
+    moment = span[1] if span[1] is not None else span[2]
     return moment or 0
 
 

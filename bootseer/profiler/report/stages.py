@@ -35,7 +35,7 @@ class Ran(NamedTuple):
     waits: bool
 
 
-_ran = tuple.__new__  # a quarter of the time of Ran(...)
+_new = tuple.__new__  # a quarter of the time of Ran(...)
 
 
 class Stretch(NamedTuple):
@@ -83,8 +83,9 @@ def find_stages(lanes: Lanes) -> Stages:
     gates, passed = _gates(lanes.lanes)
     stretches: dict[StageKey, list[Stretch]] = defaultdict(list)
     known: _Known = {}
+    tops = {name: chain[-1] for name, chain in lanes.chains.items()}
     for number, lane in enumerate(lanes.lanes):
-        _cut(number, lane, passed[number], gates, lanes, stretches, known)
+        _cut(number, lane, passed[number], gates, lanes, tops, stretches, known)
     return Stages(tuple(gates), {k: tuple(v) for k, v in stretches.items()}, lanes.end_s)
 
 
@@ -139,6 +140,7 @@ def _cut(
     passed: Sequence[tuple[int, Wait]],
     gates: Sequence[Gate],
     lanes: Lanes,
+    tops: Mapping[str, str],
     stretches: dict[StageKey, list[Stretch]],
     known: _Known,
 ) -> None:
@@ -149,7 +151,7 @@ def _cut(
         stops.append((END, lane.end_s, lane.end_s))
     pieces = lane.pieces
     for gate, arrival_s, exit_s in stops:
-        own, gap_s, place = _sums(pieces, place, opened_s, arrival_s, lanes.chains)
+        own, gap_s, place = _sums(pieces, place, opened_s, arrival_s, tops)
         if before == START:
             gap_s += max(0.0, lane.begin_s)
         path = alone = own
@@ -158,7 +160,7 @@ def _cut(
             own, path, alone, ran = _shared(lane, opened_s, arrival_s, lanes.chains, known)
         work_s = max(0.0, arrival_s - opened_s)  # it waited here while it waited there
         stretches[before, gate].append(
-            Stretch(number, opened_s, work_s, own, gap_s, path, alone, ran)
+            _new(Stretch, (number, opened_s, work_s, own, gap_s, path, alone, ran))
         )
         if gate == END:
             break
@@ -175,25 +177,27 @@ def _sums(
     place: int,
     begin_s: float,
     end_s: float,
-    chains: Mapping[str, tuple[str, ...]],
+    tops: Mapping[str, str],
 ) -> tuple[_Sums, float, int]:
     """Own work per top-level phase within `[begin_s, end_s)`, what is not described there, and
     the place of the first piece that goes on behind it; `place` is where to begin."""
     own: _Sums = {}
     gap_s = 0.0
-    while place < len(pieces) and pieces[place][0] < end_s:
-        low, high, name, wait, _ = pieces[place]
+    for low, high, name, wait, _ in itertools.islice(pieces, place, None):
+        if low >= end_s:
+            break
         if low < begin_s:
-            low = begin_s
+            low = begin_s  # noqa: PLW2901 - what lies within
         if high > end_s:
-            high = end_s
+            high = end_s  # noqa: PLW2901
         else:
             place += 1
-        if high > low and name is None:
-            gap_s += high - low
-        elif high > low and name is not None and not wait:
-            top = chains[name][-1]
-            own[top] = own.get(top, 0.0) + high - low
+        if high > low and not wait:
+            if name is None:
+                gap_s += high - low
+            else:
+                top = tops[name]
+                own[top] = own.get(top, 0.0) + high - low
         if high == end_s:
             break
     return own, gap_s, place
@@ -241,7 +245,7 @@ def _shared(
             path[first] = path.get(first, 0.0) + length_s
         if len(phases) == 1 and not waits:
             alone[phases[0]] = alone.get(phases[0], 0.0) + length_s
-        ran.append(_ran(Ran, (low, high, phases, waits)))
+        ran.append(_new(Ran, (low, high, phases, waits)))
     return own, path, alone, tuple(ran)
 
 

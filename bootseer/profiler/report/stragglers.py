@@ -30,7 +30,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from bootseer.profiler.report.lanes import Lane
 from bootseer.profiler.report.model import Straggler
@@ -45,6 +45,7 @@ _LEAST_S = 1e-3  # shorter work counts as this in logarithms
 _LEAST_VALUES = 3
 
 Totals = Sequence[Mapping[str, float]]
+_Values = tuple[list[int], list[float]]  # numbers of a node's lanes, and their own work in a phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,14 @@ def limit(values: Sequence[float], tests: int) -> Limit | None:
     """The limit of one phase over `values`, one of `tests` made in all; None for too few."""
     if len(values) < _LEAST_VALUES:
         return None
-    median_s = median(values)
-    logs = [math.log(value if value > _LEAST_S else _LEAST_S) for value in values]
-    middle = median(logs)
-    away = [abs(x - middle) for x in logs]
-    bulk_limit = 3.5 * 1.4826 * median(away)
+    # In order of the values their logarithms are in order too, and the distances from the middle
+    # one are two runs, one down and one up: sorting those costs next to nothing.
+    ordered = sorted(values)
+    median_s = _middle(ordered)
+    logs = _logs(ordered)
+    middle = _middle(logs)
+    bulk_limit = 3.5 * 1.4826 * _middle(sorted([abs(x - middle) for x in logs]))
+    away = [abs(x - middle) for x in _logs(values)]
     bulk = [a for a in away if a <= bulk_limit]
     known = len(bulk) - 1
     freedom = _PRIOR_VALUES + known
@@ -94,31 +98,47 @@ def limit(values: Sequence[float], tests: int) -> Limit | None:
     return Limit(median_s, max(defined_s, median_s * noise))
 
 
+def _middle(ordered: Sequence[float]) -> float:
+    """The median of sorted values."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _logs(values: Sequence[float]) -> list[float]:
+    least_s, log = _LEAST_S, math.log
+    return [log(value if value > least_s else least_s) for value in values]
+
+
 def find(lanes: Sequence[Lane], totals: Totals, counted: Totals) -> Found:
     """Name the stragglers of a start.
 
     `totals` is each lane's own work per top-level phase; `counted` the same without what the
     lane shares with the first lane of its group.
     """
-    by_phase: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(dict)
+    by_phase: dict[str, dict[str, _Values]] = defaultdict(dict)
     absent: Counter[tuple[str, str]] = Counter()  # shared: not to be expected of this lane
     size = Counter(lane.node for lane in lanes)
     for number, (all_own, own) in enumerate(zip(totals, counted, strict=True)):
         node = lanes[number].node
         for phase, own_s in own.items():
-            by_phase[phase].setdefault(node, []).append((number, own_s))
+            nodes = by_phase[phase]
+            mine = nodes.get(node)
+            if mine is None:
+                mine = nodes[node] = ([], [])
+            mine[0].append(number)
+            mine[1].append(own_s)
         if len(own) < len(all_own):
             absent.update((phase, node) for phase in all_own if phase not in own)
     whole = {
         phase: {
-            node: node_own([own_s for _, own_s in values])
-            for node, values in nodes.items()
+            node: node_own(values)
+            for node, (_, values) in nodes.items()
             if len(values) >= 0.75 * (size[node] - absent[phase, node])
         }
         for phase, nodes in by_phase.items()
     }
     node_tests = sum(len(nodes) for nodes in whole.values()) or 1
-    rank_tests = sum(len(values) for nodes in by_phase.values() for values in nodes.values())
+    rank_tests = sum(len(values) for nodes in by_phase.values() for _, values in nodes.values())
     found: list[Straggler] = []
     within: dict[str, int] = {}
     for phase, nodes in by_phase.items():
@@ -144,31 +164,28 @@ def _nodes(phase: str, own: Mapping[str, float], tests: int) -> list[Straggler]:
 
 def _ranks(
     phase: str,
-    nodes: Mapping[str, Sequence[tuple[int, float]]],
+    nodes: Mapping[str, _Values],
     whole: Mapping[str, float],
     named: set[str],
     lanes: Sequence[Lane],
     tests: int,
 ) -> tuple[list[Straggler], int]:
     """Slow processes of nodes not named, and how many are slow by definition alone."""
-    edge = limit([own_s for values in nodes.values() for _, own_s in values], tests)
+    edge = limit([own_s for _, values in nodes.values() for own_s in values], tests)
     if edge is None:
         return [], 0
     out = []
     within = 0
     defined_s = edge.defined_s
-    for node, values in nodes.items():
-        if node in named or max(values, key=_own)[1] < defined_s:
+    for node, (numbers, values) in nodes.items():
+        if node in named or max(values) < defined_s:
             continue
         alone = len(values) == 1 and node in whole  # the node itself was tested
-        slow = [] if alone else [v for v in values if v[1] >= edge.threshold_s]
-        within += sum(own_s >= defined_s for _, own_s in values) - len(slow)
+        every = zip(numbers, values, strict=True)
+        slow = [] if alone else [(n, own_s) for n, own_s in every if own_s >= edge.threshold_s]
+        within += sum(own_s >= defined_s for own_s in values) - len(slow)
         ranks = tuple(r for n, _ in slow if (r := lanes[n].rank) is not None)
         if slow:
             own_s = max(own_s for _, own_s in slow)
             out.append(Straggler(node, ranks, phase, own_s, edge.median_s, edge.threshold_s))
     return out, within
-
-
-def _own(value: tuple[int, float]) -> float:
-    return value[1]

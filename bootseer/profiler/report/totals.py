@@ -47,12 +47,30 @@ class LaneTotals:
 def of_lanes(lanes: Lanes) -> tuple[LaneTotals, ...]:
     """Add up each lane's pieces, or its moments where spans ran at once."""
     known: _Known = {}
+    flat = all(len(chain) == 1 for chain in lanes.chains.values())
     return tuple(
         _overlapping_totals(lane, lanes.chains, known)
         if lane.moments
+        else _plain_totals(lane)
+        if flat and (lane.first or not any(piece[4] for piece in lane.pieces))
         else _lane_totals(lane, lanes.chains)
         for lane in lanes.lanes
     )
+
+
+def _plain_totals(lane: Lane) -> LaneTotals:
+    """Add up the pieces of a lane that all count in it, where no phase has parts."""
+    own: dict[str, float] = {}
+    wait: dict[str, float] = {}
+    gap_s = 0.0
+    for begin_s, end_s, name, waiting, _ in lane.pieces:
+        if name is None:
+            gap_s += end_s - begin_s
+        elif waiting:
+            wait[name] = wait.get(name, 0.0) + (end_s - begin_s)
+        else:
+            own[name] = own.get(name, 0.0) + (end_s - begin_s)
+    return LaneTotals(own, wait, own, wait, gap_s, own, wait)
 
 
 def _lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:

@@ -10,6 +10,7 @@ end, in each stage by the same share: the time that is saved lies in its last pa
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -19,7 +20,8 @@ from bootseer.profiler.report.model import WhatIf
 from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.stages import Ran, StageKey, Stages, Stretch, longest_of, replay
 
-_Uses = dict[str, list[tuple[StageKey, int, float]]]  # phase -> (stage, place in it, own work)
+_Order = Mapping[StageKey, Sequence[Stretch]]
+"""Each stage's stretches, the longest work first."""
 
 
 def what_if(
@@ -36,30 +38,25 @@ def what_if(
     """
     base = longest_of(stages)
     now_s = replay(stages, base)
-    uses: _Uses = defaultdict(list)
-    for key, stretches in stages.stretches.items():
-        for place, stretch in enumerate(stretches):
-            for phase, own_s in stretch[3].items():
-                uses[phase].append((key, place, own_s))
+    order = {k: sorted(found, key=_work, reverse=True) for k, found in stages.stretches.items()}
+    uses: dict[str, list[StageKey]] = defaultdict(list)
+    for key, found in stages.stretches.items():
+        for phase in set().union(*[stretch[3] for stretch in found]):
+            uses[phase].append(key)
     out = []
-    for phase, found in uses.items():
+    for phase, keys in uses.items():
         # Nothing is left of a start without the job itself.
         for change in ("median",) if phase == WHOLE else ("median", "removed"):
-            cuts: dict[StageKey, dict[int, float]] = defaultdict(dict)
             limit_s = medians.get(phase, 0.0) if change == "median" else 0.0
-            for key, place, own_s in found:
-                stretch = stages.stretches[key][place]
-                total_s = totals[stretch[0]].get(phase, own_s)
-                if total_s > limit_s:
-                    less_s = own_s * (total_s - limit_s) / total_s
-                    if stretch.ran:
-                        less_s = _saved(stretch, {phase: less_s})
-                    cuts[key][place] = less_s
-            out.append(_result("phase", phase, change, now_s, _shortened(stages, base, cuts)))
+            longest = dict(base)
+            for key in keys:
+                longest[key] = _longest_below(order[key], phase, limit_s, totals)
+            out.append(_result("phase", phase, change, now_s, replay(stages, longest)))
     for node in holders:
-        slim = _node_at_median(lanes, stages, totals, medians, node, base)
+        mine = {number for number, lane in enumerate(lanes.lanes) if lane.node == node}
+        slim = _node_at_median(order, totals, medians, mine)
         out.append(_result("node", node, "median", now_s, replay(stages, slim)))
-        rest = _without(lanes, stages, node)
+        rest = _without(order, mine)
         if any(key[1] == -2 for key in rest):
             out.append(_result("node", node, "removed", now_s, replay(stages, rest)))
     return tuple(sorted(out, key=lambda w: (-w.saved_s, w.kind, w.name, w.change)))
@@ -72,39 +69,50 @@ def _result(
     return WhatIf(kind, name, which, then_s, max(0.0, now_s - then_s))
 
 
-def _shortened(
-    stages: Stages,
-    base: Mapping[StageKey, float],
-    cuts: Mapping[StageKey, Mapping[int, float]],
+def _work(stretch: Stretch) -> float:
+    return stretch[2]
+
+
+def _longest_below(
+    order: Sequence[Stretch], phase: str, limit_s: float, totals: Sequence[Mapping[str, float]]
 ) -> float:
-    longest = dict(base)
-    for key, cut in cuts.items():
-        works = [s[2] for s in stages.stretches[key]]
-        for place, less_s in cut.items():
-            works[place] -= less_s
-        longest[key] = max(works)
-    return replay(stages, longest)
+    """A stage's longest work with no lane longer than `limit_s` in `phase`."""
+    longest_s = -math.inf
+    for stretch in order:
+        work_s = stretch[2]
+        if work_s <= longest_s:  # nothing gets longer, so no later one can be the longest
+            break
+        own_s = stretch[3].get(phase)
+        if own_s is not None:
+            total_s = totals[stretch[0]].get(phase, own_s)
+            if total_s > limit_s:
+                less_s = own_s * (total_s - limit_s) / total_s
+                if stretch[7]:
+                    less_s = _saved(stretch, {phase: less_s})
+                work_s -= less_s
+        if work_s > longest_s:
+            longest_s = work_s
+    return longest_s
 
 
 def _node_at_median(
-    lanes: Lanes,
-    stages: Stages,
+    order: _Order,
     totals: Sequence[Mapping[str, float]],
     medians: Mapping[str, float],
-    node: str,
-    base: Mapping[StageKey, float],
+    mine: set[int],
 ) -> dict[StageKey, float]:
-    longest = dict(base)
-    mine = {i for i, lane in enumerate(lanes.lanes) if lane.node == node}
-    for key, stretches in stages.stretches.items():
-        works = []
+    longest = {}
+    for key, stretches in order.items():
+        longest_s = -math.inf
         for stretch in stretches:
+            if stretch.work_s <= longest_s:
+                break
             less_s = 0.0
             if stretch.lane in mine:
                 less = _above_median(stretch, totals[stretch.lane], medians)
                 less_s = _saved(stretch, less) if stretch.ran else sum(less.values())
-            works.append(stretch.work_s - less_s)
-        longest[key] = max(works)
+            longest_s = max(longest_s, stretch.work_s - less_s)
+        longest[key] = longest_s
     return longest
 
 
@@ -151,11 +159,10 @@ def _last_of(phase: str, length_s: float, ran: Sequence[Ran]) -> float:
     return moment_s
 
 
-def _without(lanes: Lanes, stages: Stages, node: str) -> dict[StageKey, float]:
-    mine = {i for i, lane in enumerate(lanes.lanes) if lane.node == node}
+def _without(order: _Order, mine: set[int]) -> dict[StageKey, float]:
     out = {}
-    for key, stretches in stages.stretches.items():
-        works = [s[2] for s in stretches if s[0] not in mine]
-        if works:
-            out[key] = max(works)
+    for key, stretches in order.items():
+        longest = next((s[2] for s in stretches if s[0] not in mine), None)
+        if longest is not None:
+            out[key] = longest
     return out
