@@ -454,3 +454,25 @@ def test_other_redirects_are_followed() -> None:
     base = answers.Target(answers.origin_of(False, "store.example:80"), "/a")
     for host in ("10.0.0.1", "127.0.0.1", "node-7", "[fd00::7]", "169.253.1.1"):
         assert answers.resolve(base, f"http://{host}/b", "read a").request == "/b"
+
+
+@pytest.mark.parametrize("digits", [19, 23, 400, 5000])
+@pytest.mark.parametrize("ranged", [False, True])
+def test_a_size_that_no_file_can_have_is_no_size(digits: int, ranged: bool) -> None:
+    size = "9" * digits
+
+    def answer(_: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if ranged and request.method == "HEAD":
+            sock.sendall(head("405 No", Content_Length=0))
+        elif ranged:
+            told = head("206 Part", Content_Range=f"bytes 0-0/{size}", Content_Length=1)
+            sock.sendall(told + b"x")
+        else:
+            sock.sendall(head("200 OK", Content_Length=size))
+        return False
+
+    with FakeServer(answer) as server:
+        store = open_store(f"http://{server.authority}/", ONCE)
+        with pytest.raises(NotSupportedError, match="size"):
+            store.stat("x")
+        store.close()

@@ -229,3 +229,31 @@ def test_sizes(text: str, size_bytes: int) -> None:
 def test_sizes_are_shown_with_units() -> None:
     shown = [sizes.shown(n) for n in (0, 1023, 1024, 1 << 20, (1 << 30) - 1, 1 << 45)]
     assert shown == ["0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.0 GiB", "32.0 TiB"]
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_a_version_that_is_gone_is_damage_to_every_command(tmp_path: Path, is_tree: bool) -> None:
+    """Its pointer is there, so there is nothing wrong with the path."""
+    source = tmp_path / "f"
+    if is_tree:
+        make_tree(source)
+    else:
+        source.write_bytes(sample(9 * CHUNK))
+    url = tmp_path / "s/X"
+    _run("put", source, url, "--chunk", "4KiB")
+    version_folder(tmp_path / "s", "X").rename(tmp_path / "elsewhere")
+    commands = [
+        ["get", url, tmp_path / "out"],
+        ["verify", url],
+        ["cat", f"{url}/a" * is_tree or url],
+    ]
+    for words in commands:
+        assert "is gone or incomplete, yet it is the current version" in _run(*words, code=6)
+    done = subprocess.run(
+        [sys.executable, "-m", "bootseer", "stripe", "ls", str(url)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "is gone or incomplete" in done.stderr) == (6, True)
+    assert not (tmp_path / "out").exists()

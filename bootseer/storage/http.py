@@ -45,6 +45,7 @@ from bootseer.storage.urls import parse_url, plain_query, quote_path
 RANGE_BYTES = 32 << 20  # where both ends share two cores, 16 MiB cost 0.300 CPU-s/GB, these 0.285
 STREAMS = 24
 HOPS = 5
+MOST_BYTES = (1 << 63) - 1  # as Linux counts them
 KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest go first
 
 EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
@@ -167,6 +168,11 @@ class HttpStore(ReadOnlyStore):
             return self._described(name, span.size, exchange.headers)
 
     def _described(self, name: str, size: int, headers: Headers) -> Stat:
+        if size > MOST_BYTES:
+            raise NotSupportedError(
+                f"cannot look at {name} in {self.url}: the server tells a size that no file can"
+                " have; check the server"
+            )
         mark = headers.get("ETag") or headers.get("Last-Modified") or ""
         version = f"{mark}:{size}:{self._query_mark}" if mark else ""
         return Stat(name, size, modified_s(headers), False, version)

@@ -11,7 +11,7 @@ from bootseer.stripedfs import names
 from bootseer.stripedfs.manifest import VERSION_PATTERN, Manifest, TreeFile, TreeLink
 from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.opening import in_parallel
-from bootseer.stripedfs.versions import folder_of, manifest_of, striped_file
+from bootseer.stripedfs.versions import folder_of, load_version, striped_file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,17 +83,18 @@ def _unreadable(
 
 def _of_version(store: Store, found: Found) -> Listed:
     assert found.version is not None
-    pointer = found.version.pointer
-    manifest = manifest_of(store, found.version)
+    loaded = load_version(store, found.name, found.version)
+    assert loaded is not None  # a version was pointed to
+    version, manifest = loaded
     striped = isinstance(manifest, Manifest)
     return Listed(
         found.name,
         "file" if striped else "tree",
-        pointer.size_bytes,
+        version.pointer.size_bytes,
         found.mtime_s,
         manifest.layout.width if isinstance(manifest, Manifest) else 0,
         manifest.layout.chunk_bytes if isinstance(manifest, Manifest) else manifest.chunk_bytes,
-        pointer.version,
+        version.pointer.version,
         count_versions(store, found.name),
     )
 

@@ -259,9 +259,13 @@ def source_of(store: Store, found: Found) -> FileSource:
         manifest = versions.manifest_of(store, found.version)
         assert not isinstance(manifest, TreeManifest)  # as its pointer said
         return file_source(store, found.version, manifest)
-    except (NotFoundError, CorruptDataError):
+    except (NotFoundError, CorruptDataError) as error:
         again = versions.current(store, found.name)
-        if again is None or again.folder == found.version.folder:
+        if again is not None and again.folder == found.version.folder:
+            if isinstance(error, NotFoundError):
+                raise versions.gone(store, found.version) from error
+            raise
+        if again is None:
             raise
     return open_source(store, found.name)  # replaced, and collected, while we looked
 

@@ -223,11 +223,16 @@ def load_version(
         if again is None:  # removed meanwhile
             raise
         if again.folder == found.folder:
-            raise CorruptDataError(
-                f"{found.folder} in {store.url} is gone or incomplete, yet it is the current "
-                "version; put the checkpoint anew"
-            ) from error
+            raise gone(store, found) from error
         return again, manifest_of(store, again)
+
+
+def gone(store: Store, version: Version) -> CorruptDataError:
+    """The error of a version that is pointed to and lacks its manifest."""
+    return CorruptDataError(
+        f"{version.folder} in {store.url} is gone or incomplete, yet it is the current "
+        "version; put the checkpoint anew"
+    )
 
 
 def manifest_of(store: Store, version: Version) -> Manifest | TreeManifest:
