@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 
 from bootseer.cli import agent_client, image_words
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from bootseer.storage.options import StoreOptions
 
 _LAYOUT = "oci-layout:"
+_RUN_LOOK_S = 4.0
+"""A job waits 5 s at most for a registry that brings nothing; our own start is part of that."""
 
 
 def command(args: list[str], *, helped: bool = True) -> int | None:
@@ -81,6 +84,7 @@ def mount(given: dict[str, Any], *, helped: bool = True) -> int:
 
 def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]) -> int:
     """`image run`: `given` are fields of `MountSettings`; podman's options, a command."""
+    begun_s = time.monotonic()
     helper = None
     if not agent_client.stands_by(given.get("runtime", "")):
         helper = _helper(given, None, hurried=True)
@@ -90,7 +94,9 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
 
     image_outcome.write_events_to(given.get("events_dir", ""))
     settings = lazyrun.RunSettings(
-        mount=MountSettings(directory="", options=_hurried(), **given),
+        mount=MountSettings(
+            directory="", options=_hurried(), look_s=_RUN_LOOK_S, look_begun_s=begun_s, **given
+        ),
         options=options,
         words=words,
     )

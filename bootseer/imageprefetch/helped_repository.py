@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from bootseer.storage.base import Store
     from bootseer.storage.oci.registry import BlobStream, Repository
 
-PATIENCE_S = 2.0
-"""The longest wait for the helper's next message or byte; then the registry is asked from here."""
+PATIENCE_S = 3.5
+"""The longest wait for the helper's next message or byte; then the registry is asked from here.
+
+Longer than a helper waits for a byte: one that is alive knows sooner than we do what is slow."""
 MOST_MESSAGE_BYTES = 64 << 20
 
 
@@ -108,6 +110,10 @@ class HelpedRepository(Closing):
             self._listening = False
             if not self._streams:
                 registry_helper.end(self._link)
+
+    def cut(self) -> None:
+        """End the helper, whichever thread waits for it; the registry is asked from here then."""
+        registry_helper.shut(self._link)
 
     def close(self) -> None:
         """Let go of the repository and of the helper; the stream is closed by who has it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -132,10 +133,11 @@ def _mounted_words(
         log_file=settings.mount.log_file or os.path.join(own, _LOG),
         not_begun=os.path.join(own, _NOT_BEGUN),
     )
+    begun_s = settings.mount.look_begun_s or time.monotonic()
     mounted = mount(wanted)
     from bootseer.imageprefetch import running
 
-    config = _config(settings.mount, mounted.digest)
+    config = _config(settings.mount, mounted.digest, begun_s)
     words = running.container_words(tree, config, options, settings.words)
     tell(Way(mounted))
     return words, own
@@ -185,21 +187,28 @@ def _events(folder: str) -> list[str]:
     return ["--volume", f"{folder}:{EVENTS_INSIDE}", "--env", f"BOOTSEER_EVENTS={EVENTS_INSIDE}"]
 
 
-def _config(mount: MountSettings, digest: str) -> ImageConfig:
-    """How the image wants to be run, kept on this node. Raises what the registry raises."""
+def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
+    """How the image wants to be run, kept on this node. Raises what the registry raises.
+
+    The first look at the registry, of which this is the last part, began at `begun_s`.
+    """
     from bootseer.imageprefetch import image_config, running
     from bootseer.imageprefetch.localstore import LocalStore
 
     local = LocalStore(os.path.abspath(mount.cache or default_cache()))
     raw = image_config.kept(digest, local)
-    return running.parse_config(raw if raw is not None else _fetched_config(mount, digest, local))
+    if raw is None:
+        raw = _fetched_config(mount, digest, local, begun_s)
+    return running.parse_config(raw)
 
 
-def _fetched_config(mount: MountSettings, digest: str, local: LocalStore) -> bytes:
+def _fetched_config(mount: MountSettings, digest: str, local: LocalStore, begun_s: float) -> bytes:
     from bootseer.imageprefetch import image_config
+    from bootseer.imageprefetch.first_look import BoundedRepository, FirstLook
     from bootseer.storage.oci.registry import open_repository
 
     repository, _ = open_repository(mount.ref, mount.options, plain_http=mount.plain_http)
-    with repository:
-        image, manifest = repository.image(digest)
-        return image_config.fetch_and_keep(repository, image, manifest, local)
+    look = FirstLook(mount.ref, mount.look_s, lambda: None, begun_s=begun_s)
+    with BoundedRepository(lambda: repository, look) as bounded:
+        image, manifest = bounded.image(digest)
+        return image_config.fetch_and_keep(bounded, image, manifest, local)

@@ -56,8 +56,10 @@ class MountSettings:
     `fill_rate_bytes_s` at most (0 = any). With `record`, what programs read until the first step
     (told in `events_dir`) or for `record_window_s` is merged into the workload's trace, in the
     folder `traces` ("": the image's own in the cache). A read that gets no bytes for `deadline_s`
-    fails. `loop` mounts over loop devices (None: where the kernel needs them); `hot` replays the
-    hot set.
+    fails. All that the registry is asked before the mount takes `look_s` at most, and longer only
+    while answers keep coming; it is counted from `look_begun_s` of the monotonic clock, or (0) from
+    its first request. `loop` mounts over loop devices (None: where the kernel needs
+    them); `hot` replays the hot set.
     Where the file `not_begun` is there when the image is unmounted, nothing began: then what was
     read is recorded no more.
     With `nosuid` neither setuid programs nor devices of the image work at `directory`.
@@ -79,6 +81,8 @@ class MountSettings:
     options: StoreOptions = DEFAULTS
     plain_http: bool | None = None
     deadline_s: float = 60.0
+    look_s: float = 120.0
+    look_begun_s: float = 0.0
     memory_bytes: int = 128 << 20
     loop: bool | None = None
     hot: bool = True

@@ -13,7 +13,7 @@ from bootseer.blockimage.media_types import BLOCK_IMAGE as ARTIFACT
 from bootseer.blockimage.media_types import DATA, META, TABLE
 from bootseer.blockimage.pack import Boot, parse_boot
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.localstore import KeptPack, Stream
+from bootseer.imageprefetch.localstore import KeptPack
 
 if TYPE_CHECKING:
     from bootseer.blocks.presence import Identity
@@ -100,14 +100,6 @@ def boot_of(stored: bytes | bytearray, pack: KeptPack) -> Boot:
 
 def digest_of(data: bytes | bytearray | memoryview) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def fill(stream: Stream, view: memoryview) -> None:
-    while len(view):
-        count = stream.readinto(view)
-        if not count:
-            raise CorruptDataError("the pack is shorter than its manifest says")
-        view = view[count:]
 
 
 def unpacked(packed: bytes) -> bytes:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 IMAGE, REFERRERS, MANIFEST, READY, STREAM = "image", "referrers", "manifest", "ready", "stream"
 LONGEST_WAIT_S = 3.0  # for a connection or a byte; whoever needs it longer asks for themselves
+LIFE_S = 15.0  # for all but the stream: a registry can drip bytes for hours
+CONFIG_S = 10.0  # for the config, once nothing else is asked
 PIECE_BYTES = 256 << 10
 LENGTH_BYTES = 4
 _DIGEST_BYTES = 512
@@ -79,8 +81,10 @@ def _become_server(link: socket) -> None:
 
     os.setsid()
     os.chdir("/")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, LIFE_S)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor not in (link.fileno(), null):
@@ -99,6 +103,7 @@ class _Helper:
     def serve(self, ref: str, plain_http: bool | None, options: StoreOptions) -> None:
         """Say what is known of the image, then stream the blob that is asked for."""
         import dataclasses
+        import signal
         import threading
 
         from bootseer.storage.oci.registry import open_repository
@@ -116,15 +121,16 @@ class _Helper:
                 IMAGE, reference.version, descriptor.as_dict(), manifest.raw, manifest.media_type
             )
             keep = threading.Thread(
-                target=self._keep_config, args=(repository, descriptor, manifest)
+                target=self._keep_config, args=(repository, descriptor, manifest), daemon=True
             )
             keep.start()
             self._propose(repository, descriptor)
             self._say(READY)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             digest = self._asked()
             if digest:
                 self._stream(repository, digest)
-            keep.join()
+            keep.join(CONFIG_S)
 
     def _propose(self, repository: Repository, image: Descriptor) -> None:
         import threading

@@ -46,6 +46,7 @@ def reopened(
     delay_s = FIRST_DELAY_S
     try:
         while not ended.is_set():
+            resolver.look.restart()
             try:
                 return resolver.open(digest, block_image)
             except BootseerError as error:

@@ -28,6 +28,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
+from bootseer.imageprefetch.first_look import BoundedRepository, FirstLook
 from bootseer.imageprefetch.localstore import (
     KeepingFrames,
     KeptFrames,
@@ -44,7 +45,6 @@ from bootseer.imageprefetch.pieces import (
     boot_of,
     cached_as,
     digest_of,
-    fill,
     manifest_of,
     table_size,
     unpacked,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.registry import Repository, RepositoryReader
 
 HURRIED_S = 3.0  # how long a registry is waited for when all is here already
+LOOK_S = 120.0  # how long it may take to give all that a mount needs
 _GONE = (StoreUnavailableError, DeadlineError, AccessDeniedError)
 
 Note = Callable[[str], None]
@@ -92,7 +93,8 @@ class Resolver:
     """One image's name, on its way to a mount. `note` hears of every choice that is not usual.
 
     `scratch` is a directory for metadata that the cache cannot take. `helper` is the link of a
-    registry helper, which has asked for all that is needed first.
+    registry helper, which has asked for all that is needed first. `look_s` bounds all that is
+    asked before the mount, from `look_begun_s` on; see `first_look`.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class Resolver:
         workload: str = "",
         options: StoreOptions = DEFAULTS,
         plain_http: bool | None = None,
+        look_s: float = LOOK_S,
+        look_begun_s: float = 0.0,
         scratch: str,
         note: Note,
         helper: socket | None = None,
@@ -115,7 +119,8 @@ class Resolver:
         self._ref, self._options, self._plain_http = ref, options, plain_http
         self._patient = options
         self._fetched_bytes = 0
-        self._repository: RepositoryReader | None = None
+        self._unbounded: RepositoryReader | None = None
+        self._opening = threading.Lock()
         self._helped: HelpedRepository | None = None
         self._offline = False
         self._published = True  # until the registry says otherwise
@@ -128,22 +133,30 @@ class Resolver:
                 stall_s=min(options.stall_s, HURRIED_S),
                 retry_s=min(options.retry_s, HURRIED_S),
             )
+            look_s = min(look_s, HURRIED_S)
+        self.look = FirstLook(ref, look_s, self._give_up, begun_s=look_begun_s)
+        self.repository: RepositoryReader = BoundedRepository(self._own_repository, self.look)
+        """Where the image is; opened at its first use."""
         if helper is not None:
             from bootseer.imageprefetch.helped_repository import HelpedRepository
 
-            self._repository = self._helped = HelpedRepository(helper, self._open_repository)
+            self._unbounded = self._helped = HelpedRepository(helper, self._open_repository)
 
     def _open_repository(self) -> Repository:
         from bootseer.storage.oci.registry import open_repository
 
         return open_repository(self._ref, self._options, plain_http=self._plain_http)[0]
 
-    @property
-    def repository(self) -> RepositoryReader:
-        """Where the image is; opened at its first use."""
-        if self._repository is None:
-            self._repository = self._open_repository()
-        return self._repository
+    def _own_repository(self) -> RepositoryReader:
+        with self._opening:
+            if self._unbounded is None:
+                self._unbounded = self._open_repository()
+            return self._unbounded
+
+    def _give_up(self) -> None:
+        """What was asked in vain shall not hold up who dismisses the helper."""
+        if self._helped is not None:
+            self._helped.cut()
 
     def dismiss_helper(self) -> None:
         """Nothing more is asked of the helper, if there is one; what it streams goes on."""
@@ -239,7 +252,8 @@ class Resolver:
 
     def _do_without(self, error: BootseerError, digest: str, block_image: str) -> None:
         """A hot set that cannot be had costs itself alone, unless this node has kept one."""
-        if isinstance(error, _GONE) and self._kept(digest, block_image) is not None:
+        is_kept = isinstance(error, _GONE) and self._kept(digest, block_image) is not None
+        if is_kept or self.look.given_up:
             raise error
         self._note(f"the hot set is not used: {error}")
 
@@ -271,8 +285,8 @@ class Resolver:
         with contextlib.ExitStack() as stack:  # left open when who asked has it
             stream = self.repository.stream(pack.digest, verify=False)
             stack.callback(stream.close)
-            stored = bytearray(pack.boot_length)
-            fill(stream, memoryview(stored))
+            what = f"read the hot set {pack.digest}"
+            stored = self.look.read(stream, pack.boot_length, what, whole=False)
             self._fetched_bytes += len(stored)
             boot = boot_of(stored, pack)
             frames = KeepingFrames(stream, path, bytes(stored), pack)

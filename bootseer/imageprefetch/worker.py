@@ -97,6 +97,8 @@ class Worker:
             workload=settings.workload,
             options=settings.options,
             plain_http=settings.plain_http,
+            look_s=settings.look_s,
+            look_begun_s=settings.look_begun_s,
             scratch=self._state.folder,
             note=self._story.note,
             helper=self._helper,

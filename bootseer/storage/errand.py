@@ -14,6 +14,7 @@ from bootseer.storage.attempt import Attempt
 T = TypeVar("T")
 
 EXIT_WAIT_S = 3.0
+MOVED_S = 0.25  # how soon it is seen that an end which may move has moved
 
 
 class _Workers:
@@ -65,7 +66,16 @@ def within(call: Callable[[], T], timeout_s: float, what: str) -> T:
     It then goes on in a thread of its own, and whatever comes of it is dropped: it must neither
     use the caller's memory for writing nor leave anything that nobody would find.
     """
-    return _Errand(call).wait(timeout_s, what)
+    end_s = time.monotonic() + timeout_s
+    return until(call, lambda: end_s, f"cannot {what}: no answer for {timeout_s:g} s")
+
+
+def until(call: Callable[[], T], end_s: Callable[[], float], message: str) -> T:
+    """As `within`, up to a moment of the monotonic clock that may move while `call` works.
+
+    Raises DeadlineError with `message` once the moment that `end_s` names has passed.
+    """
+    return _Errand(call).wait(end_s, message)
 
 
 class _Errand(Generic[T]):
@@ -84,9 +94,10 @@ class _Errand(Generic[T]):
         finally:
             self._done.set()
 
-    def wait(self, timeout_s: float, what: str) -> T:
-        if not self._done.wait(timeout_s):
-            raise DeadlineError(f"cannot {what}: no answer for {timeout_s:g} s")
+    def wait(self, end_s: Callable[[], float], message: str) -> T:
+        while not self._done.wait(min(MOVED_S, max(0.0, end_s() - time.monotonic()))):
+            if time.monotonic() >= end_s():
+                raise DeadlineError(message)
         if self._error is not None:
             raise self._error
         return self._result[0]
