@@ -318,6 +318,7 @@ def test_a_rank_that_hung_before_its_first_step_is_named(tmp_path: Path) -> None
         ("n1", 14, "model.init", False),
     ]
     assert [u.since_s for u in report.unreached] == [pytest.approx(10), pytest.approx(12)]
+    assert report.what_if == ()  # it never ended
     said = verdicts.verdict(report)
     assert "Rank 13 on n1 and 1 other rank did not reach the first step" in said.headline
     assert said.advice == ("rank 13 on n1, in rendezvous since 10.0s.",)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,17 @@ pytestmark = pytest.mark.slow
 QUICK = harness.Options(quick=True, runs=1)
 IMAGES = ["image tiny", "image registry hanging"]
 OTHERS = [case for case in plain.CASES if not case.startswith("image")]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is mounted where the bench works shall be this test's own, and no other process's.
+
+    Podman takes short paths alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="bsb-", dir="/var/tmp") as folder:
+        monkeypatch.setattr(plain, "CACHE", Path(folder))
+        yield
 
 
 def measured(case: str) -> None:
@@ -38,6 +52,22 @@ def test_both_sides_do_their_work(case: str) -> None:
 @pytest.mark.parametrize("case", IMAGES)
 def test_both_sides_run_the_image(case: str) -> None:
     measured(case)
+
+
+def test_a_fault_that_nobody_met_gives_no_figure() -> None:
+    with plain.BadServer("slow") as bad:
+        with pytest.raises(RuntimeError, match="nobody asked the server that is slow"):
+            bad.strike(lambda: 1.0)
+
+        def ask() -> float:
+            with socket.create_connection(("127.0.0.1", bad.port)) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                assert connection.recv(1) == b"H"
+            return 2.0
+
+        assert bad.strike(ask) == 2.0
+    with plain.BadServer("gone") as gone:
+        assert gone.strike(lambda: 3.0) == 3.0
 
 
 def figures(case: str, ours: list[float], peers: list[float]) -> list[harness.Case]:

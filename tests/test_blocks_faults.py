@@ -374,6 +374,38 @@ def test_a_store_that_is_back_is_noticed_however_slow_it_is(tmp_path: Path) -> N
         assert read(1) == source.data[8 * KIB : 16 * KIB]
 
 
+def test_a_block_that_is_kept_asking_for_is_asked_at_once_for_who_reads_it(
+    tmp_path: Path,
+) -> None:
+    """The try that goes on behind a read that failed may be hours away."""
+    source = Source(tmp_path, noise(8 * KIB), block_bytes=8 * KIB)
+    away = threading.Event()
+    away.set()
+    source.store = FaultyStore(
+        source.store, lambda request: Fault(error=gone()) if away.is_set() else None
+    )
+    settings_ = FetchSettings(
+        demand_deadline_s=2, outage_deadline_s=2, backoff_s=36_000, backoff_limit_s=36_000
+    )
+    with Fetcher(settings_) as fetcher:
+
+        def read() -> bytes:
+            there = threading.Event()
+            held = fetcher.held(source, 0, 8 * KIB, there.set)
+            if held is None:
+                assert there.wait(30)
+                held = fetcher.held(source, 0, 8 * KIB)
+            assert held is not None
+            data = b"".join(held.views)
+            held.release()
+            return data
+
+        with pytest.raises(DeadlineError, match="gone"):
+            read()
+        away.clear()
+        assert read() == source.data
+
+
 def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(64 * KIB), block_bytes=16 * KIB)
     there = threading.Event()

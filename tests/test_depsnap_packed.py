@@ -236,6 +236,39 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     assert list(folder.iterdir()) == []
 
 
+def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
+    """Two containers share a node's cache, and neither sees the other's processes."""
+    folder = tmp_path / "trees"
+    folder.mkdir()
+    code = (
+        "import sys\n"
+        "from bootseer.depsnap.sharing import mounts, packed\n"
+        "real = packed.mount\n"
+        "def late(*words):\n"
+        "    real(*words); print('mounted', flush=True); sys.stdin.readline()\n"
+        "packed.mount = late\n"
+        "print(packed.works_in(sys.argv[1]), flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mounted\n"
+        look = "import sys; from bootseer.depsnap.sharing import packed\n" + (
+            "sys.exit(not packed.works_in(sys.argv[1]))"
+        )
+        apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+        subprocess.run([*apart, sys.executable, "-c", look, str(folder)], check=True)
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "True\n"
+    assert list(folder.iterdir()) == []
+
+
 def test_where_it_cannot_be_mounted_the_tree_is_files(
     node: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,8 +84,23 @@ def test_files_come_in_the_order_of_their_use(tmp_path: Path, method: Method) ->
     names = ["m", "a", "z", "b"]
     for name in names:
         cold(tmp_path / name, PAGE)
-    reads = "; time.sleep(.1); ".join(f"read({str(tmp_path / name)!r}, 0)" for name in names)
-    trace = record(tmp_path, method, reader(reads))
+    settings = RecordSettings(roots=(str(tmp_path),), method=method)
+    with Recording(settings, os.getpid()) as recording:
+        recording.survey()
+        with CommandRecording(recording) as watched:
+            reading = reader("for line in sys.stdin: read(line[:-1], 0); print(flush=True)")
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            with subprocess.Popen(reading, **pipes) as process:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                for path in [str(tmp_path / name) for name in names]:
+                    print(path, file=process.stdin, flush=True)
+                    assert process.stdout.readline() == "\n"
+                    # Openings that are heard at once have one time.
+                    while method == "residency" and path not in recording._opens.first_s:
+                        time.sleep(0.01)
+                    time.sleep(0.01)
+        trace = watched.trace(succeeded=process.returncode == 0)
     assert [trace.files[one.file].path for one in trace.ranges()] == [
         str(tmp_path / name) for name in names
     ]
@@ -223,6 +238,30 @@ time.sleep(1)
     assert resident(small)
     assert resident(big)
     assert not resident(untouched)
+
+
+# One that holds SIGCHLD back and looks for it later, as who waits for a command does at times.
+WAITING = """
+import os, signal, sys, time
+from bootseer.imageprefetch.filemode.commanding import CommandRecording
+from bootseer.imageprefetch.filemode.recording import Recording, RecordSettings
+settings = RecordSettings(roots=(sys.argv[1],), method=sys.argv[2])
+with Recording(settings, os.getpid()) as recording, CommandRecording(recording):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    heard = 0
+    for _ in range(20):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        time.sleep(0.01)
+        heard += signal.sigtimedwait({signal.SIGCHLD}, 0) is not None
+print(heard)
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_end_of_a_command_is_heard_by_who_waits_for_it(tmp_path: Path, method: Method) -> None:
+    words = [sys.executable, "-c", WAITING, tmp_path, method]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert done.stdout == "20\n"
 
 
 # --- the parts -------------------------------------------------------------------------------

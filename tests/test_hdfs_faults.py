@@ -41,6 +41,8 @@ pytestmark = pytest.mark.slow
 CHUNK = 1 << 20
 SIZE = 24 * CHUNK + 77
 FIRST = 3 * CHUNK + 5
+LITTLE = CHUNK // 2
+"""So short a read is not read ahead of: most of the file's blocks are yet unknown to the reader."""
 PIECE = 256 << 10
 ROT_EVERY = 64 << 10
 STALL_S = 30.0
@@ -86,7 +88,12 @@ def root_of(cluster: Any, scheme: str) -> str:
 
 @contextlib.contextmanager
 def half_read(
-    cluster: Any, scheme: str, data: Path, fetcher: Fetcher, settings: WriteSettings = TWICE
+    cluster: Any,
+    scheme: str,
+    data: Path,
+    fetcher: Fetcher,
+    settings: WriteSettings = TWICE,
+    first_bytes: int = FIRST,
 ) -> Iterator[tuple[StripedFile, bytes, int]]:
     """A checkpoint of `data` whose start has been read, and the bytes that are still to come.
 
@@ -111,9 +118,9 @@ def half_read(
             return [n for p in reversed(found) for n in range(3) if folders[n] in p.parents]
 
         with stripedfs.open(url, fetcher=fetcher) as file:
-            assert file.read(FIRST) == wanted[:FIRST]
+            assert file.read(first_bytes) == wanted[:first_bytes]
             wait_until(serving)
-            yield file, wanted[FIRST:], serving()[0]
+            yield file, wanted[first_bytes:], serving()[0]
 
 
 def replicated(store: Store, name: str, count: int) -> bool:
@@ -177,7 +184,7 @@ def test_namenode_restarted_in_the_middle_of_a_read(cluster: Any, scheme: str, d
     patient = dataclasses.replace(PATIENCE, demand_deadline_s=300.0, tries=1000)
     with (
         Fetcher(patient) as fetcher,
-        half_read(cluster, scheme, data, fetcher) as (file, rest, _),
+        half_read(cluster, scheme, data, fetcher, first_bytes=LITTLE) as (file, rest, _),
         ThreadPoolExecutor(1) as pool,
     ):
         before = fetcher.stats.total().failures

@@ -265,9 +265,9 @@ class TestContainers:
         self, lab: Lab, own_registry: Any, mounts: Mounts
     ) -> None:
         registry = own_registry()
-        script = "read go; for n in 0 1 2 3 4 5; do cat f$n > /dev/null; done; exit 3"
-        words = ["--deadline", "3", "--log-file", f"{lab.folder}/log"]
-        with lab.waiting(registry, "lost", 6, script, *words) as (name, child):
+        script = "read go; cat f0 f1 > /dev/null; exit 3"
+        words = ["--deadline", "1", "--log-file", f"{lab.folder}/log"]
+        with lab.waiting(registry, "lost", 2, script, *words) as (name, child):
             registry.stop()
             _, error = child.communicate("go\n", timeout=120)
         assert child.returncode == 3, error

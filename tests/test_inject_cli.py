@@ -169,3 +169,28 @@ def test_a_manifest_without_pods_is_written_as_it_was() -> None:
     done = bootseer("inject", "-f", "-", data=raw)
     assert (done.returncode, done.stdout) == (0, raw)
     assert b"no pod in it" in done.stderr
+
+
+UNKNOWN = """\
+apiVersion: example.com/v1
+kind: Fleet
+metadata: {name: f}
+spec:
+  driver:
+    template: {spec: {containers: [{name: a, image: i, command: [x]}]}}
+  executor:
+    template: {spec: {containers: [{name: b, image: i, command: [y]}]}}
+"""
+
+
+def test_a_kind_that_nobody_here_knows_is_said_to_be_unknown_once() -> None:
+    """Nobody can tell whether what runs it starts the command; it was injected without a word."""
+    note = b"the kind Fleet (example.com/v1) is unknown here: see that what runs its pods takes"
+    done = bootseer("inject", "-f", "-", data=UNKNOWN.encode())
+    assert done.returncode == 0
+    assert done.stdout.count(b"initContainers") == 2
+    assert done.stderr.count(note) == 1
+    told = bootseer("inject", "-f", "-", "--explain", data=UNKNOWN.encode())
+    assert told.stdout.count(note) == 1
+    told = bootseer("inject", "-f", "-", "--explain", "--json", data=UNKNOWN.encode())
+    assert [each["line"] for each in json.loads(told.stdout)["unknown"]] == [6]

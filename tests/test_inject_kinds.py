@@ -118,6 +118,16 @@ def test_a_worker_of_mpi_keeps_the_command_that_its_operator_gives_it() -> None:
     assert inject.inject(text(MPI), Options(command=("x",))).refusals == result.refusals
 
 
+def test_a_worker_of_mpi_with_arguments_alone_is_its_images() -> None:
+    """The operator fills in sshd only where command and args are both empty."""
+    raw = MPI.replace("            resources", "            args: [-De]\n            resources")
+    result = inject.inject(text(raw), Options(), lambda _: ImageConfig(("/usr/sbin/sshd",), ()))
+    assert result.refusals == ()
+    worker = pods_of(result.raw)[1]["containers"][0]
+    assert worker["command"] == [LAUNCHER, "start", "--", "/usr/sbin/sshd"]
+    assert worker["args"] == ["-De"]
+
+
 def test_a_worker_of_mpi_with_a_command_of_its_own_is_injected() -> None:
     sshd = ["/usr/sbin/sshd", "-De"]
     given = done(MPI, commands={"MPIJob/pi/mpi-worker": tuple(sshd)})

@@ -8,6 +8,7 @@ worked out by hand from event names and messages.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ def test_a_jobs_pod(pods: dict[str, k8s.Pod]) -> None:
     assert pod.resource["k8s.node.name"] == "lab-node"
     assert pod.resource["k8s.job.name"] == "two"
     assert pod.not_observed == ["queue"]
+
+
+def test_a_pod_placed_before_its_creation_was_told_of_has_a_rough_length() -> None:
+    """A busy controller writes its event after the scheduler wrote its own."""
+    told_ns = 0x18EA04CAE5EAD8A7
+    placed = f"{datetime.fromtimestamp(told_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.000001Z"
+    items = k8s.parse(DATA.read_text(), "data")
+    for item in items:
+        about = item.get("involvedObject") or item.get("regarding") or {}
+        if item.get("reason") == "Scheduled" and about["name"] == "two-twjn7":
+            item["eventTime"] = placed
+    schedule = span({pod.name: pod for pod in k8s.pods(items)}["t/two-twjn7"], "schedule")
+    assert schedule.end_ns - schedule.begin_ns == 1000
+    assert schedule.attributes["bootseer.uncertainty_s"] == 1
 
 
 def test_a_creation_in_whole_seconds_is_said_to_be_rough(pods: dict[str, k8s.Pod]) -> None:

@@ -232,6 +232,25 @@ def test_the_component_puts_into_varied_jobs_what_inject_does(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_what_a_job_says_under_our_names_is_overwritten_whole(tmp_path: Path) -> None:
+    """As found: a `value` of the Job's own stood beside our `valueFrom`, which no server takes."""
+    env = (
+        "[{name: BOOTSEER_JOB_UID, value: mine}, "
+        "{name: BOOTSEER_STORE, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]"
+    )
+    mounts = "[{name: bootseer-store, mountPath: /s, subPath: a}]"
+    main = f"{{name: m, image: i, command: [x], env: {env}, volumeMounts: {mounts}}}"
+    write_kustomization(
+        tmp_path, job_of("own", f"containers: [{main}]"), job_of("bare", JOBS["bare"])
+    )
+    built = {job["metadata"]["name"]: job["spec"]["template"]["spec"] for job in build(tmp_path)}
+    own, bare = (built[name]["containers"][0] for name in ("own", "bare"))
+    for key in ("env", "volumeMounts"):
+        found = {entry["name"]: entry for entry in own[key]}
+        assert found == {entry["name"]: entry for entry in bare[key]}
+
+
+@pytest.mark.slow
 def test_the_component_is_used_twice_and_leaves_what_is_labelled(tmp_path: Path) -> None:
     no = '{bootseer.io/inject: "false"}'
     write_kustomization(tmp_path / "a", job_of("one", JOBS["bare"]))

@@ -526,6 +526,9 @@ def test_the_trainers_log_confirms_a_bar_across_lanes() -> None:
     assert brief(out) == ["begin first_step", "end first_step"]
 
 
+REGISTERED = b"""Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2
+All distributed processes registered. Starting with 2 processes
+"""
 # As Lightning 2.6.6 prints it on a CPU (`data/logs/lightning_*.log` have its bars as they are).
 LIGHTNING = b"""\
 Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2
@@ -569,6 +572,13 @@ def test_lightning_as_it_runs() -> None:
 def test_lightning_whose_bar_has_no_total() -> None:
     bars = b"Epoch 0: : 0it [00:00, ?it/s]\nEpoch 0: : 1it [00:26, 26.64s/it, v_num=0]\n"
     assert spans_ms(found("lightning", bars, live=True)) == [("first_step", 1000.0)]
+
+
+@pytest.mark.parametrize("rules", ["lightning", "nemo"])
+def test_waiting_for_all_to_register_is_no_work_of_the_rank_that_waits(rules: str) -> None:
+    begin, end = (f for f in found(rules, REGISTERED, live=True) if f.name == "rendezvous")
+    assert begin.attributes["bootseer.wait"] is True
+    assert end.kind == "end"
 
 
 def test_lightning_on_another_node_than_the_first_says_nothing_of_the_rendezvous() -> None:

@@ -63,8 +63,8 @@ def test_during_the_plain_install(place: Place) -> None:
 
 
 def test_during_a_part_that_hangs(place: Place) -> None:
-    # What a start imports before it installs; an archive's codec comes only behind that.
-    place.module("xxhash", "import time; open('began', 'w'); time.sleep(600)")
+    # The key of what to install is a digest, so that this is imported before it.
+    place.module("hashlib", "import time; open('began', 'w'); time.sleep(600)")
     process = place.begin()
     until((place.path / "began").exists)
     ended(place, process, signal.SIGTERM)

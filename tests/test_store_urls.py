@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import UsageError
 from bootseer.storage import urls
-from bootseer.storage.base import open_object
+from bootseer.storage.base import open_object, open_store
 from bootseer.storage.options import StoreOptions
 
 
@@ -114,3 +115,22 @@ def test_nothing_to_split_off() -> None:
 def test_options_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         StoreOptions().user = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("url", ["hdfs:/a/b", "HTTP:h/a", "file:a", "webhdfs:/u:word@h/a", "s3:b"])
+def test_a_url_without_its_slashes_is_no_directory(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=rf"not with {url.partition(':')[0].lower()}://") as told:
+        open_store(url)
+    assert "word" not in str(told.value)
+
+
+@pytest.mark.parametrize("path", ["hdfs", "./hdfs:/a", "http", "a:b", "data/file:x"])
+def test_a_directory_may_have_colons_and_the_name_of_a_scheme(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store(path).mkdir("x")
+    assert (tmp_path / path / "x").is_dir()

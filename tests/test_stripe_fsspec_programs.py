@@ -161,6 +161,21 @@ def test_settings_may_be_mappings(tmp_path: Path) -> None:
         fsspec.filesystem("striped", writing={"wide": 2})
 
 
+def test_a_file_that_is_written_cannot_be_read(fs: StripedFileSystem, tmp_path: Path) -> None:
+    with fs.open(f"{tmp_path}/x", "wb") as file:
+        file.write(b"x")
+        steps = (
+            lambda: file.read(1),
+            file.read,
+            file.readline,
+            lambda: file.readinto(bytearray(1)),
+        )
+        for step in steps:
+            with pytest.raises(OSError, match="not readable"):
+                step()
+    assert fs.cat(f"{tmp_path}/x") == b"x"
+
+
 def test_every_error_of_a_file_is_an_os_error(fs: StripedFileSystem, tmp_path: Path) -> None:
     put_bytes(store_of(tmp_path), "damaged", content(9 * CHUNK), tmp_path, SMALL)
     for stripe in tmp_path.glob("damaged.stripes/*/stripe-00001"):

@@ -353,12 +353,18 @@ def test_a_copied_tree_is_the_same(mount: Served, root: Path, tmp_path: Path) ->
 REFUSALS = {errno.ESPIPE, errno.ESTALE, errno.EBUSY, errno.EBADF, errno.EPERM}
 """What docs/checkpoints.md says of writes elsewhere than at the end, of files that are removed or
 read while they are written, and of FIFOs, hard links and owners."""
-OTHERWISE = re.compile(r"_ignore_errors|TestRmTree.test_on_error|test_chmod_follow_symlinks_true")
+OTHERWISE = re.compile(
+    r"_ignore_errors|TestRmTree.test_on_error|test_chmod_follow_symlinks_true"
+    r"|CommandLineTest.test_create_command|test_create_non_existent_file_for_append"
+)
 """In the first, a child process prints what closing a removed file told it. The second runs as
 root, where it cannot succeed, as its suite takes EBUSY (it opens a file for writing twice) for a
 missing right. The third has no link to follow: the suites make all theirs with absolute targets.
+The last two are test_zipfile's: a child process, and the test itself, catch the ESPIPE.
 """
-SUITES = ("test_tempfile", "test_shutil", "test_pathlib")
+SUITES = {"test_tempfile": 0.25, "test_shutil": 0.25, "test_pathlib": 0.25, "test_zipfile": 0.6}
+"""Python's tests, and the most that may be refused of each: a zip archive is not written from its
+start to its end."""
 
 
 @pytest.mark.debian("libpython3.11-testsuite")  # of Debian's Python; any other has them
@@ -376,7 +382,7 @@ def test_pythons_own_tests_meet_refusals_that_docs_name_alone(mount: Served, sui
     told = re.split(r"^={70}$", done.stderr, flags=re.MULTILINE)
     count = re.search(r"^Ran (\d+) tests", told[-1], flags=re.MULTILINE)
     assert count is not None, done.stderr
-    assert len(told) - 1 < int(count[1]) / 4, done.stderr
+    assert len(told) - 1 < int(count[1]) * SUITES[suite], done.stderr
     for each in told[1:]:
         if OTHERWISE.search(each):
             continue

@@ -50,6 +50,34 @@ def restarted(folder: Path, **second: object) -> Report:
     return report_of(folder)
 
 
+def test_a_wrapper_that_was_killed_between_two_phases_was_an_earlier_try(tmp_path: Path) -> None:
+    """No phase was cut off, but the command was, and what it had done is done again."""
+    for rank in range(16):
+        file = EventFile(f"n{rank // 2}", rank, bootseer__world_size=16)
+        if rank // 2 == 5:
+            file.span("job", 0, None).span("image.pull", 0, 10).span("imports", 10, 20)
+            file.write(tmp_path)
+            file = EventFile("n5", rank, bootseer__world_size=16)
+            file.span("job", 40, None)
+            tried(file, 40).write(tmp_path)
+        else:
+            tried(file.span("job", 0, None), 0).write(tmp_path)
+    report = report_of(tmp_path)
+    assert report.stragglers == ()
+    assert [count for count, _ in earlier(report)] == [2]
+
+
+def test_a_wrapper_that_goes_on_around_another_process_is_no_earlier_try(tmp_path: Path) -> None:
+    """Its command has no end yet, and its child imports what it had imported itself."""
+    wrapper = EventFile("n", 0).span("job", 0, None).span("imports", 0, 1)
+    wrapper.span("deps.install", 1, 20).write(tmp_path)
+    child = EventFile("n", 0).span("imports", 21, 30).span("model.init", 30, 40)
+    child.point("first_step", 50).write(tmp_path)
+    report = report_of(tmp_path)
+    assert earlier(report) == []
+    assert {p.name: p.max_s for p in report.phases}["imports"] == pytest.approx(10)
+
+
 @pytest.mark.parametrize("second", [{}, {"bootseer__boot_id": "another"}])
 def test_a_restarted_node_is_no_straggler(tmp_path: Path, second: dict[str, object]) -> None:
     """As found: two tries were added up, and gave a straggler in each phase."""

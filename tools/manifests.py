@@ -83,10 +83,7 @@ def _additions(new: Additions) -> dict[str, edits.Value]:
 
 
 def _by_name(entries: Sequence[Mapping[str, edits.Value]]) -> dict[str, edits.Value]:
-    return {
-        str(entry["name"]): {key: value for key, value in entry.items() if key != "name"}
-        for entry in entries
-    }
+    return {str(entry["name"]): dict(entry) for entry in entries}
 
 
 def _pod(new: Additions) -> dict[str, edits.Value]:
@@ -100,22 +97,21 @@ def _pod(new: Additions) -> dict[str, edits.Value]:
 
 
 def _replacements(new: Additions) -> list[edits.Value]:
-    """One for each value of each entry; `create` makes the lists and entries that are missing."""
+    """One for each entry, whole, or `value` and `valueFrom` would stand together where the Job has
+    the other; `create` makes the lists and entries that are missing."""
     return [
         {
-            "source": {**SOURCE, "fieldPath": f"{group}.{entry['name']}.{key}"},
+            "source": {**SOURCE, "fieldPath": f"{group}.{entry['name']}"},
             "targets": [
                 {
                     "select": TARGET,
-                    "fieldPaths": [f"{MAIN}.{group}.[name={entry['name']}].{key}"],
+                    "fieldPaths": [f"{MAIN}.{group}.[name={entry['name']}]"],
                     "options": {"create": True},
                 }
             ],
         }
         for group, entries in (("env", new.environment), ("volumeMounts", new.mounts))
         for entry in entries
-        for key in entry
-        if key != "name"
     ]
 
 

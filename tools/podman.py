@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 SERVICE_TIMEOUT_S = 30.0
+CLEAN_UP_TIMEOUT_S = 10.0
 
 _CONTAINERS = """\
 [containers]
@@ -178,6 +179,10 @@ class Podman:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             self("rm", "--all", "--force", "--time", "0", check=False, timeout_s=60)
+        # A container's monitor calls podman once more, behind us, and that writes below the folder.
+        until = time.monotonic() + CLEAN_UP_TIMEOUT_S
+        while _is_used(self.folder) and time.monotonic() < until:
+            time.sleep(0.02)
         for path in mounts_below(self.folder):
             subprocess.run(["umount", "-l", path], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -197,6 +202,16 @@ def _limits() -> str:
     most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
     processes = min(resource.getrlimit(resource.RLIMIT_NPROC)[1] % (1 << 64), most)
     return f'"nofile={files}:{files}", "nproc={processes}:{processes}"'
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether any process has a place in the folder in its command line."""
+    inside = f"{folder}/".encode()
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if inside in words.read_bytes():
+                return True
+    return False
 
 
 def mounts_below(folder: Path) -> list[str]:

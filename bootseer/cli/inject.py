@@ -150,6 +150,8 @@ def command(**given: Any) -> int:
         click.echo(f"bootseer: {name}: {passed.pod}: passed over: {passed.reason}", err=True)
     for left in result.unmeasured:
         click.echo(f"bootseer: {name}: {left.pod}: left as it is: {left.reason}", err=True)
+    for noted in result.unknown:
+        click.echo(f"bootseer: {name}: {noted.pod}: {noted.reason}", err=True)
     for refusal in result.refusals:
         click.echo(f"bootseer: {name}: {refusal.pod}: {refusal.reason}", err=True)
     if result.refusals and not given["skip_refused"]:
@@ -255,6 +257,7 @@ def _explain(result: Injected, *, as_json: bool) -> None:
             "refusals": [dataclasses.asdict(refusal) for refusal in result.refusals],
             "passed_over": [dataclasses.asdict(passed) for passed in result.passed_over],
             "unmeasured": [dataclasses.asdict(left) for left in result.unmeasured],
+            "unknown": [dataclasses.asdict(noted) for noted in result.unknown],
         }
         click.echo(json.dumps(told, indent=1))
         return
@@ -264,5 +267,7 @@ def _explain(result: Injected, *, as_json: bool) -> None:
         click.echo(f"line {passed.line}: {passed.pod}: passed over\n    {passed.reason}")
     for left in result.unmeasured:
         click.echo(f"line {left.line}: {left.pod}: left as it is\n    {left.reason}")
+    for noted in result.unknown:
+        click.echo(f"line {noted.line}: {noted.pod}: injected\n    {noted.reason}")
     for refusal in result.refusals:
         click.echo(f"line {refusal.line}: {refusal.pod}: not injected\n    {refusal.reason}")

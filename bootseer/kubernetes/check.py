@@ -113,12 +113,9 @@ def _tier(container: yaml.MappingNode, options: Options) -> tuple[Tier, str]:
 
 def _notes(pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier) -> list[str]:
     out = []
-    if not kinds.is_known(pod):
-        version = scalar(child(pod.owner, "apiVersion")) or "no apiVersion"
-        out.append(
-            f"the kind {pod.owner_kind or '(none)'} ({version}) is unknown here: see that what "
-            "runs its pods takes their init containers and starts the command as it is written"
-        )
+    unknown = kinds.note_unknown(pod)
+    if unknown:
+        out.append(unknown)
     out += _identity_notes(pod, options)
     context = child(container, "securityContext")
     if scalar(child(context, "readOnlyRootFilesystem")) == "true":

@@ -56,8 +56,9 @@ class Injected:
     """The new text, and what was done and not done.
 
     `passed_over`: pods left as they are because another container than theirs was asked for.
-    `unmeasured`: objects that run containers, but have no pod to inject, and why. `kinds`: those of
-    all objects.
+    `unmeasured`: objects that run containers, but have no pod to inject, and why. `unknown`: pods
+    that were injected though nobody here knows what runs them, and what to look at. `kinds`: those
+    of all objects.
     """
 
     raw: str
@@ -66,6 +67,7 @@ class Injected:
     passed_over: tuple[Refusal, ...] = ()
     unmeasured: tuple[Refusal, ...] = ()
     kinds: tuple[str, ...] = ()
+    unknown: tuple[Refusal, ...] = ()
 
 
 def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Injected:
@@ -84,6 +86,7 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     may_pass_over = bool(options.container) and _has_container(clean, options.container)
     wrapped = _WrappedTrainJobs()
     unmeasured: list[Refusal] = []
+    unknown: dict[str, Refusal] = {}
     kinds_there: list[str] = []
     for document in yamltext.documents(clean):
         objects = pods.find_objects(document)
@@ -113,6 +116,10 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
             all_edits += made
             changes += told
             wrapped.add_runtime(pod, told)
+            note = kinds.note_unknown(pod)
+            if note:
+                line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"
+                unknown.setdefault(note, Refusal(line, title, note))
     unmeasured += wrapped.find_unmeasured()
     new = edits.apply(clean.raw, all_edits)
     return Injected(
@@ -122,6 +129,7 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
         tuple(passed_over),
         tuple(unmeasured),
         tuple(dict.fromkeys(filter(None, kinds_there))),
+        tuple(unknown.values()),
     )
 
 

@@ -40,9 +40,10 @@ class Operator:
     """What one operator does to the command of a kind's pods.
 
     `places`: the pods of that kind it concerns, by what their path begins with (() = all).
-    `fills_empty`: it concerns containers without a command alone; `first_only`: a pod's first
-    container alone. `annotation`: set to "true" on the object or the pod, it keeps the operator
-    from the command. `reason` says why the pod is refused otherwise; `{name}` is the container's.
+    `fills_empty`: it concerns containers without a command alone; `args_count`: and without
+    arguments; `first_only`: a pod's first container alone. `annotation`: set to "true" on the
+    object or the pod, it keeps the operator from the command. `reason` says why the pod is refused
+    otherwise; `{name}` is the container's.
     """
 
     group: str
@@ -52,6 +53,7 @@ class Operator:
     first_only: bool
     reason: str
     annotation: str = ""
+    args_count: bool = False
 
 
 OPERATORS: Sequence[Operator] = (
@@ -62,6 +64,7 @@ OPERATORS: Sequence[Operator] = (
         kinds=("MPIJob",),
         places=("spec.mpiReplicaSpecs.Worker.",),
         fills_empty=True,
+        args_count=True,
         first_only=True,
         reason="workers without a command are given one by the MPI operator (sshd; sleep in "
         "kubeflow.org/v1), which one of ours would keep it from; write it out, as command: "
@@ -140,12 +143,14 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
     if pod.owner_kind.endswith("TrainingRuntime") and tuple(command[:2]) == TORCHTUNE:
         return TORCHTUNE_REASON
     is_first = pod.containers()[0] is container
+    has_args = bool(items(child(container, "args")))
     for operator in OPERATORS:
         if (
             not is_of(pod, operator.group, operator.kinds)
             or (operator.places and not pod.path.startswith(operator.places))
             or (operator.first_only and not is_first)
             or (operator.fills_empty and (command or is_given))
+            or (operator.args_count and has_args)
             or (operator.annotation and _is_set(pod, operator.annotation))
         ):
             continue
@@ -233,6 +238,17 @@ def is_known(pod: Pod) -> bool:
     """Whether it is known what becomes of a command in pods of this kind."""
     known = [*PLAIN, *((operator.group, operator.kinds) for operator in OPERATORS)]
     return any(is_of(pod, group, kinds) for group, kinds in known)
+
+
+def note_unknown(pod: Pod) -> str:
+    """What to look at where a pod's kind is unknown, "" for a known one."""
+    if is_known(pod):
+        return ""
+    version = scalar(child(pod.owner, "apiVersion")) or "no apiVersion"
+    return (
+        f"the kind {pod.owner_kind or '(none)'} ({version}) is unknown here: see that what runs "
+        "its pods takes their init containers and starts the command as it is written"
+    )
 
 
 def _is_set(pod: Pod, annotation: str) -> bool:

@@ -26,6 +26,7 @@ from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed
 SCHEMES_TODAY = (
     "use a directory, file://, http(s)://, webhdfs(s)://, hdfs://, oci:// or oci-layout:"
 )
+_SCHEMES = {"file", "http", "https", "webhdfs", "webhdfss", "swebhdfs", "hdfs", "s3", "oci"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -205,6 +206,11 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     for a URL that cannot be used.
     """
     if url and "://" not in url and not url.startswith("oci-layout:"):  # taken apart by nobody
+        if (scheme := url.partition(":")[0].lower()) != url.lower() and scheme in _SCHEMES:
+            raise UsageError(
+                f"the store begins with {scheme}: and not with {scheme}://; correct the URL, or"
+                " write ./ before a directory of that name"
+            )
         from bootseer.storage.local import LocalStore
 
         return LocalStore(url)

@@ -40,6 +40,10 @@ class WriteFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    def readinto(self, buffer: Any, /) -> int:
+        """Refused as by any file that is open for writing."""
+        raise io.UnsupportedOperation("not readable")
+
     def tell(self) -> int:
         return self._saved.size_bytes
 

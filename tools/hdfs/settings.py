@@ -85,9 +85,10 @@ def common(namenodes: list[NameNode], folder: Path) -> dict[str, str]:
         "fs.defaultFS": name,
         "hadoop.tmp.dir": str(folder / "tmp"),
         "hadoop.http.staticuser.user": "root",
-        # A DataNode that starts before its NameNode tries again at once, not each second.
+        # A DataNode that starts before its NameNode tries again at once, not each second; of two
+        # NameNodes, the other one is asked after a second.
         "ipc.client.connect.retry.interval": "100",
-        "ipc.client.connect.max.retries": "100",
+        "ipc.client.connect.max.retries": "10" if len(namenodes) > 1 else "100",
         "ipc.client.connect.max.retries.on.timeouts": "3",
         "ipc.client.connect.timeout": "2000",
     }
@@ -107,6 +108,11 @@ def name_addresses(namenodes: list[NameNode]) -> dict[str, str]:
         f"dfs.ha.namenodes.{NAME_SERVICE}": ",".join(n.id for n in namenodes),
         f"dfs.client.failover.proxy.provider.{NAME_SERVICE}": "org.apache.hadoop.hdfs.server"
         ".namenode.ha.ConfiguredFailoverProxyProvider",
+        # Hadoop's clients, which a DataNode is too when it serves HTTP, look for the active one
+        # often: their pauses would grow to 15 s.
+        "dfs.client.failover.sleep.base.millis": "100",
+        "dfs.client.failover.sleep.max.millis": "1000",
+        "dfs.client.failover.max.attempts": "150",
     }
     for node in namenodes:
         end = f"{NAME_SERVICE}.{node.id}"

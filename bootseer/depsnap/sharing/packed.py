@@ -10,6 +10,7 @@ It is used below an overlay and nowhere else, and needs Linux 6.12 (EROFS over p
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -156,11 +157,14 @@ def works_in(folder: str) -> bool:
     for name in os.listdir(folder):
         if name.startswith(_TRIAL):
             _clear_dead(os.path.join(folder, name))
-    trial = os.path.join(folder, f"{_TRIAL}{os.getpid()}")
+    trial = os.path.join(folder, _TRIAL + os.urandom(8).hex())
     lower, upper, work, shown = (os.path.join(trial, name) for name in _IN_TRIAL)
+    lock = -1
     try:
+        os.mkdir(trial)
+        lock = _locked(trial)
         for path in (lower, upper, work, shown):
-            os.makedirs(path)
+            os.mkdir(path)
         root = Entry(path=b"", kind=Kind.DIRECTORY, mode=0o755)
         for name, content in ((META, image.metadata([root], 0)), (DATA, bytes(_BLOCK_BYTES))):
             with open(os.path.join(trial, name), "wb") as file:
@@ -172,18 +176,37 @@ def works_in(folder: str) -> bool:
         return False
     finally:
         _clear(trial)
+        if lock >= 0:
+            os.close(lock)
     return True
+
+
+def _locked(trial: str) -> int:
+    """A descriptor whose lock says that this trial is under way. Raises OSError when it is.
+
+    No process number says that: containers that share a cache know each other's by other numbers.
+    """
+    lock = os.open(trial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def _clear_dead(trial: str) -> None:
     """Clear what a process that was killed during its trial has left."""
-    pid = trial.rpartition("-")[2]
-    if pid != str(os.getpid()) and os.path.exists(f"/proc/{pid}"):
-        return
+    try:
+        lock = _locked(trial)
+    except OSError:
+        return  # it is under way, or gone
     try:
         _clear(trial)
     except OSError:
         pass  # of another mount namespace, perhaps: it disturbs nobody
+    finally:
+        os.close(lock)
 
 
 def _clear(trial: str) -> None:

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from bootseer.imageprefetch.filemode.format import FileTrace
 from bootseer.imageprefetch.filemode.recording import WINDOW_S, Recording
+from bootseer.imageprefetch.filemode.threads import start_deaf
 from bootseer.imageprefetch.recording import FirstStepWatch
 
 POLL_S = 0.1
@@ -37,7 +38,7 @@ class CommandRecording:
 
     def __enter__(self) -> CommandRecording:
         self._recording.begin()
-        self._thread.start()
+        start_deaf(self._thread)
         return self
 
     def _run(self) -> None:

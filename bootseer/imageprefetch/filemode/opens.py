@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from bootseer.imageprefetch.filemode.threads import start_deaf
+
 _EVENT = struct.Struct("iIII")
 _IN_OPEN, _IN_Q_OVERFLOW, _IN_ISDIR = 0x20, 0x4000, 0x40000000
 _IN_ONLYDIR, _IN_DONT_FOLLOW = 0x01000000, 0x02000000
@@ -37,7 +39,7 @@ class Opens:
             self.complete = False
         else:
             self._thread = threading.Thread(target=self._run, name="opens", daemon=True)
-            self._thread.start()
+            start_deaf(self._thread)
 
     def add(self, folder: str) -> None:
         """Listen to a directory's own files from now on."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from bootseer.blocks.extent import PAGE_BYTES
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode.residency import effective_capability
+from bootseer.imageprefetch.filemode.threads import start_deaf
 
 EVENT = "events/filemap/mm_filemap_add_to_page_cache"
 BUFFER_KB = 2048  # of each processor; it is read five times a second
@@ -96,7 +97,7 @@ class Tracer:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         self._pipe = os.open("trace_pipe", flags, dir_fd=self._instance)
         self._thread = threading.Thread(target=self._run, name="tracefs", daemon=True)
-        self._thread.start()
+        start_deaf(self._thread)
 
     def _remove_stale(self) -> None:
         """Killed recorders cannot remove their instance themselves."""

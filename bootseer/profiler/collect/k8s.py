@@ -376,15 +376,17 @@ def _placing(
     metadata = item["metadata"]
     made_ns = _time_ns(metadata["creationTimestamp"])
     fine_ns = created.get(f"{metadata.get('namespace')}/{metadata['name']}")
-    if made_ns is not None and fine_ns and 0 <= fine_ns - made_ns < loglines.SECOND_NS:
-        made_ns = fine_ns
     if made_ns is None:
         return
+    bound = [event.first_ns for event in events if event.reason == "Scheduled"]
+    # The controller tells of a pod after it made it, and may do so after it was placed.
+    known_ns = min([made_ns + loglines.SECOND_NS, *bound])
+    if fine_ns and made_ns <= fine_ns < known_ns:
+        made_ns = fine_ns
     job_ns = job.made_ns if job else None
     if job and job.began_ns and made_ns > job.began_ns + _LATER_NS:
         job_ns = None  # it replaces or follows another pod, and waited for nothing before that
     failed = [event for event in events if event.reason == "FailedScheduling"]
-    bound = [event.first_ns for event in events if event.reason == "Scheduled"]
     if not bound:
         conditions = (item.get("status") or {}).get("conditions") or []
         times = [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "True"]

@@ -178,9 +178,9 @@ def _report(prepared: Prepared) -> Report:
         heat_map=totals.heat_map(lanes, sums, columns),
         stragglers=found.stragglers,
         gpu_hours=totals.gpu_hours(lanes, sums),
-        # How long a start that never ended would have taken otherwise, nothing tells.
+        # How long a start that never ended, for all or one, would have taken, nothing tells.
         what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut))
-        if lanes.complete
+        if prepared.summary.complete
         else (),
         killed=killed,
         incidents=incidents.incidents(start, shifts, lanes.zero_ns),

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bootseer.profiler.report import speakers
 from bootseer.profiler.report.identity import identity_of, true_nodes
 from bootseer.profiler.report.records import Identity, Source, Span, Start
 from bootseer.profiler.report.segments import (
@@ -323,6 +324,7 @@ class Collector:
                 events = sum([1 if s[5] or s[2] is None else 2 for s in writer.spans])
                 spans = tuple(writer.spans)
                 sources.append(Source(writer.file, identity, spans, events, writer.offset_ns))
+        sources = speakers.split(sources)
         sources.sort(key=lambda s: (s.identity.node, s.identity.rank or 0, s.file))
         return Start(trace, tuple(sources))
 

@@ -6,8 +6,9 @@ tries must not be added up: the last one counts, the earlier one is left out and
 A process began a later try when it began after all that an earlier process of its rank wrote, and
 repeats phases of it, and the earlier one is known to be over: the node was booted in between, its
 pod was made again, or it ended in a phase that never ended or failed, which the later one begins
-again (or two other phases besides). Less is no sign: a rank may run one process after the other,
-and a worker process may import again what its parent did.
+again (or two other phases besides), or in none but the command as a whole (`job`), as one that was
+killed between two phases, and two of its phases are begun again. Less is no sign: a rank may run
+one process after the other, and a worker process may import again what its parent did.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Tries:
 class _Process:
     """A source with what the comparison needs of it, in nanoseconds of its node's wall clock."""
 
-    __slots__ = ("begin_ns", "died_in", "end_ns", "names", "source")
+    __slots__ = ("begin_ns", "cut_short", "died_in", "end_ns", "names", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -50,6 +51,7 @@ class _Process:
         ended = [(span.end_ns, span.status, span.name) for span in spans if span.end_ns is not None]
         if ended and max(ended)[1] == "error":
             self.died_in.add(max(ended)[2])
+        self.cut_short = bool(self.died_in or unended)
 
 
 def last_tries(start: Start) -> Tries:
@@ -110,7 +112,7 @@ def _repeats(over: Sequence[_Process], process: _Process) -> bool:
             return True
         if each.died_in & process.names:
             return True
-        if each.died_in and len({name.split(".", 1)[0] for name in common}) > 1:
+        if each.cut_short and len({name.split(".", 1)[0] for name in common}) > 1:
             return True
     return False
 
