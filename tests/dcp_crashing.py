@@ -97,34 +97,30 @@ def wrap(kills: Kills) -> None:
     FileSystem.rename, FileSystem.rm_file = around(rename), around(remove)
 
 
-def rank_saves(rank: int, port: int, where: str, step: int, at: int) -> None:
+def rank_saves(rank: int, listener: socket.socket, where: str, step: int, at: int) -> None:
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
     kills = Kills(at)
     wrap(kills)
-    store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
+    # It listens already: a rank that found nobody there would try again half a second later.
+    port, fd = listener.getsockname()[1], listener.detach() if rank == 0 else None
+    store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, master_listen_fd=fd)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     dcp.save({KEYS[rank]: torch.full((LENGTH,), float(step))}, checkpoint_id=where)
     assert at >= kills.steps
     dist.destroy_process_group()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def save(where: str, step: int, *, rank: int = 0, at: int = NEVER) -> list[int]:
     """Both ranks' exit statuses; `rank` ends both at its `at`th step."""
-    port = free_port()
-    first = forked(lambda: rank_saves(0, port, where, step, at if rank == 0 else NEVER), group=0)
-    with contextlib.suppress(OSError):  # it may have done so itself
-        os.setpgid(first, first)
-    second = forked(
-        lambda: rank_saves(1, port, where, step, at if rank == 1 else NEVER), group=first
-    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = [at if number == rank else NEVER for number in (0, 1)]
+        first = forked(lambda: rank_saves(0, listener, where, step, ends[0]), group=0)
+        with contextlib.suppress(OSError):  # it may have done so itself
+            os.setpgid(first, first)
+        second = forked(lambda: rank_saves(1, listener, where, step, ends[1]), group=first)
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (first, second)]
 
 
