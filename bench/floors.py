@@ -171,6 +171,11 @@ FLOORS: dict[str, tuple[Floor, ...]] = {
         Floor("run -- true", "s", "bare interpreter", at_most=1.5),
         Floor("run -- true, uv", "s", "bare interpreter", at_most=1.5),
     ),
+    "report": (
+        Floor("65,536 ranks", "s", at_most=10),
+        Floor("65,536 ranks", "s", "duckdb", at_most=2),
+        Floor("65,536 ranks", "bytes", at_most=1e9),
+    ),
     "fuse": _fuse(),
     "fetch": (
         Floor("range fetch", "GB/s", "raw parallel", at_least=0.9),
