@@ -7,6 +7,9 @@ and the first import of the heaviest packages in a new process (*first work*). T
 cache and the store lie on this disk; what a node keeps lies on the target's file system, which is
 made for each side. `unpinned` names the packages wanted without versions, and counts how much
 later than `uv pip compile` of the list alone a second start is ready.
+
+`limit` is the least of any command in Python that installs into an environment: an interpreter
+that starts the environment's own, to be told where it installs, and neither does anything else.
 """
 
 from __future__ import annotations
@@ -37,6 +40,12 @@ SETS = {
     "small": "import sklearn, matplotlib, pandas, sympy, statsmodels.api, xarray, networkx",
     "large": "import torch, transformers, datasets, accelerate, pandas, pyarrow",
 }
+LIMIT = "limit"
+_TWO_PYTHONS = """
+import os, sys
+words = [sys.argv[1], "-I", "-c", "pass"]
+os.waitpid(os.posix_spawn(words[0], words, os.environ), 0)
+"""
 PEERS = ("pip warm", "uv copy warm", "uv hard link warm")
 _PUBLISHED_LIMIT_S = 300.0
 
@@ -98,6 +107,12 @@ class Commands:
             published(store)
         return ready
 
+    def limit(self) -> float:
+        """Seconds until an interpreter that starts the environment's own has ended."""
+        self.place.reset()
+        python = str(self.place.venv / "bin/python")
+        return timed([sys.executable, "-I", "-c", _TWO_PYTHONS, python])
+
     def _earlier_start(self) -> None:
         """Leave in the node's cache what a start leaves there, and the target as it was."""
         place = self.place
@@ -140,6 +155,7 @@ def run(kind: str, name: str, pinned: str, rounds: int) -> list[harness.Case]:
         commands.prepare()
         print(label, file=sys.stderr)
         sides = {n: _side(commands, n) for n in (*SITUATIONS, *PEERS)}
+        sides[LIMIT] = commands.limit
         if pinned == "unpinned":
             sides = {n: _side(commands, n) for n in ("second start", *PEERS)}
             sides["uv pip compile"] = commands.resolving
@@ -159,7 +175,8 @@ def _cases(
     for situation in (s for s in SITUATIONS if s in ready):
         for what, values in (("ready", ready), ("first work", work)):
             picked = {harness.OURS: values[situation]}
-            picked |= {k: v for k, v in values.items() if k not in SITUATIONS}
+            alone = () if situation == "second start" else (LIMIT,)
+            picked |= {k: v for k, v in values.items() if k not in (*SITUATIONS, *alone)}
             case = f"{situation} {what}, {label}"
             out += harness.cases_of(case, picked, unit="s", conditions=conditions)
     if "uv pip compile" in ready:

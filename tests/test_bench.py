@@ -91,6 +91,8 @@ def test_depsnap_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         for what in ("ready", "first work")
     }
     peers = {"ours", "pip warm", "uv copy warm", "uv hard link warm"}
+    limited = found.pop("second start ready, this disk, small, locked")
+    assert limited == peers | {"limit"}
     assert all(names == peers for names in found.values())
 
 
