@@ -28,9 +28,9 @@ class FetchSettings:
     another process fetches into the node cache is waited for `elsewhere_s` (ten times that, while
     nobody waits here), then fetched here too. A read by `Fetcher.held` fails after
     `demand_deadline_s`; once one did and nothing has come from that store since, the next ones
-    fail after `outage_deadline_s`, until as long again has passed: an outage is waited for once,
-    not once a read. Some of their requests go on unseen, so that a store which is back is noticed
-    also where its first byte takes longer than that.
+    fail after `outage_deadline_s`, until none has failed for as long as the deadline: an outage is
+    waited for once, not once a read. Some of their requests go on unseen, so that a store which is
+    back is noticed also where its first byte takes longer than that.
     """
 
     connections: int = 32

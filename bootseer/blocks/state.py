@@ -259,7 +259,7 @@ class Line:
         self.landed_s = 0.0  # when the last block came; all that follows is cleared then
         self.error: BaseException | None = None  # the last one ...
         self.failing_s = self.failed_s = 0.0  # ... and when the first and the last one came
-        self.out_s = 0.0  # when a read was given up in an outage; 0 = none was
+        self.out_s = 0.0  # when the last read was given up in an outage; 0 = none was
         self.probes: list[Group] = []  # that wait for a block of such a read, instead of readers
         self.probed_s = 0.0  # since when the last of them does
 

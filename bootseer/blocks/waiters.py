@@ -9,7 +9,8 @@ from bootseer.errors import DeadlineError
 from bootseer.storage.attempt import Attempt
 
 MOST_PROBES = 8
-PROBE_EVERY_S = 1.0
+PROBE_EVERY_S = 3.0
+"""Eight at most, one each 3 s: each has longer than a store may be silent (`stall_s`)."""
 
 
 class Waiters(Shelf):
@@ -33,14 +34,17 @@ class Waiters(Shelf):
         if line.failed_s - line.failing_s >= self.settings.outage_deadline_s and any(
             group.priority is Priority.DEMAND for group, _ in waiters
         ):
-            line.out_s = line.out_s or line.failed_s
+            line.out_s = line.failed_s
         self._gone(block)
         for group, _ in waiters:
             self._one_less(group, block)
             self.fail_group(group, error)
 
     def patience_s(self, found: Object, now_s: float) -> float:
-        """How long a read that begins now waits: not long where others waited in vain just now."""
+        """How long a read that begins now waits: not long where others waited in vain just now.
+
+        As long as reads go on to fail it is one outage; after a pause it is a new one.
+        """
         limit_s, line = self.settings.demand_deadline_s, found.line
         if line.out_s and now_s - line.out_s < limit_s:
             return min(limit_s, self.settings.outage_deadline_s)
@@ -167,7 +171,7 @@ class Waiters(Shelf):
         elif now_s > group.deadline_s:
             line = self._held[group][0].line
             if line.landed_s < group.deadline_s - self.settings.demand_deadline_s:
-                line.out_s = line.out_s or now_s
+                line.out_s = now_s
             if line.out_s:
                 self._probe(line, group, now_s)
             why = f": {line.error}" if line.error is not None else "; see the store"
