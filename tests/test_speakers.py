@@ -107,3 +107,12 @@ def test_one_ranks_words_stay_the_jobs(tmp_path: Path) -> None:
     """A launcher that shows rank 0 alone has told of no more than the job."""
     report = imported(tmp_path / "ev", titan_log("[rank{}]:", ranks=1, hung=9, slow=9))
     assert (report.start.ranks, report.start.processes, report.start.complete) == (0, 1, True)
+
+
+def test_a_worker_that_failed_has_its_exit_code_as_the_reason(tmp_path: Path) -> None:
+    """As found: torchrun's agent had named it, and the report said that no reason was given."""
+    log = str(Path(__file__).parent / "data" / "logs" / "torchrun_restart.log")
+    words = ["import", "log", "--rules", "torchrun", log, "--events", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "bootseer", *words], check=True, timeout=60)
+    report = analysis.analyse(load([str(tmp_path)]))
+    assert ("worker.exit", "exit code -6") in [(i.phase, i.reason) for i in report.incidents]

@@ -105,11 +105,13 @@ def _reason(span: Span) -> str:
     attributes = span.attributes or {}
     keys = ["bootseer.reason", "error.message", "error.type", "process.exit.code"]
     if span.status == "error":
-        keys = ["error.type", "process.exit.code", "bootseer.reason"]
+        keys = ["error.type", "process.exit.code", "log.exit_code", "bootseer.reason"]
     for key in keys:
         value = attributes.get(key)
         if value is not None and value != "":
-            return f"exit code {value}" if key == "process.exit.code" else str(value)
+            return (
+                f"exit code {value}" if key.startswith(("process.exit", "log.exit")) else str(value)
+            )
     return "no reason given"
 
 
