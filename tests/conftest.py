@@ -13,6 +13,7 @@ import pytest
 from hdfs_lab import hdfs, hdfs_folder, own_hdfs
 from hypothesis import settings
 from k8s_lab import api, end_node, init_image, k8s, namespace
+from page_cache import page_cache_stays
 from podman_lab import podman
 from registry_lab import own_registry, registry
 
@@ -25,6 +26,7 @@ __all__ = [
     "namespace",
     "own_hdfs",
     "own_registry",
+    "page_cache_stays",
     "podman",
     "registry",
 ]

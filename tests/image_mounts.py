@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import page_cache
 from fuse_mounts import own_mounts
 
 from bootseer.blockimage import artifact, filemap, hotset, packing
@@ -338,8 +339,7 @@ def tree_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:
 
 def evict(directory: str) -> None:
     """Drop the page cache of everything (the whole machine's: there is no narrower way)."""
-    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as file:
-        file.write("1")
+    page_cache.drop()
 
 
 def unread_bytes(host: str) -> int:

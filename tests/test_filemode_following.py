@@ -17,6 +17,8 @@ from bootseer.imageprefetch.filemode import following, lowly, mapped, residency
 from bootseer.imageprefetch.filemode.following import Following
 from bootseer.imageprefetch.filemode.format import FileTrace
 
+pytestmark = pytest.mark.usefixtures("page_cache_stays")
+
 
 @contextmanager
 def reading(path: Path, *pages: int) -> Iterator[int]:

@@ -26,6 +26,8 @@ from bootseer.imageprefetch.filemode.recording import Method, Recording, RecordS
 from bootseer.imageprefetch.filemode.residency import page_runs
 from bootseer.imageprefetch.filemode.tracefs import Added, Tracer, parse_lines
 
+pytestmark = pytest.mark.usefixtures("page_cache_stays")
+
 ROOT = pytest.mark.root
 METHODS = [pytest.param("residency"), pytest.param("tracefs", marks=ROOT)]
 

@@ -26,6 +26,8 @@ from bootseer.imageprefetch.filemode.replaying import (
     replay,
 )
 
+pytestmark = pytest.mark.usefixtures("page_cache_stays")
+
 
 def traced(*touches: tuple[Path | str, int, int], **claimed: int) -> FileTrace:
     """A trace of (path, first page, pages), of files as they are or as `claimed`."""

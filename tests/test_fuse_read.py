@@ -9,6 +9,7 @@ import random
 import subprocess
 from pathlib import Path
 
+import page_cache
 import pytest
 from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import MTIME_NS, FailingTree, Later, MemoryTree, pattern
@@ -260,8 +261,7 @@ def test_the_kernels_references_are_dropped(tmp_path: Path) -> None:
         counted = dict(tree.looked_up)
         # Reclaim is the kernel's choice; dropping this mount's dentries is a remount's job.
         subprocess.run(["mount", "-i", "-o", "remount,ro", where], check=False)
-        with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as file:
-            file.write("2")
+        page_cache.drop(page_cache.INODES)
         in_time(lambda: os.stat(where / "f"))
     assert counted[inode] >= 1
     assert tree.forgotten.get(inode, 0) >= 1

@@ -61,7 +61,8 @@ def pytest_collection_modifyitems(config, items):
 
 def run(tmp_path: Path, *options: str, user: int, tests: str = TESTS) -> tuple[int, list[str]]:
     """Run the small tests above under our conftest as if by this user; return the lines printed."""
-    for file in (CONFTEST, *(CONFTEST.with_name(f"{lab}_lab.py") for lab in LABS)):
+    names = ("page_cache.py", *(f"{lab}_lab.py" for lab in LABS))
+    for file in (CONFTEST, *map(CONFTEST.with_name, names)):
         (tmp_path / file.name).write_text(file.read_text(encoding="utf-8"))
     (tmp_path / "test_some.py").write_text(tests)
     (tmp_path / "pytest.ini").write_text(INI)

@@ -21,7 +21,12 @@ from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.traces import TraceStore
 from bootseer.interpreter import command_for
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.debian("docker-registry"),
+    pytest.mark.usefixtures("page_cache_stays"),
+]
 
 FILES = some_files()
 NAMES = sorted(FILES)

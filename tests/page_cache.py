@@ -1,0 +1,42 @@
+"""The machine's page cache, which some tests must empty while others see what comes into it.
+
+There is no narrower way to empty a mount's: it is everybody's. So who does it waits until no test
+beside it, in another worker, relies on what is in memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+LOCK = Path(tempfile.gettempdir(), f"bootseer-tests-page-cache-{os.getuid()}")
+PAGES, INODES = "1", "2"
+
+
+@contextmanager
+def _locked(how: int) -> Iterator[None]:
+    with LOCK.open("w") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@pytest.fixture
+def page_cache_stays() -> Iterator[None]:
+    """No other test empties the page cache during this one."""
+    with _locked(fcntl.LOCK_SH):
+        yield
+
+
+def drop(what: str = PAGES) -> None:
+    """Empty the whole machine's page cache, or that of its inodes and names. Needs root.
+
+    Never from a test with `page_cache_stays`, which would wait for itself.
+    """
+    with _locked(fcntl.LOCK_EX):
+        Path("/proc/sys/vm/drop_caches").write_text(what, encoding="ascii")
