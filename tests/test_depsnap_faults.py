@@ -173,7 +173,7 @@ def test_killed_background_publisher_hands_over(node: Node, step: str) -> None:
     assert node.steps()[-1] == step
 
 
-KILLS = 250
+KILLS = 100
 """How many meet a capture, and how many a restore, are half of these."""
 BOUNDS = {"capture": ("lease", "recorded"), "restore": ("restore", "done")}
 """The first and the last step of the work that a kill must meet."""
@@ -226,7 +226,7 @@ def test_kills_at_random_moments(node: Node, publish: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.root
 def test_many_nodes_many_times(node: Node) -> None:
-    for _ in range(30):
+    for _ in range(20):
         shutil.rmtree(node.store, ignore_errors=True)
         node.count.unlink(missing_ok=True)
         shutil.rmtree(node.events, ignore_errors=True)
