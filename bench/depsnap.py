@@ -57,6 +57,7 @@ MEASURES = (
     "bench/depsnap-requirements.txt",
 )
 HERE = Path(__file__).parent
+UNMOUNT_LIMIT_S = 60.0
 CACHE = Path(os.environ.get("BOOTSEER_BENCH_CACHE", "~/.cache/bootseer-bench")).expanduser()
 TREE = "ours (tree)"
 IMAGE_BYTES = 16 << 30  # sparse
@@ -139,7 +140,7 @@ class Place:
         for cache in (self.cache, str(Path(self.cache) / "trees")):
             tree.unplace(str(self.venv), cache)
         if self.kind and os.path.ismount(self.folder):
-            subprocess.run(["umount", str(self.folder)], check=True)
+            _unmount(self.folder)
         elif self.folder.exists():
             staging.remove_tree(str(self.folder))  # a plain user's shared tree is read-only
 
@@ -178,6 +179,17 @@ class Place:
         python = str(self.venv / "bin/python")
         subprocess.run([python, "-c", self.work_set.imports], check=True, env=environment())
         return time.perf_counter() - start
+
+
+def _unmount(folder: Path) -> None:
+    """Unmount once what a side left running in the background, at lowest priority, has ended."""
+    words = ["umount", str(folder)]
+    end_s = time.monotonic() + UNMOUNT_LIMIT_S
+    while subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode:
+        if time.monotonic() > end_s:
+            subprocess.run(words, check=True)  # which says why not
+            return
+        time.sleep(0.1)
 
 
 def copy(source: Path, target: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,21 @@ def test_system_prefix(tmp_path: Path) -> None:
     assert any(purelib.startswith(path + "/") for path in target.paths) or target.paths
     assert "/usr" not in target.paths
     assert "/" not in target.paths
+
+
+def test_an_environments_python_is_asked_without_what_takes_long_to_import() -> None:
+    described = roots.ask(sys.executable, os.environ)
+    assert described is not None
+    assert described.version == platform.python_version()
+    assert described.executable == sys.executable
+    assert described.paths["purelib"] == sysconfig.get_paths()["purelib"]
+    listed = f"{roots.PROBE}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", listed], capture_output=True, text=True, check=True
+    )
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "sysconfig" in modules
+    assert not modules & {"json", "platform", "re", "subprocess"}
 
 
 def test_an_interpreter_asked_ahead_is_not_asked_again(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ directory or above it.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import glob
-import json
 import os
 import re
 import subprocess
@@ -24,19 +24,23 @@ PROBE_TIMEOUT_S = 10.0
 ALSO = "--also"
 """Why of a root that the user named."""
 PROBE = """
-import json, os, platform, site, sys, sysconfig
+import os, site, sys, sysconfig
 try:
     libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
 except (AttributeError, OSError, ValueError):
     libc = ""
-print(json.dumps({
+if not libc:
+    import platform
+    libc = " ".join(platform.libc_ver())
+print(ascii({
     "executable": sys.executable, "tag": sys.implementation.cache_tag or "",
-    "abi": sysconfig.get_config_var("SOABI") or "", "version": platform.python_version(),
+    "abi": sysconfig.get_config_var("SOABI") or "", "version": sys.version.split()[0],
     "prefix": sys.prefix, "base_prefix": sys.base_prefix,
-    "platform": sysconfig.get_platform(), "libc": libc or " ".join(platform.libc_ver()),
+    "platform": sysconfig.get_platform(), "libc": libc,
     "paths": sysconfig.get_paths(), "user_base": site.getuserbase() or "",
     "user_site": site.getusersitepackages() or "", "search": sys.path}))
 """
+"""Without `json` and `platform`: a start waits for it, and they are half of its time."""
 _WHOLE_PREFIX_REFUSED = frozenset({"/", "/usr"})
 
 
@@ -294,8 +298,8 @@ def ask(interpreter: str, environ: Mapping[str, str]) -> Python | None:
             asked.kill()
             asked.wait()
             raise
-        return None if asked.returncode else Python(**json.loads(answer))
-    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
+        return None if asked.returncode else Python(**ast.literal_eval(answer.decode()))
+    except (OSError, ValueError, TypeError, SyntaxError, subprocess.SubprocessError):
         return None
 
 
