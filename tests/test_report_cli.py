@@ -56,6 +56,17 @@ def events(tmp_path: Path) -> Path:
     return folder
 
 
+def test_the_same_events_give_the_same_report(events: Path) -> None:
+    """Whatever order Python's sets have in a process."""
+
+    def said(seed: int) -> bytes:
+        words = [sys.executable, "-m", "bootseer", "report", str(events), "--json"]
+        environ = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        return subprocess.run(words, check=True, capture_output=True, env=environ).stdout
+
+    assert len({said(seed) for seed in range(4)}) == 1
+
+
 def starts(folder: Path, *durations_s: float) -> None:
     for number, seconds in enumerate(durations_s):
         file = EventFile("a", 0, trace=f"{EventFile.count:032x}", mono_zero_s=number * 9999.0)

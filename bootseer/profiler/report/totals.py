@@ -326,7 +326,7 @@ def gpu_hours(lanes: Lanes, totals: Sequence[LaneTotals]) -> GpuHours:
             if phase not in NOT_HELD:
                 wait[phase] += seconds * share
         gap += (total.gap_s + lane.begin_s - began_s[lane.group]) * share
-    names = sorted({*own, *wait}, key=lambda phase: -own[phase] - wait[phase])
+    names = sorted({*own, *wait}, key=lambda phase: (-own[phase] - wait[phase], phase))
     phases = [PhaseGpuHours(phase, own[phase], wait[phase]) for phase in names]
     if gap > 0:
         phases.append(PhaseGpuHours(None, gap, 0.0))
