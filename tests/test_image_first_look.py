@@ -17,17 +17,20 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
 from images_lab import Image, directory, file, symlink, write_layout
 from oci_proxy import Gate, Tokens, isolate
+from starting import until
 from web_fakes import Request, head
 
 from bootseer.blockimage.media_types import BLOCK_IMAGE, META
-from bootseer.errors import CorruptDataError, DeadlineError
+from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
 from bootseer.imageprefetch import first_look, registry_helper
 from bootseer.imageprefetch.building import BuildSettings, build_image
 from bootseer.imageprefetch.first_look import FirstLook
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.resolving import Resolver
+from bootseer.storage.oci.reference import parse_reference
 from bootseer.storage.oci.registry import open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.retry import retrying
 
 pytestmark = [pytest.mark.slow]
 
@@ -157,7 +160,10 @@ def test_what_is_here_is_mounted_without_a_registry_that_fails(
     fault: str, image: Published, gate: Gate, mounts: Mounts
 ) -> None:
     ref = image.ref.replace(image.ref.partition("/")[0], gate.authority)
-    mounts.umount(mounts.mount(ref))
+    first = mounts.mount(ref)
+    name, kept = parse_reference(ref).name, LocalStore(str(mounts.cache))
+    until(lambda: kept.pinned(name))  # written behind the mount
+    mounts.umount(first)
     bad = Fault(gate, fault, "/manifests/")
     gate.rules = [bad.rule]
     made = mounts.mount(ref)
@@ -288,3 +294,21 @@ def test_a_job_starts_plainly_where_the_first_look_is_in_vain(
     told = "".join(path.read_text() for path in events.iterdir())
     assert "its registry hangs or is too slow" in told
     assert mounts.gone()
+
+
+def test_a_registry_that_refuses_is_named_as_such_when_the_look_ends() -> None:
+    """Its tries would go on for longer than the look, whose end is not the cause."""
+    given_up = threading.Event()
+    tries = []
+
+    def refused() -> None:
+        tries.append(time.monotonic())
+        raise StoreUnavailableError("r:1 is not reachable (Connection refused)")
+
+    look = FirstLook("r:1/a", 0.5, given_up.set)
+    with pytest.raises(
+        StoreUnavailableError, match=r"^r:1 is not reachable \(Connection refused\)"
+    ):
+        look.ask(lambda: retrying(refused, retry_s=60), "find the image 1")
+    assert not given_up.is_set()
+    assert len(tries) > 1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bootseer.contexts import Closing
 from bootseer.errors import CorruptDataError, DeadlineError
+from bootseer.storage import retry
 from bootseer.storage.errand import until
 
 if TYPE_CHECKING:
@@ -56,8 +57,16 @@ class FirstLook:
 
     def ask(self, call: Callable[[], T], what: str) -> T:
         """What `call` returns. Raises DeadlineError when its time is over, and what it raises."""
-        late_s = min(time.monotonic() + ANSWER_S, self._end_s + EXTRA_S)
-        return self._until(call, lambda: max(self._end_s, late_s), what)
+        now_s = time.monotonic()
+        late_s = min(now_s + ANSWER_S, self._end_s + EXTRA_S)
+        limit_s = max(self._end_s, late_s) - now_s
+
+        def tried() -> T:
+            # So that the error of a registry that refuses is the cause, and not the look's end.
+            with retry.limited(limit_s):
+                return call()
+
+        return self._until(tried, lambda: max(self._end_s, late_s), what)
 
     def read(self, stream: BlobStream, size_bytes: int, what: str, *, whole: bool) -> bytearray:
         """The first bytes of a stream; all that it has, checked to their end, when `whole`.
