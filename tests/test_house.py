@@ -69,9 +69,14 @@ def run(tmp_path: Path, *options: str, user: int, tests: str = TESTS) -> tuple[i
     (tmp_path / "as_user.py").write_text(AS_USER.format(privileged=user == 0))
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
+        [sys.executable, "-m", "pytest", "-p", "xdist.plugin", *options],
         cwd=tmp_path,
-        env={**environ, "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "as_user"},
+        env={
+            **environ,
+            "PYTHONPATH": str(tmp_path),
+            "PYTEST_PLUGINS": "as_user",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # those of large packages take seconds
+        },
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,12 @@ def run(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tools.soak", "--workers=0", *words],
         cwd=where,
+        # Only what it needs: plugins of large packages take seconds each time.
+        env={
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout",
+        },
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
