@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import socket
 import stat
 import threading
@@ -290,10 +289,10 @@ def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> N
 @pytest.mark.parametrize("what", ["late", "interrupted"])
 def test_a_server_that_nobody_waits_for_ends(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told, tell = os.pipe()
-    real = select.select
+    real = background.readable
 
-    def interrupted(*words: Any) -> Any:
-        monkeypatch.setattr(background.select, "select", real)
+    def interrupted(*words: Any, **more: Any) -> Any:
+        monkeypatch.setattr(background, "readable", real)
         raise KeyboardInterrupt
 
     def serve(_: background.Tell) -> None:
@@ -301,7 +300,7 @@ def test_a_server_that_nobody_waits_for_ends(what: str, monkeypatch: pytest.Monk
         time.sleep(60)
 
     if what == "interrupted":
-        monkeypatch.setattr(background.select, "select", interrupted)
+        monkeypatch.setattr(background, "readable", interrupted)
     expected = KeyboardInterrupt if what == "interrupted" else StoreUnavailableError
     with pytest.raises(expected):
         background.start(serve, what="x", limit_s=0.5)

@@ -10,7 +10,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -18,6 +17,7 @@ import sys
 
 from bootseer.cli.agent_client import INTERRUPTED, MOUNTING, REFUSED, SOCKET, parse
 from bootseer.errors import BusyError, from_os_error
+from bootseer.polling import readable
 
 COMMANDS = (["image", "mount"], ["image", "umount"])
 MODULES = (
@@ -73,13 +73,13 @@ def serve(runtime: str) -> None:
     with contextlib.ExitStack() as stack:
         lock, listening = _listen(path, stack)
         namespace = os.readlink("/proc/self/ns/mnt")
-        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         while True:
-            ready, _, _ = select.select((listening.fileno(), readable), (), ())
-            if readable in ready and _asked_to_end(os.read(readable, 4096)):
+            ready = readable(listening.fileno(), woken)
+            if woken in ready and _asked_to_end(os.read(woken, 4096)):
                 return
             _reap()
             if listening.fileno() in ready:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import select
 import sys
 from collections.abc import Callable
 
+from bootseer.polling import readable
 from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease
 
@@ -41,7 +41,7 @@ def detach(lease: Lease, reopen: Callable[[], Store], work: Callable[[Store], No
         _child(lease, reopen, work, tell)
     os.close(tell)
     os.waitpid(first, 0)
-    select.select([ready], [], [], HANDOVER_S)
+    readable(ready, timeout_s=HANDOVER_S)
     os.close(ready)
     lease.forget()
 

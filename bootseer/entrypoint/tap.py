@@ -20,6 +20,7 @@ import threading
 import time
 
 from bootseer.entrypoint import process
+from bootseer.polling import writable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Feed:
         deadline = time.monotonic() + MATCHER_END_S
         with self._lock:
             while self._fd >= 0 and not self._flush() and time.monotonic() < deadline:
-                select.select([], [self._fd], [], 0.05)
+                writable(self._fd, timeout_s=0.05)
             self._close_pipe()
         while self._ended is None and time.monotonic() < deadline:
             self._poll(os.WNOHANG)
@@ -223,7 +224,7 @@ class Channel:
             try:
                 view = view[os.write(self.out, view) :]
             except BlockingIOError:  # somebody made our output non-blocking
-                select.select([], [self.out], [])
+                writable(self.out)
             except OSError:
                 return False
         return True

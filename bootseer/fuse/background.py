@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import signal
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, from_os_error
+from bootseer.polling import readable
 
 USERS_NAMED = 5
 END_S = 10.0
@@ -97,7 +97,7 @@ def _end(pid: int) -> None:
         process = os.pidfd_open(pid)  # not reaped yet, so the number is still its own
         try:
             signal.pidfd_send_signal(process, signal.SIGTERM)
-            select.select([process], [], [], END_S)
+            readable(process, timeout_s=END_S)
         finally:
             os.close(process)
 
@@ -206,7 +206,7 @@ class _Wait:
         """Wait until there is something to be read; False once the limit has passed."""
         while True:
             pause_s = min(self._tell_s, self._end_s) - time.monotonic()
-            if select.select([told], [], [], max(0.0, pause_s))[0]:
+            if readable(told, timeout_s=pause_s):
                 return True
             now_s = time.monotonic()
             if now_s >= self._end_s:
@@ -262,12 +262,10 @@ def in_a_child(
             os._exit(0)
     os.close(tell)
     data = b""
-    waiting = select.poll()
-    waiting.register(told, select.POLLIN)
     try:
         if meanwhile is not None:
             meanwhile()
-        if not waiting.poll(None if limit_s == math.inf else limit_s * 1000):
+        if not readable(told, timeout_s=None if limit_s == math.inf else limit_s):
             raise DeadlineError(f"{what}: no answer for {limit_s:g} s")
         while more := os.read(told, 1 << 16):
             data += more

@@ -38,6 +38,7 @@ from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount, handshake
 from bootseer.fuse.session import Negotiated
+from bootseer.polling import readable
 
 GONE, FAILED = 0, 70
 """Exit codes of a worker: the mount ended, or it cannot serve."""
@@ -257,7 +258,7 @@ class _Supervisor:
         """Have the worker unmount and end; it is killed when it does not."""
         signal.pidfd_send_signal(process, signal.SIGTERM)
         limit_s = self.options.unmount_grace_s + _LAST_S
-        if not select.select([process], [], [], limit_s)[0]:
+        if not readable(process, timeout_s=limit_s):
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.waitpid(pid, 0)
         return GONE
@@ -297,10 +298,7 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
             os.write(end, b"1")
 
         threading.Thread(target=tell_end, name="fuse-end", daemon=True).start()
-        waited_for = select.poll()  # select(2) knows no descriptor from 1,024 on
-        for fd in (asked, overseer, ended):
-            waited_for.register(fd, select.POLLIN)
-        waited_for.poll()
+        readable(asked, overseer, ended)
         # The mount is gone soon; operations that do not end must not keep the process.
         limit = threading.Timer(supervisor.options.unmount_grace_s + _LAST_S, os._exit, (GONE,))
         limit.daemon = True

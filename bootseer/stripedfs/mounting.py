@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import importlib
 import os
-import select
 import threading
 from collections.abc import Callable, Iterator
 
@@ -28,6 +27,7 @@ from bootseer.fuse.backing import is_supported
 from bootseer.fuse.mounts import KIND, absolute, can_mount, find_mount, is_passed, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
+from bootseer.polling import readable
 from bootseer.storage.base import Store, open_object
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.locating import locate
@@ -312,7 +312,7 @@ def _end_with(process: int, mountpoint: str) -> None:
     """Unmount, lazily, once a process has ended."""
 
     def wait() -> None:
-        select.select([process], [], [])
+        readable(process)
         with contextlib.suppress(BootseerError):
             unmount(mountpoint, lazily=True)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import select
 import struct
 import threading
 import time
 from collections.abc import Callable
 
 from bootseer.imageprefetch.filemode.threads import start_deaf
+from bootseer.polling import readable
 
 _EVENT = struct.Struct("iIII")
 _IN_OPEN, _IN_Q_OVERFLOW, _IN_ISDIR = 0x20, 0x4000, 0x40000000
@@ -54,7 +54,7 @@ class Opens:
 
     def _run(self) -> None:
         while True:
-            ready, _, _ = select.select([self._fd, self._end_read], [], [])
+            ready = readable(self._fd, self._end_read)
             if self._fd in ready:
                 self._take(os.read(self._fd, _READ_BYTES))
             elif ready:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import select
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bootseer.imageprefetch.filemode import lowly, naming
+from bootseer.polling import readable
 from bootseer.profiler.events import NullWriter, Writer
 from bootseer.regular_files import open_to_read
 
@@ -289,7 +289,7 @@ class _Job:
         if self._fd == -2:
             time.sleep(timeout_s)
             return not os.path.exists(f"/proc/{self.pid}")
-        return bool(select.select([self._fd], [], [], timeout_s)[0])
+        return bool(readable(self._fd, timeout_s=timeout_s))
 
     def close(self) -> None:
         """Twice is safe."""

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.fuse import background
 from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings, encoded
 from bootseer.interpreter import command_for
+from bootseer.polling import readable
 
 _MOST_BYTES = 1 << 16
 _ANSWER_S = START_LIMIT_S + 10.0
@@ -113,7 +113,7 @@ def _answer(told: int, directory: str) -> dict[str, Any] | None:
     """
     data = b""
     while not data.endswith(b"\n"):
-        if not select.select([told], [], [], _ANSWER_S)[0]:
+        if not readable(told, timeout_s=_ANSWER_S):
             raise DeadlineError(f"mounting at {directory} took more than {_ANSWER_S:.0f} s")
         more = os.read(told, _MOST_BYTES)
         if not more:
