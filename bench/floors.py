@@ -152,8 +152,9 @@ _FAULTS = ("gone", "slow", "hanging")
 def _plain() -> tuple[Floor, ...]:
     working = (
         *("deps first start", "deps fresh node", "deps second start", "deps nothing to gain"),
-        *("deps tiny install", "image tiny", "image nothing to gain", "checkpoint tiny"),
-        "start nothing to do",
+        *("deps tiny install", "image tiny", "image tiny mount", "image nothing to gain"),
+        *("checkpoint tiny", "checkpoint tiny cat", "checkpoint tiny mount"),
+        *("checkpoint tiny put", "start nothing to do"),
     )
     faulty = ("deps store", "image registry", "start checkpoint store")
     return tuple(

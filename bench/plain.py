@@ -6,7 +6,8 @@
 each the page cache is dropped (as root) and nothing of the other is left. Dependencies are numpy
 and pandas with what they need, pinned, from wheels on this disk (`--quick`: a wheel of one file),
 `tiny install` is that one file; an image is busybox in a local registry; a checkpoint is a file
-of 1 MB on a local web server.
+of 1 MB on a local web server (`put`: from one local directory to another). `mount` cases mount,
+read one file and unmount.
 
 Stores and registries that are `gone` refuse connections, `hanging` ones take a request and never
 answer, `slow` ones answer one byte a second; these are fault injection, by a program that does
@@ -52,9 +53,12 @@ CASES = (
     *(f"deps {situation}" for situation in DEPS),
     *(f"deps store {fault}" for fault in FAULTS),
     "image tiny",
+    "image tiny mount",
+    "image tiny record",
     "image nothing to gain",
     *(f"image registry {fault}" for fault in FAULTS),
     "checkpoint tiny",
+    *(f"checkpoint tiny {way}" for way in ("cat", "mount", "put")),
     *(f"start checkpoint store {fault}" for fault in FAULTS),
 )
 _PINNED = ("numpy", "pandas", "python-dateutil", "six", "tzdata", "pytz")
@@ -241,7 +245,7 @@ def _deps_sides(lab: Dependencies, situation: str, stack: contextlib.ExitStack) 
 
 @contextlib.contextmanager
 def images(case: str, folder: Path, _quick: bool) -> Iterator[Sides]:
-    """`image tiny`, `image nothing to gain`, `image registry FAULT`."""
+    """`image tiny [COMMAND]`, `image nothing to gain`, `image registry FAULT`."""
     busybox = Path("/bin/busybox").read_bytes()
     members = [directory("bin"), file("bin/busybox", busybox, mode=0o755)]
     source = write_layout(folder / "layout", Image([[*members, symlink("bin/true", "busybox")]]))
@@ -254,7 +258,7 @@ def images(case: str, folder: Path, _quick: bool) -> Iterator[Sides]:
         places = ["--cache", str(folder / "cache"), "--runtime", str(folder / "run")]
         fault = case.removeprefix("image registry ")
         bad: BadServer | None = None
-        if case == "image tiny":
+        if case.startswith("image tiny"):
             timed([_BOOTSEER, "image", "build", "--plain-http", *places[:2], ref])
         elif fault in FAULTS:
             podman.pull(ref)
@@ -268,19 +272,39 @@ def images(case: str, folder: Path, _quick: bool) -> Iterator[Sides]:
                 podman("rmi", "--all", "--force")
             cold([folder])
 
-        def ours() -> float:
+        def run(command: list[str]) -> float:
             reset()
-            words = [_BOOTSEER, "image", "run", "--plain-http", *places, ref, "--", "true"]
-            if bad is not None:
-                return bad.strike(lambda: timed(words, podman.environment))
-            return timed(words, podman.environment)
+            return timed(command, podman.environment)
 
-        def plain() -> float:
-            reset()
-            words = ["--rm", ref, "true"]
-            return timed(podman.command("run", *words), podman.environment)
+        told = ["--plain-http", *places, ref]
+        ours = [_BOOTSEER, "image", "run", *told, "--", "true"]
+        plain = podman.command("run", "--rm", ref, "true")
+        if case == "image tiny record":
+            ours = [_BOOTSEER, "image", "record", "--plain-http", *places[:2], ref, "--", "true"]
+        elif case == "image tiny mount":
+            target = str(folder / "mounted")
+            os.mkdir(target)
+            mount, umount = ([_BOOTSEER, "image", word] for word in ("mount", "umount"))
+            ours = _in_turn(
+                [*mount, *told, target],
+                ["cat", f"{target}/bin/busybox"],
+                [*umount, *places[2:], target],
+            )
+            plain = _in_turn(
+                podman.command("pull", "--quiet", ref),
+                ["sh", "-c", f'cat "$({shlex.join(podman.command("image", "mount", ref))})"/bin/*'],
+                podman.command("image", "umount", ref),
+            )
 
-        yield {harness.OURS: ours, PLAIN: plain}
+        def asked() -> float:
+            return run(ours) if bad is None else bad.strike(lambda: run(ours))
+
+        yield {harness.OURS: asked, PLAIN: lambda: run(plain)}
+
+
+def _in_turn(*commands: list[str]) -> list[str]:
+    """One command that runs all of these, each if the one before it succeeded."""
+    return ["sh", "-c", " && ".join(map(shlex.join, commands))]
 
 
 # --- jobs and checkpoints --------------------------------------------------------------------
@@ -303,25 +327,47 @@ def wrappers(case: str, _folder: Path, _quick: bool) -> Iterator[Sides]:
 
 
 @contextlib.contextmanager
-def checkpoints(_case: str, folder: Path, _quick: bool) -> Iterator[Sides]:
-    """`checkpoint tiny`: a file of a web server, by `stripe get` and by curl."""
-    served = folder / "served"
+def checkpoints(case: str, folder: Path, _quick: bool) -> Iterator[Sides]:
+    """`checkpoint tiny [WAY]`: a file of a web server, by `stripe get`, `cat` or a mount, and by
+    curl; `put`: into a local store by `stripe put`, and by cp."""
+    served, mounted = folder / "served", folder / "mounted"
     served.mkdir()
+    mounted.mkdir()
     (served / "model").write_bytes(os.urandom(_CHECKPOINT_BYTES))
     with PacedServer(served, bytes_per_s=0, latency_s=0) as server:
-        url, target = f"{server.url}/model", str(folder / "model")
+        url, source, target = f"{server.url}/model", str(served / "model"), str(folder / "model")
+        stripe = [_BOOTSEER, "stripe"]
+        ours, plain = {
+            "": ([*stripe, "get", url, target], ["curl", "-sf", "-o", target, url]),
+            "cat": (
+                ["sh", "-c", f"{shlex.join([*stripe, 'cat', url])} > {target}"],
+                ["curl", "-sf", "-o", target, url],
+            ),
+            "mount": (
+                _in_turn(
+                    [*stripe, "mount", url, str(mounted)],
+                    ["cp", str(mounted / "model"), target],
+                    [*stripe, "umount", str(mounted)],
+                ),
+                ["curl", "-sf", "-o", target, url],
+            ),
+            "put": ([*stripe, "put", source, target], ["cp", source, target]),
+        }[case.removeprefix("checkpoint tiny").strip()]
 
         def measured(command: list[str]) -> float:
             Path(target).unlink(missing_ok=True)
+            shutil.rmtree(f"{target}.stripes", ignore_errors=True)
             cold([])
             seconds = timed(command)
-            assert Path(target).stat().st_size == _CHECKPOINT_BYTES
+            copied = folder / "copied"
+            if command is ours and case.endswith("put"):
+                timed([*stripe, "get", target, str(copied)])
+            else:
+                Path(target).rename(copied)
+            assert copied.read_bytes() == (served / "model").read_bytes()
             return seconds
 
-        yield {
-            harness.OURS: lambda: measured([_BOOTSEER, "stripe", "get", url, target]),
-            PLAIN: lambda: measured(["curl", "-sf", "-o", target, url]),
-        }
+        yield {harness.OURS: lambda: measured(ours), PLAIN: lambda: measured(plain)}
 
 
 @contextlib.contextmanager

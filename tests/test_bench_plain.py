@@ -14,7 +14,7 @@ from bench import floors, harness, plain
 pytestmark = pytest.mark.slow
 
 QUICK = harness.Options(quick=True, runs=1)
-IMAGES = ["image tiny", "image registry hanging"]
+IMAGES = ["image tiny", "image tiny mount", "image tiny record", "image registry hanging"]
 OTHERS = [case for case in plain.CASES if not case.startswith("image")]
 
 
