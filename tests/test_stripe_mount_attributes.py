@@ -129,12 +129,16 @@ def test_what_is_set_while_a_file_is_written_is_kept(mount: Served) -> None:
     in_time(check)
 
 
-def test_a_folder_whose_name_is_too_long_to_keep_a_mode_is_made(mount: Served) -> None:
-    folder = mount.directory / ("n" * 250)
-    in_time(lambda: folder.mkdir(mode=0o700))
+def test_a_folder_whose_name_is_too_long_to_keep_a_mode_is_made_without_one(mount: Served) -> None:
+    folder, private = mount.directory / ("n" * 250), mount.directory / "private"
+    assert refusal(lambda: folder.mkdir(mode=0o700)) == errno.ENAMETOOLONG
+    in_time(folder.mkdir)
     assert refusal(lambda: folder.chmod(0o711)) == errno.ENAMETOOLONG
     in_time(lambda: (folder / "x").write_bytes(b"x"))
     in_time(lambda: shutil.rmtree(folder))
+    in_time(lambda: private.mkdir(mode=0o700))
+    assert refusal(lambda: private.rename(folder)) == errno.ENAMETOOLONG
+    assert in_time(lambda: stat.S_IMODE(private.stat().st_mode)) == 0o700
 
 
 def test_owners_are_refused(mount: Served) -> None:

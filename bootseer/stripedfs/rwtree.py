@@ -129,7 +129,7 @@ class WritableTree(StripedTree):
                 opened = self._write_handle(node, flags | os.O_TRUNC)
             else:
                 with self.nodes.lock:  # no store knows it: a listing must find it being written
-                    node = self._new(folder, name, is_folder=False)
+                    node = self._new(folder, name)
                     if mode != FILE_MODE:
                         node.found = node.found._replace(attributes=Attributes(mode))
                     opened = self._write_handle(node, flags | os.O_TRUNC)
@@ -291,9 +291,12 @@ class WritableTree(StripedTree):
             folder = self._changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
-            self.store.mkdir(self._name(folder, name, is_folder=True))
-            node = self._new(folder, name, is_folder=True)
-            if mode & 0o7777 != FOLDER_MODE and len(name) <= FILE_NAME_BYTES:
+            # A mode of its own is kept in a file beside the folder, whose name is longer.
+            has_mode = mode & 0o7777 != FOLDER_MODE
+            target = self._name(folder, name, is_alone=not has_mode)
+            self.store.mkdir(target)
+            node = self.nodes.add(folder, name, Found(target, 0, time.time(), True))
+            if has_mode:
                 given = Attributes(mode & 0o7777)
                 node.found = changing.set_attributes(self.store, self._look(node.found.name), given)
             self.nodes.refer(node.inode)
@@ -383,7 +386,8 @@ class WritableTree(StripedTree):
             over = None if inode is None else self.node(inode)
             if over is not None:
                 self._check_over(node, over, flags)
-            target = self._name(folder, new_name, is_folder=node.found.is_folder)
+            is_alone = node.found.is_folder and node.found.attributes is None
+            target = self._name(folder, new_name, is_alone=is_alone)
             self._drop_set(node)
             if node.found.link:
                 self._check_target(folder, new_name, node.found.link)
@@ -707,9 +711,12 @@ class WritableTree(StripedTree):
         return node
 
     @staticmethod
-    def _name(folder: Node, name: bytes, *, is_folder: bool = False) -> str:
-        """A new name on the store; nobody knows yet whether the file will be striped."""
-        if len(name) > (FOLDER_NAME_BYTES if is_folder else FILE_NAME_BYTES):
+    def _name(folder: Node, name: bytes, *, is_alone: bool = False) -> str:
+        """A new name on the store; nobody knows yet whether the file will be striped.
+
+        `is_alone`: nothing will ever lie beside it under a longer name.
+        """
+        if len(name) > (FOLDER_NAME_BYTES if is_alone else FILE_NAME_BYTES):
             raise FileSystemError(errno.ENAMETOOLONG)
         base = os.fsdecode(name)
         whole = folder.found.version is not None
@@ -733,7 +740,5 @@ class WritableTree(StripedTree):
             self._saving[handle] = saving
         return Opened(handle, direct=True, keep_cache=False)
 
-    def _new(self, folder: Node, name: bytes, *, is_folder: bool) -> Node:
-        target = self._name(folder, name, is_folder=is_folder)
-        found = Found(target, 0, time.time(), is_folder)
-        return self.nodes.add(folder, name, found)
+    def _new(self, folder: Node, name: bytes) -> Node:
+        return self.nodes.add(folder, name, Found(self._name(folder, name), 0, time.time(), False))
