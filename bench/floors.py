@@ -191,6 +191,7 @@ FLOORS: dict[str, tuple[Floor, ...]] = {
             Floor(f"mount {reader}", "MiB/s", "rclone mount", at_least=3.0)
             for reader in ("read", "dd", "cat", "torch.load")
         ),
+        Floor("mount plain file of one block", "MiB/s", "rclone mount", at_least=0.97),
     ),
     "image": _image(),
     "depsnap": _depsnap(),

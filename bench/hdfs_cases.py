@@ -34,6 +34,7 @@ from bench.hdfs_mounts import Reader, by_cat, by_dd, by_python, our_mount, rclon
 
 BUDGET_MIB = 512.0
 NATIVE = "over hdfs-native"
+BLOCK_BYTES = 128 * MIB  # HDFS's default
 STOP_AFTER = 1 / 3
 
 Runs = dict[str, list[Run]]
@@ -113,6 +114,18 @@ def mount_torch(lab: Lab) -> dict[str, Side]:
 
 def mount_mapped(lab: Lab) -> dict[str, Side]:
     return _mounts(lab, by_python("mapped"), "state")
+
+
+def mount_block(lab: Lab) -> dict[str, Side]:
+    """A plain file of one block on one DataNode, where there is nothing to be read in parallel."""
+    lab.plain("block1", lab.source(min(lab.size_bytes, BLOCK_BYTES)))
+    sides: dict[str, Side] = {
+        harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), "block1", by_cat),
+        NATIVE: lambda: our_mount(lab, lab.hdfs("/bench"), "block1", by_cat),
+    }
+    if shutil.which("rclone"):
+        sides["rclone mount"] = lambda: rclone_mount(lab, "block1", by_cat)
+    return sides
 
 
 def _mounts(lab: Lab, reader: Reader, state: str = "") -> dict[str, Side]:
@@ -229,6 +242,7 @@ CASES = {
     "mount cat": Spec(MOUNT, mount_cat),
     "mount torch.load": Spec(MOUNT, mount_torch),
     "mount torch.load mapped": Spec(MOUNT, mount_mapped),
+    "mount plain file of one block": Spec(MOUNT, mount_block),
     "memory of a file of 0.5 GiB": Spec(FREE, memory_small, peaks),
     "memory of a file of 2 GiB": Spec(FREE, memory_large, peaks),
 }
