@@ -209,7 +209,12 @@ def test_as_pid_1_the_job_is_pid_1_without_zombies(place: Place) -> None:
 JOB = """
 import os, sys, time
 def states():
-    found = [open(f"/proc/{p}/stat").read().split() for p in os.listdir("/proc") if p.isdecimal()]
+    found = []
+    for p in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            found.append(open(f"/proc/{p}/stat").read().split())
+        except OSError:  # it has ended since
+            pass
     return [fields[2] for fields in found if fields[1] == "(sleep)"]
 assert states() == ["S"]
 until = time.monotonic() + 10
