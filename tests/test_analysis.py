@@ -223,6 +223,16 @@ def test_single_process_start(tmp_path: Path) -> None:
     assert found["deps.install", "removed"] == pytest.approx(15)
 
 
+def test_a_phase_that_took_no_time_leaves_one_gap(tmp_path: Path) -> None:
+    """Cluster events are in whole seconds, so some phases begin and end in the same one."""
+    job = EventFile("a").span("imports", 0, 4).span("container.start", 7, 7)
+    job.span("model.init", 10, 19).point("first_step", 20).write(tmp_path)
+    report = report_of(tmp_path)
+    assert [node.gap_s for node in report.nodes] == [pytest.approx(7)]
+    steps = [("a", "imports", 0, 4), ("a", None, 4, 10), ("a", "model.init", 10, 19)]
+    assert path_of(report)[:3] == steps
+
+
 def test_only_sub_phases_were_seen(tmp_path: Path) -> None:
     EventFile("a").span("imports.torch", 0, 2).span("imports.numpy", 2, 3).write(tmp_path)
     report = report_of(tmp_path)

@@ -9,17 +9,20 @@ rank there; a node without ranks is one lane.
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import chain
+from operator import itemgetter, lt
 from typing import NamedTuple
 
 from bootseer.profiler.report import overlap
 from bootseer.profiler.report.model import STANDARD_PHASES
-from bootseer.profiler.report.overlap import WHOLE, Moment
+from bootseer.profiler.report.overlap import WHOLE, Moment, Part
 from bootseer.profiler.report.records import Source, Span, Start
-from bootseer.profiler.report.skew import Skew, barrier_spans
+from bootseer.profiler.report.skew import Skew, barrier_spans, is_barrier
 
 FIRST_STEP = "first_step"
 
@@ -57,7 +60,11 @@ class Open(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A process; pieces are in order and without holes from `begin_s` to `end_s`.
+    """A process from `begin_s` to `end_s`, cut into parts that follow each other, and gaps.
+
+    `times` has each part's begin and end in turn. A million records of them would take most of a
+    large report's memory, so `parts` is one object for all lanes that went the same way, and
+    gaps are not kept: `pieces` makes them.
 
     `moments` is empty where no two spans ran at once: then the pieces say all. `reached` tells
     whether it came to its first step (then that is its end), `first` whether it is the first lane
@@ -71,10 +78,25 @@ class Lane:
     begin_s: float
     end_s: float
     reached: bool
-    pieces: tuple[Piece, ...]
+    parts: tuple[Part, ...]
+    times: array[float]
     waits: tuple[Wait, ...]
     open: tuple[Open, ...]
     moments: tuple[Moment, ...] = ()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The parts in order, and the gaps: without holes from `begin_s` to `end_s`."""
+        out = []
+        now = self.begin_s
+        for part, low, high in zip(self.parts, self.times[::2], self.times[1::2], strict=True):
+            if low > now:
+                out.append(Piece(now, low, None, False, False))
+            out.append(Piece(low, high, *part))
+            now = high
+        if now < self.end_s:
+            out.append(Piece(now, self.end_s, None, False, False))
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +162,15 @@ def build(start: Start, skew: Skew) -> Lanes:
     ]
     lanes: list[Lane] = []
     gpus: list[int | None] = []
+    courses: _Courses = {}
     for node, members in _groups(timed):
         named = [t.source.identity.gpus for t in members]
         gpus.append(max((n for n in named if n is not None), default=None))
         for number, (rank, own) in enumerate(_split(members)):
-            lanes.append(_lane(node, rank, len(gpus) - 1, number == 0, own))
+            whose = (node, rank, len(gpus) - 1, number == 0)
+            lanes.append(_plain_lane(*whose, own, courses) or _lane(*whose, own, courses))
     reached = [lane.end_s for lane in lanes if lane.reached]
-    names = {span.name for source in start.sources for span in source.spans}
+    names = {span[0] for source in start.sources for span in source.spans}
     return Lanes(
         lanes=tuple(lanes),
         zero_ns=zero_ns,
@@ -197,7 +221,72 @@ def _split(members: Sequence[_Timed]) -> list[tuple[int | None, list[_Timed]]]:
     return [(rank, ranks[rank] + shared) for rank in sorted(ranks)]
 
 
-def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_Timed]) -> Lane:
+class _Course(NamedTuple):
+    """What lanes with the same parts have in common: these, and which of them are passages
+    through barriers, with their keys."""
+
+    parts: tuple[Part, ...]
+    passages: tuple[tuple[int, tuple[str, int]], ...]
+
+
+_Courses = dict[tuple[Sequence[str], Sequence[bool], Sequence[bool]], _Course]
+"""By the parts' fields."""
+
+
+def _course(
+    names: Sequence[str], waits: Sequence[bool], shared: Sequence[bool], courses: _Courses
+) -> _Course:
+    found = courses.get((names, waits, shared))
+    if found is None:
+        count: dict[str, int] = {}
+        passages = []
+        for place, (name, wait) in enumerate(zip(names, waits, strict=True)):
+            if is_barrier(name, wait):
+                number = count.get(name, 0)
+                passages.append((place, (name, number)))
+                count[name] = number + 1
+        parts = tuple(map(Part, names, waits, shared))
+        found = courses[names, waits, shared] = _Course(parts, tuple(passages))
+    return found
+
+
+def _plain_lane(
+    node: str, rank: int | None, group: int, first: bool, members: list[_Timed], courses: _Courses
+) -> Lane | None:
+    """The lane of a process of one file whose phases followed each other and all ended, up to its
+    first step at most; None for any other."""
+    if len(members) != 1:
+        return None
+    source, shift_ns, shared, _, _ = members[0]
+    names, begins, ends, waits, states, points, *_ = zip(*source.spans, strict=True)
+    if shared or None in begins or None in ends or any(points):
+        return None
+    steps = names.count(FIRST_STEP)
+    if steps and not (steps == 1 and names[-1] == FIRST_STEP and states[-1] != "error"):
+        return None
+    moments = chain.from_iterable(zip(begins, ends, strict=True))
+    times = [(moment + shift_ns) / 1e9 for moment in moments]
+    if times != sorted(times) or not all(map(lt, times[::2], times[1::2])):
+        return None
+    course = _course(names, waits, (False,) * len(names), courses)
+    return Lane(
+        node,
+        rank,
+        group,
+        first,
+        times[0],
+        times[-1],
+        steps == 1,
+        course.parts,
+        array("d", times),
+        tuple([_new(Wait, (key, times[2 * n], times[2 * n + 1])) for n, key in course.passages]),
+        (),
+    )
+
+
+def _lane(
+    node: str, rank: int | None, group: int, first: bool, members: list[_Timed], courses: _Courses
+) -> Lane:
     begin_s = min(t.low_ns for t in members) / 1e9
     last_s = max(t.high_ns for t in members) / 1e9
     reached_s = _first_step([t for t in members if not t.shared])
@@ -228,7 +317,7 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
                 items.append(_new(Piece, (begun, ended, span[0], span[3], shared)))
                 spans.append(span)
         waits += _waits(source.spans, shift_ns, end_s)
-    pieces = _pieces(sorted(items, key=_nesting), begin_s, end_s)
+    pieces = _in_turn(sorted(items, key=_nesting))
     at_once: list[Moment] = []
     if pieces is None:
         overlapping = [
@@ -239,10 +328,16 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
         parents = {span.span_id: span.parent_id for span in every if span.span_id is not None}
         at_once = overlap.moments(overlapping, parents)
         items = [Piece(low, high, *parts[0]) for low, high, parts in at_once]
-        pieces = _pieces(items, begin_s, end_s)
+        pieces = _in_turn(items)
         assert pieces is not None  # moments do not overlap
         if not any(len(moment.parts) > 1 for moment in at_once):
             at_once = []
+    course = _course(
+        tuple([piece.name or "" for piece in pieces]),
+        tuple([piece.wait for piece in pieces]),
+        tuple([piece.shared for piece in pieces]),
+        courses,
+    )
     return Lane(
         node,
         rank,
@@ -251,7 +346,8 @@ def _lane(node: str, rank: int | None, group: int, first: bool, members: list[_T
         begin_s,
         end_s,
         reached_s is not None,
-        tuple(pieces),
+        course.parts,
+        array("d", chain.from_iterable([piece[:2] for piece in pieces])),
         tuple(_numbered(waits)),
         tuple(opened),
         tuple(at_once),
@@ -302,22 +398,14 @@ def _first_step(members: Sequence[_Timed]) -> float | None:
     return min(ends) if ends else None
 
 
-def _pieces(items: list[Piece], begin_s: float, end_s: float) -> list[Piece] | None:
-    """Fill `[begin_s, end_s)`: the items in their order, gaps between them; None: they overlap."""
-    out: list[Piece] = []
-    now = begin_s
+def _in_turn(items: list[Piece]) -> list[Piece] | None:
+    """The items that took any time, which are in order of their begin; None: they overlap."""
+    now = -math.inf
     for piece in items:
-        low, high = piece[0], piece[1]
-        if low < now:
+        if piece[0] < now:
             return None
-        if low > now:
-            out.append(_new(Piece, (now, low, None, False, False)))
-        if high > low:
-            out.append(piece)
-            now = high
-    if now < end_s:
-        out.append(_new(Piece, (now, end_s, None, False, False)))
-    return out
+        now = max(now, piece[1])
+    return [piece for piece in items if piece[1] > piece[0]]
 
 
 def _nesting(piece: Piece) -> tuple[float, float]:

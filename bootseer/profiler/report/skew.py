@@ -38,9 +38,9 @@ class Skew:
     summary: SkewSummary
 
 
-def is_barrier(span: Span) -> bool:
+def is_barrier(name: str, wait: bool) -> bool:
     """Whether a span is a wait that may end for all at the same moment."""
-    return span.wait and _for_all(span.name)
+    return wait and _for_all(name)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bootseer.profiler.report.lanes import Lane, Lanes, Piece, Wait
+from bootseer.profiler.report.lanes import Lane, Lanes, Wait
 from bootseer.profiler.report.overlap import Moment, Part
 
 START = -1
@@ -149,9 +150,9 @@ def _cut(
     stops = [(gate, wait.arrival_s, wait.exit_s) for gate, wait in passed]
     if lane.reached or not lanes.complete:
         stops.append((END, lane.end_s, lane.end_s))
-    pieces = lane.pieces
+    passed_s = -math.inf
     for gate, arrival_s, exit_s in stops:
-        own, gap_s, place = _sums(pieces, place, opened_s, arrival_s, tops)
+        own, gap_s, place = _sums(lane, place, passed_s, opened_s, arrival_s, tops)
         if before == START:
             gap_s += max(0.0, lane.begin_s)
         path = alone = own
@@ -164,7 +165,8 @@ def _cut(
         )
         if gate == END:
             break
-        while place < len(pieces) and pieces[place][1] <= exit_s:
+        passed_s = max(passed_s, arrival_s, exit_s)
+        while place < len(lane.parts) and lane.times[2 * place + 1] <= exit_s:
             place += 1
         before, opened_s = gate, gates[gate].exit_s
 
@@ -173,17 +175,25 @@ _Sums = dict[str, float]
 
 
 def _sums(
-    pieces: Sequence[Piece],
+    lane: Lane,
     place: int,
+    passed_s: float,
     begin_s: float,
     end_s: float,
     tops: Mapping[str, str],
 ) -> tuple[_Sums, float, int]:
     """Own work per top-level phase within `[begin_s, end_s)`, what is not described there, and
-    the place of the first piece that goes on behind it; `place` is where to begin."""
+    the place of the first part that goes on behind it; `place` is where to begin. Gaps that ended
+    by `passed_s` belong to an earlier stage."""
     own: _Sums = {}
     gap_s = 0.0
-    for low, high, name, wait, _ in itertools.islice(pieces, place, None):
+    times = lane.times
+    now = times[2 * place - 1] if place else lane.begin_s
+    columns = itertools.islice(times, 2 * place, None)
+    for (name, wait, _), low, high in zip(lane.parts[place:], columns, columns, strict=True):
+        if low > passed_s and low > now:
+            gap_s += max(0.0, min(low, end_s) - max(now, begin_s))
+        now = high
         if low >= end_s:
             break
         if low < begin_s:
@@ -193,13 +203,13 @@ def _sums(
         else:
             place += 1
         if high > low and not wait:
-            if name is None:
-                gap_s += high - low
-            else:
-                top = tops[name]
-                own[top] = own.get(top, 0.0) + high - low
+            top = tops[name]
+            own[top] = own.get(top, 0.0) + high - low
         if high == end_s:
             break
+    else:
+        if lane.end_s > passed_s:
+            gap_s += max(0.0, min(lane.end_s, end_s) - max(now, begin_s))
     return own, gap_s, place
 
 

@@ -52,7 +52,7 @@ def of_lanes(lanes: Lanes) -> tuple[LaneTotals, ...]:
         _overlapping_totals(lane, lanes.chains, known)
         if lane.moments
         else _plain_totals(lane)
-        if flat and (lane.first or not any(piece[4] for piece in lane.pieces))
+        if flat and (lane.first or not any(part[2] for part in lane.parts))
         else _lane_totals(lane, lanes.chains)
         for lane in lanes.lanes
     )
@@ -62,14 +62,14 @@ def _plain_totals(lane: Lane) -> LaneTotals:
     """Add up the pieces of a lane that all count in it, where no phase has parts."""
     own: dict[str, float] = {}
     wait: dict[str, float] = {}
-    gap_s = 0.0
-    for begin_s, end_s, name, waiting, _ in lane.pieces:
-        if name is None:
-            gap_s += end_s - begin_s
-        elif waiting:
-            wait[name] = wait.get(name, 0.0) + (end_s - begin_s)
-        else:
-            own[name] = own.get(name, 0.0) + (end_s - begin_s)
+    gap_s, now = 0.0, lane.begin_s
+    times = iter(lane.times)
+    for (name, waiting, _), begin_s, end_s in zip(lane.parts, times, times, strict=True):
+        gap_s += begin_s - now
+        now = end_s
+        into = wait if waiting else own
+        into[name] = into.get(name, 0.0) + (end_s - begin_s)
+    gap_s += lane.end_s - now
     return LaneTotals(own, wait, own, wait, gap_s, own, wait)
 
 
@@ -79,12 +79,12 @@ def _lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotal
     wait: dict[str, float] = {}
     counted: dict[str, float] = {}
     counted_wait: dict[str, float] = {}
-    gap_s = 0.0
-    for begin_s, end_s, name, waiting, shared in lane.pieces:
+    gap_s, now = 0.0, lane.begin_s
+    times = iter(lane.times)
+    for (name, waiting, shared), begin_s, end_s in zip(lane.parts, times, times, strict=True):
+        gap_s += begin_s - now
+        now = end_s
         length_s = end_s - begin_s
-        if name is None:
-            gap_s += length_s
-            continue
         chain = chains[name]
         top = chain[-1]
         into, into_counted = (wait, counted_wait) if waiting else (own, counted)
@@ -92,6 +92,7 @@ def _lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotal
         if not shared or lane.first:
             for phase in chain:
                 into_counted[phase] = into_counted.get(phase, 0.0) + length_s
+    gap_s += lane.end_s - now
     return LaneTotals(own, wait, counted, counted_wait, gap_s, own, wait)
 
 
