@@ -85,7 +85,7 @@ def read_all(place: Place, source: FileSource, cache: NodeCache) -> dict[str, in
     buffer = bytearray(SIZE)
     with Fetcher(FetchSettings(memory_bytes=8 << 20), cache=cache) as fetcher:
         assert fetcher.read_into(source, 0, memoryview(buffer)) == SIZE  # type: ignore[arg-type]
-        total = fetcher.stats.total()
+    total = fetcher.stats.total()  # of requests that have ended
     assert hashlib.sha256(buffer).hexdigest() == place.digest
     return {"requests": total.requests, "bytes": total.bytes, "hits": total.cache_hits}
 

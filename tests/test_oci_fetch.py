@@ -88,7 +88,7 @@ def test_blocks_that_a_mirror_spoils_come_from_the_registry(
         buffer = bytearray(len(DATA))
         assert fetcher.read_into(source, 0, buffer) == len(DATA)
         assert buffer == DATA
-        assert fetcher.stats.total().corrupt
+    assert fetcher.stats.total().corrupt
     assert origin.asked("/blobs/")
 
 
