@@ -1,16 +1,21 @@
-"""From loaded starts to the report (pure): the one entry to all analyses."""
+"""From loaded starts to the report: the one entry to all analyses.
+
+Those of large starts are shared out between two processes (see `forked`); else all is pure.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import bootseer
 from bootseer.errors import NotFoundError
 from bootseer.profiler.report import (
     critical,
+    forked,
     images,
     incidents,
     stages,
@@ -25,10 +30,13 @@ from bootseer.profiler.report.comparison import Comparison
 from bootseer.profiler.report.lanes import Lanes
 from bootseer.profiler.report.model import (
     STANDARD_PHASES,
+    Barrier,
+    CriticalStep,
     Problem,
     Report,
     StartKind,
     StartSummary,
+    WhatIf,
 )
 from bootseer.profiler.report.records import Loaded, Start
 from bootseer.profiler.report.skew import Skew
@@ -144,7 +152,38 @@ def compare_starts(baseline: Sequence[Prepared], candidate: Sequence[Prepared]) 
     return compare(before, after, left_out)
 
 
+LEAST_LANES = 4096
+"""Of fewer lanes all is analysed sooner than a process is made for a part of it."""
+
+
+class _Held(NamedTuple):
+    """What follows from the barriers: who held them, and what the start would have taken else."""
+
+    barriers: tuple[Barrier, ...]
+    critical_path: tuple[CriticalStep, ...]
+    what_if: tuple[WhatIf, ...]
+
+
+def _find_held(prepared: Prepared) -> _Held:
+    lanes, sums = prepared.lanes, prepared.totals
+    cut = stages.find_stages(lanes)
+    medians = totals.medians(sums)
+    what_if: tuple[WhatIf, ...] = ()
+    # How long a start that never ended, for all or one, would have taken, nothing tells.
+    if prepared.summary.complete:
+        own = [total.own for total in sums]
+        what_if = whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut))
+    path = critical.critical_path(lanes, cut, medians)
+    return _Held(critical.barriers(lanes, cut), path, what_if)
+
+
 def _report(prepared: Prepared) -> Report:
+    large = len(prepared.lanes.lanes) >= LEAST_LANES
+    with forked.computed(lambda: _find_held(prepared), fork=large) as held:
+        return _assembled(prepared, held)
+
+
+def _assembled(prepared: Prepared, held: Callable[[], _Held]) -> Report:
     start, lanes, sums = prepared.last, prepared.lanes, prepared.totals
     own = [total.own for total in sums]
     tops = {chain[-1] for chain in lanes.chains.values()}
@@ -155,8 +194,6 @@ def _report(prepared: Prepared) -> Report:
         for total in sums
     ]
     found = stragglers.find(lanes.lanes, own, counted)
-    cut = stages.find_stages(lanes)
-    medians = totals.medians(sums)
     killed = incidents.killed_phases(lanes)
     shifts = lanes_of.shifts_of(start, prepared.skew)
     extras = incidents.extras(start, shifts, lanes, killed)
@@ -164,6 +201,12 @@ def _report(prepared: Prepared) -> Report:
     observed = {phase.name for phase in phases}
     observed |= {span.name for source in start.sources for span in source.spans if span.point}
     columns = [p.name for p in phases if p.parent is None and (p.p50_s or p.wait_p50_s or p.killed)]
+    nodes = totals.node_summaries(lanes, sums, prepared.skew, Counter(k.node for k in killed))
+    heat_map = totals.heat_map(lanes, sums, columns)
+    gpu_hours = totals.gpu_hours(lanes, sums)
+    seen = incidents.incidents(start, shifts, lanes.zero_ns)
+    shown = images.images(start)
+    barriers, critical_path, what_if = held()
     return Report(
         version=bootseer.__version__,
         start=prepared.summary,
@@ -171,19 +214,16 @@ def _report(prepared: Prepared) -> Report:
         problems=(),
         phases=phases,
         not_observed=tuple(p for p in STANDARD_PHASES if p not in observed),
-        nodes=totals.node_summaries(lanes, sums, prepared.skew, Counter(k.node for k in killed)),
+        nodes=nodes,
         skew=prepared.skew.summary,
-        barriers=critical.barriers(lanes, cut),
-        critical_path=critical.critical_path(lanes, cut, medians),
-        heat_map=totals.heat_map(lanes, sums, columns),
+        barriers=barriers,
+        critical_path=critical_path,
+        heat_map=heat_map,
         stragglers=found.stragglers,
-        gpu_hours=totals.gpu_hours(lanes, sums),
-        # How long a start that never ended, for all or one, would have taken, nothing tells.
-        what_if=whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut))
-        if prepared.summary.complete
-        else (),
+        gpu_hours=gpu_hours,
+        what_if=what_if,
         killed=killed,
-        incidents=incidents.incidents(start, shifts, lanes.zero_ns),
+        incidents=seen,
         unreached=incidents.unreached_ranks(lanes),
-        images=images.images(start),
+        images=shown,
     )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, BinaryIO
 
+from bootseer.profiler.report.forked import may_fork
 from bootseer.profiler.report.segments import Segment
 
 Packed = tuple[list[tuple[str, int]], list[Segment]]
@@ -41,8 +42,7 @@ def packed_files(
     """
     count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     chunks = [files[place : place + _CHUNK_FILES] for place in range(0, len(files), _CHUNK_FILES)]
-    alone = len(os.listdir("/proc/self/task")) == 1
-    if size < LEAST_BYTES or min(count, len(chunks)) < 2 or not alone:
+    if size < LEAST_BYTES or len(chunks) < 2 or not may_fork():
         yield repeat(None, len(files))
         return
     pipes: list[BinaryIO] = []
