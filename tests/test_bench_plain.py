@@ -97,5 +97,7 @@ def test_what_ours_may_take_longer(
     assert floor.verdict(figures(case, ours, peers)) == verdict
 
 
-def test_each_case_but_the_bare_wrapper_has_its_floor() -> None:
-    assert {floor.case for floor in floors.FLOORS["plain"]} == set(plain.CASES) - {"run"}
+def test_each_case_that_replaces_a_start_has_its_floor() -> None:
+    """The bare wrapper has its own, elsewhere; a recording replaces none."""
+    without = {"run", "image tiny record"}
+    assert {floor.case for floor in floors.FLOORS["plain"]} == set(plain.CASES) - without
