@@ -133,6 +133,7 @@ def test_stop_and_continue_through_us(tmp_path):
         # SIGTSTP stops nobody in an orphaned group, so this stop is sent to the child itself.
         os.kill(job.child, signal.SIGSTOP)
         wait_for(lambda: state(job.child) == "T")
+        wait_for(lambda: state(job.process.pid) != "R")  # it has heard of that
         assert state(job.process.pid) == "S", "without a terminal nobody would wake us"
         os.kill(job.process.pid, signal.SIGCONT)
         wait_for(lambda: state(job.child) == "S")
