@@ -11,7 +11,7 @@ import pytest
 from wrapping import PACKAGE
 
 NAMES = ["__init__", "__main__", "cli/__init__", "cli/main", "cli/program", "cli/event"]
-NAMES += ["cli/start_guard", "entrypoint/bare", "entrypoint/replace", "polling"]
+NAMES += ["cli/start_guard", "entrypoint/bare", "entrypoint/replace", "readiness"]
 NAMES.append("proc_files")
 NAMES += [f"entrypoint/{name}" for name in ("__init__", "process", "run", "tap")]
 NAMES += [

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bootseer.polling import readable
+from bootseer.readiness import readable
 from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, from_os_error
-from bootseer.polling import readable
+from bootseer.readiness import readable
 
 USERS_NAMED = 5
 END_S = 10.0

@@ -38,7 +38,7 @@ from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount, handshake
 from bootseer.fuse.session import Negotiated
-from bootseer.polling import readable
+from bootseer.readiness import readable
 
 GONE, FAILED = 0, 70
 """Exit codes of a worker: the mount ended, or it cannot serve."""

@@ -27,7 +27,7 @@ from bootseer.fuse.backing import is_supported
 from bootseer.fuse.mounts import KIND, absolute, can_mount, find_mount, is_passed, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
-from bootseer.polling import readable
+from bootseer.readiness import readable
 from bootseer.storage.base import Store, open_object
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.locating import locate

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bootseer.imageprefetch.filemode import lowly, naming
-from bootseer.polling import readable
 from bootseer.profiler.events import NullWriter, Writer
+from bootseer.readiness import readable
 from bootseer.regular_files import open_to_read
 
 if TYPE_CHECKING:  # loaded when they are needed: replay comes first

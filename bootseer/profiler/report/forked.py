@@ -55,9 +55,7 @@ def _started(compute: Callable[[], object]) -> Iterator[BinaryIO]:
 def _serve(compute: Callable[[], object], out: BinaryIO) -> None:
     """Write the result into the pipe, and end this process."""
     try:
-        data = pickle.dumps(compute(), pickle.HIGHEST_PROTOCOL)
-        out.write(_LENGTH.pack(len(data)))
-        out.write(data)
+        send(out, pickle.dumps(compute(), pickle.HIGHEST_PROTOCOL))
         out.flush()
         os._exit(0)
     except BaseException:  # the caller computes it, and meets the same error if there is one
@@ -65,10 +63,24 @@ def _serve(compute: Callable[[], object], out: BinaryIO) -> None:
 
 
 def _received(answer: BinaryIO | None, compute: Callable[[], _Result]) -> _Result:
-    if answer is not None:
-        head = answer.read(_LENGTH.size)
-        data = answer.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
-        if data and len(data) == _LENGTH.unpack(head)[0]:
-            found: _Result = pickle.loads(data)
-            return found
-    return compute()
+    data = b"" if answer is None else receive(answer)
+    if not data:
+        return compute()
+    found: _Result = pickle.loads(data)
+    return found
+
+
+def send(out: BinaryIO, data: bytes) -> None:
+    """Write one message, which `receive` tells from a part of one."""
+    out.write(_LENGTH.pack(len(data)))
+    out.write(data)
+
+
+def receive(pipe: BinaryIO) -> bytes:
+    """The next message of a pipe, whole; b"" where its writer ended before it was."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return b""
+    (length,) = _LENGTH.unpack(head)
+    data = pipe.read(length)
+    return data if len(data) == length else b""

@@ -101,17 +101,18 @@ def _last_seen(lane: Lane, rank: int) -> Unreached:
     return Unreached(lane.node, rank, None, False, lane.begin_s)
 
 
+_EXIT_CODES = ("process.exit.code", "log.exit_code")  # of a process, of a line that tells of one
+
+
 def _reason(span: Span) -> str:
     attributes = span.attributes or {}
     keys = ["bootseer.reason", "error.message", "error.type", "process.exit.code"]
     if span.status == "error":
-        keys = ["error.type", "process.exit.code", "log.exit_code", "bootseer.reason"]
+        keys = ["error.type", *_EXIT_CODES, "bootseer.reason"]
     for key in keys:
         value = attributes.get(key)
         if value is not None and value != "":
-            return (
-                f"exit code {value}" if key.startswith(("process.exit", "log.exit")) else str(value)
-            )
+            return f"exit code {value}" if key in _EXIT_CODES else str(value)
     return "no reason given"
 
 

@@ -13,12 +13,11 @@ import contextlib
 import marshal
 import os
 import signal
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, BinaryIO
 
-from bootseer.profiler.report.forked import may_fork
+from bootseer.profiler.report.forked import may_fork, receive, send
 from bootseer.profiler.report.segments import Segment
 
 Packed = tuple[list[tuple[str, int]], list[Segment]]
@@ -29,7 +28,6 @@ LEAST_BYTES = 16 << 20
 
 _MOST_PROCESSES = 8
 _CHUNK_FILES = 32
-_LENGTH = struct.Struct("<Q")
 
 
 @contextlib.contextmanager
@@ -82,9 +80,7 @@ def _serve(
             os.close(pipe.fileno())
         for chunk in chunks:
             found = [pack(path) for path in chunk]
-            data = marshal.dumps([each and _plain(each) for each in found])
-            out.write(_LENGTH.pack(len(data)))
-            out.write(data)
+            send(out, marshal.dumps([each and _plain(each) for each in found]))
         out.flush()
         os._exit(0)
     except BaseException:  # the caller reads the rest, and meets the same error if there is one
@@ -101,11 +97,8 @@ def _received(
 ) -> Iterator[Packed | None]:
     """What the processes hand over, in order; None for all that one of them did not."""
     for number, chunk in enumerate(chunks):
-        pipe = pipes[number % len(pipes)]
-        head = pipe.read(_LENGTH.size)
-        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-        data = pipe.read(length)
-        if not data or len(data) < length:
+        data = receive(pipes[number % len(pipes)])
+        if not data:
             yield from repeat(None, len(chunk))
             continue
         for found in marshal.loads(data):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bootseer.polling import readable
+from bootseer.readiness import readable
 
 HIGH = 1500  # select(2) knows none from 1,024 on
 
