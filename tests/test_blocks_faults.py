@@ -376,10 +376,11 @@ def test_a_store_that_is_back_is_noticed_however_slow_it_is(tmp_path: Path) -> N
         assert read(1) == source.data[8 * KIB : 16 * KIB]
 
 
+@pytest.mark.parametrize("others", [0, 1])
 def test_a_block_that_is_kept_asking_for_is_asked_at_once_for_who_reads_it(
-    tmp_path: Path,
+    others: int, tmp_path: Path
 ) -> None:
-    """The try that goes on behind a read that failed may be hours away."""
+    """The try that goes on behind a read that failed, or for another reader, may be hours away."""
     source = Source(tmp_path, noise(8 * KIB), block_bytes=8 * KIB)
     away = threading.Event()
     away.set()
@@ -391,21 +392,28 @@ def test_a_block_that_is_kept_asking_for_is_asked_at_once_for_who_reads_it(
     )
     with Fetcher(settings_) as fetcher:
 
-        def read() -> bytes:
+        def begin() -> threading.Event:
             there = threading.Event()
-            held = fetcher.held(source, 0, 8 * KIB, there.set)
-            if held is None:
-                assert there.wait(30)
-                held = fetcher.held(source, 0, 8 * KIB)
+            assert fetcher.held(source, 0, 8 * KIB, there.set) is None
+            return there
+
+        def end(there: threading.Event) -> bytes:
+            assert there.wait(30)
+            held = fetcher.held(source, 0, 8 * KIB)
             assert held is not None
             data = b"".join(held.views)
             held.release()
             return data
 
+        first = begin()
+
+        if others:
+            assert not first.wait(1)
+            begin()
         with pytest.raises(DeadlineError, match="gone"):
-            read()
+            end(first)
         away.clear()
-        assert read() == source.data
+        assert end(begin()) == source.data
 
 
 def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:

@@ -86,14 +86,6 @@ def test_a_lost_registry_gives_errors_and_a_found_one_the_bytes(
         read(mounted, NAMES[0])
     assert "input/output error" in mounts.log
     own.start()
-
-    def is_back() -> bool:
-        try:
-            return bool(tree_of(mounted.directory))
-        except OSError:  # what the kernel read ahead during the outage fails until its time is over
-            return False
-
-    until(is_back, "a read after the outage")
     assert tree_of(mounted.directory) == FILES
 
 

@@ -73,6 +73,10 @@ class Board(Endings):
                 copies = (Copy(0, landing),)
             if group.priority < block.priority:
                 self._promote(block, group.priority)
+            elif found.line.out_s and block.tries and block.status is Status.WANTED and block.job:
+                # In an outage a reader waits less long than others' back-off may take.
+                block.job = None
+                self.fresh.append(block)
             block.waiters.append((group, copies))
             group.blocks[block] = None
             group.remaining += 1

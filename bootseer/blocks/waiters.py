@@ -143,10 +143,6 @@ class Waiters(Shelf):
         if len(line.probes) >= MOST_PROBES:
             self.withdraw(line.probes.pop(0))
         probe = Group(Priority.HOT)
-        # With a reader's priority the block would not be promoted by the next reader, who would
-        # wait for the end of a back-off instead of asking at once.
-        others = (waiter.priority for waiter, _ in block.waiters if waiter is not group)
-        block.priority = min(others, default=probe.priority)
         block.waiters.append((probe, ()))
         probe.blocks[block] = None
         probe.remaining = 1
