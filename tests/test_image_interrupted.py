@@ -193,7 +193,10 @@ def test_what_a_killed_recording_left_is_swept_by_the_next_container(lab: Lab) -
     child = lab.start("record")
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
-    child.kill()
+    servers = lab.mounts.processes()
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # or they would take their mounts away
+        for pid in (*servers, child.pid):
+            os.kill(pid, number)
     lab.go.touch()
     child.communicate(timeout=60)
     assert lab.mounts.left()

@@ -164,10 +164,11 @@ def test_a_dead_lease_holder_holds_nobody_up(place: Place) -> None:
     assert holder.returncode == -signal.SIGKILL
     place.extra("")
     done = place.start()
+    said = (done.returncode, done.stdout, place.installs)
+    assert said == (JOB_EXIT, b"installed\n", 2), (done.stderr, place.fallbacks())
     # It met the dead one's lease and took the next.
-    assert sorted(lease.name for lease in place.store.rglob("lease/*.json"))[:1] == leases
-    assert len(list(place.store.rglob("lease/*.json"))) == 2
-    assert (done.returncode, done.stdout, place.installs) == (JOB_EXIT, b"installed\n", 2)
+    after = sorted(lease.name for lease in place.store.rglob("lease/*.json"))
+    assert (after[:1], len(after)) == (leases, 2), (after, done.stderr, place.fallbacks())
     assert not (place.path / "job-began").exists()
 
 
