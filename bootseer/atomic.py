@@ -58,14 +58,14 @@ class Draft:
         if sync:
             sync_folder(self.folder)
 
-    def publish_new(self) -> bool:
+    def publish_new(self, *, sync: bool = True) -> bool:
         """Give the file its name unless that is taken; False, and no file of ours, when it is."""
         try:
-            self._end(sync=True)
+            self._end(sync=sync)
             created = _link(self._temporary, self.path)
         finally:
             self.discard()
-        if created:
+        if created and sync:
             sync_folder(self.folder)
         return created
 

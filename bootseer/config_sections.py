@@ -87,6 +87,12 @@ class DepsSettings:
     wait_limit_s: float = _setting(
         1800.0, "Longest wait, in seconds, for another node.", minimum=0.0
     )
+    store_timeout_s: float = _setting(
+        4.0,
+        "Seconds that all questions to the store may take together before the install runs "
+        "plainly; also how long a fetch from it may bring too little.",
+        minimum=0.0,
+    )
     deadline_s: float = _setting(
         600.0,
         "Seconds that our own work may take, then the part is ended and falls back. The install "

@@ -45,6 +45,10 @@ sys.exit(outcome.code)
 """
 
 
+# A busy disk of the machine that runs the tests is no store that hangs.
+PATIENT_S = 60
+
+
 def uv() -> str:
     """The uv of this environment."""
     return os.path.join(os.path.dirname(sys.executable), "uv")
@@ -120,7 +124,8 @@ class Node:
         self, *options: object, command: Sequence[str] | None = None, cache_shared: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """`deps run`, publishing inline; the cache is this node's own."""
-        words = ["run", "--store", self.store, "--publish", "inline", *options]
+        words = ["run", "--store", self.store, "--store-timeout", PATIENT_S]
+        words += ["--publish", "inline", *options]
         if cache_shared:
             words += ["--cache", self.cache]
         else:
@@ -130,6 +135,7 @@ class Node:
     def ask(self, at: str, action: str, **more: Any) -> dict[str, Any]:
         settings = {"form": "archive", "publish": "inline", "lease_beat_s": 0.1}
         settings |= {"lease_ttl_s": 1.0, "store": str(self.store), "cache": str(self.cache)}
+        settings |= {"store_timeout_s": PATIENT_S}
         settings |= {"steps": str(self.passed)}
         return {**settings, "command": self.install, "at": at, "action": action, **more}
 

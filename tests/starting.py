@@ -38,6 +38,8 @@ class Place:
         self.flags: list[str] = []
         self.environ: dict[str, str] = {}
         self.publish = "inline"
+        self.store_timeout_s = 60.0  # a busy disk is no store that hangs
+        self._begun: list[subprocess.Popen] = []
         (path / "install.sh").write_text(INSTALL)
         (path / "requirements").write_text("module==1\n")
         (path / "payload").write_bytes(b"payload\n" * 1000)
@@ -48,6 +50,7 @@ class Place:
             "key_files": ["requirements"],
             "also": [str(self.path / "site")],
             "store": str(self.store),
+            "store_timeout_s": self.store_timeout_s,
             "publish": self.publish,
         }
         lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
@@ -81,15 +84,25 @@ class Place:
 
     def begin(self, job: Sequence[str] = ("touch", "job-began")) -> subprocess.Popen:
         """Start and return at once, in a session of its own."""
-        return subprocess.Popen(
-            [*self.command, *job],
-            cwd=self.path,
-            env=self.full_environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+        self._begun.append(
+            subprocess.Popen(
+                [*self.command, *job],
+                cwd=self.path,
+                env=self.full_environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         )
+        return self._begun[-1]
+
+    def end(self) -> None:
+        """End what was begun and, in a test that failed, still runs."""
+        for process in self._begun:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
 
     @property
     def installs(self) -> int:
@@ -174,3 +187,4 @@ def nothing_left(place: Place) -> None:
     finally:
         for pid in list(processes_of_parts(place)):
             kill(pid)
+        place.end()

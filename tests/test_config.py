@@ -71,6 +71,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     wait = "never"
     form = "copy"
     wait_limit_s = 9
+    store_timeout_s = 3
     deadline_s = 5
     publish = "inline"
     sign_key = "/k"
@@ -126,6 +127,7 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
             wait="never",
             form="copy",
             wait_limit_s=9.0,
+            store_timeout_s=3.0,
             deadline_s=5.0,
             publish="inline",
             sign_key="/k",

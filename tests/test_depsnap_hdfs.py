@@ -36,9 +36,10 @@ class Node:
             check=check,
         )
 
-    def run(self, *, publish: str = "inline") -> str:
+    def run(self, *, publish: str = "inline", timeout_s: int = 60) -> str:
         site = ["--also", str(self.path / "site"), "--publish", publish]
-        command = ["deps", "run", "--store", self.store, *site, "--", "sh", "-c", INSTALL]
+        store = ["--store", self.store, "--store-timeout", str(timeout_s)]
+        command = ["deps", "run", *store, *site, "--", "sh", "-c", INSTALL]
         return self.bootseer(*command).stdout
 
     def listed(self) -> list[dict[str, Any]]:
@@ -110,7 +111,7 @@ def test_datanodes_that_hang_while_an_archive_is_fetched(tmp_path: Path, own_hdf
     (node.path / "site").rmdir()
     ask = {"store": node.store, "cache": str(node.path / "cache/bootseer")}
     ask |= {"also": [str(node.path / "site")], "command": ["sh", "-c", INSTALL]}
-    ask |= {"store_timeout_s": 2.0}
+    ask |= {"store_timeout_s": 5.0}
     start = subprocess.Popen(
         [sys.executable, "-c", WAITING, json.dumps(ask)],
         cwd=node.path,
@@ -137,4 +138,4 @@ def test_datanodes_that_hang_while_an_archive_is_fetched(tmp_path: Path, own_hdf
 def test_a_store_that_is_away_is_no_fault_of_the_install(tmp_path: Path) -> None:
     for url in ("webhdfs://127.0.0.1:1/x", "hdfs://127.0.0.1:1/x"):
         node = Node(tmp_path / url[:4], url)
-        assert node.run() == "ran\n"
+        assert node.run(timeout_s=4) == "ran\n"

@@ -318,7 +318,7 @@ def test_a_store_that_refuses_is_given_up_after_four_seconds(node: Node) -> None
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         store = f"webhdfs://127.0.0.1:{taken.getsockname()[1]}/snapshots"
-        done = node.run("--store", store)
+        done = node.run("--store", store, "--store-timeout", 4)  # the default
     assert (done.returncode, node.installs, node.works()) == (0, 1, True)
     assert node.ends()[-1]["status"] == "fallback"
     assert "did not answer for 4 s" in done.stderr

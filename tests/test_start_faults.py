@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,15 @@ def test_a_store_that_cannot_be(place: Place) -> None:
     place.store = Path("/dev/null/store")
     place.settings()
     started_plainly(place, "deps.install", "/dev/null/store")
+
+
+def test_a_store_that_hangs_is_given_up_when_it_is_told_to(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        place.store = f"webhdfs://127.0.0.1:{hanging.getsockname()[1]}/snapshots"
+        place.store_timeout_s = 1.5
+        place.settings()
+        started_plainly(place, "deps.install", "did not answer for 1.5 s")
+        hanging.accept()[0].close()  # it was asked
 
 
 def test_a_store_that_is_gone_on_the_second_start(place: Place) -> None:

@@ -210,6 +210,27 @@ def test_slow_breaker_cannot_break_a_newer_lease(store: Store) -> None:
     third.close()
 
 
+def test_a_generation_that_came_and_went_is_not_taken_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A breaker slept before it created generation 2; meanwhile 2 was broken and removed."""
+    end(holder(store))
+    real = store.create
+
+    def create(name: str, data: bytes, **more: bool) -> bool:
+        monkeypatch.setattr(store, "create", real)
+        for _ in range(2, 5):
+            with try_acquire(store, "l"):  # type: ignore[union-attr]
+                pass
+        assert sorted(found.name for found in store.list("l"))[0] > name
+        return real(name, data, **more)
+
+    monkeypatch.setattr(store, "create", create)
+    assert try_acquire(store, "l") is None
+    names = sorted(found.name for found in store.list("l"))
+    assert names == ["l/00000003.json", "l/00000004.json"]
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b'{"version": 1}', b"\xff\xfe", b"[" * 50_000, b"x" * 100_000],
@@ -247,3 +268,16 @@ def test_store_that_vanishes_makes_the_lease_lost(tmp_path: Path) -> None:
     held.renew()
     assert held.lost
     held.close()
+
+
+def test_nothing_of_a_lease_waits_for_a_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(os, "fsync", asked.append)
+    held = try_acquire(store, "l")
+    assert held is not None
+    held.renew()
+    held.close()
+    assert asked == []
+    store.create("lasting", b"x")
+    store.replace("lasting", b"y")
+    assert len(asked) == 4  # each file, and each name

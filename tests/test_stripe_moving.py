@@ -41,9 +41,9 @@ class KilledStore(LocalStore):
         self._step()
         super().rename(*words)
 
-    def replace(self, *words: Any) -> None:
+    def replace(self, *words: Any, **more: Any) -> None:
         self._step()
-        super().replace(*words)
+        super().replace(*words, **more)
 
     def delete(self, *words: Any) -> None:
         self._step()

@@ -36,9 +36,9 @@ class Hooked(WrappedStore):
         self.inner.rename(old, new)
         self.renamed()
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         if not name.endswith("/CURRENT"):
-            self.inner.replace(name, data)
+            self.inner.replace(name, data, lasting=lasting)
             return
         self.pointing()
         self.inner.replace(name, data)

@@ -242,11 +242,11 @@ def test_small_objects_are_written_again_too(
     left = [times]
     real = LocalStore.replace
 
-    def replace(self: LocalStore, name: str, data: bytes) -> None:
+    def replace(self: LocalStore, name: str, data: bytes, **more: bool) -> None:
         if name.endswith(part) and left[0]:
             left[0] -= 1
             raise StoreUnavailableError("the server went away")
-        real(self, name, data)
+        real(self, name, data, **more)
 
     monkeypatch.setattr(LocalStore, "replace", replace)
     out = StripedWriter(opened(tmp_path), "f", SMALL)
@@ -265,8 +265,8 @@ def test_a_lease_whose_first_answers_were_lost_is_taken_all_the_same(
 ) -> None:
     left, real = [2], LocalStore.create
 
-    def create(self: LocalStore, name: str, data: bytes) -> bool:
-        made = real(self, name, data)
+    def create(self: LocalStore, name: str, data: bytes, **more: bool) -> bool:
+        made = real(self, name, data, **more)
         if "/lease/" in name and left[0]:
             left[0] -= 1
             raise StoreUnavailableError("the answer was lost")

@@ -103,6 +103,14 @@ key_options = together(
     help="Longest wait of all.",
 )
 @click.option(
+    "--store-timeout",
+    type=click.FloatRange(min=0),
+    default=4.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Bound for all questions to the store; then INSTALL runs plainly.",
+)
+@click.option(
     "--form",
     type=click.Choice(
         ["auto", "archive", "overlay", "bind", "symlink", "reflink", "hardlink", "copy"]

@@ -32,6 +32,7 @@ _LISTS = {
 _FLAGS = {"--read-only": "read_only", "--allow-setuid": "allow_setuid"}
 _NUMBERS = {
     "--wait-limit": "wait_limit",
+    "--store-timeout": "store_timeout",
     "--max-age": "max_age",
     "--resolve-timeout": "resolve_timeout",
 }
@@ -50,6 +51,7 @@ DEFAULTS = {
     "sign_key": None,
     "wait": "auto",
     "wait_limit": 1800.0,
+    "store_timeout": 4.0,
     "form": "auto",
     "read_only": False,
     "publish": "background",
@@ -157,6 +159,7 @@ def run(
     events: str | None,
     max_age: float,
     wait_limit: float,
+    store_timeout: float,
     resolve_timeout: float,
     read_only: bool,
     **rest: Any,
@@ -175,6 +178,7 @@ def run(
         cache,
         max_age_s=max_age * DAY_S,
         wait_limit_s=wait_limit,
+        store_timeout_s=store_timeout,
         resolve_timeout_s=resolve_timeout,
         writable=not read_only,
         **rest,

@@ -79,6 +79,7 @@ class DepsPart:
             exclude=deps.exclude,
             wait=deps.wait,
             wait_limit_s=deps.wait_limit_s,
+            store_timeout_s=deps.store_timeout_s,
             form=deps.form,
             publish=deps.publish,
             max_age_s=deps.max_age_days * settings.DAY_S,

@@ -144,14 +144,18 @@ class Store(Protocol):
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         """The whole of a small object; CorruptDataError when it is larger than the limit."""
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
         """Write a new object; False, and nothing changed, when the name is taken.
 
-        Of any number of racing callers on any number of hosts exactly one gets True.
+        Of any number of racing callers on any number of hosts exactly one gets True. What is not
+        `lasting` need not outlive a power cut, and may be empty or gone after one.
         """
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Write an object, whether or not the name is taken; readers see the old or the new."""
+    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        """Write an object, whether or not the name is taken; readers see the old or the new.
+
+        `lasting`: as for `create`.
+        """
 
     def create_from_file(self, name: str, path: str) -> bool:
         """As `create`, with the bytes of a local file."""

@@ -3,7 +3,8 @@
 Terms. A lease is a folder; its *generations* are objects `00000001.json`, `00000002.json`, ….
 The highest generation is the lease. Its *state* is held or released. Whoever creates the next
 generation after a released or dead one is the holder; creation is exclusive, so of two breakers
-one wins, and generations are never reused, so a slow breaker cannot break a newer lease.
+one wins. A generation with a higher one above it is nobody's, so that a slow breaker, even one that
+finds the name of a generation that is gone, cannot break a newer lease.
 
 A holder raises its *beat* every few seconds. A watcher calls a generation dead when its beat has
 not changed for `ttl_s` of the watcher's own monotonic clock: no two clocks are ever compared. On
@@ -11,6 +12,9 @@ the holder's own machine a vanished process is dead at once.
 
 A holder that was stopped and wakes up after its lease was broken finds the higher generation and
 learns that it is `lost`. What is done under a lease must therefore still be published exclusively.
+
+Nothing of a lease waits for a disk: after a power cut its holder is gone as well, and a generation
+that is damaged by one is judged by the clock.
 """
 
 from __future__ import annotations
@@ -154,7 +158,9 @@ class Lease(Closing):
                 self._held = dataclasses.replace(
                     self._held, beat=self._held.beat + 1, held_s=held_s
                 )
-                self._store.replace(_name(self._folder, self.generation), _encode(self._held))
+                self._store.replace(
+                    _name(self._folder, self.generation), _encode(self._held), lasting=False
+                )
                 self._renewed = time.monotonic()
             except BootseerError:
                 if time.monotonic() - self._renewed > self._ttl_s:
@@ -176,7 +182,8 @@ class Lease(Closing):
             released = dataclasses.replace(self._held, released=True, beat=self._held.beat + 1)
             try:
                 if highest(self._store, self._folder) == self.generation:
-                    self._store.replace(_name(self._folder, self.generation), _encode(released))
+                    name = _name(self._folder, self.generation)
+                    self._store.replace(name, _encode(released), lasting=False)
             except BootseerError:
                 return
 
@@ -244,7 +251,11 @@ def try_acquire(
     if not free:
         return None
     held = Held(generation + 1, os.urandom(16).hex(), 1, False, 0.0, this_owner(), info or {})
-    if not store.create(_name(folder, held.generation), _encode(held)):
+    if not store.create(_name(folder, held.generation), _encode(held), lasting=False):
+        return None
+    if highest(store, folder) > held.generation:
+        # Ours came and went while we slept, and its name was free again.
+        store.delete(_name(folder, held.generation))
         return None
     for old in range(max(1, generation - 8), held.generation - 1):
         store.delete(_name(folder, old))

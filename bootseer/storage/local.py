@@ -126,14 +126,14 @@ class LocalStore:
         self.read_range(name, 0, buffer)
         return bytes(buffer)
 
-    def create(self, name: str, data: bytes) -> bool:
-        return self._publish(name, data, None, keep_existing=True)
+    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
+        return self._publish(name, data, keep_existing=True, sync=lasting)
 
-    def replace(self, name: str, data: bytes) -> None:
-        self._publish(name, data, None, keep_existing=False)
+    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        self._publish(name, data, keep_existing=False, sync=lasting)
 
     def create_from_file(self, name: str, path: str) -> bool:
-        return self._publish(name, b"", path, keep_existing=True)
+        return self._publish(name, b"", keep_existing=True, source=path)
 
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
         try:
@@ -141,7 +141,15 @@ class LocalStore:
         except OSError as error:
             raise from_os_error(error, f"write {name} in {self.url}") from error
 
-    def _publish(self, name: str, data: bytes, source: str | None, *, keep_existing: bool) -> bool:
+    def _publish(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        keep_existing: bool,
+        source: str | None = None,
+        sync: bool = True,
+    ) -> bool:
         final = self._path(name)
         try:
             if keep_existing and os.path.lexists(final):
@@ -152,8 +160,8 @@ class LocalStore:
                 if source is not None:
                     _copy(source, draft)
                 if keep_existing:
-                    return draft.publish_new()
-                draft.publish()
+                    return draft.publish_new(sync=sync)
+                draft.publish(sync=sync)
         except OSError as error:
             raise from_os_error(error, f"write {name} in {self.url}") from error
         return True

@@ -34,10 +34,10 @@ class ReadOnlyStore(ABC):
     def local_path(self, name: str) -> str | None:
         return None
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
         raise self._read_only(f"write {name}")
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         raise self._read_only(f"write {name}")
 
     def create_from_file(self, name: str, path: str) -> bool:

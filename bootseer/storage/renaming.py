@@ -32,10 +32,10 @@ class RenamingStore(ABC):
     def local_path(self, name: str) -> str | None:
         return None
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
         return self._publish(name, [data], keep_existing=True)
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         self._publish(name, [data], keep_existing=False)
 
     def create_from_file(self, name: str, path: str) -> bool:

@@ -91,7 +91,7 @@ class WebHdfsStore:
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         return self._reader.whole(name, limit_bytes=limit_bytes)
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
         return self._create(name, iter([data]))
 
     def create_from_file(self, name: str, path: str) -> bool:
@@ -113,7 +113,7 @@ class WebHdfsStore:
                 writer.write(piece)
         return writer.won
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         with WebHdfsWriter(self._folder, name) as writer:
             writer.write(data)
 

@@ -63,11 +63,11 @@ class WrappedStore:
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         return self.inner.read(name, limit_bytes=limit_bytes)
 
-    def create(self, name: str, data: bytes) -> bool:
-        return self.inner.create(name, data)
+    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
+        return self.inner.create(name, data, lasting=lasting)
 
-    def replace(self, name: str, data: bytes) -> None:
-        self.inner.replace(name, data)
+    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        self.inner.replace(name, data, lasting=lasting)
 
     def create_from_file(self, name: str, path: str) -> bool:
         return self.inner.create_from_file(name, path)
