@@ -1,7 +1,8 @@
 """Read event files into `records`: fast, and with every fault counted instead of fatal.
 
-Files are read in blocks of whole lines. A block is parsed as one JSON array, which is twice as
-fast as line by line; when that fails, its lines are parsed one by one and the bad ones counted.
+Files are read in blocks of whole lines. A block of lines as the event writer leaves them is taken
+apart by a pattern (see `lines`). Any other is parsed as one JSON array, which is twice as fast as
+line by line; when that fails, its lines are parsed one by one and the bad ones counted.
 Many files are parsed by several processes (see `readers`): these do what can be told from one file
 alone, here all is joined in the order of the files, so nothing depends on who read what.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import os
 import stat
 from collections import Counter
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.profiler.report import readers
+from bootseer.profiler.report.lines import RESOURCE, decode, pack_lines
 from bootseer.profiler.report.loadstate import Collector
 from bootseer.profiler.report.model import Problem
 from bootseer.profiler.report.records import Loaded
@@ -27,9 +28,6 @@ from bootseer.profiler.report.segments import pack
 _FIRST_BYTES = 64 << 10  # holds a whole file of the usual size; asking for more costs its pages
 _BLOCK_BYTES = 8 << 20
 _MAX_LINE_BYTES = 1 << 20  # the writer's limit is 32 KiB; whatever is longer is not an event
-
-# NaN and Infinity are no JSON, though Python's parser knows them: they become None.
-_decode = json.JSONDecoder(parse_constant=lambda _: None).decode
 
 DETAILS = {
     "unreadable": "could not be opened or read, or is no regular file",
@@ -157,7 +155,7 @@ def _pack_file(path: str) -> readers.Packed | None:
     except OSError:
         return None
     counts: Counter[tuple[str, str]] = Counter()
-    segments = pack(_events(block, path, counts), whole=True)
+    segments = pack_lines(block, whole=True) or pack(_events(block, path, counts), whole=True)
     if segments is None:
         return None
     return [(kind, count) for (_, kind), count in counts.items()], segments
@@ -181,7 +179,7 @@ def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]
             for block in _blocks(file.fileno(), status.st_size + 1):
                 whole = not size and len(block) == status.st_size
                 size += len(block)
-                _parse(_events(block, path, counts), collector, whole)
+                _parse(block, path, collector, counts, whole)
     except OSError:
         counts[path, "unreadable"] += 1
     else:
@@ -208,8 +206,32 @@ def _blocks(fd: int, first_bytes: int) -> Iterator[bytes]:
         yield rest
 
 
-def _parse(events: list[object], collector: Collector, whole: bool) -> None:
+def _parse(
+    block: bytes, path: str, collector: Collector, counts: Counter[tuple[str, str]], whole: bool
+) -> None:
     """Hand a block's events over, by segments where it can be; `whole`: the file's only block."""
+    ahead, rest = (b"", block) if whole else _at_resource(block)
+    segments = pack_lines(rest, whole=whole)
+    if segments is None:
+        _parse_json(_events(block, path, counts), collector, whole)
+        return
+    if ahead:
+        _parse_json(_events(ahead, path, counts), collector, whole)
+    if collector.fits(segments):
+        collector.take(segments)
+    else:
+        collector.add(_events(rest, path, counts))
+
+
+def _at_resource(block: bytes) -> tuple[bytes, bytes]:
+    """A block cut before its first resource line."""
+    if block.startswith(RESOURCE):
+        return b"", block
+    cut = block.find(b"\n" + RESOURCE) + 1
+    return (block[:cut], block[cut:]) if cut else (block, b"")
+
+
+def _parse_json(events: list[object], collector: Collector, whole: bool) -> None:
     if not whole:  # events of a writer whose resource line stood in an earlier block
         starts = (place for place, event in enumerate(events) if _is_resource(event))
         ahead = next(starts, len(events))
@@ -231,7 +253,7 @@ def _events(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> list[o
     if block.endswith(b"\n"):
         joined = block[:-1].replace(b"\n", b",")
         try:
-            events = _decode("[" + joined.decode("utf-8") + "]")
+            events = decode("[" + joined.decode("utf-8") + "]")
         except (ValueError, RecursionError):
             events = []
         # Equal counts rule out that a torn line and its successor made one value together.
@@ -250,6 +272,6 @@ def _lines(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> Iterato
             counts[path, "not-text"] += 1
             continue
         try:
-            yield _decode(text)
+            yield decode(text)
         except (ValueError, RecursionError):
             counts[path, "torn-line" if text.startswith("{") else "bad-line"] += 1

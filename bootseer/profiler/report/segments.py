@@ -81,20 +81,27 @@ def settled(monos: Sequence[int], offsets: Sequence[int]) -> tuple[int, int]:
     return middle, jumps
 
 
+def told(
+    begun_with: dict[str, object] | None, ended_with: dict[str, object] | None
+) -> tuple[bool, dict[str, object] | None]:
+    """Whether a span waited, and its attributes, from those of its two halves."""
+    attributes = begun_with
+    if ended_with is not None:
+        attributes = ended_with if begun_with is None else {**begun_with, **ended_with}
+    if attributes is None:
+        return False, None
+    wait = attributes.get("bootseer.wait") is True
+    return wait, None if wait and len(attributes) == 1 else attributes
+
+
 def paired(
     key: str, begin: Begin, end: Begin
 ) -> tuple[str, int, int | None, bool, str, bool, str, str | None, dict[str, object] | None]:
     """The fields of a span from its two halves; its status is `unknown`, and its end None, where
     it ended before it began."""
-    name, began, _, parent, attributes = begin
-    _, ended, status, _, more = end
-    if more is not None:
-        attributes = more if attributes is None else {**attributes, **more}
-    wait = False
-    if attributes is not None:
-        wait = attributes.get("bootseer.wait") is True
-        if wait and len(attributes) == 1:
-            attributes = None
+    name, began, _, parent, begun_with = begin
+    _, ended, status, _, ended_with = end
+    wait, attributes = told(begun_with, ended_with)
     if ended < began:
         return name, began, None, wait, "unknown", False, key, parent, attributes
     return name, began, ended, wait, sys.intern(status), False, key, parent, attributes
@@ -121,11 +128,16 @@ def pack(events: Sequence[object], *, whole: bool) -> list[Segment] | None:
     out: list[Segment] = []
     for low, high in pairwise([*starts, len(rows)]):
         part = [column[low:high] for column in columns] if len(starts) > 1 else columns
-        segment = _segment(part, whole)
+        segment = segment_of(part[:-1], whole=whole)
         if segment is None:
             return None
         out.append(segment)
-    return out if len({segment.prefix for segment in out}) == len(out) else None
+    return out if are_distinct(out) else None
+
+
+def are_distinct(segments: Sequence[Segment]) -> bool:
+    """Whether each has a prefix of its own."""
+    return len({segment.prefix for segment in segments}) == len(segments)
 
 
 def _are_usual(columns: Sequence[tuple[Any, ...]]) -> bool:
@@ -146,9 +158,10 @@ def _are_usual(columns: Sequence[tuple[Any, ...]]) -> bool:
     )
 
 
-def _segment(columns: Sequence[tuple[Any, ...]], whole: bool) -> Segment | None:
-    """One writer's columns as a segment; None where its ids repeat or are not of one prefix."""
-    kinds, traces, ids, parents, names, walls, monos, states, more, _ = columns
+def segment_of(columns: Sequence[Sequence[Any]], *, whole: bool) -> Segment | None:
+    """One writer's columns, its resource line first, as a segment; None where its ids repeat or
+    are not of one prefix. They are those of `_FIELDS` up to the attributes."""
+    kinds, traces, ids, parents, names, walls, monos, states, more = columns
     prefix = ids[0][:PREFIX_CHARS]
     if len(ids) < 2 or len(set(traces)) > 1 or {key[:PREFIX_CHARS] for key in ids} != {prefix}:
         return None
@@ -182,19 +195,17 @@ def _segment(columns: Sequence[tuple[Any, ...]], whole: bool) -> Segment | None:
         elif kind == "point":
             row = (intern(name), moment, moment, False, status, True, key, parent, about or None)
             spans.append(row)
-    offset_ns, jumps = settled(monos[1:], offsets) if whole else (offsets[0], 0)
+    clock = clock_of(monos[1:], offsets, whole=whole)
+    events = len(ids) - 1
     return Segment(
-        trace=intern(traces[0]),
-        prefix=prefix,
-        resource=more[0],
-        events=len(ids) - 1,
-        base_ns=offsets[0],
-        offset_ns=offset_ns,
-        jumps=jumps,
-        first_mono_ns=monos[1],
-        clock=[] if whole else list(zip(monos[1:], offsets, strict=True)),
-        negative=negative,
-        spans=spans,
-        open=opened,
-        orphans=orphans,
+        intern(traces[0]), prefix, more[0], events, *clock, negative, spans, opened, orphans
     )
+
+
+def clock_of(
+    monos: Sequence[int], offsets: Sequence[int], *, whole: bool
+) -> tuple[int, int, int, int, list[tuple[int, int]]]:
+    """A segment's fields from `base_ns` to `clock`, of all events' monotonic times and offsets."""
+    offset_ns, jumps = settled(monos, offsets) if whole else (offsets[0], 0)
+    clock = [] if whole else list(zip(monos, offsets, strict=True))
+    return offsets[0], offset_ns, jumps, monos[0], clock
