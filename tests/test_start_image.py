@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from bootseer.imageprefetch.filemode.keeping import Keeper
 pytestmark = pytest.mark.slow
 
 FIRST_STEP = "import bootseer; bootseer.event('first_step')\n"
+HOLD = "while not os.path.exists('go'): time.sleep(.01)\n"
+"""A job goes on until we have seen what we wait for: on a loaded machine that comes late."""
 
 
 class Job:
@@ -60,6 +62,29 @@ class Job:
         return subprocess.run(
             [*command, *words], cwd=self.path, capture_output=True, text=True, check=False, **more
         )
+
+    def hold(
+        self, code: str, told: str = "image.record", before: Sequence[str] = ()
+    ) -> tuple[int, str]:
+        """Run a job that, after `code`, stays until that was told beside it.
+
+        Returns its exit code and what it and its start printed.
+        """
+        command = [*before, sys.executable, "-m", "bootseer", "start", "--events", str(self.events)]
+        with subprocess.Popen(
+            [*command, "--", *reader(code)],
+            cwd=self.path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as started:
+            try:
+                self.point(told)
+            finally:
+                (self.path / "go").touch()
+                printed = started.communicate()[0]
+                (self.path / "go").unlink()
+        return started.returncode, printed
 
     def points(self, name: str) -> list[dict[str, Any]]:
         texts = [path.read_text(encoding="utf-8") for path in self.events.glob("*.jsonl")]
@@ -103,10 +128,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_the_first_start_records_and_the_second_reads_ahead(job: Job) -> None:
-    wait = "while not os.path.exists('go'): time.sleep(.01)\n"
-    code = f"time.sleep(1)\nread({str(job.big)!r}, 3, 4, 40)\n{FIRST_STEP}time.sleep(1)\n"
-    done = job.start(*reader(code))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert job.hold(f"time.sleep(1)\nread({str(job.big)!r}, 3, 4, 40)\n{FIRST_STEP}{HOLD}") == (
+        0,
+        "",
+    )
     said = job.point("image.record")["attributes"]
     assert said["bootseer.image.ended_by"] == "first step"
     assert said["bootseer.bytes"] == 3 * PAGE
@@ -117,7 +142,7 @@ def test_the_first_start_records_and_the_second_reads_ahead(job: Job) -> None:
     assert resident(job.big) == []
     # The second job reads nothing by itself; it ends when we have seen the pages come.
     command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
-    second = subprocess.Popen([*command, *reader(wait)], cwd=job.path)
+    second = subprocess.Popen([*command, *reader(HOLD)], cwd=job.path)
     try:
         replayed = job.point("image.replay")["attributes"]
         assert replayed["bootseer.bytes"] == 3 * PAGE
@@ -178,10 +203,8 @@ def test_a_damaged_trace_is_told_and_replaced_by_what_this_start_reads(
         path = job.traces / keeper.name(job.image, "")
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
-    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(.5)\n"
-    assert job.start(*reader(code)).returncode == 0
+    assert job.hold(f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}") == (0, "")
     assert job.point("image.replay")["status"] == "fallback"
-    job.point("image.record")
     assert filetraces.parse(path.read_bytes()).trace.touched_bytes() == PAGE
     job.alone()
 
@@ -198,8 +221,8 @@ def test_a_setting_that_cannot_be_read_turns_it_off(job: Job) -> None:
 
 def test_a_place_that_cannot_be_written_is_told(job: Job) -> None:
     job.settings(traces="/proc/nowhere")
-    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(.5)\n"
-    assert job.start(*reader(code)).returncode == 0
+    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}"
+    assert job.hold(code, told="image") == (0, "")
     assert job.point("image")["status"] == "fallback"
     job.alone()
 
@@ -212,22 +235,23 @@ def test_a_first_step_during_the_survey_counts(job: Job) -> None:
     job.events.mkdir()
     old = '{"name":"first_step","time_unix_nano":1}\n'  # of an earlier start, and still growing
     (job.events / "old.jsonl").write_text(old)
-    code = f"read({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(3)\n"
-    assert job.start(*reader(code)).returncode == 0
+    assert job.hold(f"read({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}") == (0, "")
     assert job.point("image.record")["attributes"]["bootseer.image.ended_by"] == "first step"
     job.alone()
 
 
 def test_of_many_ranks_one_records(job: Job) -> None:
-    code = "while not os.path.exists('go'): time.sleep(.01)\n" + FIRST_STEP + "time.sleep(1)\n"
+    code = HOLD + FIRST_STEP + HOLD.replace("'go'", "'end'")
     command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
     ranks = [subprocess.Popen([*command, *reader(code)], cwd=job.path) for _ in range(4)]
     try:
         job.point("image.replay", 3)
-    finally:
         (job.path / "go").touch()
+        job.point("image.record")
+    finally:
+        for name in ("go", "end"):
+            (job.path / name).touch()
         assert [rank.wait() for rank in ranks] == [0] * 4
-    job.point("image.record")
     job.alone()
     assert len(job.points("image.record")) == 1
     others = [point["attributes"].get("bootseer.why") for point in job.points("image.replay")]
@@ -236,14 +260,9 @@ def test_of_many_ranks_one_records(job: Job) -> None:
 
 @pytest.mark.root
 def test_as_the_first_process_of_a_container(job: Job) -> None:
-    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}time.sleep(2)\nsys.exit(7)\n"
-    command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
-    done = subprocess.run(
-        ["unshare", "-pf", "--mount-proc", "--kill-child", "--", *command, *reader(code)],
-        cwd=job.path,
-        check=False,
-    )
-    assert done.returncode == 7
+    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}sys.exit(7)\n"
+    own = ["unshare", "-pf", "--mount-proc", "--kill-child", "--"]
+    assert job.hold(code, before=own) == (7, "")
     assert job.point("image.record")["attributes"]["bootseer.bytes"] == PAGE
 
 
@@ -265,13 +284,18 @@ def test_user_65534_on_a_read_only_root_reads_ahead() -> None:
         )
         (place / "bootseer.toml").write_text(settings)
         read_only = 'mount --rbind / /mnt && mount -o remount,bind,ro /mnt && cd / && exec "$@"'
-        start = ["bootseer", "start", "-c", f"{place}/bootseer.toml", "--", "sleep", "1.5"]
+        hold = f"until [ -e {place}/go ]; do sleep 0.05; done"
+        start = ["bootseer", "start", "-c", f"{place}/bootseer.toml", "--", "sh", "-c", hold]
         environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(site)}
         root = ["unshare", "-m", "sh", "-c", read_only, "-", "/usr/sbin/chroot", "/mnt"]
-        done = subprocess.run(
-            [*root, *AS_NOBODY, PYTHON, "-m", *start], env=environ, cwd="/", check=False
-        )
-        assert done.returncode == 0
-        assert resident(big) == [(8 * PAGE, PAGE)]
+        started = subprocess.Popen([*root, *AS_NOBODY, PYTHON, "-m", *start], env=environ, cwd="/")
+        try:
+            until = time.monotonic() + 60
+            while resident(big) != [(8 * PAGE, PAGE)]:
+                assert time.monotonic() < until, "it is not read ahead"
+                time.sleep(0.02)
+        finally:
+            (place / "go").touch()
+            assert started.wait() == 0
     finally:
         subprocess.run(["rm", "-rf", str(place)], check=True)
