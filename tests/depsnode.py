@@ -45,7 +45,7 @@ sys.exit(outcome.code)
 """
 
 
-# A busy disk of the machine that runs the tests is no store that hangs.
+# A busy machine that runs the tests is no store that hangs, and no index that cannot be asked.
 PATIENT_S = 60
 
 
@@ -124,8 +124,8 @@ class Node:
         self, *options: object, command: Sequence[str] | None = None, cache_shared: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """`deps run`, publishing inline; the cache is this node's own."""
-        words = ["run", "--store", self.store, "--store-timeout", PATIENT_S]
-        words += ["--publish", "inline", *options]
+        words: list[object] = ["run", "--store", self.store, "--store-timeout", PATIENT_S]
+        words += ["--resolve-timeout", PATIENT_S, "--publish", "inline", *options]
         if cache_shared:
             words += ["--cache", self.cache]
         else:
@@ -135,7 +135,7 @@ class Node:
     def ask(self, at: str, action: str, **more: Any) -> dict[str, Any]:
         settings = {"form": "archive", "publish": "inline", "lease_beat_s": 0.1}
         settings |= {"lease_ttl_s": 1.0, "store": str(self.store), "cache": str(self.cache)}
-        settings |= {"store_timeout_s": PATIENT_S}
+        settings |= {"store_timeout_s": PATIENT_S, "resolve_timeout_s": PATIENT_S}
         settings |= {"steps": str(self.passed)}
         return {**settings, "command": self.install, "at": at, "action": action, **more}
 
