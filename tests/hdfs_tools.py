@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tools.hdfs import class_archive
 from tools.hdfs.cluster import ADMIN
 from tools.hdfs.jars import classpath
 from tools.hdfs.process import COMMON, QUICK_START
@@ -13,7 +14,8 @@ from tools.hdfs.process import COMMON, QUICK_START
 
 def dfsadmin(hdfs: Any, *words: str) -> str:
     """Run `hdfs dfsadmin`; only for what harms no other test."""
-    command = ["java", *COMMON, *QUICK_START, "-cp", f"{hdfs.conf}:{classpath()}", ADMIN]
+    quick = (*COMMON, *QUICK_START, *class_archive.options())
+    command = ["java", *quick, "-cp", f"{classpath()}:{hdfs.conf}", ADMIN]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

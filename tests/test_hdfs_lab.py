@@ -18,6 +18,9 @@ import pytest
 from bootseer.errors import AccessDeniedError, BootseerError
 from bootseer.storage.base import open_store
 from bootseer.storage.options import StoreOptions
+from tools.hdfs import class_archive
+from tools.hdfs.class_training import make_archive
+from tools.hdfs.process import COMMON, QUICK_START
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +106,11 @@ def is_running(pid: int) -> bool:
 
 class TestFaultsOnRequest:
     def test_datanode_and_namenode_come_back_with_their_blocks(self, own_hdfs: Any) -> None:
+        make_archive()  # where set-up has not
         cluster = own_hdfs(datanodes=1)
+        for server in (*cluster.namenodes, *cluster.datanodes):
+            mapped = Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
+            assert str(class_archive.place()) in mapped
         address = cluster.http_addresses[0]
         put(address, "/x", b"kept")
         assert [p.read_bytes() for p in cluster.block_files(0)] == [b"kept"]
@@ -123,32 +130,45 @@ class TestFaultsOnRequest:
         assert not any(s.running() for s in (*cluster.datanodes, *cluster.namenodes))
 
 
-def test_https_is_signed_by_the_clusters_own_authority(own_hdfs: Any) -> None:
-    cluster = own_hdfs(datanodes=1, tls=True)
-    context = ssl.create_default_context(cafile=str(cluster.ca_file))
-    [address] = cluster.https_addresses
+def test_java_starts_without_an_archive_of_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "archive"
+    monkeypatch.setattr(class_archive, "place", lambda: made)
+    assert class_archive.options() == ()
+    made.write_bytes(b"of another Java, or torn")
+    command = ["java", *COMMON, *QUICK_START, *class_archive.options(), "-version"]
+    assert subprocess.run(command, capture_output=True, check=True).stderr
+
+
+@pytest.fixture(scope="module")
+def pair(own_hdfs: Any) -> Any:
+    """Two NameNodes that serve TLS too."""
+    return own_hdfs(datanodes=1, ha=True, tls=True)
+
+
+def test_https_is_signed_by_the_clusters_own_authority(pair: Any) -> None:
+    context = ssl.create_default_context(cafile=str(pair.ca_file))
+    address = pair.https_addresses[pair.active()]
     http(address, "/x", "MKDIRS&user.name=root", "PUT", context=context)
     assert b'"DIRECTORY"' in http(address, "/x", "GETFILESTATUS", context=context)
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         http(address, "/x", "GETFILESTATUS", context=ssl.create_default_context())
-    cluster.stop()
 
 
-def test_a_standby_namenode_takes_over(own_hdfs: Any) -> None:
-    cluster = own_hdfs(datanodes=1, ha=True)
-    first, second = cluster.http_addresses
-    put(first, "/x", b"kept")
+def test_a_standby_namenode_takes_over(pair: Any) -> None:
+    first, second = pair.http_addresses
+    put(first, "/kept", b"kept")
     with pytest.raises(urllib.error.HTTPError) as refused:
-        http(second, "/x", "OPEN")
+        http(second, "/kept", "OPEN")
     with refused.value as answer:
         assert b"StandbyException" in answer.read()
-    cluster.namenodes[0].kill()
-    cluster.make_active(1)
-    assert http(second, "/x", "OPEN") == b"kept"
-    cluster.restart_namenode(0)
-    cluster.make_active(0)
-    assert http(first, "/x", "OPEN") == b"kept"
-    cluster.stop()
+    pair.namenodes[0].kill()
+    pair.make_active(1)
+    assert http(second, "/kept", "OPEN") == b"kept"
+    pair.restart_namenode(0)
+    pair.make_active(0)
+    assert http(first, "/kept", "OPEN") == b"kept"
 
 
 def test_kerberos_knows_its_users_alone(own_hdfs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from bootseer.errors import BootseerError
 from tools import netdelay, stargz
 from tools.containerd import suite
-from tools.hdfs import jars
+from tools.hdfs import class_training, jars
 from tools.initimage.__main__ import default_cache
 from tools.k8s import binaries, images
 from tools.nodeimage.__main__ import build as build_node_image
@@ -46,6 +46,7 @@ def _make_images() -> None:
 
 DOWNLOADS = (
     Part("Hadoop's jars", jars.jars_folder),
+    Part("an archive of Hadoop's classes", class_training.make_archive),
     Part("the images of pods", _make_images),
 )
 BUILDS = (

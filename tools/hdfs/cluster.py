@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from tools.hdfs import settings, tls
+from tools.hdfs import class_archive, settings, tls
 from tools.hdfs.jars import classpath
 from tools.hdfs.kerberos import SUPERUSER, Realm
 from tools.hdfs.process import COMMON, FULL_SPEED, HEAP, QUICK_START, Server, wait_until
@@ -33,8 +33,9 @@ class Cluster(Running):
     makes two NameNodes, the first active; `tls` serves HTTPS too (`https_addresses`, `ca_file`);
     `kerberos` makes a realm (`realm.login("alice")`) and names the servers localhost, and root is
     nobody there: make folders with `shell`. `full_speed` lets Java compile for throughput, not
-    for a quick start. Leaving the block kills every server; so does the end of this process, or
-    of the thread that started them, by whatever cause.
+    for a quick start. `record_classes` names a folder where each Java process lists the classes
+    that it loads (`class_archive`). Leaving the block kills every server; so does the end of this
+    process, or of the thread that started them, by whatever cause.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Cluster(Running):
         host: str = "",
         hosts: Sequence[tuple[str, Sequence[str]]] = (),
         extra: dict[str, str] | None = None,
+        record_classes: Path | None = None,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.replication = replication
@@ -72,7 +74,9 @@ class Cluster(Running):
         self.datanode_ports: list[settings.Ports] = []
         self.namenodes: list[Server] = []
         self.datanodes: list[Server] = []
+        self._record_classes = record_classes
         self._classpath = ""
+        self._classes: tuple[str, ...] = ()
 
     # What clients need.
 
@@ -219,13 +223,13 @@ class Cluster(Running):
 
     def run(self, main: str, *arguments: str) -> str:
         """Run one of Hadoop's command-line tools as the superuser."""
-        command = ["java", *COMMON, *QUICK_START]
+        command = ["java", *COMMON, *QUICK_START, *self._classes]
         environ = None
         if self.realm is not None:
             command += self.realm.java_options()
             self.realm.login(SUPERUSER)
             environ = self.realm.environ(SUPERUSER)
-        command += ["-cp", f"{self.conf}:{self._classpath}", main]
+        command += ["-cp", f"{self._classpath}:{self.conf}", main]
         done = subprocess.run(
             [*command, *arguments],
             env=environ,
@@ -281,6 +285,9 @@ class Cluster(Running):
 
     def _prepare(self) -> None:
         self._classpath = classpath()
+        folder = self._record_classes
+        self._classes = class_archive.recording(folder) if folder else class_archive.options()
+        self._java = (*self._java, *self._classes)
         core = settings.common(self.namenode_nodes, self.directory)
         self._secure(core)
         names = settings.name_addresses(self.namenode_nodes)

@@ -45,7 +45,7 @@ class Server:
             *prefix,
             *("setpriv", "--pdeathsig", "KILL", "java", *COMMON, *options),
             f"-Djava.io.tmpdir={folder}/tmp",
-            *("-cp", f"{folder}:{classpath}", main, *arguments),
+            *("-cp", f"{classpath}:{folder}", main, *arguments),
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
