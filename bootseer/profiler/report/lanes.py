@@ -384,7 +384,10 @@ def _waits(spans: Sequence[Span], shift_ns: int, end_s: float) -> list[Wait]:
 
 def _extent(source: Source) -> tuple[int, int]:
     """First and last moment of any event, on the source's own clock."""
-    moments = [m for span in source.spans for m in span[1:3] if m is not None]
+    _, begins, ends, *_ = zip(*source.spans, strict=True)
+    moments = begins + ends
+    if None in moments:
+        moments = tuple([moment for moment in moments if moment is not None])
     return min(moments), max(moments)
 
 

@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import NamedTuple
 
 from bootseer.profiler.report.lanes import Lane, Lanes, Wait
@@ -84,9 +85,10 @@ def find_stages(lanes: Lanes) -> Stages:
     gates, passed = _gates(lanes.lanes)
     stretches: dict[StageKey, list[Stretch]] = defaultdict(list)
     known: _Known = {}
+    plans: _Plans = {}
     tops = {name: chain[-1] for name, chain in lanes.chains.items()}
     for number, lane in enumerate(lanes.lanes):
-        _cut(number, lane, passed[number], gates, lanes, tops, stretches, known)
+        _cut(number, lane, passed[number], gates, lanes, tops, stretches, known, plans)
     return Stages(tuple(gates), {k: tuple(v) for k, v in stretches.items()}, lanes.end_s)
 
 
@@ -99,24 +101,24 @@ def _gates(lanes: Sequence[Lane]) -> tuple[list[Gate], list[list[tuple[int, Wait
     found: list[tuple[float, list[tuple[int, Wait]]]] = []
     for members in by_key.values():
         for cluster in _clusters(members):
-            exit_s = min(wait.exit_s for _, wait in cluster)
-            last_s = max(wait.arrival_s for _, wait in cluster)
+            exit_s = cluster[0][1][2]
+            last_s = max([wait[1] for _, wait in cluster])
             if len(cluster) > 1 and last_s <= exit_s + _CLUSTER_S:
                 found.append((max(exit_s, last_s), cluster))
     found.sort(key=lambda item: item[0])
     gates: list[Gate] = []
     passed: list[list[tuple[int, Wait]]] = [[] for _ in lanes]
     for index, (exit_s, cluster) in enumerate(found):
-        arrivals = tuple(wait.arrival_s for _, wait in cluster)
+        arrivals = tuple([wait[1] for _, wait in cluster])
         gates.append(
             Gate(
                 name=cluster[0][1].key[0],
                 index=cluster[0][1].key[1],
-                lanes=tuple(number for number, _ in cluster),
+                lanes=tuple([number for number, _ in cluster]),
                 arrivals_s=arrivals,
                 exit_s=exit_s,
                 latency_s=exit_s - max(arrivals),
-                waited_s=sum(wait.exit_s - wait.arrival_s for _, wait in cluster),
+                waited_s=sum([wait[2] - wait[1] for _, wait in cluster]),
             )
         )
         for number, wait in cluster:
@@ -125,14 +127,14 @@ def _gates(lanes: Sequence[Lane]) -> tuple[list[Gate], list[list[tuple[int, Wait
 
 
 def _clusters(members: list[tuple[int, Wait]]) -> list[list[tuple[int, Wait]]]:
-    """Split waits of one name where their exits lie apart: groups with barriers of their own."""
-    members = sorted(members, key=lambda member: member[1].exit_s)
-    out = [[members[0]]]
-    for before, member in itertools.pairwise(members):
-        if member[1].exit_s - before[1].exit_s > _CLUSTER_S:
-            out.append([])
-        out[-1].append(member)
-    return out
+    """Split waits of one name where their exits lie apart: groups with barriers of their own, each
+    by exit."""
+    exits = [wait[2] for _, wait in members]
+    members = [members[place] for place in sorted(range(len(exits)), key=exits.__getitem__)]
+    exits.sort()
+    gaps_s = map(sub, exits[1:], exits)
+    cuts = [place for place, gap_s in enumerate(gaps_s, 1) if gap_s > _CLUSTER_S]
+    return [members[low:high] for low, high in itertools.pairwise([0, *cuts, len(members)])]
 
 
 def _cut(
@@ -144,6 +146,7 @@ def _cut(
     tops: Mapping[str, str],
     stretches: dict[StageKey, list[Stretch]],
     known: _Known,
+    plans: _Plans,
 ) -> None:
     """Add one lane's stretches; one that did not reach a gate or the end has no last stretch."""
     before, opened_s, place = START, 0.0, 0
@@ -152,7 +155,8 @@ def _cut(
         stops.append((END, lane.end_s, lane.end_s))
     passed_s = -math.inf
     for gate, arrival_s, exit_s in stops:
-        own, gap_s, place = _sums(lane, place, passed_s, opened_s, arrival_s, tops)
+        sums = _plain_sums(lane, place, passed_s, opened_s, arrival_s, tops, plans)
+        own, gap_s, place = sums or _sums(lane, place, passed_s, opened_s, arrival_s, tops)
         if before == START:
             gap_s += max(0.0, lane.begin_s)
         path = alone = own
@@ -211,6 +215,50 @@ def _sums(
         if lane.end_s > passed_s:
             gap_s += max(0.0, min(lane.end_s, end_s) - max(now, begin_s))
     return own, gap_s, place
+
+
+_Plans = dict[tuple[int, int, int], tuple[str, ...]]
+"""Top-level phases of a range of the parts with this `id`, "" for waits; () where one phase has
+several of them."""
+
+
+def _plain_sums(
+    lane: Lane,
+    place: int,
+    passed_s: float,
+    begin_s: float,
+    end_s: float,
+    tops: Mapping[str, str],
+    plans: _Plans,
+) -> tuple[_Sums, float, int] | None:
+    """What `_sums` gives, where parts lie wholly within and each is of another phase; else None."""
+    times = lane.times
+    first = 2 * place
+    stop = bisect.bisect_left(times, end_s, first)
+    if stop % 2:
+        if times[stop] > end_s:
+            return None
+        stop += 1
+    if stop == first or times[first] < passed_s or times[first] < begin_s:
+        return None
+    stop //= 2
+    key = id(lane.parts), place, stop  # the lanes keep it
+    plan = plans.get(key)
+    if plan is None:
+        phases = ["" if part.wait else tops[part.name] for part in lane.parts[place:stop]]
+        own_phases = [phase for phase in phases if phase]
+        plan = tuple(phases) if len(set(own_phases)) == len(own_phases) else ()
+        plans[key] = plan
+    if not plan:
+        return None
+    lows, highs = times[first : 2 * stop : 2], times[first + 1 : 2 * stop : 2]
+    own: _Sums = dict(zip(plan, map(sub, highs, lows), strict=True))
+    own.pop("", None)
+    low, now = lows[0], times[first - 1] if place else lane.begin_s
+    gap_s = low - max(now, begin_s) if low > passed_s and low > now else 0.0
+    gap_s = sum(map(sub, lows[1:], highs), gap_s)
+    until_s = end_s if stop < len(lane.parts) else min(lane.end_s, end_s)
+    return own, gap_s + max(0.0, until_s - highs[-1]), stop
 
 
 _Known = dict[tuple[Part, ...], tuple[tuple[str, ...], bool, str | None]]

@@ -30,7 +30,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import repeat
+from operator import mul, sub
 
 from bootseer.profiler.report.lanes import Lane
 from bootseer.profiler.report.model import Straggler
@@ -72,9 +73,8 @@ class Limit:
 
 def node_own(values: Sequence[float]) -> float:
     """A node's own work from its processes': the mean without the highest and the lowest."""
-    if len(values) < 4:
-        return fmean(values)
-    return fmean(sorted(values)[1:-1])
+    kept = sorted(values)[1:-1] if len(values) >= 4 else values
+    return math.fsum(kept) / len(kept)  # as fmean does, which looks for iterators first
 
 
 def limit(values: Sequence[float], tests: int) -> Limit | None:
@@ -87,12 +87,11 @@ def limit(values: Sequence[float], tests: int) -> Limit | None:
     median_s = _middle(ordered)
     logs = _logs(ordered)
     middle = _middle(logs)
-    bulk_limit = 3.5 * 1.4826 * _middle(sorted([abs(x - middle) for x in logs]))
-    away = [abs(x - middle) for x in _logs(values)]
-    bulk = [a for a in away if a <= bulk_limit]
+    bulk_limit = 3.5 * 1.4826 * _middle(sorted(_distances(logs, middle)))
+    bulk = [away for away in _distances(_logs(values), middle) if away <= bulk_limit]
     known = len(bulk) - 1
     freedom = _PRIOR_VALUES + known
-    variance = (_PRIOR_VALUES * _PRIOR_SIGMA**2 + sum([a * a for a in bulk])) / freedom
+    variance = (_PRIOR_VALUES * _PRIOR_SIGMA**2 + sum(map(mul, bulk, bulk))) / freedom
     noise = math.exp(student_quantile(ALPHA / tests, freedom) * math.sqrt(variance))
     defined_s = max(RATIO * median_s, median_s + EXCESS_S)
     return Limit(median_s, max(defined_s, median_s * noise))
@@ -105,8 +104,13 @@ def _middle(ordered: Sequence[float]) -> float:
 
 
 def _logs(values: Sequence[float]) -> list[float]:
-    least_s, log = _LEAST_S, math.log
-    return [log(value if value > least_s else least_s) for value in values]
+    if min(values) < _LEAST_S:
+        values = [max(value, _LEAST_S) for value in values]
+    return list(map(math.log, values))
+
+
+def _distances(values: Sequence[float], middle: float) -> list[float]:
+    return list(map(abs, map(sub, values, repeat(middle))))
 
 
 def find(lanes: Sequence[Lane], totals: Totals, counted: Totals) -> Found:
