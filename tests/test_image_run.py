@@ -314,7 +314,9 @@ class TestContainers:
     def test_what_a_killed_one_left_is_unmounted_by_the_next(
         self, lab: Lab, ref: str, mounts: Mounts
     ) -> None:
-        child = lab.start(ref, "--entrypoint", "sh", "--", "-c", "echo ready; exec sleep 3")
+        # The container lives until its input ends, which no slow machine brings about too soon.
+        shell = ["--interactive", "--entrypoint", "sh", "--", "-c", "echo ready; read go"]
+        child = lab.start(ref, *shell, stdin=subprocess.PIPE)
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert len(list((lab.runtime / "containers").iterdir())) == 1
