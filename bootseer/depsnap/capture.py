@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Sequence
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap import scan
 from bootseer.depsnap.model import RootDelta, Tree
 

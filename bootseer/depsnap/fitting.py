@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from bootseer.depsnap import records
 from bootseer.depsnap.keying import pins
 from bootseer.depsnap.keying.key import Key
 from bootseer.depsnap.keying.resolver import Resolution
+from bootseer.light_dataclasses import dataclass
 
 
 class NotFittingError(Exception):

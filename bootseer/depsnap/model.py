@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NewType
+
+from bootseer.light_dataclasses import dataclass, field
 
 Digest = NewType("Digest", str)
 """A sha256 in lower-case hex."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap import capture, reach, records, target
 from bootseer.depsnap.fitting import Judge
 from bootseer.depsnap.keying import key, roots

@@ -18,12 +18,12 @@ index digest in it covers the archive.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
 from bootseer.depsnap.model import Digest, Limits
 from bootseer.errors import (

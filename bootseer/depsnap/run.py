@@ -8,13 +8,13 @@ known, else take the lease, or wait for its holder as the policy says, or instal
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap import fitting, install, prepare, records
 from bootseer.depsnap import target as targets
 from bootseer.depsnap.model import absolute

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Literal
+
+from bootseer import light_dataclasses as dataclasses
 
 Wait = Literal["auto", "always", "never"]
 FormAsked = Literal["auto", "overlay", "bind", "symlink", "reflink", "hardlink", "copy", "archive"]

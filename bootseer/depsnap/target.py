@@ -7,7 +7,6 @@ target's fingerprint is the noted one; a lost note costs one restore, never corr
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -15,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.atomic import replace_file
 from bootseer.errors import BusyError, from_os_error
 

@@ -13,12 +13,12 @@ or not at all. Every method maps the foreign errors of its medium to ours:
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed

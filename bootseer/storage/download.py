@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import mmap
 import os
 import threading
 import time
 from collections.abc import Iterator
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import DeadlineError, from_os_error
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Store

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import UsageError
 from bootseer.storage.attempt import STALL_S
 

@@ -6,12 +6,13 @@ uv's `--python`, `--system`. A command that is none of pip, uv or venv is `other
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
+
+from bootseer import light_dataclasses as dataclasses
 
 Tool = Literal["pip", "uv", "uv-sync", "venv", "mkdir", "other"]
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})

@@ -10,13 +10,13 @@ over to its next version. `label` is of command and roots: where the newest key 
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying import pins, pip_settings, redact, requirements
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import (

@@ -7,12 +7,12 @@ nothing is left to resolve.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import place_of, project_folder, upwards

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import place_of, which
+from bootseer.light_dataclasses import dataclass, field
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
 _RETRYING_LIMIT_S = 10.0

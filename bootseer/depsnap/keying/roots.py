@@ -8,7 +8,6 @@ directory or above it.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import glob
 import os
 import re
@@ -16,6 +15,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import UsageError
 from bootseer.regular_files import opener

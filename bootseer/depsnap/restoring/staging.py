@@ -11,10 +11,10 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from dataclasses import dataclass
 
 from bootseer.depsnap.model import WORK_PREFIX
 from bootseer.errors import AccessDeniedError, BusyError, UsageError, from_os_error
+from bootseer.light_dataclasses import dataclass
 
 TREE = "tree"
 OLD = "old"

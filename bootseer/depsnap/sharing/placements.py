@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from bootseer.atomic import replace_file
@@ -19,6 +18,7 @@ from bootseer.depsnap.model import Digest, Form
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import mounts
 from bootseer.depsnap.sharing.machine import boot_id
+from bootseer.light_dataclasses import dataclass
 
 PRIVATE = "private"
 """Where in a placement's folder a tmpfs for its layer is mounted, when it needs one."""

@@ -22,7 +22,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bootseer.depsnap.model import DIRECTORY, FILE, Digest, Limits, SharedTree
@@ -31,6 +30,7 @@ from bootseer.depsnap.sharing import packed as packed_tree
 from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.sharing.placements import in_use
 from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os_error
+from bootseer.light_dataclasses import dataclass
 from bootseer.regular_files import opener
 
 if TYPE_CHECKING:
