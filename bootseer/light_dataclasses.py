@@ -167,7 +167,8 @@ def _eq(self: Any, other: Any) -> object:
     if type(other) is not type(self):
         return NotImplemented
     compared = [one.name for one in self._light_fields.values() if one.compare]
-    return all(getattr(self, name) == getattr(other, name) for name in compared)
+    mine, theirs = (tuple(getattr(one, name) for name in compared) for one in (self, other))
+    return mine == theirs
 
 
 def _hash(self: Any) -> int:

@@ -165,6 +165,76 @@ def test_an_environments_python_is_asked_without_what_takes_long_to_import() -> 
     assert not modules & {"json", "platform", "re", "subprocess"}
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "exit 3",
+        "echo hello",
+        "printf 'a\\0'",
+        "kill -9 $$",
+        "printf '%s\\0' $(seq 10) x",
+    ],
+)
+def test_what_is_no_python_describes_nothing(tmp_path: Path, program: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho asked >{tmp_path}/asked\n{program}\n")
+    python.chmod(0o755)
+    assert roots.ask(str(python), os.environ) is None
+    assert (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize("name", ["no-such-python", "./no-such-python", "/dev/null", "a\0b", "sh"])
+def test_what_cannot_be_started_describes_nothing(name: str) -> None:
+    assert roots.ask(name, os.environ) is None
+
+
+@pytest.mark.parametrize("more", ["", "exec >&-; "])
+def test_a_python_that_does_not_answer_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/process\n{more}exec sleep 1000\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(roots, "PROBE_TIMEOUT_S", 2.0)
+    before = os.listdir("/proc/self/fd")
+    assert roots.ask(str(python), os.environ) is None
+    process = int((tmp_path / "process").read_text())
+    assert not os.path.exists(f"/proc/{process}")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_paths_of_any_bytes_are_told_exactly(tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/\xff \xc3\xa9"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
+    os.rename(tmp_path / "v", odd)
+    described = roots.ask(os.fsdecode(odd) + "/bin/python", os.environ)
+    assert described is not None
+    assert os.fsencode(described.prefix) == odd
+
+
+def test_distributions_are_found_where_installers_put_them(tmp_path: Path) -> None:
+    wanted = ["a.dist-info", "b.egg-info"]
+    wanted += ["lib/python3.11/site-packages/c.dist-info", "lib/python3.9/site-packages/d.egg-info"]
+    wanted += ["lib64/python3.11/site-packages/e.dist-info", "lib/python3/dist-packages/f.egg-info"]
+    wanted += ["usr/local/lib/python3.11/dist-packages/g.dist-info"]
+    others = ["lib/python2.7/site-packages/h.dist-info", "lib/site-packages/i.dist-info"]
+    others += [
+        ".j.dist-info",
+        "lib/python3.11/k.dist-info",
+        "usr/local/lib/.python3/site-packages/l",
+    ]
+    for name in wanted + others:
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lib/python3.12").mkdir()
+    (tmp_path / "lib/python3.12/site-packages").symlink_to(
+        tmp_path / "lib/python3.11/site-packages"
+    )
+    (tmp_path / "lib/python3.13").write_text("no folder")
+    found = key.distributions(str(tmp_path))
+    assert sorted(found) == sorted(str(tmp_path / name) for name in wanted)
+    assert key.distributions(str(tmp_path / "nowhere")) == []
+
+
 def test_an_interpreter_asked_ahead_is_not_asked_again(tmp_path: Path) -> None:
     python = tmp_path / "v/bin/python"
     python.parent.mkdir(parents=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.storage.retry import CHANCE
+from bootseer.storage.chance import CHANCE
 
 AT_ONCE = 0.0
 

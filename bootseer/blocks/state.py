@@ -13,7 +13,7 @@ from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 from bootseer.blocks.straight import Straight
 from bootseer.storage.attempt import Attempt
-from bootseer.storage.retry import CHANCE
+from bootseer.storage.chance import CHANCE
 
 
 class Status(enum.IntEnum):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,6 +64,8 @@ def _handling(numbers: Sequence[signal.Signals], handler: object) -> Iterator[No
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run to its end and return its exit code; our own faults in starting it say so on stderr."""
+    import subprocess  # a start that restores never pays for it
+
     child: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 

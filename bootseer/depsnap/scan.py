@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import gc
 import os
 import re
@@ -67,8 +66,13 @@ def _collector_paused() -> Iterator[None]:
 def _excluder(exclude: Sequence[str]) -> Callable[[str, str], bool]:
     """A test of (absolute path, name); our own staging places are always out."""
     paths = frozenset(os.path.abspath(p) for p in exclude if "/" in p)
-    patterns = [fnmatch.translate(p) for p in exclude if "/" not in p]
-    names = re.compile("|".join([re.escape(WORK_PREFIX), *patterns])).match
+    patterns = [p for p in exclude if "/" not in p]
+    if not patterns:
+        return lambda path, name: path in paths or name.startswith(WORK_PREFIX)
+    import fnmatch
+
+    alike = [re.escape(WORK_PREFIX), *(fnmatch.translate(p) for p in patterns)]
+    names = re.compile("|".join(alike)).match
     return lambda path, name: path in paths or names(name) is not None
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer import sha256
 from bootseer.atomic import replace_file
 from bootseer.errors import BusyError, from_os_error
 
@@ -35,7 +35,7 @@ class Note:
 
 
 def _path(cache: str, roots: Sequence[str], suffix: str) -> str:
-    name = hashlib.sha256("\0".join(roots).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    name = sha256.of_text("\0".join(roots))[:32]
     return os.path.join(cache, "deps", "targets", name + suffix)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import mmap
 import os
 import threading
 import time
@@ -79,6 +78,8 @@ def _fetch(store: Store, name: str, path: str, size: int, patience: Patience | N
         if not size:
             return
         os.posix_fallocate(fd, 0, size)  # a full disk is an error here, not a SIGBUS later
+        import mmap
+
         mapped = mmap.mmap(fd, size)
     finally:
         os.close(fd)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copy
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -18,8 +16,6 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 TELL_AFTER_S, TELL_AGAIN_S = 2.0, 30.0
 """When a wait for a store is told of, and how soon the next telling may come."""
-CHANCE = random.SystemRandom()
-"""Programs that seed `random` get their own numbers undisturbed, and forks do not share ours."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -42,6 +38,8 @@ def another(error: E) -> E:
 
     All that it tells goes along, such as how long a server wants to be left alone.
     """
+    import copy
+
     fresh = copy.copy(error)
     fresh.__cause__ = error
     return fresh
@@ -65,6 +63,8 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
         try:
             return call()
         except (StoreUnavailableError, DeadlineError) as error:
+            from bootseer.storage.chance import CHANCE
+
             pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
             if not error.retryable or time.monotonic() + pause_s > end_s:
                 raise

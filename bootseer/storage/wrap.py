@@ -21,7 +21,7 @@ from bootseer.storage.base import (
     Store,
     WriteHints,
 )
-from bootseer.storage.retry import CHANCE
+from bootseer.storage.chance import CHANCE
 
 
 class WrappedStore:

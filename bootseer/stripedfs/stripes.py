@@ -25,7 +25,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.base import Store, WriteHints
-from bootseer.storage.retry import CHANCE
+from bootseer.storage.chance import CHANCE
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, stripe_name
 from bootseer.stripedfs.settings import Progress, WritePlan

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -103,6 +102,8 @@ def _shell_script(arguments: Sequence[str]) -> str | None:
 
 
 def _split_script(script: str) -> list[list[str]]:
+    import shlex  # scripts alone need it
+
     lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     parts: list[list[str]] = [[]]

@@ -10,13 +10,12 @@ over to its next version. `label` is of command and roots: where the newest key 
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact, requirements
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import (
@@ -323,19 +322,20 @@ def fingerprint(target: Target, exclude: Sequence[str] = ()) -> str | None:
 def _content(path: str) -> str:
     try:
         with open(path, "rb", opener=opener) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return sha256.of_file(file)
     except OSError:
         return ""
 
 
 def _sha256(value: object) -> str:
-    return hashlib.sha256(_json(value).encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256.of_text(_json(value))
 
 
 _PACKAGE_DATABASES = ("/var/lib/dpkg/status", "/lib/apk/db/installed", "/var/lib/rpm/rpmdb.sqlite")
 _PLACES = (
     ".",
-    *(f"{lib}/python3*/{kind}" for lib in ("lib", "lib64") for kind in ("site-packages",)),
+    "lib/python3*/site-packages",
+    "lib64/python3*/site-packages",
     "lib/python3*/dist-packages",
     "usr/local/lib/python3*/*-packages",
 )
@@ -349,14 +349,33 @@ def packages(target: Target) -> dict[str, str]:
 
 def distributions(root: str) -> list[str]:
     """Paths of the `.dist-info` and `.egg-info` entries an installer finds below a root."""
-    pattern = glob.escape(root)
-    return [
-        path
-        for place in _PLACES
-        for kind in ("*.dist-info", "*.egg-info")
-        for path in glob.glob(os.path.normpath(f"{pattern}/{place}") + "/" + kind)
-        if not os.path.islink(os.path.dirname(path)) or place == "."
-    ]
+    found: list[str] = []
+    for place in _PLACES:
+        folders = [root]
+        for part in place.split("/"):
+            folders = [path for folder in folders for path in _matching(folder, part)]
+        held = [(f, _names(f)) for f in folders if place == "." or not os.path.islink(f)]
+        for kind in (".dist-info", ".egg-info"):
+            for folder, names in held:
+                found += [os.path.join(folder, name) for name in names if name.endswith(kind)]
+    return found
+
+
+def _matching(folder: str, part: str) -> list[str]:
+    """Paths in a folder that a part of a place stands for: without `*`, there or not."""
+    begin, star, end = part.partition("*")
+    if not star:
+        return [os.path.normpath(f"{folder}/{part}")]
+    names = (n for n in _names(folder) if n.startswith(begin) and n[len(begin) :].endswith(end))
+    return [os.path.normpath(f"{folder}/{name}") for name in names]
+
+
+def _names(folder: str) -> list[str]:
+    """What is in a folder and not hidden; nothing where it cannot be listed."""
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except OSError:
+        return []
 
 
 def _top_level(path: str) -> list[str]:
@@ -370,7 +389,7 @@ def _top_level(path: str) -> list[str]:
 def _digest(ingredients: Sequence[Ingredient]) -> str:
     body = _json([[i.name, i.value] for i in ingredients])
     text = f"bootseer-deps-key-{FORMAT_VERSION}\n{body}"
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256.of_text(text)
 
 
 def _json(value: object) -> str:

@@ -7,12 +7,12 @@ nothing is left to resolve.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer import sha256
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import place_of, project_folder, upwards
@@ -58,7 +58,7 @@ def read_text(path: str) -> str:
 
 def digest_text(text: str) -> str:
     """sha256 of a text without its credentials."""
-    return hashlib.sha256(redact.text(text).encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256.of_text(redact.text(text))
 
 
 def closure(paths: Iterable[str], cwd: str) -> dict[str, str]:
@@ -181,11 +181,13 @@ def editable_digest(path: str) -> str:
                 parts.append(f"{folder == path} {name} {digest_text(read_text(full))}")
             elif name.endswith(".py") or os.path.isfile(os.path.join(full, "__init__.py")):
                 parts.append(f"{folder == path} {name}")
-    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256.of_text("\n".join(parts))
 
 
 def source_digest(path: str) -> str:
     """sha256 over a local package: one file's bytes, or names and bytes below a directory."""
+    import hashlib  # OpenSSL's: sources are megabytes
+
     digest = hashlib.sha256()
     budget = SOURCE_LIMIT_BYTES
     for name in _source_files(path):

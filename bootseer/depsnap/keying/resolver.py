@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import place_of, which
 from bootseer.light_dataclasses import dataclass, field
+
+if TYPE_CHECKING:
+    import subprocess
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
 _RETRYING_LIMIT_S = 10.0
@@ -71,6 +74,8 @@ class Resolution:
         """Start the resolver unless it runs or has ended."""
         if self._child is not None or self.why or self._lock is not None:
             return
+        import subprocess
+
         self._begun_s = time.monotonic()
         words, names = self._words()
         if not words:
@@ -99,9 +104,11 @@ class Resolution:
         self.begin()
         if self._child is None:
             return self._lock
+        from subprocess import TimeoutExpired
+
         try:
             code = self._child.wait(max(0.0, self._begun_s + self.limit_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self.close()
             self.why = f"they were not resolved within {self.limit_s:g} s"
             return None
@@ -110,7 +117,7 @@ class Resolution:
             return None
         text = redact.text(_read(self._output).decode("utf-8", "replace"))
         self._done("")
-        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        digest = sha256.of_text(text)
         self._lock = Lock(digest, pins.of_lock(text), bool(_REPOSITORY.search(text)))
         return self._lock
 

@@ -7,17 +7,17 @@ directory or above it.
 
 from __future__ import annotations
 
-import ast
-import glob
 import os
 import re
-import subprocess
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import UsageError
+from bootseer.readiness import readable
 from bootseer.regular_files import opener
 
 PROBE_TIMEOUT_S = 10.0
@@ -32,15 +32,16 @@ except (AttributeError, OSError, ValueError):
 if not libc:
     import platform
     libc = " ".join(platform.libc_ver())
-print(ascii({
-    "executable": sys.executable, "tag": sys.implementation.cache_tag or "",
-    "abi": sysconfig.get_config_var("SOABI") or "", "version": sys.version.split()[0],
-    "prefix": sys.prefix, "base_prefix": sys.base_prefix,
-    "platform": sysconfig.get_platform(), "libc": libc,
-    "paths": sysconfig.get_paths(), "user_base": site.getuserbase() or "",
-    "user_site": site.getusersitepackages() or "", "search": sys.path}))
+told = [
+    sys.executable, sys.implementation.cache_tag or "", sysconfig.get_config_var("SOABI") or "",
+    sys.version.split()[0], sys.prefix, sys.base_prefix, sysconfig.get_platform(), libc,
+    site.getuserbase() or "", site.getusersitepackages() or ""]
+paths = sysconfig.get_paths()
+told += [str(len(paths)), *paths, *paths.values(), *sys.path, ""]
+sys.stdout.buffer.write(os.fsencode(chr(0).join(told)))
 """
-"""Without `json` and `platform`: a start waits for it, and they are half of its time."""
+"""Without `json` and `platform`: a start waits for it, and they are half of its time. Each of what
+it tells ends in a NUL."""
 _WHOLE_PREFIX_REFUSED = frozenset({"/", "/usr"})
 
 
@@ -204,6 +205,8 @@ def _workspace_of(project: str) -> str:
 
 def _named(root: str, patterns: object) -> set[str]:
     """Directories that a workspace's patterns mean."""
+    import glob
+
     texts = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
     found = (p for t in texts for p in glob.glob(f"{glob.escape(root)}/{t}", recursive=True))
     return {os.path.normpath(path) for path in found}
@@ -291,19 +294,103 @@ def _python_of_script(program: str, search: str, cwd: str) -> str:
 def ask(interpreter: str, environ: Mapping[str, str]) -> Python | None:
     """Let an interpreter describe itself; None when it cannot."""
     try:
-        asked = _ASKED.pop(interpreter, None) or _start(interpreter, environ)
-        try:
-            answer, _ = asked.communicate(timeout=PROBE_TIMEOUT_S)
-        except BaseException:  # it is late, or a signal ends us: nobody waits for it any more
-            asked.kill()
-            asked.wait()
-            raise
-        return None if asked.returncode else Python(**ast.literal_eval(answer.decode()))
-    except (OSError, ValueError, TypeError, SyntaxError, subprocess.SubprocessError):
+        asked = _ASKED.pop(interpreter, None) or _Asked(interpreter, environ)
+        answer = asked.answer(PROBE_TIMEOUT_S)
+        return None if answer is None else _described_by(answer)
+    except (OSError, ValueError):
         return None
 
 
-_ASKED: dict[str, subprocess.Popen[bytes]] = {}
+def _described_by(answer: bytes) -> Python:
+    """What PROBE told. Raises ValueError where something else did."""
+    told = os.fsdecode(answer).split("\0")
+    count = int(told[10]) if len(told) > 10 else 0
+    names, end = told[11 : 11 + count], 11 + 2 * count
+    if count < 1 or len(told) <= end or told[-1]:
+        raise ValueError("this is not what a Python tells")
+    executable, tag, abi, version, prefix, base_prefix, platform, libc, base, site = told[:10]
+    return Python(
+        executable=executable,
+        tag=tag,
+        abi=abi,
+        version=version,
+        prefix=prefix,
+        base_prefix=base_prefix,
+        platform=platform,
+        libc=libc,
+        paths=dict(zip(names, told[11 + count : end], strict=True)),
+        user_base=base,
+        user_site=site,
+        search=told[end:-1],
+    )
+
+
+class _Asked:
+    """An interpreter that was started to describe itself. Raises OSError where it cannot be.
+
+    Not `subprocess`: importing it takes longer than the rest of what happens here.
+    """
+
+    def __init__(self, interpreter: str, environ: Mapping[str, str]) -> None:
+        if "/" not in interpreter:
+            raise FileNotFoundError(f"no {interpreter} on the search path")
+        clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON")}
+        self._output, theirs = os.pipe()
+        try:
+            self._process = os.posix_spawn(
+                interpreter,
+                [interpreter, "-I", "-c", PROBE],
+                clean,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )
+        except BaseException:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(theirs)
+
+    def answer(self, limit_s: float) -> bytes | None:
+        """What it wrote until it ended; None where it failed. Raises TimeoutError when late."""
+        end_s = time.monotonic() + limit_s
+        answer = b""
+        try:
+            while True:
+                if not readable(self._output, timeout_s=end_s - time.monotonic()):
+                    raise TimeoutError(f"it did not answer within {limit_s:g} s")
+                part = os.read(self._output, 1 << 16)
+                if not part:
+                    break
+                answer += part
+            while (ended := self._ended()) is None:
+                if time.monotonic() > end_s:
+                    raise TimeoutError(f"it did not end within {limit_s:g} s")
+                time.sleep(0.001)
+        except BaseException:  # it is late, or a signal ends us: nobody waits for it any more
+            self._kill()
+            raise
+        finally:
+            os.close(self._output)
+        return None if ended else answer
+
+    def _ended(self) -> int | None:
+        """Its wait status; None while it runs."""
+        try:
+            process, status = os.waitpid(self._process, os.WNOHANG)
+        except ChildProcessError:  # somebody else waited for it
+            return 0
+        return status if process else None
+
+    def _kill(self) -> None:
+        if self._ended() is None:
+            os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
+
+
+_ASKED: dict[str, _Asked] = {}
 """Interpreters that `begin_asking` has started and `ask` will hear."""
 
 
@@ -317,19 +404,9 @@ def begin_asking(command: Sequence[str], environ: Mapping[str, str], cwd: str) -
         return
     interpreter = _interpreter(installs[0], environ, place_of(installs[0], cwd))
     try:
-        _ASKED[interpreter] = _start(interpreter, environ)
-    except OSError:
+        _ASKED[interpreter] = _Asked(interpreter, environ)
+    except (OSError, ValueError):
         pass  # not there yet
-
-
-def _start(interpreter: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON")}
-    return subprocess.Popen(
-        [interpreter, "-I", "-c", PROBE],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=clean,
-    )
 
 
 def which(program: str, search: str | None) -> str | None:

@@ -7,12 +7,12 @@ hard links need no record: they do not read the tree again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
+from bootseer import sha256
 from bootseer.atomic import replace_file
 from bootseer.depsnap.model import Digest, Form
 from bootseer.depsnap.restoring import staging
@@ -73,7 +73,7 @@ class Record:
 def folder_of(cache_dir: str, target: str) -> str:
     """Where a placement made now, in this mount namespace, has its record."""
     name = f"{mounts.namespace()} ".encode() + os.fsencode(target)
-    digest = hashlib.sha256(name).hexdigest()[:32]
+    digest = sha256.of_bytes(name)[:32]
     return os.path.join(os.path.abspath(cache_dir), "placements", digest)
 
 

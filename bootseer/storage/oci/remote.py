@@ -20,6 +20,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.answers import Target, resolve
 from bootseer.storage.base import Store
+from bootseer.storage.chance import CHANCE
 from bootseer.storage.oci.blobs import BlobStore
 from bootseer.storage.oci.challenge import delete_scope
 from bootseer.storage.oci.client import Client, links
@@ -52,7 +53,7 @@ from bootseer.storage.oci.referrers import (
 from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.retry import CHANCE, retrying
+from bootseer.storage.retry import retrying
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.push import Uploader
