@@ -151,6 +151,9 @@ def test_power_loss_on_a_real_file_system(disk: tuple[Path, Path]):
         finally:
             os.close(fd)
         subprocess.run(["umount", mounted], check=True)
+        # A copy: a mount namespace that was made meanwhile keeps the one that was shut down.
+        used, image = image, image.with_name(f"image{turn}")
+        subprocess.run(["cp", "--sparse=always", used, image], check=True)
         subprocess.run(["mount", "-o", "loop", image, mounted], check=True)
         check_all(str(mounted / "cache"), ROOMY)
     filled(mounted / "cache")

@@ -218,10 +218,11 @@ def test_reading_ahead_goes_on_only_where_a_disk_answers(tmp_path: Path) -> None
     big = cold(tmp_path / "big", 1 << 20)
     watch = lowly.DiskWatch(grace_s=0.0)
     big.read_bytes()
-    assert not watch.none_read()
+    assert not watch.none_read(1)
     assert not watch.none
     watch = lowly.DiskWatch(grace_s=0.0)
     big.read_bytes()  # from memory, as from a file system that is no disk
-    assert watch.none_read()
+    assert not watch.none_read(0), "nothing was asked for, however long that took"
+    assert watch.none_read(1)
     assert watch.none
-    assert not lowly.DiskWatch(grace_s=600.0).none_read()
+    assert not lowly.DiskWatch(grace_s=600.0).none_read(1)

@@ -140,7 +140,7 @@ def test_what_few_starts_read_is_not_read_ahead(tmp_path: Path) -> None:
 
 def test_a_replay_can_be_stopped(tmp_path: Path) -> None:
     one = cold(tmp_path / "one", PAGE)
-    assert replay(traced((one, 0, 1)), within(tmp_path), stop=lambda: True).files == 0
+    assert replay(traced((one, 0, 1)), within(tmp_path), stop=lambda _: True).files == 0
     assert resident(one) == []
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,14 @@ from bootseer.imageprefetch.filemode.keeping import Keeper
 pytestmark = pytest.mark.slow
 
 FIRST_STEP = "import bootseer; bootseer.event('first_step')\n"
-HOLD = "while not os.path.exists('go'): time.sleep(.01)\n"
-"""A job goes on until we have seen what we wait for: on a loaded machine that comes late."""
+# What goes on beside a job has the lowest priority: on a busy machine it gets nothing for long.
+LIMIT_S = 240
+WAIT = """
+import os, time
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(.01)
+"""
 
 
 class Job:
@@ -63,29 +69,6 @@ class Job:
             [*command, *words], cwd=self.path, capture_output=True, text=True, check=False, **more
         )
 
-    def hold(
-        self, code: str, told: str = "image.record", before: Sequence[str] = ()
-    ) -> tuple[int, str]:
-        """Run a job that, after `code`, stays until that was told beside it.
-
-        Returns its exit code and what it and its start printed.
-        """
-        command = [*before, sys.executable, "-m", "bootseer", "start", "--events", str(self.events)]
-        with subprocess.Popen(
-            [*command, "--", *reader(code)],
-            cwd=self.path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as started:
-            try:
-                self.point(told)
-            finally:
-                (self.path / "go").touch()
-                printed = started.communicate()[0]
-                (self.path / "go").unlink()
-        return started.returncode, printed
-
     def points(self, name: str) -> list[dict[str, Any]]:
         texts = [path.read_text(encoding="utf-8") for path in self.events.glob("*.jsonl")]
         lines = [json.loads(line) for text in texts for line in text.splitlines()]
@@ -93,7 +76,7 @@ class Job:
 
     def point(self, name: str, number: int = 1) -> dict[str, Any]:
         """What was said that many times, once it was; the rest goes on beside us."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + LIMIT_S
         while len(self.points(name)) < number:
             assert time.monotonic() < until, f"never said: {name}"
             time.sleep(0.02)
@@ -112,11 +95,56 @@ class Job:
                 out.append(int(name))
         return out
 
+    def follows(self) -> bool:
+        """Whether a start is followed: what its job reads from now on is heard or found."""
+        for pid in self.accompanied():
+            try:
+                fds = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+                status = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue
+            heard = any("trace_pipe" in fd or "inotify" in fd for fd in fds)
+            if heard or (os.getuid() and int(status[38]) == os.SCHED_IDLE):
+                return True
+        return False
+
+    def recorded(
+        self, *pages: int, code: int = 0, before: tuple[str, ...] = (), said: str = "image.record"
+    ) -> dict[str, Any]:
+        """A start whose job reads pages of the large file, when it is followed, then has its first
+        step and ends once `said` is; what was said."""
+        for name in ("go", "end"):
+            (self.path / name).unlink(missing_ok=True)
+        steps = f"{WAIT}wait_for('go')\nread({str(self.big)!r}, *{pages})\n{FIRST_STEP}"
+        job = reader(f"{steps}wait_for('end')\nos._exit({code})\n")
+        command = [sys.executable, "-m", "bootseer", "start", "--events", str(self.events), "--"]
+        with (
+            (self.path / "errors").open("w") as errors,
+            subprocess.Popen([*before, *command, *job], cwd=self.path, stderr=errors) as started,
+        ):
+            try:
+                if said == "image.record":
+                    until(self.follows)
+                (self.path / "go").touch()
+                point = self.point(said)
+            finally:
+                for name in ("go", "end"):
+                    (self.path / name).touch()
+        assert (started.returncode, (self.path / "errors").read_text()) == (code, "")
+        return point
+
     def alone(self) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + LIMIT_S
         while self.accompanied():
             assert time.monotonic() < until, "it does not end"
             time.sleep(0.02)
+
+
+def until(true: Callable[[], object]) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end_s, "it never came to that"
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -128,11 +156,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_the_first_start_records_and_the_second_reads_ahead(job: Job) -> None:
-    assert job.hold(f"time.sleep(1)\nread({str(job.big)!r}, 3, 4, 40)\n{FIRST_STEP}{HOLD}") == (
-        0,
-        "",
-    )
-    said = job.point("image.record")["attributes"]
+    said = job.recorded(3, 4, 40)["attributes"]
     assert said["bootseer.image.ended_by"] == "first step"
     assert said["bootseer.bytes"] == 3 * PAGE
     assert said["bootseer.image.recorder"] in ("tracefs", "residency")
@@ -142,11 +166,12 @@ def test_the_first_start_records_and_the_second_reads_ahead(job: Job) -> None:
     assert resident(job.big) == []
     # The second job reads nothing by itself; it ends when we have seen the pages come.
     command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
-    second = subprocess.Popen([*command, *reader(HOLD)], cwd=job.path)
+    (job.path / "go").unlink()
+    second = subprocess.Popen([*command, *reader(f"{WAIT}wait_for('go')\n")], cwd=job.path)
     try:
         replayed = job.point("image.replay")["attributes"]
-        assert replayed["bootseer.bytes"] == 3 * PAGE
-        until = time.monotonic() + 30
+        assert replayed["bootseer.bytes"] == 3 * PAGE, replayed
+        until = time.monotonic() + LIMIT_S
         while resident(job.big) != [(3 * PAGE, 2 * PAGE), (40 * PAGE, PAGE)]:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -203,7 +228,7 @@ def test_a_damaged_trace_is_told_and_replaced_by_what_this_start_reads(
         path = job.traces / keeper.name(job.image, "")
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
-    assert job.hold(f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}") == (0, "")
+    job.recorded(3)
     assert job.point("image.replay")["status"] == "fallback"
     assert filetraces.parse(path.read_bytes()).trace.touched_bytes() == PAGE
     job.alone()
@@ -221,9 +246,7 @@ def test_a_setting_that_cannot_be_read_turns_it_off(job: Job) -> None:
 
 def test_a_place_that_cannot_be_written_is_told(job: Job) -> None:
     job.settings(traces="/proc/nowhere")
-    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}"
-    assert job.hold(code, told="image") == (0, "")
-    assert job.point("image")["status"] == "fallback"
+    assert job.recorded(3, said="image")["status"] == "fallback"
     job.alone()
 
 
@@ -235,23 +258,27 @@ def test_a_first_step_during_the_survey_counts(job: Job) -> None:
     job.events.mkdir()
     old = '{"name":"first_step","time_unix_nano":1}\n'  # of an earlier start, and still growing
     (job.events / "old.jsonl").write_text(old)
-    assert job.hold(f"read({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}") == (0, "")
-    assert job.point("image.record")["attributes"]["bootseer.image.ended_by"] == "first step"
+    code = f"{WAIT}read({str(job.big)!r}, 3)\n{FIRST_STEP}wait_for('end')\n"
+    command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
+    with subprocess.Popen([*command, *reader(code)], cwd=job.path):
+        try:
+            said = job.point("image.record")["attributes"]
+        finally:
+            (job.path / "end").touch()
+    assert said["bootseer.image.ended_by"] == "first step"
     job.alone()
 
 
 def test_of_many_ranks_one_records(job: Job) -> None:
-    code = HOLD + FIRST_STEP + HOLD.replace("'go'", "'end'")
+    code = f"{WAIT}wait_for('go')\n{FIRST_STEP}"
     command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
     ranks = [subprocess.Popen([*command, *reader(code)], cwd=job.path) for _ in range(4)]
     try:
         job.point("image.replay", 3)
-        (job.path / "go").touch()
-        job.point("image.record")
     finally:
-        for name in ("go", "end"):
-            (job.path / name).touch()
+        (job.path / "go").touch()
         assert [rank.wait() for rank in ranks] == [0] * 4
+    job.point("image.record")
     job.alone()
     assert len(job.points("image.record")) == 1
     others = [point["attributes"].get("bootseer.why") for point in job.points("image.replay")]
@@ -260,10 +287,8 @@ def test_of_many_ranks_one_records(job: Job) -> None:
 
 @pytest.mark.root
 def test_as_the_first_process_of_a_container(job: Job) -> None:
-    code = f"time.sleep(1)\nread({str(job.big)!r}, 3)\n{FIRST_STEP}{HOLD}sys.exit(7)\n"
-    own = ["unshare", "-pf", "--mount-proc", "--kill-child", "--"]
-    assert job.hold(code, before=own) == (7, "")
-    assert job.point("image.record")["attributes"]["bootseer.bytes"] == PAGE
+    container = ("unshare", "-pf", "--mount-proc", "--kill-child", "--")
+    assert job.recorded(3, code=7, before=container)["attributes"]["bootseer.bytes"] == PAGE
 
 
 @pytest.mark.root
@@ -284,18 +309,16 @@ def test_user_65534_on_a_read_only_root_reads_ahead() -> None:
         )
         (place / "bootseer.toml").write_text(settings)
         read_only = 'mount --rbind / /mnt && mount -o remount,bind,ro /mnt && cd / && exec "$@"'
-        hold = f"until [ -e {place}/go ]; do sleep 0.05; done"
-        start = ["bootseer", "start", "-c", f"{place}/bootseer.toml", "--", "sh", "-c", hold]
+        wait = f"while [ ! -e {place}/go ]; do sleep 0.02; done"
+        start = ["bootseer", "start", "-c", f"{place}/bootseer.toml", "--", "sh", "-c", wait]
         environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(site)}
         root = ["unshare", "-m", "sh", "-c", read_only, "-", "/usr/sbin/chroot", "/mnt"]
-        started = subprocess.Popen([*root, *AS_NOBODY, PYTHON, "-m", *start], env=environ, cwd="/")
-        try:
-            until = time.monotonic() + 60
-            while resident(big) != [(8 * PAGE, PAGE)]:
-                assert time.monotonic() < until, "it is not read ahead"
-                time.sleep(0.02)
-        finally:
-            (place / "go").touch()
-            assert started.wait() == 0
+        words = [*root, *AS_NOBODY, PYTHON, "-m", *start]
+        with subprocess.Popen(words, env=environ, cwd="/") as started:
+            try:
+                until(lambda: resident(big) == [(8 * PAGE, PAGE)])
+            finally:
+                (place / "go").touch()
+        assert started.returncode == 0
     finally:
         subprocess.run(["rm", "-rf", str(place)], check=True)

@@ -59,13 +59,20 @@ class DiskWatch:
     """
 
     def __init__(self, *, grace_s: float = DISK_GRACE_S) -> None:
-        self._until_s = time.monotonic() + grace_s
+        self._grace_s, self._until_s = grace_s, 0.0
         self._before, self._seen = _own_read_bytes(), False
         self.none = False
 
-    def none_read(self) -> bool:
-        """Whether next to nothing was read from disks in the time that was given."""
-        if self._seen or time.monotonic() < self._until_s or self._before is None:
+    def none_read(self, asked_bytes: int) -> bool:
+        """Whether next to nothing was read from disks in the time that was given.
+
+        It begins with the first call that tells of something asked for.
+        """
+        if self._seen or self._before is None or not asked_bytes:
+            return False
+        if not self._until_s:
+            self._until_s = time.monotonic() + self._grace_s
+        if time.monotonic() < self._until_s:
             return False
         now = _own_read_bytes()
         self._seen = now is None or now - self._before >= DISK_LEAST_BYTES

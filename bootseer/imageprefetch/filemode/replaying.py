@@ -73,12 +73,12 @@ def replay(
     trace: FileTrace,
     settings: ReplaySettings | None = None,
     *,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[int], bool] = lambda asked_bytes: False,
 ) -> Replayed:
     """Have the kernel read what the trace says; returns when all has been asked for.
 
     A file that is not there any more, not as it was recorded, or not a regular file below the
-    roots, is skipped. Ends early when `stop` answers true.
+    roots, is skipped. Ends early when `stop`, told how many bytes were asked for, answers true.
     """
     settings = settings or ReplaySettings()
     most = free_bytes() // 2 if settings.most_bytes is None else settings.most_bytes
@@ -106,7 +106,7 @@ class _Work:
         trace: FileTrace,
         opener: Opener,
         turns: Sequence[list[FileRange]],
-        stop: Callable[[], bool],
+        stop: Callable[[int], bool],
     ) -> None:
         self.turns = turns
         self.done = Replayed()
@@ -117,7 +117,7 @@ class _Work:
         self._seen: set[int] = set()
 
     def run(self) -> None:
-        while not self._stop():
+        while not self._stop(self.done.size_bytes):
             with self._lock:
                 turn = next(self._next, None)
                 if turn is None:

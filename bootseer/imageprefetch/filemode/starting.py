@@ -104,7 +104,7 @@ def _replay(
         roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
     )
     disk = lowly.DiskWatch()
-    done = replay(trace, about, stop=lambda: job.ended or disk.none_read())
+    done = replay(trace, about, stop=lambda asked: job.ended or disk.none_read(asked))
     told = _told(done, trace)
     if disk.none:
         told["bootseer.why"] = "the files are in memory, or on no disk: the rest is left to the job"
