@@ -73,7 +73,7 @@ def replay(
     trace: FileTrace,
     settings: ReplaySettings | None = None,
     *,
-    stop: Callable[[int], bool] = lambda asked_bytes: False,
+    stop: Callable[[int], bool] = lambda _: False,
 ) -> Replayed:
     """Have the kernel read what the trace says; returns when all has been asked for.
 
