@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -138,6 +139,10 @@ class TestContainers:
         script = "cat name; echo; id -u; pwd; echo $GREETING $MORE; echo x > /tmp/new; exit 7"
         out, _ = lab.run(ref, "--entrypoint", "sh", "-e", "MORE=a b", "--", "-c", script, code=7)
         assert out.split("\n") == ["lazy", "1234", "/data", "hello a b", ""]
+        show = ("--", "-c", "echo $GREETING $container")
+        assert lab.run(ref, "--entrypoint", "sh", *show)[0] == "hello podman\n"
+        out, _ = lab.run(ref, "--entrypoint", "sh", "--unsetenv", "GREETING", *show)
+        assert out == "podman\n"
         assert mounts.gone()
         assert list((lab.runtime / "containers").iterdir()) == []
 
@@ -545,12 +550,35 @@ def test_a_mount_of_another_platform_is_refused_before_anything_is_asked(
 def test_an_entry_point_of_podmans_takes_the_place_of_the_images() -> None:
     config = ImageConfig(entrypoint=("in",), cmd=("cmd",), working_dir="/w", user="bob")
     own = container_words("/t", config, (), ())
-    assert " ".join(own) == "podman run --rm --workdir /w --user bob --rootfs /t:O in cmd"
+    assert own[:5] == ["podman", "run", "--rm", "--env", "container=podman"]
+    assert " ".join(own[5:]) == "--workdir /w --user bob --rootfs /t:O in cmd"
     assert container_words("/t", config, (), ("x",))[-2:] == ["in", "x"]
     assert container_words("/t", config, ("--entrypoint=e",), ())[-1] == "/t:O"
     assert container_words("/t", config, ("--entrypoint", "e"), ("x",))[-2:] == ["/t:O", "x"]
     with pytest.raises(UsageError, match="names no command"):
         container_words("/t", ImageConfig(), ("-i",), ())
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ((), ["container=podman", "A=b", "C=d"]),
+        (("--unsetenv", "A"), ["container=podman", "C=d"]),
+        (("--unsetenv=container", "--unsetenv=C"), ["A=b"]),
+        (("--unsetenv-all",), []),
+        (("--unsetenv-all=false",), ["container=podman", "A=b", "C=d"]),
+    ],
+)
+def test_variables_are_an_images_less_those_that_podman_is_to_unset(
+    options: tuple[str, ...], left: list[str]
+) -> None:
+    config = ImageConfig(env=("A=b", "C=d"))
+    given = container_words("/t", config, options, ("x",))
+    assert [after for word, after in itertools.pairwise(given) if word == "--env"] == left
+    command = Command(tree="/t", words=("x",), config=config, options=options)
+    given = podman_words(command, "name")
+    after = [after for word, after in itertools.pairwise(given) if word == "--env"]
+    assert [pair for pair in after if not pair.startswith("PATH=")] == left
 
 
 def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:

@@ -27,6 +27,8 @@ def tell(made: Mounted) -> None:
         way = "another mount of this node serves it"
     elif made.complete:
         way = "all of it is on this node's disk"
+    elif made.hot_set and not made.hot_bytes:  # a pack without frames: whole blocks are fetched
+        way = "its hot set, most of the image, follows block by block"
     elif made.hot_set:
         way = f"a hot set of {size_text.shown(made.hot_bytes)} follows"
     else:

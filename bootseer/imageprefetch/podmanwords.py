@@ -15,6 +15,7 @@ the way."""
 _PLATFORM = ("--platform", "--os", "--arch", "--variant")
 _WORKDIR = ("--workdir", "-w")
 _PLACING = ("--volume", "-v", "--mount", "--tmpfs")
+_OF_ITS_OWN = "container=podman"
 _DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
 
@@ -62,6 +63,19 @@ def check_platform(options: Sequence[str], *, instead: str = "") -> None:
         raise NotSupportedError(
             f"the image is asked for as {wanted}, and what is mounted here is of {here}{instead}"
         )
+
+
+def container_variables(of_image: Iterable[str], options: Sequence[str]) -> list[str]:
+    """The variables (`NAME=VALUE`) that podman gives a container of an image, less its --unsetenv.
+
+    For a tree that is not an image of its own, podman knows neither the image's variables nor adds
+    the one by which programs tell that they run in a container.
+    """
+    if any(word in ("--unsetenv-all", "--unsetenv-all=true") for word in options):
+        return []
+    unset = {name for _, name in _values(options, ("--unsetenv",))}
+    given = (_OF_ITS_OWN, *of_image)
+    return [pair for pair in given if pair.partition("=")[0] not in unset]
 
 
 def places_anything_at(directory: str, options: Sequence[str]) -> bool:

@@ -28,7 +28,12 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.imageprefetch.podmanwords import EVENTS_INSIDE, names_network, places_anything_at
+from bootseer.imageprefetch.podmanwords import (
+    EVENTS_INSIDE,
+    container_variables,
+    names_network,
+    places_anything_at,
+)
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GRACE_S = 10.0
@@ -85,9 +90,10 @@ class Command:
     events_dir: str = ""
     options: Sequence[str] = ()
 
-    def variables(self) -> dict[str, str]:
-        """The image's own, then ours, then those that were asked for."""
-        own = dict(pair.partition("=")[::2] for pair in self.config.env)
+    def variables(self, of_image: Sequence[str] | None = None) -> dict[str, str]:
+        """The image's own (`of_image` in their place), then ours, then those asked for."""
+        pairs = self.config.env if of_image is None else of_image
+        own = dict(pair.partition("=")[::2] for pair in pairs)
         events = {"BOOTSEER_EVENTS": EVENTS_INSIDE} if self.events_dir else {}
         return {"PATH": DEFAULT_PATH, **own, **events, **self.environment}
 
@@ -113,7 +119,8 @@ def podman_words(command: Command, name: str) -> list[str]:
     if not names_network(command.options):
         words += ["--network", "host"]
     hidden = podman_variables(command)
-    for variable, value in command.variables().items():
+    of_image = container_variables(command.config.env, command.options)
+    for variable, value in command.variables(of_image).items():
         words += ["--env", variable if variable in hidden else f"{variable}={value}"]
     words += _workdir(command.tree, command.config.working_dir, command.options)
     if command.config.user:
@@ -140,7 +147,7 @@ def container_words(
     any. Raises UsageError where neither names a program.
     """
     made = ["podman", "run", "--rm"]
-    for pair in config.env:
+    for pair in container_variables(config.env, options):
         made += ["--env", pair]
     made += _workdir(tree, config.working_dir, options)
     if config.user:
