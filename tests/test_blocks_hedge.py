@@ -43,6 +43,30 @@ def test_a_hung_replica_stalls_nobody_for_ever(tmp_path: Path, packed: bool, aft
     assert fetch_threads() == []
 
 
+def test_who_has_asked_nobody_yet_is_not_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its double could ask the very server that it will ask itself, and hang with it."""
+    places = ("bad", "good", "fine")
+    source = Source(tmp_path, noise(64 * KIB), block_bytes=64 * KIB, places=places)
+    hanging(source, bad="nobody")
+    told = threading.Event()
+    real = source.replicas
+
+    def replicas(part: str, offset: int) -> tuple[str, ...]:
+        assert told.wait(30)
+        return real(part, offset)
+
+    monkeypatch.setattr(source, "replicas", replicas)
+    with Fetcher(QUICK) as fetcher:
+        there = threading.Event()
+        assert fetcher.held(source, 0, KIB, there.set) is None
+        assert not there.wait(20 * QUICK.hedge_s)
+        told.set()
+        assert there.wait(30)
+    assert fetcher.stats.total().hedges == 0
+
+
 def test_held_bytes_survive_the_loser(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(64 * KIB), block_bytes=16 * KIB, places=("bad", "good"))
     hanging(source)

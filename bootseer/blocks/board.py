@@ -225,6 +225,9 @@ class Board(Endings):
             return 0
         if flight.priority is not Priority.DEMAND and not self._replicas.suspected(flight.replica):
             return 0
+        if not flight.asked:
+            flight.progress_s = now_s  # or its hedge might ask the same server
+            return 0
         limit_s = retry.hedge_after_s(flight.line.first_s, self.settings)
         if now_s - flight.progress_s < limit_s or flight.line is not flight.items[0][0].object.line:
             return 0

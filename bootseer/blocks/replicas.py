@@ -18,7 +18,7 @@ class Replicas:
 
     def choose(self, flight: Flight, replicas: tuple[str, ...]) -> None:
         """Set whom a flight asks and whom it avoids, and count it."""
-        flight.replicas = replicas
+        flight.replicas, flight.asked = replicas, True
         avoid = frozenset().union(*(block.avoid | block.bad for block, _ in flight.items))
         if flight.hedges is not None:
             avoid |= {flight.hedges.replica} - {""}

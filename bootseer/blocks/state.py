@@ -279,6 +279,7 @@ class Flight:
 
     __slots__ = (
         "ahead",
+        "asked",
         "attempt",
         "began_s",
         "chance",
@@ -307,6 +308,7 @@ class Flight:
         self.attempt = attempt
         self.place_bytes = job.place_bytes
         self.ahead = job.priority > Priority.DEMAND  # nobody waited when it began
+        self.asked = False  # it is known whom
         self.hedged = False
         self.slots: list[Slot | None] = []
         self.targets: list[memoryview | None] = []
