@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import key, redact, requirements, resolver, roots
+from bootseer.depsnap.keying import command, key, redact, requirements, resolver, roots
 from bootseer.depsnap.keying.command import plan
 from bootseer.errors import NotFoundError, UsageError
 
@@ -49,6 +50,13 @@ from bootseer.errors import NotFoundError, UsageError
         (["uv", "sync", "--frozen"], "uv-sync", {}),
         (["uv", "venv", "/v"], "venv", {"target": "/v"}),
         (["uv", "venv"], "venv", {"target": ".venv"}),
+        (
+            ["uv", "venv", "--find-links", "/wheels", "--prompt", "p", "/v"],
+            "venv",
+            {"target": "/v"},
+        ),
+        (["virtualenv", "--creator", "venv", "--pip", "23.2", "/v"], "venv", {"target": "/v"}),
+        (["uv", "pip", "install", "--torch-backend", "cpu", "x"], "uv", {"requirements": ("x",)}),
         (["python3", "-m", "venv", "--copies", "/v"], "venv", {"target": "/v"}),
         (["env", "A=b", "pip", "install", "x"], "pip", {"requirements": ("x",)}),
         (["A=b", "make", "deps"], "other", {"program": "make"}),
@@ -86,6 +94,32 @@ def test_plan_never_raises(words: list[str]) -> None:
 def found(command: list[str], cwd: Path, *also: str, **variables: str) -> roots.Target:
     environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
     return roots.find(command, environ, str(cwd), also)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pip", "install"],
+        ["uv", "pip", "install"],
+        ["uv", "pip", "sync"],
+        ["uv", "pip", "uninstall"],
+        ["uv", "sync"],
+        ["uv", "venv"],
+    ],
+    ids=" ".join,
+)
+def test_no_option_that_takes_a_value_is_unknown(words: list[str]) -> None:
+    """A value taken for a word of its own would be a package, or the place of an environment."""
+    program = os.path.join(os.path.dirname(sys.executable), words[0])
+    told = subprocess.run(
+        [program, *words[1:], "--help"], capture_output=True, text=True, check=True
+    )
+    options = set()
+    for line in told.stdout.splitlines():
+        if re.match(r" +-.*? <\w", line):
+            options |= set(re.findall(r"(?<![\w-])--?\w[\w-]*", line.partition("<")[0]))
+    assert len(options) > 5
+    assert options <= command._VENV_VALUED
 
 
 def test_venv_of_the_pip_that_is_called(tmp_path: Path, venv: Path) -> None:

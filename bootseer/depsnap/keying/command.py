@@ -34,8 +34,17 @@ _VALUED_TEXT = """
     --allow-insecure-host --project --directory --config-file -P --upgrade-package
     --refresh-package --reinstall-package --extra --group --root-user-action --use-feature
     --global-option --exists-action --color --no-build-package --no-binary-package --excludes
+    --config-settings-package --exclude-newer-package --fork-strategy --no-build-isolation-package
+    --no-editable-package --no-sources-package --output-format --prerelease-package --torch-backend
+    --upgrade-group --use-deprecated --no-extra --no-group --no-install-package --only-group
+    --package --script
 """
 _VALUED = frozenset(_VALUED_TEXT.split())
+_VENV_VALUED_TEXT = """
+    --prompt --app-data --discovery --try-first-with --creator --seeder --activators --pip
+    --setuptools --wheel --extra-search-dir
+"""
+_VENV_VALUED = _VALUED.union(_VENV_VALUED_TEXT.split())
 _REQUIREMENT = ("-r", "--requirement", "--requirements")
 _CONSTRAINT = (
     *("-c", "--constraint", "--constraints", "--override", "--overrides"),
@@ -183,8 +192,7 @@ def _plan_one(words: Sequence[str]) -> Install | None:
 
 
 def _venv(program: str, rest: Sequence[str]) -> Install | None:
-    valued = frozenset({"-p", "--python", "--prompt", "--directory", "--project"})
-    options, positional = _options(rest, valued)
+    options, positional = _options(rest, _VENV_VALUED)
     where = positional[0] if positional else (".venv" if os.path.basename(program) == "uv" else "")
     if not where:
         return None
