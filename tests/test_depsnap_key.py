@@ -103,7 +103,6 @@ def found(command: list[str], cwd: Path, *also: str, **variables: str) -> roots.
         ["uv", "pip", "install"],
         ["uv", "pip", "sync"],
         ["uv", "pip", "uninstall"],
-        ["uv", "sync"],
         ["uv", "venv"],
     ],
     ids=" ".join,
