@@ -27,6 +27,7 @@ from bootseer.imageprefetch.running import (
     Command,
     ImageConfig,
     container_words,
+    parse_config,
     podman_variables,
     podman_words,
 )
@@ -35,6 +36,7 @@ from bootseer.storage.oci.platforms import this_platform
 
 TOOLS = ("sh", "cat", "echo", "sleep", "id", "env", "pwd")
 CONFIG = {
+    "StopSignal": "SIGRTMIN+3",
     "Env": ["PATH=/bin", "GREETING=hello"],
     "WorkingDir": "/data",
     "User": "bob",
@@ -579,6 +581,16 @@ def test_variables_are_an_images_less_those_that_podman_is_to_unset(
     given = podman_words(command, "name")
     after = [after for word, after in itertools.pairwise(given) if word == "--env"]
     assert [pair for pair in after if not pair.startswith("PATH=")] == left
+
+
+def test_a_container_is_stopped_by_the_images_own_signal() -> None:
+    config = parse_config(b'{"config": {"Cmd": ["c"], "StopSignal": "SIGRTMIN+3"}}')
+    for words in (
+        container_words("/t", config, (), ()),
+        podman_words(Command(tree="/t", words=("c",), config=config), "name"),
+    ):
+        assert ("--stop-signal", "SIGRTMIN+3") in itertools.pairwise(words)
+        assert words[-2:] == ["/t:O", "c"]
 
 
 def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:

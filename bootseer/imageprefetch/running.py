@@ -60,6 +60,7 @@ class ImageConfig:
     user: str = ""
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
+    stop_signal: str = ""
 
 
 def parse_config(raw: bytes) -> ImageConfig:
@@ -67,13 +68,13 @@ def parse_config(raw: bytes) -> ImageConfig:
     try:
         told = json.loads(raw).get("config") or {}
         lists = [told.get(name) or [] for name in ("Env", "Entrypoint", "Cmd")]
-        texts = [told.get(name) or "" for name in ("WorkingDir", "User")]
+        texts = [told.get(name) or "" for name in ("WorkingDir", "User", "StopSignal")]
         if not all(isinstance(word, str) for word in itertools.chain(*lists, texts)):
             raise TypeError("a value that is no text")
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptDataError(f"the image's config is damaged: {error}") from error
     env, entrypoint, cmd = map(tuple, lists)
-    return ImageConfig(env, texts[0], texts[1], entrypoint, cmd)
+    return ImageConfig(env, texts[0], texts[1], entrypoint, cmd, texts[2])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +123,7 @@ def podman_words(command: Command, name: str) -> list[str]:
     of_image = container_variables(command.config.env, command.options)
     for variable, value in command.variables(of_image).items():
         words += ["--env", variable if variable in hidden else f"{variable}={value}"]
-    words += _workdir(command.tree, command.config.working_dir, command.options)
-    if command.config.user:
-        words += ["--user", command.config.user]
+    words += _as_the_image_says(command.tree, command.config, command.options)
     if command.events_dir:
         words += ["--volume", f"{command.events_dir}:{EVENTS_INSIDE}"]
     if sys.stdin is not None and sys.stdin.isatty():
@@ -149,15 +148,23 @@ def container_words(
     made = ["podman", "run", "--rm"]
     for pair in container_variables(config.env, options):
         made += ["--env", pair]
-    made += _workdir(tree, config.working_dir, options)
-    if config.user:
-        made += ["--user", config.user]
+    made += _as_the_image_says(tree, config, options)
     # Podman knows no image here; an entry point of its own takes the place of the image's.
     own = any(word.partition("=")[0] == "--entrypoint" for word in options)
     run = list(words) if own else [*config.entrypoint, *(words or config.cmd)]
     if not run and not own:
         raise UsageError("the image names no command to run; give one after --")
     return [*made, *options, "--rootfs", f"{tree}:O", *run]
+
+
+def _as_the_image_says(tree: str, config: ImageConfig, options: Sequence[str]) -> list[str]:
+    """Podman's options for an image's directory, user and signal to stop by."""
+    words = _workdir(tree, config.working_dir, options)
+    if config.user:
+        words += ["--user", config.user]
+    if config.stop_signal:
+        words += ["--stop-signal", config.stop_signal]
+    return words
 
 
 def _workdir(tree: str, directory: str, options: Sequence[str]) -> list[str]:
