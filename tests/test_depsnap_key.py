@@ -55,6 +55,7 @@ from bootseer.errors import NotFoundError, UsageError
             "venv",
             {"target": "/v"},
         ),
+        (["uv", "venv", "-c", "/v"], "venv", {"target": "/v"}),
         (["virtualenv", "--creator", "venv", "--pip", "23.2", "/v"], "venv", {"target": "/v"}),
         (["uv", "pip", "install", "--torch-backend", "cpu", "x"], "uv", {"requirements": ("x",)}),
         (["python3", "-m", "venv", "--copies", "/v"], "venv", {"target": "/v"}),
@@ -113,12 +114,17 @@ def test_no_option_that_takes_a_value_is_unknown(words: list[str]) -> None:
     told = subprocess.run(
         [program, *words[1:], "--help"], capture_output=True, text=True, check=True
     )
-    options = set()
+    options, flags = set(), set()
     for line in told.stdout.splitlines():
         if re.match(r" +-.*? <\w", line):
             options |= set(re.findall(r"(?<![\w-])--?\w[\w-]*", line.partition("<")[0]))
+        elif flag := re.match(r" +(-\w), (--\w[\w-]*)(?:  |$)", line):
+            flags |= set(flag.groups())
+    known = command._VENV_VALUED if "venv" in words else command._VALUED
     assert len(options) > 5
-    assert options <= command._VENV_VALUED
+    assert options <= known
+    assert flags
+    assert not flags & known
 
 
 def test_venv_of_the_pip_that_is_called(tmp_path: Path, venv: Path) -> None:
@@ -214,6 +220,17 @@ def test_what_is_no_python_describes_nothing(tmp_path: Path, program: str) -> No
     python.chmod(0o755)
     assert roots.ask(str(python), os.environ) is None
     assert (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_python_that_others_let_print_describes_nothing(tmp_path: Path, flush: bool) -> None:
+    """What they print would be taken for its path, or for a part of it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
+    python = str(tmp_path / "v/bin/python")
+    assert roots.ask(python, os.environ) is not None
+    (packages,) = tmp_path.glob("v/lib/python3*/site-packages")
+    (packages / "noise.pth").write_text(f"import sys; print('hello', flush={flush})\n")
+    assert roots.ask(python, os.environ) is None
 
 
 @pytest.mark.parametrize("name", ["no-such-python", "./no-such-python", "/dev/null", "a\0b", "sh"])

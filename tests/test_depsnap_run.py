@@ -96,6 +96,15 @@ def test_restart_in_place_does_nothing(node: Node) -> None:
 
 
 @pytest.mark.usefixtures("by_uv")
+@pytest.mark.parametrize("limit_s", ["inf", "100000000000"])
+def test_a_store_may_be_waited_for_as_long_as_one_likes(node: Node, limit_s: str) -> None:
+    """A thread cannot be waited for so long: the start was a plain one, and kept nothing."""
+    done = node.run("--store-timeout", limit_s)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "published")
+
+
+@pytest.mark.usefixtures("by_uv")
 def test_after_a_reboot_what_stands_is_put_there_anew(node: Node) -> None:
     """Nothing was synced: files of another boot may be empty, though their names are there."""
     published(node)

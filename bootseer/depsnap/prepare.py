@@ -226,7 +226,7 @@ def within(action: Callable[[], T], limit_s: float, what: str) -> T:
 
     thread = threading.Thread(target=run, name="store", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    thread.join(min(limit_s, threading.TIMEOUT_MAX))
     if faults:
         raise faults[0]
     if not answers:

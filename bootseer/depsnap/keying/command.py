@@ -43,7 +43,7 @@ _VENV_VALUED_TEXT = """
     --prompt --app-data --discovery --try-first-with --creator --seeder --activators --pip
     --setuptools --wheel --extra-search-dir
 """
-_VENV_VALUED = _VALUED.union(_VENV_VALUED_TEXT.split())
+_VENV_VALUED = _VALUED.union(_VENV_VALUED_TEXT.split()) - {"-c"}  # `uv venv -c` is `--clear`
 _REQUIREMENT = ("-r", "--requirement", "--requirements")
 _CONSTRAINT = (
     *("-c", "--constraint", "--constraints", "--override", "--overrides"),

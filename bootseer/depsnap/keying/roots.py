@@ -33,7 +33,7 @@ if not libc:
     import platform
     libc = " ".join(platform.libc_ver())
 told = [
-    sys.executable, sys.implementation.cache_tag or "", sysconfig.get_config_var("SOABI") or "",
+    "", sys.executable, sys.implementation.cache_tag or "", sysconfig.get_config_var("SOABI") or "",
     sys.version.split()[0], sys.prefix, sys.base_prefix, sysconfig.get_platform(), libc,
     site.getuserbase() or "", site.getusersitepackages() or ""]
 paths = sysconfig.get_paths()
@@ -41,7 +41,7 @@ told += [str(len(paths)), *paths, *paths.values(), *sys.path, ""]
 sys.stdout.buffer.write(os.fsencode(chr(0).join(told)))
 """
 """Without `json` and `platform`: a start waits for it, and they are half of its time. Each of what
-it tells ends in a NUL."""
+it tells is between two NULs; whatever is outside them, another wrote: a `sitecustomize`, say."""
 _WHOLE_PREFIX_REFUSED = frozenset({"/", "/usr"})
 
 
@@ -303,10 +303,10 @@ def ask(interpreter: str, environ: Mapping[str, str]) -> Python | None:
 
 def _described_by(answer: bytes) -> Python:
     """What PROBE told. Raises ValueError where something else did."""
-    told = os.fsdecode(answer).split("\0")
+    before, *told = os.fsdecode(answer).split("\0")
     count = int(told[10]) if len(told) > 10 else 0
     names, end = told[11 : 11 + count], 11 + 2 * count
-    if count < 1 or len(told) <= end or told[-1]:
+    if before or count < 1 or len(told) <= end or told[-1]:
         raise ValueError("this is not what a Python tells")
     executable, tag, abi, version, prefix, base_prefix, platform, libc, base, site = told[:10]
     return Python(
