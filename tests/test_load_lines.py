@@ -201,6 +201,37 @@ def test_the_end_of_a_resource_line(tmp_path: Path) -> None:
         compare(tmp_path)
 
 
+def test_attributes_at_the_parsers_depth_limit(tmp_path: Path) -> None:
+    """How deep the parser reads depends on what is around the attributes, so deep ones are never
+    parsed alone: one way would have an event where the other has a torn line."""
+    lines = sound_file()
+    path = tmp_path / "a-1-abc.jsonl"
+
+    def kinds(depth: int) -> list[str]:
+        about = b'"attributes":{"a":' + b"[" * depth + b"]" * depth + b"}}"
+        deep = lines[1].replace(b'"attributes":{}}', about)
+        assert deep != lines[1]
+        path.write_bytes(b"".join([lines[0], deep, *lines[2:]]))
+        return [problem.kind for problem in loading.load([str(tmp_path)]).problems]
+
+    low, high = 64, 200_000
+    sound, torn = kinds(low), kinds(high)
+    assert "torn-line" in torn
+    while high - low > 1:  # where the limit is depends on the Python
+        middle = (low + high) // 2
+        low, high = (middle, high) if kinds(middle) == sound else (low, middle)
+    depths = range(low - 20, high + 20)
+    by_lines = [kinds(depth) for depth in depths]
+    for depth in depths:
+        kinds(depth)
+        assert pack_lines(path.read_bytes(), whole=True) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "pack_lines", lambda block, whole: None)
+        assert [kinds(depth) for depth in depths] == by_lines
+    assert sound in by_lines
+    assert torn in by_lines
+
+
 def rewrite(folder: Path, seed: int) -> None:
     """Bring the folder's files into the writer's form, but for a few lines, and spoil a few."""
     rng = random.Random(seed)
