@@ -145,6 +145,10 @@ class TestContainers:
         assert lab.run(ref, "--entrypoint", "sh", *show)[0] == "hello podman\n"
         out, _ = lab.run(ref, "--entrypoint", "sh", "--unsetenv", "GREETING", *show)
         assert out == "podman\n"
+        file = lab.runtime.parent / "variables"
+        file.write_text("GREETING=file\n", encoding="utf-8")
+        out, _ = lab.run(ref, "--entrypoint", "sh", "--env-file", str(file), *show)
+        assert out == "file podman\n"
         assert mounts.gone()
         assert list((lab.runtime / "containers").iterdir()) == []
 
@@ -569,6 +573,8 @@ def test_an_entry_point_of_podmans_takes_the_place_of_the_images() -> None:
         (("--unsetenv=container", "--unsetenv=C"), ["A=b"]),
         (("--unsetenv-all",), []),
         (("--unsetenv-all=false",), ["container=podman", "A=b", "C=d"]),
+        (("--unsetenv-all=1",), []),
+        (("--unsetenv-all", "--unsetenv-all=0"), ["container=podman", "A=b", "C=d"]),
     ],
 )
 def test_variables_are_an_images_less_those_that_podman_is_to_unset(
@@ -580,7 +586,23 @@ def test_variables_are_an_images_less_those_that_podman_is_to_unset(
     command = Command(tree="/t", words=("x",), config=config, options=options)
     given = podman_words(command, "name")
     after = [after for word, after in itertools.pairwise(given) if word == "--env"]
-    assert [pair for pair in after if not pair.startswith("PATH=")] == left
+    assert after == left
+
+
+def test_a_file_of_variables_wins_over_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OURS_1", "1")
+    names = ("SET", "LED", "OURS_1", "NOT_OURS", "NOTED", "KEPT")
+    config = ImageConfig(env=tuple(f"{name}=image" for name in names))
+    file = tmp_path / "variables"
+    file.write_text("SET=file\n  LED=\r\n\nOURS_*\nNOT_OURS\n #NOTED=x\n", encoding="utf-8")
+    kept = ["container=podman", "NOT_OURS=image", "NOTED=image", "KEPT=image"]
+    for options in (("--env-file", str(file)), (f"--env-file={file}",)):
+        given = container_words("/t", config, options, ("x",))
+        assert [after for word, after in itertools.pairwise(given) if word == "--env"] == kept
+    given = container_words("/t", config, ("--env-file", str(tmp_path / "none")), ("x",))
+    assert given.count("--env") == len(names) + 1
 
 
 def test_a_container_is_stopped_by_the_images_own_signal() -> None:

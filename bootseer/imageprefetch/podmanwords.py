@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from bootseer.errors import NotSupportedError, UsageError
 
@@ -16,6 +17,7 @@ _PLATFORM = ("--platform", "--os", "--arch", "--variant")
 _WORKDIR = ("--workdir", "-w")
 _PLACING = ("--volume", "-v", "--mount", "--tmpfs")
 _OF_ITS_OWN = "container=podman"
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
 
@@ -69,13 +71,41 @@ def container_variables(of_image: Iterable[str], options: Sequence[str]) -> list
     """The variables (`NAME=VALUE`) that podman gives a container of an image, less its --unsetenv.
 
     For a tree that is not an image of its own, podman knows neither the image's variables nor adds
-    the one by which programs tell that they run in a container.
+    the one by which programs tell that they run in a container. Those that an --env-file sets are
+    left to it: what is given by --env would win over the file, where an image's own does not.
     """
-    if any(word in ("--unsetenv-all", "--unsetenv-all=true") for word in options):
+    unset_all = False
+    for word in options:
+        name, _, value = word.partition("=")
+        if name == "--unsetenv-all":
+            unset_all = not value or value in _TRUE
+    if unset_all:
         return []
-    unset = {name for _, name in _values(options, ("--unsetenv",))}
+    replaced = {name for _, name in _values(options, ("--unsetenv",))}
+    for _, file in _values(options, ("--env-file",)):
+        replaced |= _names_in_file(file)
     given = (_OF_ITS_OWN, *of_image)
-    return [pair for pair in given if pair.partition("=")[0] not in unset]
+    return [pair for pair in given if pair.partition("=")[0] not in replaced]
+
+
+def _names_in_file(path: str) -> set[str]:
+    """The variables that a file of podman's --env-file sets; none where podman will refuse it."""
+    try:
+        lines = Path(path).read_bytes().decode(errors="surrogateescape").split("\n")
+    except OSError:
+        return set()
+    names = set()
+    for line in lines:
+        name, equals, _ = line.lstrip().removesuffix("\r").partition("=")
+        if name.startswith("#"):
+            continue
+        if equals:
+            names.add(name)
+        elif name.endswith("*"):  # all of ours that begin so
+            names.update(each for each in os.environ if each.startswith(name[:-1]))
+        elif name in os.environ:
+            names.add(name)
+    return names
 
 
 def places_anything_at(directory: str, options: Sequence[str]) -> bool:

@@ -92,11 +92,14 @@ class Command:
     options: Sequence[str] = ()
 
     def variables(self, of_image: Sequence[str] | None = None) -> dict[str, str]:
-        """The image's own (`of_image` in their place), then ours, then those asked for."""
-        pairs = self.config.env if of_image is None else of_image
+        """The image's own, then ours, then those asked for.
+
+        Podman has a PATH of its own, and is given `of_image` in place of the image's.
+        """
+        pairs = [f"PATH={DEFAULT_PATH}", *self.config.env] if of_image is None else of_image
         own = dict(pair.partition("=")[::2] for pair in pairs)
         events = {"BOOTSEER_EVENTS": EVENTS_INSIDE} if self.events_dir else {}
-        return {"PATH": DEFAULT_PATH, **own, **events, **self.environment}
+        return {**own, **events, **self.environment}
 
 
 def choose_runner(wanted: str = "auto") -> str:
