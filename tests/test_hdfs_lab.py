@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -139,6 +140,19 @@ def test_java_starts_without_an_archive_of_classes(
     made.write_bytes(b"of another Java, or torn")
     command = ["java", *COMMON, *QUICK_START, *class_archive.options(), "-version"]
     assert subprocess.run(command, capture_output=True, check=True).stderr
+
+
+def test_a_script_in_javas_place_starts_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = shutil.which("java")
+    assert java is not None
+    script = tmp_path / "java"
+    script.write_text(f'#!/bin/sh\nexec {java} "$@"\n', encoding="ascii")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert class_archive.options() == ()
+    assert subprocess.run(["java", "-version"], capture_output=True, check=True).stderr
 
 
 @pytest.fixture(scope="module")
