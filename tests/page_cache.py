@@ -26,17 +26,24 @@ def _locked(how: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def staying() -> Iterator[None]:
+    """No other test empties the page cache meanwhile."""
+    with _locked(fcntl.LOCK_SH):
+        yield
+
+
 @pytest.fixture
 def page_cache_stays() -> Iterator[None]:
     """No other test empties the page cache during this one."""
-    with _locked(fcntl.LOCK_SH):
+    with staying():
         yield
 
 
 def drop(what: str = PAGES) -> None:
     """Empty the whole machine's page cache, or that of its inodes and names. Needs root.
 
-    Never from a test with `page_cache_stays`, which would wait for itself.
+    Never from a test with `page_cache_stays`, or while it is `staying`: it would wait for itself.
     """
     with _locked(fcntl.LOCK_EX):
         Path("/proc/sys/vm/drop_caches").write_text(what, encoding="ascii")
