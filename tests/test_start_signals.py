@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,11 +64,14 @@ def test_during_the_plain_install(place: Place) -> None:
 
 
 def test_during_a_part_that_hangs(place: Place) -> None:
-    # The key of what to install is a digest, so that this is imported before it.
-    place.module("hashlib", "import time; open('began', 'w'); time.sleep(600)")
-    process = place.begin()
-    until((place.path / "began").exists)
-    ended(place, process, signal.SIGTERM)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        hanging.settimeout(60)
+        place.store = f"webhdfs://127.0.0.1:{hanging.getsockname()[1]}/snapshots"
+        place.store_timeout_s = 600.0
+        place.settings()
+        process = place.begin()
+        with hanging.accept()[0]:  # it is asked before anything is installed
+            ended(place, process, signal.SIGTERM)
     assert place.installs == 0
 
 

@@ -36,7 +36,7 @@ _VALUED_TEXT = """
     --global-option --exists-action --color --no-build-package --no-binary-package --excludes
     --config-settings-package --exclude-newer-package --fork-strategy --no-build-isolation-package
     --no-editable-package --no-sources-package --output-format --prerelease-package --torch-backend
-    --upgrade-group --use-deprecated
+    --upgrade-group --use-deprecated --install-option
 """
 _VALUED = frozenset(_VALUED_TEXT.split())
 _VENV_VALUED_TEXT = """
