@@ -605,6 +605,24 @@ def test_a_file_of_variables_wins_over_the_images(
     assert given.count("--env") == len(names) + 1
 
 
+def test_an_env_file_that_can_be_read_only_once_is_left_to_podman(tmp_path: Path) -> None:
+    file, pipe = tmp_path / "file", tmp_path / "pipe"
+    file.write_text("A=file\n")
+    os.mkfifo(pipe)
+    config = ImageConfig(env=("A=image",))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)
+    try:
+        os.write(writer, b"A=pipe\n")
+        words = container_words("/t", config, ("--env-file", str(pipe)), ("x",))
+        assert os.read(reader, 100) == b"A=pipe\n"  # nobody took it
+    finally:
+        os.close(writer)
+        os.close(reader)
+    assert "A=image" in words
+    assert "A=image" not in container_words("/t", config, ("--env-file", str(file)), ("x",))
+
+
 def test_a_container_is_stopped_by_the_images_own_signal() -> None:
     config = parse_config(b'{"config": {"Cmd": ["c"], "StopSignal": "SIGRTMIN+3"}}')
     for words in (

@@ -6,9 +6,9 @@ import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 
 from bootseer.errors import NotSupportedError, UsageError
+from bootseer.regular_files import open_to_read
 
 EVENTS_INSIDE = "/.bootseer-events"
 """Where a container sees its job's events: in the root, where no link of the image can stand in
@@ -89,9 +89,13 @@ def container_variables(of_image: Iterable[str], options: Sequence[str]) -> list
 
 
 def _names_in_file(path: str) -> set[str]:
-    """The variables that a file of podman's --env-file sets; none where podman will refuse it."""
+    """The variables that a file of podman's --env-file sets; none where podman will refuse it.
+
+    What is no regular file, a pipe say, is podman's alone to read: it can be read only once.
+    """
     try:
-        lines = Path(path).read_bytes().decode(errors="surrogateescape").split("\n")
+        with open(open_to_read(path), "rb") as file:
+            lines = file.read().decode(errors="surrogateescape").split("\n")
     except OSError:
         return set()
     names = set()

@@ -347,7 +347,7 @@ class _Asked:
                 ],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
             )
-        except BaseException:
+        except BaseException:  # an interrupt too: nobody will read it
             os.close(self._output)
             raise
         finally:
