@@ -45,9 +45,14 @@ from bootseer.depsnap.sharing import tree
 
 MEASURES = (
     "bootseer/cli/deps.py",
+    "bootseer/cli/deps_direct.py",
     "bootseer/cli/main.py",
+    "bootseer/cli/program.py",
     "bootseer/depsnap",
+    "bootseer/light_dataclasses.py",
+    "bootseer/sha256.py",
     "bootseer/storage",
+    "scripts",
     "bench/depsnap.py",
     "bench/depsnap_commands.py",
     "bench/depsnap_side.py",

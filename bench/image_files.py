@@ -41,7 +41,10 @@ from tools.registry import Registry
 MEASURES = (
     "bootseer/imageprefetch",
     "bootseer/entrypoint",
-    "bootseer/cli",
+    "bootseer/cli/image_files*.py",
+    "bootseer/cli/main.py",
+    "bootseer/cli/program.py",
+    "bootseer/cli/start*.py",
     "tools/initimage",
     "bench/image_files.py",
     "bench/image_files_lazy.py",

@@ -1,7 +1,8 @@
 """Of which revision a figure is, and whether the code that it measures has changed since.
 
-A benchmark `bench/NAME.py` names what it measures: `MEASURES`, paths below the root of the tree,
-its own files among them. Documents do not age a figure, so Markdown files count nowhere.
+A benchmark `bench/NAME.py` names what it measures: `MEASURES`, paths below the root of the tree
+or git's patterns of them, its own files among them. Documents do not age a figure, so Markdown
+files count nowhere.
 """
 
 from __future__ import annotations

@@ -32,8 +32,6 @@ MEASURES = (
     "bootseer/profiler/resource.py",
     "scripts/bootseer",
     "scripts/bootseer-python",
-    "bootseer/cli/program.py",
-    "scripts/bootseer-python",
     "pyproject.toml",
     "bench/wrapper.py",
 )
