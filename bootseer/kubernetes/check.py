@@ -147,8 +147,10 @@ def _identity_notes(pod: Pod, options: Options) -> list[str]:
     identity = identify(pod, options.job_uid)
     if identity.is_name:
         return [
-            "its operator sets no uid on its pods: a job made again under its name joins the start "
-            "of the one before; give each run its own --job-uid, or the next BOOTSEER_ATTEMPT"
+            "its operator sets no uid on its pods: a job made again under its name has the trace "
+            "id of the one before, and a report tells the two apart by their pods' uids; give each "
+            "run its own --job-uid, or the next BOOTSEER_ATTEMPT, to know them apart from the "
+            "first event on"
         ]
     if identity == OWN_UID and not kinds.is_known(pod):
         return [

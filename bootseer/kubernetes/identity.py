@@ -21,7 +21,8 @@ class Identity:
     """Where a pod finds the name of its start: a `fieldPath` of the downward API, or `text` itself.
 
     `is_name`: the field has the job's name alone. It is told apart from others by the namespace,
-    but not from an earlier job of that name. `attempt`: the field that counts the job's restarts,
+    but not from an earlier job of that name, which a report tells apart by the pods' uids
+    (`bootseer.profiler.report.runs`). `attempt`: the field that counts the job's restarts,
     "" where its operator sets none.
     """
 

@@ -23,7 +23,9 @@ the pod's labels, annotations, uid, name or namespace, with `$(OTHER)` filled in
 annotation or label `bootseer.io/job-uid`, else what an operator's labels say (the JobSet's uid, the
 group of a LeaderWorkerSet, an MPIJob's namespace and name), else the uid of the controller (Job,
 custom job) that owns it, else the pod's uid. Pods of controllers that replace them one by one
-(ReplicaSet, StatefulSet, DaemonSet) and of Argo's workflows are starts of their own. To hand the
+(ReplicaSet, StatefulSet, DaemonSet) and of Argo's workflows are starts of their own. Where that
+is a namespace and a name, the uid of the object that made the pods is kept besides
+(`bootseer.run_uid`): a report tells runs of one name apart by it. To hand the
 controller's uid to the processes, use the downward API:
 `fieldPath: metadata.labels['batch.kubernetes.io/controller-uid']`.
 """
@@ -52,6 +54,8 @@ _GROUP_KEY = "leaderworkerset.sigs.k8s.io/group-key"
 _OPERATOR, _JOB_NAME = "training.kubeflow.org/operator-name", "training.kubeflow.org/job-name"
 """Labels of an MPIJob's workers and launcher, which a Job owns
 (kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/constants.go)."""
+_MAKERS = ("PyTorchJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "RayCluster")
+"""Kinds that own their pods and give them nothing but their name, see `bootseer.kubernetes`."""
 _REPLACED_ONE_BY_ONE = (
     "ReplicaSet",
     "StatefulSet",
@@ -118,10 +122,11 @@ class _Event:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Job:
-    """When a Job was made, and when its controller began to make pods."""
+    """When a Job was made, when its controller began to make pods, and what made the Job."""
 
     made_ns: int
     began_ns: int | None
+    owner: Item
 
 
 def parse(text: str, name: str) -> list[Item]:
@@ -190,7 +195,7 @@ def _pods(items: list[Item], job_uid: str | None) -> Iterator[Pod]:
         elif _kind(item) == "Job":
             made_ns = _time_ns(item["metadata"]["creationTimestamp"]) or 0
             began_ns = _time_ns((item.get("status") or {}).get("startTime"))
-            jobs[item["metadata"]["uid"]] = _Job(made_ns, began_ns)
+            jobs[item["metadata"]["uid"]] = _Job(made_ns, began_ns, _owner(item["metadata"]))
     for item in items:
         if _kind(item) == "Pod":
             seen = sorted(events.get(item["metadata"]["uid"], []), key=lambda e: e.first_ns)
@@ -270,18 +275,23 @@ def _pod(
     owner = _owner(metadata)
     environment = _environment(item)
     uid = job_uid or _job_uid(metadata, owner, environment)
+    job = jobs.get(owner.get("uid", ""))
     spans = [
-        *_placing(item, events, created, jobs.get(owner.get("uid", ""))),
+        *_placing(item, events, created, job),
         *_containers(item, events),
         *_pod_end(item, events),
     ]
     seen = {span.name for span in spans}
     attempt = environment.get("BOOTSEER_ATTEMPT", "")
+    resource = _resource(item, owner, uid)
+    maker = job.owner if job and job.owner else owner  # a Job makes an MPIJob's launcher
+    if uid.startswith(f"{metadata.get('namespace', 'default')}/") and maker.get("kind") in _MAKERS:
+        resource["bootseer.run_uid"] = maker["uid"]
     return Pod(
         name=f"{metadata.get('namespace', 'default')}/{metadata['name']}",
         job_uid=uid,
         attempt=int(attempt) if attempt.isdecimal() else 0,
-        resource=_resource(item, owner, uid),
+        resource=resource,
         spans=sorted(spans, key=lambda span: (span.begin_ns, -span.end_ns)),
         not_observed=[name for name in OBSERVABLE if name not in seen],
     )

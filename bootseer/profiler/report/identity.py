@@ -23,6 +23,7 @@ def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
         value = attributes.get(key)
         return value if type(value) is int and 0 <= value < 1 << 40 else None
 
+    namespace, job_uid = text("k8s.namespace.name"), text("bootseer.job_uid")
     from_file = os.path.basename(path).removesuffix(".jsonl").rsplit("-", 2)[0]
     return Identity(
         node=text("k8s.node.name") or text("host.name") or sys.intern(from_file or "unknown"),
@@ -32,11 +33,13 @@ def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
         boot_id=text("bootseer.boot_id"),
         gpus=number("bootseer.gpu.count"),
         attempt=number("bootseer.attempt"),
-        job_uid=text("bootseer.job_uid"),
+        job_uid=job_uid,
         kind=text("bootseer.start.kind"),
         process_id=number("process.pid"),
         place=text("k8s.pod.uid") or text("container.id"),
         world_size=number("bootseer.world_size"),
+        is_job_name=bool(namespace and job_uid and job_uid.startswith(f"{namespace}/")),
+        run_uid=text("bootseer.run_uid"),
     )
 
 

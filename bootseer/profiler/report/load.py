@@ -45,6 +45,8 @@ DETAILS = {
     "before and after that do not fit together",
     "other-unit": "times in seconds, milliseconds or microseconds where nanoseconds belong; read "
     "as what they must be, without the monotonic clock",
+    "run-of-same-name": "the job was made again under its name, which is all that its pods know it "
+    "by: a start of its own, told from the one before by the pods' uids",
     "negative-duration": "a phase ended before it began; its length is unknown",
     "end-without-begin": "the end of a phase whose begin is missing",
     "duplicate-event": "an event that was already read",

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bootseer.profiler.report import speakers
+from bootseer.profiler.report import runs, speakers
 from bootseer.profiler.report.identity import identity_of, true_nodes
 from bootseer.profiler.report.records import Identity, Source, Span, Start
 from bootseer.profiler.report.segments import (
@@ -310,7 +310,12 @@ class Collector:
 
     def finish(self) -> list[Start]:
         """Pair what is left over files, line clocks up per boot; newest start first."""
-        starts = [self._start(trace, writers) for trace, writers in self._traces.items()]
+        starts = []
+        for trace, writers in self._traces.items():
+            found = runs.split_runs(self._start(trace, writers))
+            for run in found[1:]:
+                self._counts[run.sources[0].file, "run-of-same-name"] += 1
+            starts += found
         return sorted((s for s in starts if s.sources), key=lambda s: s.began_ns, reverse=True)
 
     def _start(self, trace: str, writers: list[Writer]) -> Start:

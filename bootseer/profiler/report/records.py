@@ -35,7 +35,10 @@ class Span(NamedTuple):
 
 class Identity(NamedTuple):
     """Who wrote a source, from its resource line. `pod` is the Kubernetes pod's name; `place` its
-    uid, else the container's id: two starts with one place ran in the same container."""
+    uid, else the container's id: two starts with one place ran in the same container.
+    `is_job_name`: the job uid is no more than a namespace and a name, which several runs may have;
+    `run_uid` is then the uid of the object that made the pod, where the cluster's records tell it.
+    """
 
     node: str
     pod: str | None
@@ -49,6 +52,8 @@ class Identity(NamedTuple):
     process_id: int | None
     place: str | None = None
     world_size: int | None = None
+    is_job_name: bool = False
+    run_uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,146 @@
+"""Runs of a job that have only its name in common, told apart by their pods (pure).
+
+Some operators set nothing on a job's pods but its name, and a pod cannot read more. The events of
+a job that was deleted and created again under that name then have the trace id of the run before.
+What differs is each pod's uid, which its own events and imported ones both have, and the uid of
+the object that made the pods (`bootseer.run_uid`), which imported ones have.
+
+A run begins with the pod that another object made. Where that is unknown, it begins with a pod
+that has the name of an earlier one, if most of the earlier run's pods are made again from then on:
+fewer are pods of the same run that were replaced, see `tries`. Pods whose names are new belong to
+the run whose pods they began closest to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from bootseer.profiler.report.records import Source, Start
+
+
+class _Pod:
+    """One pod of a job; `run_uid` is that of the object that made it, None where unknown."""
+
+    __slots__ = ("begin_ns", "name", "run_uid", "uid")
+
+    def __init__(self, uid: str, name: str, begin_ns: int, run_uid: str | None) -> None:
+        self.uid, self.name, self.begin_ns, self.run_uid = uid, name, begin_ns, run_uid
+
+
+class _Run:
+    """The pods of one run, by begin, and their names."""
+
+    __slots__ = ("names", "pods", "run_uid")
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.pods: list[_Pod] = []
+        self.run_uid: str | None = None
+
+    def add(self, pod: _Pod) -> None:
+        self.names.add(pod.name)
+        self.pods.append(pod)
+        self.run_uid = self.run_uid or pod.run_uid
+
+
+def split_runs(start: Start) -> list[Start]:
+    """One start for each run of a job that is known by its name; the first keeps the trace id."""
+    if not any(source.identity.is_job_name for source in start.sources):
+        return [start]
+    runs = _find_runs(sorted(_pods_of(start.sources), key=lambda pod: (pod.begin_ns, pod.uid)))
+    if len(runs) < 2:
+        return [start]
+    number_of = {pod.uid: number for number, run in enumerate(runs) for pod in run.pods}
+    begins_ns = [min(pod.begin_ns for pod in run.pods) for run in runs]
+    shares: list[list[Source]] = [[] for _ in runs]
+    for source in start.sources:
+        place = source.identity.place if source.identity.pod else None
+        number = number_of.get(place or "")
+        if number is None:  # of no pod
+            begun = sum(begin_ns <= _began_ns(source) for begin_ns in begins_ns)
+            number = max(0, begun - 1)
+        shares[number].append(source)
+    return [
+        Start(start.trace_id if not number else _derive(start.trace_id, run), tuple(share))
+        for number, (run, share) in enumerate(zip(runs, shares, strict=True))
+    ]
+
+
+def _pods_of(sources: Iterable[Source]) -> list[_Pod]:
+    found: dict[str, _Pod] = {}
+    for source in sources:
+        who = source.identity
+        if not who.pod or not who.place:
+            continue
+        pod = found.get(who.place)
+        if pod is None:
+            found[who.place] = _Pod(who.place, who.pod, _began_ns(source), who.run_uid)
+        else:
+            pod.begin_ns = min(pod.begin_ns, _began_ns(source))
+            pod.run_uid = pod.run_uid or who.run_uid
+    return list(found.values())
+
+
+def _find_runs(pods: Sequence[_Pod]) -> list[_Run]:
+    runs = [_Run()]
+    known: dict[str, _Run] = {}
+    for number, pod in enumerate(pods):
+        run = known.get(pod.run_uid or "")
+        if run is None:
+            run = runs[-1]
+            is_other = bool(pod.run_uid and run.run_uid)
+            if is_other or pod.name in run.names:
+                forward = _count_forward(run, pods, number)
+                if is_other or _is_made_again(run, pods, number, forward):
+                    run = _begin_run(runs, forward)
+        run.add(pod)
+        if run.run_uid:
+            known[run.run_uid] = run
+    return runs
+
+
+def _count_forward(run: _Run, pods: Sequence[_Pod], number: int) -> int:
+    """How many of the run's latest pods, if another run began with this one, would belong to that:
+    they have names that do not come again, no known owner, and began closer to it."""
+    mine, names, count = run.pods, {pod.name for pod in pods[number:]}, 0
+    for previous, pod in zip(mine[-2::-1], mine[:0:-1], strict=True):
+        is_free = pod.run_uid is None and pod.name not in names
+        if not is_free or pods[number].begin_ns - pod.begin_ns >= pod.begin_ns - previous.begin_ns:
+            break
+        count += 1
+    return count
+
+
+def _is_made_again(run: _Run, pods: Sequence[_Pod], number: int, forward: int) -> bool:
+    """Whether as many pods as make up most of the run follow from this one on, before one of them
+    is made once more; those of the object that made the run do not count."""
+    ahead: set[str] = set()
+    for pod in pods[number:]:
+        if pod.name in ahead:
+            break
+        if run.run_uid is None or pod.run_uid != run.run_uid:
+            ahead.add(pod.name)
+    return (len(ahead) + forward) * 2 > len(run.names) - forward
+
+
+def _begin_run(runs: list[_Run], forward: int) -> _Run:
+    """A new run, with that many pods from the end of the one before."""
+    before, new = runs[-1], _Run()
+    for pod in before.pods[len(before.pods) - forward :]:
+        before.names.discard(pod.name)
+        new.add(pod)
+    del before.pods[len(before.pods) - forward :]
+    runs.append(new)
+    return new
+
+
+def _derive(trace_id: str, run: _Run) -> str:
+    """A trace id for a further run, the same whatever else is read with it."""
+    first = run.run_uid or min(run.pods, key=lambda pod: pod.name).uid
+    return hashlib.sha256(f"{trace_id} {first}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _began_ns(source: Source) -> int:
+    moments = [m for span in source.spans for m in span[1:3] if m is not None]
+    return min(moments, default=0) + source.offset_ns

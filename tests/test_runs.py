@@ -1,0 +1,198 @@
+"""Jobs that were made again under their name, which is all that their pods know of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from event_files import EventFile
+
+from bootseer.cli.import_ import k8s_command
+from bootseer.profiler import events
+from bootseer.profiler.collect import loglines
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
+from bootseer.profiler.report.model import Report
+
+HOUR_S = 3600.0
+
+
+def write_pod(
+    folder: Path, name: str, uid: str, rank: int, at_s: float, *, until_s: float = 20
+) -> None:
+    about = {"k8s__pod__name": name, "k8s__pod__uid": uid, "k8s__namespace__name": "team"}
+    file = EventFile(f"n{rank}", rank, bootseer__job_uid="team/train", **about)
+    file.span("imports", at_s, at_s + 10)
+    if until_s > 10:
+        file.span("model.init", at_s + 10, at_s + until_s).point("first_step", at_s + until_s)
+    file.write(folder)
+
+
+def report_of(folder: Path) -> Report:
+    return analysis.analyse(load([str(folder)]))
+
+
+def kinds_of(report: Report) -> list[str]:
+    return [problem.kind for problem in report.problems]
+
+
+def test_two_runs_of_one_name_are_two_starts(tmp_path: Path) -> None:
+    for run in range(3):
+        for rank in range(4):
+            uid = f"uid-{run}-{rank}"
+            write_pod(tmp_path, f"train-worker-{rank}", uid, rank, HOUR_S * run + rank)
+    report = report_of(tmp_path)
+    assert [start.ranks for start in report.starts] == [4, 4, 4]
+    assert len({start.trace_id for start in report.starts}) == 3
+    assert [start.duration_s for start in report.starts] == [pytest.approx(23)] * 3
+    assert all(start.complete for start in report.starts)
+    assert kinds_of(report) == ["run-of-same-name"] * 2
+    assert report.stragglers == ()
+
+
+def test_a_run_that_was_deleted_half_way_is_not_left_out_of_the_next(tmp_path: Path) -> None:
+    """As found: it was an earlier try of the run that followed, whose start lasted an hour."""
+    for rank in range(2):
+        write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, 0, until_s=10)
+        write_pod(tmp_path, f"train-{rank}", f"b{rank}", rank, HOUR_S)
+    report = report_of(tmp_path)
+    assert [start.complete for start in report.starts] == [True, False]
+    assert [start.duration_s for start in report.starts] == [pytest.approx(20), pytest.approx(10)]
+
+
+def test_one_pod_of_many_that_was_made_again_is_no_run(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, 0, until_s=10 if rank == 3 else 99)
+    write_pod(tmp_path, "train-3", "b3", 3, 40)
+    report = report_of(tmp_path)
+    assert len(report.starts) == 1
+    assert kinds_of(report) == ["earlier-try"]
+
+
+def test_a_launcher_with_a_random_name_goes_with_the_workers_it_came_with(tmp_path: Path) -> None:
+    for run in range(2):
+        at_s = HOUR_S * run
+        write_pod(tmp_path, f"pi-launcher-x{run}", f"launcher-{run}", 2, at_s)
+        for rank in range(2):
+            write_pod(tmp_path, f"pi-worker-{rank}", f"{run}{rank}", rank, at_s + 1 + rank)
+    report = report_of(tmp_path)
+    assert [start.ranks for start in report.starts] == [3, 3]
+    assert [start.duration_s for start in report.starts] == [pytest.approx(22)] * 2
+
+
+def test_a_run_has_one_trace_id_whatever_is_read_after_it(tmp_path: Path) -> None:
+    for run in range(2):
+        for rank in range(2):
+            write_pod(tmp_path, f"t-{rank}", f"uid-{run}-{rank}", rank, HOUR_S * run)
+    two = {start.trace_id for start in load([str(tmp_path)]).starts}
+    for rank in range(2):
+        write_pod(tmp_path, f"t-{rank}", f"uid-2-{rank}", rank, HOUR_S * 2)
+    assert two < {start.trace_id for start in load([str(tmp_path)]).starts}
+
+
+def made_by(kind: str, run: int, name: str) -> list[dict[str, Any]]:
+    """What kubectl shows of a run's pod: owner, times, and the variables that `inject` writes."""
+    at = f"2026-03-01T{10 + run}:00:00Z"
+    label = "ray.io/cluster" if kind == "RayCluster" else "training.kubeflow.org/job-name"
+    field = {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
+    space = {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    pod = {
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"pod-{run}-{name}",
+            "creationTimestamp": at,
+            "labels": {label: "train"},
+            "ownerReferences": [
+                {"kind": kind, "name": "train", "uid": f"{kind}-{run}", "controller": True}
+            ],
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [
+                {
+                    "name": "c",
+                    "env": [
+                        {"name": "BOOTSEER_JOB_NAMESPACE", "valueFrom": space},
+                        {"name": "BOOTSEER_JOB_NAME", "valueFrom": field},
+                        {
+                            "name": "BOOTSEER_JOB_UID",
+                            "value": "$(BOOTSEER_JOB_NAMESPACE)/$(BOOTSEER_JOB_NAME)",
+                        },
+                    ],
+                }
+            ],
+        },
+        "status": {},
+    }
+    event = {
+        "kind": "Event",
+        "metadata": {"name": f"e{run}{name}", "creationTimestamp": at},
+        "involvedObject": {"kind": "Pod", "uid": f"pod-{run}-{name}"},
+        "reason": "Scheduled",
+        "message": "placed",
+        "firstTimestamp": f"2026-03-01T{10 + run}:00:05Z",
+    }
+    return [pod, event]
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "RayCluster"])
+def test_imported_runs_are_told_apart_by_what_made_their_pods(kind: str, tmp_path: Path) -> None:
+    """Pods of a RayCluster have random names, so that no name comes again; and what a pod wrote
+    itself joins the run that its import was of."""
+    items = [
+        item
+        for run in range(2)
+        for name in ("head", "worker")
+        for item in made_by(kind, run, f"train-{name}-x{run}" if kind == "RayCluster" else name)
+    ]
+    (tmp_path / "cluster.json").write_text(json.dumps({"kind": "List", "items": items}))
+    folder = tmp_path / "events"
+    arguments = [str(tmp_path / "cluster.json"), "--events", str(folder)]
+    result = CliRunner().invoke(k8s_command, arguments)
+    assert result.exit_code == 0, result.output
+    report = report_of(folder)
+    assert [start.processes for start in report.starts] == [2, 2]
+    pods = [item for item in items if item["kind"] == "Pod"]
+    for number, pod in enumerate(pods):
+        file = EventFile(
+            "n1",
+            number % 2,
+            trace=events.trace_from_environment({"BOOTSEER_JOB_UID": "team/train"})[0] or "",
+            k8s__pod__name=pod["metadata"]["name"],
+            k8s__pod__uid=pod["metadata"]["uid"],
+            k8s__namespace__name="team",
+            bootseer__job_uid="team/train",
+        )
+        hour = "2026-03-01T10:00:10Z" if number < 2 else "2026-03-01T11:00:10Z"
+        begin_s = (events_ns(hour) - 1_700_000_000 * 10**9) / 1e9
+        file.span("imports", begin_s, begin_s + 5).write(folder)
+    report = report_of(folder)
+    assert [start.processes for start in report.starts] == [4, 4]
+    assert all(start.duration_s < 60 for start in report.starts)
+
+
+def events_ns(stamp: str) -> int:
+    return loglines.parse_time_ns(stamp, "iso", 0, 0) or 0
+
+
+def test_the_same_object_that_makes_its_pods_again_is_one_run(tmp_path: Path) -> None:
+    """All pods of a job were replaced by its operator: its owner's uid says that it is one run."""
+    for number in range(2):
+        about = {
+            "k8s__pod__name": "train-0",
+            "k8s__pod__uid": f"uid-{number}",
+            "k8s__namespace__name": "team",
+            "bootseer__job_uid": "team/train",
+            "bootseer__run_uid": "job-1",
+        }
+        EventFile("n", 0, **about).span("imports", 30.0 * number, 30.0 * number + 20).write(
+            tmp_path
+        )
+    report = report_of(tmp_path)
+    assert len(report.starts) == 1
+    assert kinds_of(report) == ["earlier-try"]
