@@ -1,8 +1,12 @@
 # Two commands do everything: `make demo` (the main job) and `make test`.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-WORKERS ?= 2
+# More than two cores: tests wait, for servers above all, about as long as they compute.
+WORKERS ?= 3
 BIN := .venv/bin
+
+# Set, it would have each of some thousand Python processes compile the same modules again.
+test test-fast k8s-test soak: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-fast k8s-test image soak fresh lint format bench docs setup clean
 

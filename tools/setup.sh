@@ -60,6 +60,9 @@ if wants test; then
         say "building what the tests need beyond that: Kubernetes, and smaller things"
         .venv/bin/python -m tools.prepare
     fi
+    # Once, here, and not in each of the processes that run tests; a fault shows again there.
+    say "compiling the tests"
+    PYTHONDONTWRITEBYTECODE='' .venv/bin/python -m pytest --collect-only -q >/dev/null 2>&1 || true
 else
     say "installing bootseer and its Python packages into .venv"
     pip -e .
