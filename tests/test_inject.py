@@ -303,7 +303,7 @@ def manifests(draw: st.DrawFn) -> str:
     if draw(st.booleans()):
         spec["volumes"] = [{"name": n, "emptyDir": {}} for n in draw(st.lists(NAMES))]
     spec = {key: spec[key] for key in draw(st.permutations(list(spec)))}
-    document: Any = {"kind": "Thing", "metadata": {"name": "n"}, "spec": spec}
+    document: Any = {"kind": "Pod", "metadata": {"name": "n"}, "spec": spec}
     for _ in range(draw(st.integers(0, 2))):
         document = {"kind": "Thing", draw(NAMES): document}
     style = draw(st.sampled_from([False, None, True, "json", "pretty"]))

@@ -155,6 +155,25 @@ def test_what_kuberay_would_run_before_its_own_start_is_not_wrapped() -> None:
     assert pods_of(new)[0]["containers"][1]["command"][3:] == ["sleep", "inf"]
 
 
+@pytest.mark.parametrize("place", ["headGroupSpec:\n       ", "workerGroupSpecs:\n      -"])
+def test_what_makes_clusters_of_ray_is_refused_as_they_are(place: str) -> None:
+    """vllm-project/aibrix: a RayClusterFleet holds a RayCluster's spec, which KubeRay starts."""
+    raw = f"""\
+apiVersion: orchestration.aibrix.ai/v1alpha1
+kind: RayClusterFleet
+metadata: {{name: fleet}}
+spec:
+  template:
+    spec:
+      {place} template:
+          metadata: {{}}
+          spec: {{containers: [{{name: ray, image: i, command: [vllm, serve]}}]}}
+"""
+    assert "runs the command before a `ray start` of its own" in refusal(raw)
+    note = '{annotations: {ray.io/overwrite-container-cmd: "true"}}'
+    assert pods_of(done(raw.replace("metadata: {}", f"metadata: {note}")))
+
+
 def test_a_submitter_of_ray_keeps_the_command_that_its_operator_gives_it() -> None:
     assert "(ray job submit)" in refusal(RAY_JOB, None, lambda _: CONFIG)
     raw = f"{RAY_JOB}        command: [ray, job, submit]\n"

@@ -94,11 +94,36 @@ spec:
                   image: python:3.12
                   command: [torchrun]
 """
+SIDECARS = """\
+apiVersion: apps.kruise.io/v1beta1
+kind: SidecarSet
+metadata: {name: logs}
+spec:
+  selector: {matchLabels: {app: train}}
+  containers:
+  - name: shipper
+    image: fluent/fluent-bit:3.1
+    command: [fluent-bit, -c, /etc/fb.conf]
+    podInjectPolicy: BeforeAppContainer
+"""
+GRAPH = """apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: decode}
+spec:
+  services:
+    Worker:
+      extraPodSpec:
+        mainContainer:
+          image: nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.4.0
+          command: [python3, -m, dynamo.vllm]
+"""
 
 
 @pytest.mark.parametrize(
     ("raw", "title", "reason"),
     [
+        (SIDECARS, "SidecarSet/logs", "containers at spec.containers, but no pod's template"),
+        (GRAPH, "DynamoGraphDeployment/decode", "extraPodSpec.mainContainer, but no pod's"),
         (KNATIVE, "Service/hello", "podspec-init-containers"),
         (LLM, "LLMInferenceService/qwen", "presets"),
         (TASK, "Task/build", "containers at spec.steps, but no pod's template, and the kind Task"),
@@ -126,6 +151,60 @@ def test_what_stays_unmeasured_is_named(raw: str, title: str, reason: str) -> No
     done = bootseer(*words, data=raw.encode())
     assert done.returncode == 7
     assert json.loads(done.stdout)["unmeasured"][0]["pod"] == title
+
+
+PATCHED = """\
+apiVersion: workloads.x-k8s.io/v1alpha2
+kind: RoleBasedGroup
+metadata: {name: serve}
+spec:
+  roleTemplates:
+  - name: base
+    template:
+      spec:
+        containers:
+        - name: engine
+          image: lmsysorg/sglang:v0.5.5
+          command: [python3, -m, sglang.launch_server]
+  roles:
+  - name: decode
+    standalonePattern:
+      templateRef:
+        name: base
+        patch:
+          spec:
+            containers:
+            - name: engine
+              command: [python3, -m, sglang.launch_server, --tp, "8"]
+"""
+
+
+def test_what_is_merged_over_a_template_is_no_pod() -> None:
+    """sgl-project/rbg, api/workloads/v1alpha2/helper.go: a strategic merge of the two."""
+    result = inject.inject(text(PATCHED), Options())
+    assert not result.refusals
+    template, patch = pods_of(result.raw)
+    assert template["containers"][0]["command"][0] == LAUNCHER
+    assert patch == pods_of(PATCHED)[1]
+    assert taken_out(result.raw) == PATCHED
+    (left,) = result.unmeasured
+    assert left.pod == "RoleBasedGroup/serve"
+    assert left.reason.startswith("its patch at spec.roles[0].standalonePattern.templateRef.patch")
+    command = '              command: [python3, -m, sglang.launch_server, --tp, "8"]\n'
+    mere = PATCHED.replace(command, "              env: [{name: TP, value: '8'}]\n")
+    assert not inject.inject(text(mere), Options()).unmeasured
+
+
+def test_an_older_state_that_the_cluster_keeps_is_left_alone() -> None:
+    raw = """\
+apiVersion: apps/v1
+kind: ControllerRevision
+metadata: {name: train-5d9}
+data: {spec: {template: {spec: {containers: [{name: a, image: i, command: [x]}]}}}}
+revision: 1
+"""
+    result = inject.inject(text(raw), Options())
+    assert (result.raw, result.refusals, result.unmeasured) == (raw, (), ())
 
 
 def test_require_is_met_where_everything_is_injected() -> None:

@@ -171,6 +171,29 @@ def test_an_imported_end_may_state_how_long_its_phase_took() -> None:
     assert brief(found) == [("begin", "x", 10), ("end", "x", 17)]
 
 
+@pytest.mark.parametrize(
+    ("changed", "lines", "months"),
+    [
+        ("2026-11-20T09:00+00:00", ["0207 10:00:00", "0301 10:00:00"], ["2026-02", "2026-03"]),
+        ("2027-01-01T09:00+00:00", ["1231 23:59:59", "0101 00:00:01"], ["2026-12", "2027-01"]),
+        ("2027-11-20T09:00+00:00", ["1231 23:59:59", "0101 00:00:01"], ["2026-12", "2027-01"]),
+    ],
+)
+def test_no_line_of_a_log_is_from_after_its_files_last_change(
+    changed: str, lines: list[str], months: list[str]
+) -> None:
+    """Timestamps without a year, of logs that may have been copied much later."""
+    rules = "[r]\nphase = x\npoint = loading\ntime = ^(\\d+ \\S+)\ntime_zone = utc\n"
+    parsed = logrules.parse(rules + "time_format = %m%d %H:%M:%S\n", "t.ini")
+    near_ns = int(datetime.datetime.fromisoformat(changed).timestamp()) * SECOND
+    engine = logengine.Engine(parsed, live=False, near_ns=near_ns)
+    found = [one for line in lines for one in engine.line(f"{line} loading".encode(), 0, None)]
+    moments = [
+        datetime.datetime.fromtimestamp(f.time_unix_nano // SECOND, datetime.UTC) for f in found
+    ]
+    assert [f"{moment:%Y-%m}" for moment in moments] == months
+
+
 STEPS = "[s]\nphase = first_step\npoint = step (?P<n>\\d+)\nstep = n\nonce = true\n"
 STEPS_STAMPED = STEPS + "time = ^(\\S+)\ntime_format = unix\n"
 

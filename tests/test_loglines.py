@@ -84,6 +84,7 @@ def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
         ("[pod/train-3/main0] [default1]:x", "pod/train-3/main0 default1", "x", (None, 1)),
         ("[pod/train-3/main0] x", "pod/train-3/main0", "x", (None, None)),
         ("runner-llm-1  | x", "runner-llm-1/", "x", (None, None)),
+        ("runner_llm_1  | x", "runner_llm_1/", "x", (None, None)),
         ("0 | layer_1 | Linear", "", "0 | layer_1 | Linear", (None, None)),
         ("train | epoch 001 | loss 3", "", "train | epoch 001 | loss 3", (None, None)),
         ("retraining/0 [default1]:x", "retraining/0 default1", "x", (None, 1)),
@@ -112,6 +113,7 @@ def test_a_lane_is_its_process_whatever_name_that_takes() -> None:
     [
         "2026-11-21T10:00:00.123456789Z [default0]: x",
         "[pod/a/b] 2026-11-21T12:00:00.123456789+02:00 [default0]: x",
+        "trainer  | 2026-11-21T10:00:00.123456789Z [default0]: x",
         "2026-11-21T10:00:00.123456789Z stderr F [default0]: x",
         "[2026-11-21T10:00:00.123456Z] [default0]: x",
         "2026-11-21 10:00:00.123456+0000 [default0]: x",
@@ -164,6 +166,18 @@ def test_timestamps_are_read_and_completed(text: str, time_format: str, iso: str
     got = loglines.parse_time_ns(text, time_format, 0, NEAR_NS)
     assert got is not None
     assert got / 1e9 == pytest.approx(expected.timestamp(), abs=1e-5)
+
+
+def test_a_day_without_a_year_lies_before_the_time_after_which_nothing_was_written() -> None:
+    """A log of February, copied in November."""
+    form, latest_ns = "%m-%d %H:%M:%S", NEAR_NS + 86400 * 10**9
+    got = loglines.parse_time_ns("02-07 19:23:56", form, 0, NEAR_NS, latest_ns)
+    expected = datetime.datetime.fromisoformat("2026-02-07T19:23:56+00:00")
+    assert got == int(expected.timestamp()) * 10**9
+    leap = loglines.parse_time_ns("02-29 10:00:00", form, 0, 1_830_000_000 * 10**9, 0)
+    assert (
+        leap == int(datetime.datetime.fromisoformat("2028-02-29T10:00+00:00").timestamp()) * 10**9
+    )
 
 
 @pytest.mark.parametrize("text", ["9" * 30, "-5", "9" * 5000])

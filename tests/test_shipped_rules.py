@@ -634,6 +634,18 @@ def test_the_bar_of_an_evaluation_is_not_the_trainers() -> None:
     assert hugging_face(lines) == [("begin", 0), ("end", 1)]
 
 
+def test_an_evaluation_before_the_first_step_is_none() -> None:
+    """`eval_on_start`: the trainer's bar of 1,560 waits at 0 while another counts to 12."""
+    begin = [
+        "[INFO|trainer.py:2519] 2026-11-21 19:00:00,100 >> ***** Running training *****",
+        "[INFO|trainer.py:2525] 2026-11-21 19:00:00,101 >>   Total optimization steps = 1,560",
+    ]
+    evaluation = [bar(0, 12), bar(2, 12), bar(12, 12), "{'eval_loss': '2.1', 'epoch': '0'}"]
+    lines = [*begin, bar(0, 1560), *evaluation, bar(0, 1560), bar(1, 1560), bar(2, 1560), LOSS]
+    assert hugging_face(lines) == [("begin", 0), ("end", 8)]
+    assert hugging_face([begin[0], *lines[2:3], bar(1, 1560)]) == [("begin", 0), ("end", 2)]
+
+
 def test_without_a_line_of_the_trainer_a_bar_says_nothing() -> None:
     assert hugging_face([*BEFORE_TRAINING, bar(0, 12), bar(1, 12), bar(12, 12)]) == []
 

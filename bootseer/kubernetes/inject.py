@@ -97,10 +97,11 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
                     _train_job(clean, one, options, all_edits, changes, wrapped)
                 except CannotEditError as error:
                     refusals.append(_refusal_of(one, str(error)))
-            elif not one.pods:
-                reason = kinds.find_containers_left(one)
-                if reason:
-                    unmeasured.append(_refusal_of(one, reason))
+            else:
+                reasons = [kinds.find_patches(one)]
+                if not one.pods:
+                    reasons.append(kinds.find_containers_left(one))
+                unmeasured += [_refusal_of(one, reason) for reason in reasons if reason]
         for pod in (pod for one in objects for pod in one.pods):
             if may_pass_over and not is_asked_for(pod, options):
                 line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"

@@ -42,8 +42,9 @@ class Operator:
     `places`: the pods of that kind it concerns, by what their path begins with (() = all).
     `fills_empty`: it concerns containers without a command alone; `args_count`: and without
     arguments; `first_only`: a pod's first container alone. `annotation`: set to "true" on the
-    object or the pod, it keeps the operator from the command. `reason` says why the pod is refused
-    otherwise; `{name}` is the container's.
+    object or the pod, it keeps the operator from the command. `within`: keys by which its objects
+    are known within kinds that are unknown here. `reason` says why the pod is refused otherwise;
+    `{name}` is the container's.
     """
 
     group: str
@@ -54,6 +55,7 @@ class Operator:
     reason: str
     annotation: str = ""
     args_count: bool = False
+    within: tuple[str, ...] = ()
 
 
 OPERATORS: Sequence[Operator] = (
@@ -84,6 +86,8 @@ OPERATORS: Sequence[Operator] = (
         fills_empty=False,
         first_only=True,
         annotation=RAY_ANNOTATION,
+        # vllm-project/aibrix, api/orchestration/v1alpha1/rayclusterfleet_types.go.
+        within=(".headGroupSpec.", ".workerGroupSpecs["),
         reason="KubeRay runs the command before a `ray start` of its own, which would run outside "
         f'of the wrapper; set the annotation {RAY_ANNOTATION}: "true" and write the command '
         "that starts Ray, as command: [/bin/bash, -lc, --, $KUBERAY_GEN_RAY_START_CMD]",
@@ -146,8 +150,7 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
     has_args = bool(items(child(container, "args")))
     for operator in OPERATORS:
         if (
-            not is_of(pod, operator.group, operator.kinds)
-            or (operator.places and not pod.path.startswith(operator.places))
+            not _concerns(operator, pod)
             or (operator.first_only and not is_first)
             or (operator.fills_empty and (command or is_given))
             or (operator.args_count and has_args)
@@ -156,6 +159,13 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
             continue
         return operator.reason.replace("{name}", name_to_give(pod, container))
     return ""
+
+
+def _concerns(operator: Operator, pod: Pod) -> bool:
+    """Whether an operator makes this pod, as far as kind and place tell."""
+    if is_of(pod, operator.group, operator.kinds):
+        return not operator.places or pod.path.startswith(operator.places)
+    return any(key in pod.path for key in operator.within)
 
 
 def _find_argo_refusal(pod: Pod, *, has_command: bool) -> str:
@@ -195,6 +205,8 @@ def find_containers_left(one: Described) -> str:
     version, spec = scalar(child(one.node, "apiVersion")), child(one.node, "spec")
     if one.kind in NO_PODS or not one.kind or not version or spec is None:
         return ""
+    if one.patches:
+        return ""
     path = _find_containers(spec, ["spec"], set())
     if not path:
         return ""
@@ -211,8 +223,8 @@ def _find_containers(node: yaml.Node, path: list[str], seen: set[int]) -> str:
     seen.add(id(node))
     for key, _, value in pairs(node):
         below = [*path, key]
-        entries = items(value) if key in ("containers", "steps") else [value]
-        if key in ("containers", "container", "steps") and any(
+        entries = items(value) if isinstance(value, yaml.SequenceNode) else [value]
+        if key.lower().endswith(("container", "containers", "steps")) and any(
             scalar(child(entry, "image")) for entry in entries
         ):
             return ".".join(below)
@@ -227,6 +239,16 @@ def _find_containers(node: yaml.Node, path: list[str], seen: set[int]) -> str:
             if found:
                 return found
     return ""
+
+
+def find_patches(one: Described) -> str:
+    """Say which commands are merged over those of the object's pods, "" for none."""
+    if not one.patches:
+        return ""
+    return (
+        f"its patch at {one.patches[0]} names a command, which takes the place of the one in the "
+        "pod's template, and of the wrapper's with it; write it into the template"
+    )
 
 
 def is_train_job(node: yaml.Node) -> bool:

@@ -14,8 +14,13 @@ JOB_CONTAINERS = ("pytorch", "node", "trainer", "tensorflow", "mpi", "worker")
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
-NO_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret")
+NO_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret", "ControllerRevision")
 """Kinds whose text may look like a pod's without being one."""
+
+_ARE_PODS = ("", "Pod", "ServingRuntime", "ClusterServingRuntime")
+"""Kinds whose own `spec.containers` are a pod's. Elsewhere these are sidecars for the pods of
+others (openkruise/kruise, apis/apps/v1beta1/sidecarset_types.go, SidecarSet) or changes to a pod
+that the operator makes (prometheus-operator, pkg/apis/monitoring/v1, CommonPrometheusFields)."""
 
 ARGO = "argoproj.io"
 ARGO_KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
@@ -91,12 +96,13 @@ class Pod:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Described:
     """One object of a manifest, with the pods that it describes; those of objects within it are
-    theirs."""
+    theirs. `patches` are the paths of what is merged over a pod's template and names a command."""
 
     node: yaml.MappingNode
     kind: str
     name: str
     pods: list[Pod]
+    patches: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -198,6 +204,12 @@ class _Search:
         if not isinstance(spec, yaml.MappingNode) or not (form or _is_pod_spec(spec)):
             return False
         one, aliased = self.owner, self.document.aliased
+        if not path and one.kind not in _ARE_PODS:
+            return False
+        if any("patch" in key.lower() for key in path):
+            if any(items(child(entry, "command")) for entry in items(merged(spec, "containers"))):
+                one.patches.append(where)
+            return True
         one.pods.append(Pod(one.node, one.kind, one.name, where, node, spec, aliased, form))
         return True
 

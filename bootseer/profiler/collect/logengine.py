@@ -28,7 +28,8 @@ ZONE_STEP_NS = 900 * loglines.SECOND_NS
 ZONE_MAX_NS = 15 * 3600 * loglines.SECOND_NS
 LATE_MAX_NS = 60 * loglines.SECOND_NS
 """How far a container's log may be behind its program for the program's zone to follow from it."""
-DURATION_MAX_NS = 366 * 86400 * loglines.SECOND_NS
+DAY_NS = 86400 * loglines.SECOND_NS
+DURATION_MAX_NS = 366 * DAY_NS
 
 _NAMED = "log="
 """Within a lane: what follows was named by the line itself (`lane` of a rule)."""
@@ -83,6 +84,7 @@ class _Open:
     begin_ns: int
     repeats: int = 0
     first_step: Optional[int] = None
+    total: str = ""
 
 
 @dataclass
@@ -115,7 +117,8 @@ class Engine:
     any. An imported line's arrival says nothing: without a timestamp of its own, or one that the
     container's log put before it, only an end that states how long its phase took has a time.
     Everything else is left out and counted in `undated`: the nearest stamped line may be hours
-    away. `near_ns` helps to complete timestamps without a date, e.g. the log file's time of change.
+    away. `near_ns` is when the log file last changed: it helps to complete timestamps without a
+    date, and no line is more than a day (for zones) younger.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Engine:
         self._processes: Dict[str, str] = {}
         self._silenced: Dict[str, int] = {}
         self._clock_ns = near_ns
+        self._latest_ns = near_ns + DAY_NS if near_ns and not live else None
         self._held: Dict[Tuple[str, str], _Held] = {}
         self._latest: Dict[str, int] = {}
         self._bars: Dict[Tuple[str, str], _Bars] = {}
@@ -235,7 +239,7 @@ class Engine:
     def _settle(self) -> None:
         """Read the last good timestamp seen; put off until an event needs it, as that is slow."""
         while self._stamps:
-            own = _stamp_ns(*self._stamps.pop(), self._clock_ns)
+            own = _stamp_ns(*self._stamps.pop(), self._clock_ns, self._latest_ns)
             if own is not None:
                 self._clock_ns = own
                 self._stamps.clear()
@@ -379,14 +383,18 @@ class Engine:
     ) -> None:
         key = (line.lane, rule.phase)
         opened = self._open.get(key)
+        total = _total(match)
         if opened is not None and not rule.restart:
-            opened.repeats += 1
+            if total and opened.rule is rule and not opened.total:
+                opened.total = total
+            else:
+                opened.repeats += 1
             return
         times = times or self._times(rule, line)
         if times is None or not self._counted(rule, line, "begin"):
             return
         self._close_former(rule, line, times, found, restarted=opened is not None)
-        self._open[key] = _Open(rule, times[0], first_step=_step_number(rule, match))
+        self._open[key] = _Open(rule, times[0], first_step=_step_number(rule, match), total=total)
         attributes = {**_attributes(rule, match, line), **times[2]}
         found.append(Found("begin", rule.phase, key, times[0], times[1], "ok", attributes))
 
@@ -400,6 +408,8 @@ class Engine:
     ) -> None:
         key = (line.lane, rule.phase)
         opened = self._open.get(key)
+        if opened is not None and opened.rule is rule and _is_of_another(match, opened.total):
+            return
         duration_ns = _duration_ns(match)
         if opened is None and duration_ns is None and not rule.unopened_point:
             return
@@ -498,7 +508,7 @@ class Engine:
             return _stamp_ns(rule, match, line.arrival_ns)
         if line.stamp_ns is not None:
             return _agreed_ns(rule, match, line.stamp_ns)
-        return _stamp_ns(rule, match, self._clock_ns or line.arrival_ns)
+        return _stamp_ns(rule, match, self._clock_ns or line.arrival_ns, self._latest_ns)
 
     def _times(self, rule: Rule, line: _Line) -> Optional[_Times]:
         """Times of a line's event; None, and counted, for an imported line that has none."""
@@ -568,6 +578,17 @@ def _step_number(rule: Rule, match: Match[str]) -> Optional[int]:
     return _number(match.groupdict().get(rule.step)) if rule.step else None
 
 
+def _total(match: Match[str]) -> str:
+    """The total that a bar or the line before it names, "" for none."""
+    return (match.groupdict().get("total") or "").replace(",", "")
+
+
+def _is_of_another(match: Match[str], total: str) -> bool:
+    """Whether a line is of a bar with another total than the one that is awaited."""
+    found = _total(match)
+    return bool(found and total and found != total)
+
+
 def _number(text: Optional[str]) -> Optional[int]:
     """A count that a line names; None where an optional group is absent or holds none."""
     return int(text) if text and text.isdecimal() and len(text) <= DIGITS_MAX else None
@@ -577,9 +598,11 @@ def _time_text(match: Match[str]) -> str:
     return match.group("time" if "time" in match.re.groupindex else 1) or ""
 
 
-def _stamp_ns(rule: Rule, match: Match[str], near_ns: int) -> Optional[int]:
+def _stamp_ns(
+    rule: Rule, match: Match[str], near_ns: int, latest_ns: Optional[int] = None
+) -> Optional[int]:
     text = _time_text(match)
-    return loglines.parse_time_ns(text, rule.time_format, rule.utc_offset_s, near_ns)
+    return loglines.parse_time_ns(text, rule.time_format, rule.utc_offset_s, near_ns, latest_ns)
 
 
 def _agreed_ns(rule: Rule, match: Match[str], stamp_ns: int) -> Optional[int]:

@@ -34,7 +34,9 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 # `[1,0]<stderr>:` mpirun --tag-output's job and rank: these two put no blank, so one that follows
 # is the line's own. `srun -l` writes a task's number, right-aligned; Ray and vLLM `(Name pid=1,
 # ip=…) `; `kubectl logs --prefix` the pod and its container; `docker compose logs` the container,
-# `NAME-1  | `; torchx (and NeMo-Run) a role's replica, `NAME/0 `, before others.
+# `NAME-1  | ` (before 2.0 `NAME_1  | `, with `container_name` any name, which only the time that
+# `--timestamps` puts after it tells from a line of a table); torchx (and NeMo-Run) a role's
+# replica, `NAME/0 `, before others.
 _PREFIX = re.compile(
     r"\[rank(?P<rank>\d{1,7})\]: ?"
     r"|\[(?P<role>[A-Za-z](?:[A-Za-z_.-]{0,30}|[\w-]{0,60}\d:)\d{1,7})\]:"
@@ -44,7 +46,8 @@ _PREFIX = re.compile(
     r"|\[(?P<pod>pod/[\w.-]{1,253}/[\w.-]{1,63})\] "
     r"|(?P<replica>[A-Za-z][\w.-]{0,62}/\d{1,5}) "
     r"(?=\[[A-Za-z][\w:-]{0,60}\d\]:|\([A-Za-z][\w.:-]{0,60} pid=)"
-    r"|(?P<service>[a-z0-9][\w.-]{0,62}-\d{1,4}) {1,40}\| "
+    r"|(?P<service>[a-z0-9][\w.-]{0,62}[-_]\d{1,4}) {1,40}\| "
+    r"|(?P<container>[A-Za-z0-9][\w.-]{0,62}) {1,40}\| (?=\d{4}-\d\d-\d\dT\d\d:)"
 )
 _PREFIXES_MAX = 3
 # The name of an actor, which a process may change: vLLM's `Worker` becomes `Worker_TP0`.
@@ -140,8 +143,9 @@ def split_line(text: str, *, stamped: bool = True) -> Tuple[str, Optional[int], 
             break
         text = text[found.end() :]
         rank = found.group("rank") or found.group("mpi") or found.group("task")
-        named = next(filter(None, found.group("role", "actor", "pod", "replica", "service")), "")
-        if found.group("service"):
+        groups = ("role", "actor", "pod", "replica", "service", "container")
+        named = next(filter(None, found.group(*groups)), "")
+        if found.group("service", "container") != (None, None):
             named += "/"  # a container's number is no rank
         lanes.append(f"rank{int(rank)}" if rank else named)
     return " ".join(lanes), stamp_ns, text
@@ -174,24 +178,33 @@ def parse_duration_ns(text: str) -> Optional[int]:
 
 
 def parse_time_ns(
-    text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
+    text: str,
+    time_format: str,
+    utc_offset_s: Optional[int],
+    near_ns: int,
+    latest_ns: Optional[int] = None,
 ) -> Optional[int]:
     """Unix nanoseconds of a log's own timestamp, or None if `text` does not fit or lies outside
     of the years 1970 to 2115.
 
     `time_format` is `iso`, `unix`, `unix_ms`, `unix_us`, `unix_ns` or a strptime format;
     `utc_offset_s` applies to times that carry no zone (None = this machine's zone). A format
-    without year, or without date, takes what is missing so that the time lies nearest `near_ns`.
+    without year, or without date, takes what is missing so that the time lies nearest `near_ns`;
+    a year for which it would lie after `latest_ns` is taken only where no other is possible.
     """
     try:
-        found_ns = _moment_ns(text, time_format, utc_offset_s, near_ns)
+        found_ns = _moment_ns(text, time_format, utc_offset_s, near_ns, latest_ns)
     except (ValueError, OverflowError, OSError):
         return None
     return found_ns if found_ns is not None and 0 <= found_ns < _MAX_TIME_NS else None
 
 
 def _moment_ns(
-    text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
+    text: str,
+    time_format: str,
+    utc_offset_s: Optional[int],
+    near_ns: int,
+    latest_ns: Optional[int],
 ) -> Optional[int]:
     if time_format in _UNIX_UNITS:
         return _unix_ns(text, _UNIX_UNITS[time_format])
@@ -200,7 +213,7 @@ def _moment_ns(
     if not any(code in time_format for code in _DAY_CODES):
         return _nearest_day(text, time_format, utc_offset_s, near_ns)
     if not any(code in time_format for code in _YEAR_CODES):
-        return _nearest_year(text, time_format, utc_offset_s, near_ns)
+        return _nearest_year(text, time_format, utc_offset_s, near_ns, latest_ns)
     return _datetime_ns(datetime.datetime.strptime(text, time_format), utc_offset_s)
 
 
@@ -235,7 +248,11 @@ def _datetime_ns(moment: datetime.datetime, utc_offset_s: Optional[int]) -> int:
 
 
 def _nearest_year(
-    text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
+    text: str,
+    time_format: str,
+    utc_offset_s: Optional[int],
+    near_ns: int,
+    latest_ns: Optional[int],
 ) -> Optional[int]:
     year = time.gmtime(near_ns // SECOND_NS).tm_year
     found = []
@@ -245,6 +262,8 @@ def _nearest_year(
         except ValueError:  # 29 February exists in one of the three at most
             continue
         found.append(_datetime_ns(moment, utc_offset_s))
+    if latest_ns is not None:
+        found = [ns for ns in found if ns <= latest_ns] or found
     return min(found, key=lambda ns: abs(ns - near_ns)) if found else None
 
 
