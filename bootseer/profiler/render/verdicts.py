@@ -14,7 +14,7 @@ from bootseer.profiler.render.common import (
     scale,
     seconds,
 )
-from bootseer.profiler.report.incidents import MISSING
+from bootseer.profiler.report.incidents import HALTED, MISSING
 from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
 from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.tries import KIND as EARLIER_TRY
@@ -145,7 +145,7 @@ def _advice(report: Report) -> list[str]:
         first = report.unreached[0]
         return [f"rank {first.rank} on {first.node}, {last_seen(first)}."]
     if not report.start.complete:
-        return [f"{p.detail}." for p in report.problems if p.kind == MISSING]
+        return [f"{p.detail}." for p in report.problems if p.kind in (MISSING, HALTED)]
     worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
     removal = _best(report, "removed", "phase")
     phase, node = _best(report, "median", "phase"), _best(report, "median", "node")
@@ -156,7 +156,8 @@ def _advice(report: Report) -> list[str]:
     if removal and even and even.saved_s >= _telling_share(even, report) * removal.saved_s:
         both.reverse()
     lines = [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
-    return [*(_lost(report) or _undescribed(report)), *lines]
+    halted = [f"{p.detail}." for p in report.problems if p.kind == HALTED]
+    return [*halted, *(_lost(report) or _undescribed(report)), *lines]
 
 
 def _telling_share(even: WhatIf, report: Report) -> float:

@@ -123,6 +123,7 @@ def analyse(
     every = sorted([chosen, *others], key=lambda p: p.summary.began_unix_s, reverse=True)
     problems = (*loaded.problems, *chosen.earlier, *incidents.repeated(chosen.start))
     problems = (*problems, *incidents.missing_ranks(chosen.start))
+    problems = (*problems, *incidents.halted_problems(chosen.last, chosen.lanes))
     comparison = None
     if baseline is not None:
         comparison = compare_starts([prepare(s) for s in baseline.starts], every)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bootseer.profiler.report.lanes import FIRST_STEP, Lane, Lanes
 from bootseer.profiler.report.model import Incident, Killed, Problem, Unreached
-from bootseer.profiler.report.overlap import WHOLE
+from bootseer.profiler.report.overlap import WHOLE, Part
 from bootseer.profiler.report.records import Identity, Source, Span, Start
+from bootseer.profiler.report.skew import is_barrier
 from bootseer.profiler.report.totals import Extras
 
 _NAMED_NODES = 10
@@ -35,10 +36,10 @@ def unreached_ranks(lanes: Lanes) -> tuple[Unreached, ...]:
     """The ranks without a first step, where it is known that they should have one.
 
     Some jobs tell of it on one rank alone. So a rank without one counts where more than half of
-    the ranks have one, or where it began a phase that it never ended while another rank went on
-    to its first step. One that was begun again on another node is that rank, wherever it got on.
-    Where no rank got there and at least half of them are in one phase that they never ended, the
-    others are those that these wait for.
+    the ranks have one, or where it began a phase that it never ended, or never came to a barrier
+    that half of the ranks passed, while another rank went on to its first step. One that was begun
+    again on another node is that rank, wherever it got on. Where no rank got there and at least
+    half of them are in one phase that they never ended, the others are those that these wait for.
     """
     ranked = [lane for lane in lanes.lanes if lane.rank is not None]
     there = {lane.rank for lane in ranked if lane.reached}
@@ -47,10 +48,12 @@ def unreached_ranks(lanes: Lanes) -> tuple[Unreached, ...]:
     if not reached:
         ranked = _waited_for(ranked)
     most = not reached or reached > len({lane.rank for lane in ranked}) / 2
+    halted = {id(each.lane) for each in halted_ranks(lanes) if each.is_barrier} if reached else ()
     out = [
         _last_seen(lane, lane.rank)
         for lane in ranked
-        if lane.rank is not None and not lane.reached and (most or _unended(lane))
+        if lane.rank is not None and not lane.reached
+        if most or _unended(lane) or id(lane) in halted
     ]
     return tuple(sorted(out, key=lambda each: (each.since_s, each.rank)))
 
@@ -64,7 +67,124 @@ def _waited_for(ranked: Sequence[Lane]) -> list[Lane]:
     return [lane for lane in ranked if phase not in {name for _, name in _unended(lane)}]
 
 
+class Halted(NamedTuple):
+    """A rank that wrote nothing after the end of `last`, while others did `further` after it."""
+
+    lane: Lane
+    rank: int
+    last: str
+    further: tuple[str, ...]
+    is_barrier: bool
+
+
+def halted_ranks(lanes: Lanes) -> list[Halted]:
+    """The ranks that ended between two phases: they never came to one that others had after theirs.
+
+    Ranks may differ in what they do. So it takes a barrier that at least half of the ranks passed,
+    or a phase that more than half began, or two that half began.
+    """
+    ranked = [lane for lane in lanes.lanes if lane.rank is not None]
+    there = {lane.rank for lane in ranked if lane.reached}
+    number = len({lane.rank for lane in ranked})
+    quiet = [lane for lane in ranked if lane.rank not in there and not _unended(lane)]
+    if not quiet or number < 2:
+        return []
+    courses: dict[int, tuple[Part, ...]] = {}
+    lanes_of: Counter[int] = Counter()
+    begun: Counter[str] = Counter()
+    for lane in ranked:  # most lanes have one course in common
+        courses[id(lane.parts)] = lane.parts
+        lanes_of[id(lane.parts)] += 1
+        begun.update({name for _, name in _unended(lane)})
+    own = {key: _own_phases(parts) for key, parts in courses.items()}
+    for key, phases in own.items():
+        for name in phases:
+            begun[name] += lanes_of[key]
+    out = []
+    found: dict[int, tuple[str, tuple[str, ...], bool] | None] = {}
+    for lane in quiet:
+        key = id(lane.parts)
+        if key not in found:
+            found[key] = _find_further(own[key], own.values(), begun, number)
+        further = found[key]
+        if further is None or lane.rank is None:
+            continue
+        passed = {wait.key[0] for wait in lane.waits}  # one that took no time is no part
+        if passed.isdisjoint(further[1]):
+            out.append(Halted(lane, lane.rank, *further))
+    return out
+
+
+def _own_phases(parts: Sequence[Part]) -> dict[str, bool]:
+    """What a lane did itself, in the order of the first begins; whether it is a barrier."""
+    return {
+        name: is_barrier(name, wait)
+        for name, wait, shared in reversed(parts)
+        if not shared and name is not None and name != WHOLE
+    }
+
+
+def _find_further(
+    mine: Mapping[str, bool],
+    every: Collection[Mapping[str, bool]],
+    begun: Mapping[str, int],
+    number: int,
+) -> tuple[str, tuple[str, ...], bool] | None:
+    """The last phase of a course, those that at least half of the ranks came to after it, whether a
+    barrier is among them; None where too few did."""
+    if not mine:
+        return None
+    last = next(iter(mine))
+    known = {name.split(".", 1)[0] for name in mine}  # what a phase consists of may differ
+    after: dict[str, bool] = {}
+    for phases in every:
+        names = list(phases)
+        if last in phases:
+            later = reversed(names[: names.index(last)])
+            new = [name for name in later if name.split(".", 1)[0] not in known]
+            after.update({name: phases[name] for name in new})
+    half = tuple(name for name in after if 2 * begun[name] >= number)
+    has_barrier = any(after[name] for name in half)
+    has_most = any(2 * begun[name] > number for name in half)
+    if not has_barrier and not has_most and len(half) < 2:
+        return None
+    return last, half, has_barrier
+
+
 _NAMED_RANKS = 5
+HALTED = "halted-rank"
+
+
+def halted_problems(start: Start, lanes: Lanes) -> tuple[Problem, ...]:
+    """A line for the ranks that were last seen at the same place between two phases."""
+    halted = halted_ranks(lanes)
+    sources: dict[int, list[Source]] = {each.rank: [] for each in halted}
+    for source in start.sources if halted else ():
+        if source.identity.rank in sources:
+            sources[source.identity.rank].append(source)
+    places: dict[tuple[str, str], list[Halted]] = defaultdict(list)
+    for each in halted:
+        names = {span.name for source in sources[each.rank] for span in source.spans}
+        if names.isdisjoint(each.further):  # one that took no time is no part of a lane
+            places[each.last, each.further[0]].append(each)
+    out = []
+    for (last, further), found in places.items():
+        ranks = sorted({each.rank for each in found})
+        first = min(found, key=lambda each: each.rank)
+        nodes = {each.lane.node for each in found}
+        where = f" on {first.lane.node}" if len(nodes) == 1 else ""
+        named = ", ".join(str(rank) for rank in ranks[:_NAMED_RANKS])
+        more = f" and {len(ranks) - _NAMED_RANKS:,} more" if len(ranks) > _NAMED_RANKS else ""
+        one = len(ranks) == 1
+        detail = (
+            f"{'rank' if one else 'ranks'} {named}{more}{where} {'was' if one else 'were'} last "
+            f"seen at the end of {last} ({first.lane.end_s:.1f} s), while others went on to "
+            f"{further}: killed in between, unless {'it is' if one else 'they are'} not to do that"
+        )
+        out.append(Problem(sources[first.rank][0].file, HALTED, len(ranks), detail))
+    return tuple(out)
+
+
 MISSING = "missing-rank"
 
 
