@@ -18,6 +18,7 @@ from bootseer.profiler.report.incidents import HALTED, MISSING
 from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
 from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.tries import KIND as EARLIER_TRY
+from bootseer.profiler.report.wall_clock import KIND as WALL_CLOCK_ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,8 @@ def _advice(report: Report) -> list[str]:
     if removal and even and even.saved_s >= _telling_share(even, report) * removal.saved_s:
         both.reverse()
     lines = [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
-    halted = [f"{p.detail}." for p in report.problems if p.kind == HALTED]
-    return [*halted, *(_lost(report) or _undescribed(report)), *lines]
+    doubts = [f"{p.detail}." for p in report.problems if p.kind in (HALTED, WALL_CLOCK_ALONE)]
+    return [*doubts, *(_lost(report) or _undescribed(report)), *lines]
 
 
 def _telling_share(even: WhatIf, report: Report) -> float:

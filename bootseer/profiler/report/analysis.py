@@ -21,6 +21,7 @@ from bootseer.profiler.report import (
     stages,
     stragglers,
     totals,
+    wall_clock,
     whatif,
 )
 from bootseer.profiler.report import lanes as lanes_of
@@ -124,6 +125,7 @@ def analyse(
     problems = (*loaded.problems, *chosen.earlier, *incidents.repeated(chosen.start))
     problems = (*problems, *incidents.missing_ranks(chosen.start))
     problems = (*problems, *incidents.halted_problems(chosen.last, chosen.lanes))
+    problems = (*problems, *_unconfirmed(chosen))
     comparison = None
     if baseline is not None:
         comparison = compare_starts([prepare(s) for s in baseline.starts], every)
@@ -134,6 +136,13 @@ def analyse(
         problems=problems,
         comparison=comparison,
     )
+
+
+def _unconfirmed(prepared: Prepared) -> tuple[Problem, ...]:
+    lanes, last = prepared.lanes, prepared.last
+    end_ns = lanes.zero_ns + round(lanes.end_s * 1e9)
+    shifts = lanes_of.shifts_of(last, prepared.skew)
+    return wall_clock.find_unconfirmed(last, shifts, lanes.zero_ns, end_ns)
 
 
 def figures(prepared: Prepared) -> StartFigures:

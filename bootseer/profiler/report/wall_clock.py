@@ -1,0 +1,83 @@
+"""Long silences that a wall clock alone measured (pure).
+
+A clock that is set forward in the middle of a start makes a phase longer, by an hour as easily as
+by a second. Writers with a monotonic clock are not misled. What logs, cluster records, shells and
+others' writers tell is by the wall clock alone, and a step of it looks like a phase in which
+nothing else happened anywhere. So where nothing was seen of a start for half an hour or more while
+such a writer says that it worked, and no monotonic clock of any process counted that time, the
+report says that it may be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from bootseer.profiler.report.model import Problem
+from bootseer.profiler.report.overlap import WHOLE
+from bootseer.profiler.report.records import Source, Start
+
+KIND = "wall-clock-alone"
+LEAST_NS = 1800 * 10**9
+"""A silence of less is usual in a start: a compiler's, a checkpoint's."""
+
+
+def find_unconfirmed(
+    start: Start, shifts: Sequence[int], zero_ns: int, end_ns: int
+) -> tuple[Problem, ...]:
+    """A line for each long silence up to the start's end that nothing but wall clocks measured.
+
+    `shifts` brings each source's times to one wall clock, on which the start lasts from `zero_ns`
+    to `end_ns`.
+    """
+    if end_ns - zero_ns < LEAST_NS:
+        return ()
+    times = [_times(s, shift) for s, shift in zip(start.sources, shifts, strict=True)]
+    every = sorted({moment for each in times for moment in each if moment <= end_ns})
+    out = []
+    for low_ns, high_ns in pairwise(every):
+        if high_ns - low_ns < LEAST_NS:
+            continue
+        across = [
+            (source, shift)
+            for source, shift, each in zip(start.sources, shifts, times, strict=True)
+            if each and min(each) <= low_ns and max(each) >= high_ns
+        ]
+        if any(source.offset_ns for source, _ in across):  # its monotonic clock counted the time
+            continue
+        for source, shift in across:
+            phase = _phase_within(source, low_ns - shift, high_ns - shift)
+            if phase is not None:
+                out.append(_problem(source, phase, low_ns - zero_ns, high_ns - low_ns))
+                break
+    return tuple(out)
+
+
+def _times(source: Source, shift: int) -> list[int]:
+    return [moment + shift for span in source.spans for moment in span[1:3] if moment is not None]
+
+
+def _phase_within(source: Source, low_ns: int, high_ns: int) -> str | None:
+    """What a source says that it did all that time, "" for nothing; None where it waited."""
+    spans = [
+        span
+        for span in source.spans
+        if span.begin_ns is not None and span.begin_ns <= low_ns
+        if span.end_ns is not None and span.end_ns >= high_ns
+    ]
+    if any(span.wait for span in spans):
+        return None
+    inner = max(spans, key=lambda span: (span.begin_ns or 0, span.name != WHOLE), default=None)
+    return "" if inner is None else inner.name
+
+
+def _problem(source: Source, phase: str, begin_ns: int, length_ns: int) -> Problem:
+    who = source.identity
+    rank = f"rank {who.rank} on " if who.rank is not None else ""
+    what = f"in {phase}" if phase else "between two phases"
+    detail = (
+        f"{length_ns / 1e9:,.0f} s of {rank}{who.node} {what}, from {begin_ns / 1e9:.1f} s on, "
+        "were measured by its wall clock alone, and nothing else was seen of the start meanwhile: "
+        "if that clock was set forward, these seconds never passed"
+    )
+    return Problem(source.file, KIND, 1, detail)

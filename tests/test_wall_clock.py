@@ -1,0 +1,94 @@
+"""A wall clock that was set forward under writers that know no other clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from event_files import EventFile
+
+from bootseer.profiler.render import verdicts
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
+from bootseer.profiler.report.model import Report
+
+STEP_S = 3600.0
+
+
+def report_of(folder: Path) -> Report:
+    return analysis.analyse(load([str(folder)]))
+
+
+def unconfirmed(report: Report) -> list[str]:
+    return [p.detail for p in report.problems if p.kind == "wall-clock-alone"]
+
+
+def write_without_monotonic(file: EventFile, folder: Path) -> None:
+    events = [{**json.loads(line), "mono_nano": None} for line in file.lines]
+    file.lines = [json.dumps(event) + "\n" for event in events]
+    file.write(folder)
+
+
+def write_stepped(folder: Path, node: str, rank: int, source: str, *, inside: bool = True) -> None:
+    """The clock is set while the model is made, or else between that and the imports."""
+    file = EventFile(node, rank)
+    about: dict[str, object] = {"bootseer.source": source}
+    file.line("begin", 1, "imports", 0, "ok", about)
+    file.line("end", 1, "imports", 10, "ok", about)
+    file.ahead_s = 0.0 if inside else STEP_S
+    file.line("begin", 2, "model.init", 10, "ok", about)
+    file.ahead_s = STEP_S
+    file.line("end", 2, "model.init", 20, "ok", about)
+    file.line("point", 3, "first_step", 30, "ok", about)
+    write_without_monotonic(file, folder)
+
+
+@pytest.mark.parametrize("source", ["phase", "log", "k8s"])
+def test_an_hour_that_a_wall_clock_alone_measured_is_said(source: str, tmp_path: Path) -> None:
+    write_stepped(tmp_path, "a", 0, source)
+    report = report_of(tmp_path)
+    (line,) = unconfirmed(report)
+    assert line == (
+        "3,610 s of rank 0 on a in model.init, from 10.0 s on, were measured by its wall clock "
+        "alone, and nothing else was seen of the start meanwhile: if that clock was set forward, "
+        "these seconds never passed"
+    )
+    assert verdicts.verdict(report).advice[0] == f"{line}."
+
+
+def test_one_between_two_phases_is_said_too(tmp_path: Path) -> None:
+    write_stepped(tmp_path, "a", 0, "phase", inside=False)
+    (line,) = unconfirmed(report_of(tmp_path))
+    assert line.startswith("3,600 s of rank 0 on a between two phases, from 10.0 s on")
+
+
+def test_other_nodes_that_had_long_started_do_not_confirm_it(tmp_path: Path) -> None:
+    for rank in range(3):
+        file = EventFile(f"n{rank}", rank).span("imports", 0, 10).span("model.init", 10, 20)
+        file.point("first_step", 30).write(tmp_path)
+    write_stepped(tmp_path, "n3", 3, "log")
+    (line,) = unconfirmed(report_of(tmp_path))
+    assert line.startswith("3,590 s of rank 3 on n3 in model.init, from 30.0 s on")
+
+
+def test_an_hour_that_another_clock_counted_is_an_hour(tmp_path: Path) -> None:
+    """A process with a monotonic clock was there before and after, or something was seen."""
+    write_stepped(tmp_path / "1", "a", 0, "log")
+    EventFile("b", 1).span("imports", 0, 3000).point("first_step", 3700).write(tmp_path / "1")
+    assert unconfirmed(report_of(tmp_path / "1")) == []
+    write_stepped(tmp_path / "2", "a", 0, "log")
+    for at_s in range(0, 3600, 600):
+        EventFile("b", 1 + at_s).span("imports", at_s, at_s + 1).write(tmp_path / "2")
+    assert unconfirmed(report_of(tmp_path / "2")) == []
+
+
+def test_an_hour_of_waiting_and_one_after_the_first_step_are_nothing(tmp_path: Path) -> None:
+    about: dict[str, object] = {"bootseer.source": "k8s", "bootseer.wait": True}
+    file = EventFile("a", 0)
+    file.line("begin", 1, "queue", 0, "ok", about)
+    file.line("end", 1, "queue", 4000, "ok", about)
+    file.line("point", 2, "first_step", 4010)
+    file.line("point", 3, "checkpoint", 9000)
+    write_without_monotonic(file, tmp_path)
+    assert unconfirmed(report_of(tmp_path)) == []
