@@ -49,6 +49,19 @@ def test_a_jobs_pod(pods: dict[str, k8s.Pod]) -> None:
     assert pod.not_observed == ["queue"]
 
 
+def test_a_watch_tells_what_a_list_does(pods: dict[str, k8s.Pod]) -> None:
+    """`kubectl get --watch --output-watch-events -o json`, and the API's own `?watch=1`."""
+    items = k8s.parse(DATA.read_text(), "data")
+    waiting = [{**item, "status": {"phase": "Pending"}} for item in items if item["kind"] == "Pod"]
+    told: list[dict[str, Any]] = [{"type": "ADDED", "object": item} for item in waiting]
+    told += [{"type": "MODIFIED", "object": item} for item in items]
+    bookmark = {"kind": "Pod", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "spec": {}}
+    told.append({"type": "BOOKMARK", "object": bookmark})
+    told.append({"type": "ERROR", "object": {"kind": "Status", "metadata": {}, "code": 410}})
+    text = "".join(json.dumps(one) + "\n" for one in told)
+    assert {pod.name: pod for pod in k8s.pods(k8s.parse(text, "watch"))} == pods
+
+
 def test_a_pod_placed_before_its_creation_was_told_of_has_a_rough_length() -> None:
     """A busy controller writes its event after the scheduler wrote its own."""
     told_ns = 0x18EA04CAE5EAD8A7

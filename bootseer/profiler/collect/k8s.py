@@ -157,7 +157,15 @@ def parse(text: str, name: str) -> list[Item]:
 
 
 def _flatten(document: object, name: str, kind: str = "") -> Iterator[Item]:
-    """Objects of a document; items of a typed list (`EventList`) have no kind of their own."""
+    """Objects of a document; items of a typed list (`EventList`) have no kind of their own.
+
+    A watch (`kubectl get --watch --output-watch-events`, the API's `?watch=1`) puts each object as
+    it became into one of its own; bookmarks and errors hold none that ever was.
+    """
+    if isinstance(document, dict) and isinstance(document.get("object"), dict):
+        if document.get("type") not in ("BOOKMARK", "ERROR"):
+            yield from _flatten(document["object"], name)
+        return
     if isinstance(document, dict) and "items" in document:
         kind = str(document.get("kind") or "").removesuffix("List")
         document = document["items"] or []  # Go writes an empty list as null
