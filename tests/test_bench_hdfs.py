@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench import cores, harness, hdfs, hdfs_cases, hdfs_lab, hdfs_links
+from tools import netlab
+from tools.hdfs import cluster
 
 QUICK = harness.Options(quick=True, runs=1)
 
@@ -22,6 +24,8 @@ QUICK = harness.Options(quick=True, runs=1)
 def test_every_side_reads_and_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hdfs, "QUICK_FILE_BYTES", 6 << 20)
     monkeypatch.setattr(hdfs_links, "TCP_SECONDS", 0.2)
+    # To compile for a throughput that nobody measures takes longer than all else here.
+    monkeypatch.setattr(cluster, "FULL_SPEED", cluster.QUICK_START)
     # Those left out differ from others in nothing but the reading program or a size.
     alike = {"mount cat", "mount torch.load", "mount torch.load mapped"}
     alike.add("memory of a file of 2 GiB")
@@ -54,6 +58,23 @@ def test_jars_are_fetched_before_the_network_is_left(monkeypatch: pytest.MonkeyP
     with pytest.raises(RuntimeError, match="far enough"):
         hdfs.measure(QUICK, ["striped read r1"])
     assert asked == ["jars", "network"]
+
+
+@pytest.mark.root
+def test_a_network_leaves_no_port_where_its_host_lives_on() -> None:
+    """The kernel ends a namespace some time after the last process in it, and its devices then."""
+    with netlab.own_network():
+        with netlab.Network(2) as first:
+            words = [*first.hosts[0].prefix, "sh", "-c", "echo inside; exec sleep 600"]
+            living = subprocess.Popen(words, stdout=subprocess.PIPE)
+            assert living.stdout is not None
+            assert living.stdout.readline() == b"inside\n"
+        try:
+            with netlab.Network(2) as second:
+                assert [host.address for host in second.hosts] == [h.address for h in first.hosts]
+        finally:
+            living.kill()
+            living.communicate()
 
 
 def test_cores_apart_are_told_apart() -> None:

@@ -91,10 +91,13 @@ class Network:
         self._end()
 
     def _end(self) -> None:
+        # A port would go with its host's namespace: some time after the last process in there.
+        ports = [f"port{number}" for number in range(len(self._holders))]
+        for device in (*ports, "br0"):
+            subprocess.run(["ip", "link", "del", device], check=False, capture_output=True)
         for holder in self._holders:
             holder.kill()
             holder.wait()
-        subprocess.run(["ip", "link", "del", "br0"], check=False, capture_output=True)
 
     def _add(self, number: int) -> Host:
         holder = subprocess.Popen(
