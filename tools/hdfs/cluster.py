@@ -136,7 +136,7 @@ class Cluster(Running):
                 node.start()
             if self._ha:
                 self._wait_for_http()
-                self.make_active(0)
+                self._make_active(0)  # both have begun as standby
             self.wait_ready()
         except BaseException:  # no servers stay behind
             self.stop()
@@ -204,11 +204,10 @@ class Cluster(Running):
 
     def make_active(self, number: int) -> None:
         """Fail over to this NameNode; the other one becomes (or is) standby or dead."""
-        names = [n.id for n in self.namenode_nodes]
         other = 1 - number
         if self.namenodes[other].running():
-            self.run(HA_ADMIN, "-transitionToStandby", names[other])
-        self.run(HA_ADMIN, "-transitionToActive", "--forceactive", names[number])
+            self.run(HA_ADMIN, "-transitionToStandby", self.namenode_nodes[other].id)
+        self._make_active(number)
 
     def safe_mode(self, on: bool) -> None:
         self.run(ADMIN, "-safemode", "enter" if on else "leave")
@@ -280,6 +279,10 @@ class Cluster(Running):
             READY_S,
             self.namenodes,
         )
+
+    def _make_active(self, number: int) -> None:
+        active = self.namenode_nodes[number].id
+        self.run(HA_ADMIN, "-transitionToActive", "--forceactive", active)
 
     # Making.
 
