@@ -287,7 +287,7 @@ class Mounts:
                 print(self.left(), self.log, *map(_about, self.processes()), sep="\n")
                 return False
             runtime.servers(str(self.runtime))
-            time.sleep(0.01)
+            time.sleep(0.05)  # to look takes milliseconds of its own
         return True
 
     def clear(self) -> None:
