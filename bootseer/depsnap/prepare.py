@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +16,7 @@ from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.sharing import placements, tree
 from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.target import Note
+from bootseer.depsnap.time_limit import may_hang, within
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -210,30 +210,6 @@ def _answers(store: Store) -> None:
         store.mkdir(records.FOLDER)  # a store is made by its first use
 
 
-def within(action: Callable[[], T], limit_s: float, what: str) -> T:
-    """What `action` returns. Raises DeadlineError when it takes longer.
-
-    The thread that waits for it then stays behind until the process ends.
-    """
-    faults: list[BaseException] = []
-    answers: list[T] = []
-
-    def run() -> None:
-        try:
-            answers.append(action())
-        except BaseException as error:  # a thread's would be lost; the caller raises it below
-            faults.append(error)
-
-    thread = threading.Thread(target=run, name="store", daemon=True)
-    thread.start()
-    thread.join(min(limit_s, threading.TIMEOUT_MAX))
-    if faults:
-        raise faults[0]
-    if not answers:
-        raise DeadlineError(f"{what} did not answer for {limit_s:g} s")
-    return answers[0]
-
-
 def check_belongs(record: records.Record, targets: Sequence[str]) -> None:
     """Raise CorruptDataError for a record that writes outside the roots of a command."""
     for root in record.roots:
@@ -266,7 +242,19 @@ def place(
     """
     patience = patience_of(record, settings) if beside_plain else None
     with reach.archive_path(store, record, settings.cache, patience) as path:
-        return _place(path, settings, record, moved, confirm)
+        stall_s = None if patience is None else _stall_s(path, patience.limit_s)
+        return _place(path, settings, record, moved, confirm, stall_s)
+
+
+def _stall_s(path: str, limit_s: float) -> float | None:
+    """How long a read of the archive may bring nothing; None where it lies on a local disk.
+
+    Raises DeadlineError where not even that is answered.
+    """
+    try:
+        return limit_s if within(lambda: may_hang(path), limit_s, path) else None
+    except OSError:
+        return None  # who reads it meets the same, and says so
 
 
 def patience_of(record: records.Record, settings: DepsSettings) -> Patience:
@@ -284,18 +272,19 @@ def _place(
     record: records.Record,
     moved: Mapping[str, str] | None,
     confirm: Callable[[], None],
+    stall_s: float | None,
 ) -> Restored:
-    """`place` with the archive at a local path."""
+    """`place` with the archive at a path of this machine."""
     sizes = record.archive.raw_bytes, record.archive.entries
     wanted = settings.form
     if wanted == "auto" and not settings.share_trees:
         wanted = "archive"
     if wanted != "archive":
         try:
-            form, why = _place_tree(settings, record, path, wanted, moved, confirm)
+            form, why = _place_tree(settings, record, path, wanted, moved, confirm, stall_s)
             return Restored(form, why, *sizes)
         except BootseerError as error:
-            if wanted != "auto" or isinstance(error, CorruptDataError):
+            if wanted != "auto" or isinstance(error, (CorruptDataError, DeadlineError)):
                 raise
             why = f"no shared tree: {error}"
     else:
@@ -311,6 +300,7 @@ def _place(
         owners=record.archive.owners,
         on_step=settings.on_step,
         before_switch=confirm,
+        stall_s=stall_s,
     )
     return Restored("archive", why, *sizes)
 
@@ -322,6 +312,7 @@ def _place_tree(
     wanted: FormChoice,
     moved: Mapping[str, str] | None,
     confirm: Callable[[], None],
+    stall_s: float | None,
 ) -> tuple[str, str]:
     cache = target.trees_of(settings.cache)
     places = [(moved or {}).get(root, root) for root in record.roots]
@@ -337,6 +328,7 @@ def _place_tree(
             owners=record.archive.owners,
             on_step=settings.on_step,
             packed=packed,
+            stall_s=stall_s,
         )
         if set(shared.roots) != set(record.roots):
             raise CorruptDataError(

@@ -20,6 +20,7 @@ from bootseer.depsnap import target as targets
 from bootseer.depsnap.model import absolute
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.settings import DAY_S, DepsSettings
+from bootseer.depsnap.time_limit import within
 from bootseer.depsnap.waiting import keep_waiting, poll_s
 from bootseer.errors import (
     BootseerError,
@@ -385,7 +386,7 @@ class _Run:
         left_s = max(_LEAST_S, self.settings.store_timeout_s - self._asked_s)
         begun_s = time.monotonic()
         try:
-            return prepare.within(action, round(left_s, 1), store.url)
+            return within(action, round(left_s, 1), store.url)
         finally:
             self._asked_s += time.monotonic() - begun_s
 

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from bootseer.depsnap.format import index as index_format
 from bootseer.depsnap.format.toc import Index
 from bootseer.depsnap.model import Digest, Limits, RestoreResult, absolute
 from bootseer.depsnap.restoring import commit, merge, staging
 from bootseer.depsnap.restoring.commit import recover
 from bootseer.depsnap.restoring.journal import Below, Switch
 from bootseer.depsnap.restoring.staging import Stage
-from bootseer.depsnap.restoring.unpack import Counts, Policy, default_jobs, unpack
+from bootseer.depsnap.restoring.unpack import Counts, Policy, default_jobs, read_index, unpack
 from bootseer.errors import UsageError, from_os_error
 
 __all__ = ["recover", "restore"]
@@ -33,6 +32,7 @@ def restore(
     owners: Collection[tuple[int, int]] | None = None,
     on_step: Callable[[str], None] | None = None,
     before_switch: Callable[[], None] | None = None,
+    stall_s: float | None = None,
 ) -> RestoreResult:
     """Unpack into staging, verify every byte, then switch in; all roots or none.
 
@@ -44,14 +44,15 @@ def restore(
     `before_switch` is called when all
     is staged and verified; what it raises leaves the targets as they were. SIGTERM in the main
     thread cleans up and raises SystemExit(143). `on_step` is fault injection for tests alone.
-    Nothing is synced: after a power cut a target may be damaged.
+    `stall_s`: the archive's file system may hang, and is given up once it has brought nothing for
+    so long. Nothing is synced: after a power cut a target may be damaged.
 
     Raises CorruptDataError, NoSpaceError, AccessDeniedError, BusyError, NotSupportedError,
-    NotFoundError, UsageError; the targets are then as they were.
+    NotFoundError, UsageError, DeadlineError after `stall_s`; the targets are then as they were.
     """
     step = on_step or _no_step
     bounds = limits or Limits()
-    index = index_format.read(path, expected_digest=expected_digest, limits=bounds)
+    index = read_index(path, expected_digest, bounds, stall_s)
     places = _places(index, targets)
     for place in places:
         recover(place)
@@ -62,7 +63,7 @@ def restore(
         try:
             stages.extend(map(staging.make, places))
             step("staging made")
-            counts = _unpack(path, index, stages, policy, bounds)
+            counts = _unpack(path, index, stages, policy, bounds, stall_s)
             step("staged")
             if before_switch is not None:
                 before_switch()
@@ -115,7 +116,12 @@ def _allowed(places: Sequence[str]) -> frozenset[tuple[int, int]]:
 
 
 def _unpack(
-    path: str, index: Index, stages: Sequence[Stage], policy: Policy, limits: Limits
+    path: str,
+    index: Index,
+    stages: Sequence[Stage],
+    policy: Policy,
+    limits: Limits,
+    stall_s: float | None,
 ) -> Counts:
     return unpack(
         path,
@@ -124,6 +130,7 @@ def _unpack(
         policy,
         limits=limits,
         keep_open=[stage.descriptor for stage in stages],
+        stall_s=stall_s,
     )
 
 

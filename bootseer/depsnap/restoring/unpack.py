@@ -7,34 +7,43 @@ hand in directories of mode 0700 and rename them when all is well.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import mmap
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootseer import errors
 from bootseer.depsnap.format import index as index_format
 from bootseer.depsnap.format.layout import BLOCK
 from bootseer.depsnap.format.toc import Index
-from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, Limits
+from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, Digest, Limits
 from bootseer.depsnap.restoring import worker
 from bootseer.depsnap.sharing import packed as sharing
+from bootseer.depsnap.time_limit import within
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
+    DeadlineError,
     NoSpaceError,
     from_os_error,
 )
 from bootseer.interpreter import command_for
 from bootseer.regular_files import open_to_read
 
+if TYPE_CHECKING:
+    import subprocess
+
 _READ_AHEAD = 8 << 20
+_END_S = 1.0
+"""How long a killed process may take to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +77,28 @@ def unpack(
     limits: Limits,
     keep_open: Sequence[int] = (),
     packed: bool = False,
+    stall_s: float | None = None,
+    beat: int = -1,
 ) -> Counts:
     """Fill `destinations` (one private directory a root, empty). Returns what was left out.
 
     `packed`: into the two files of a packed tree instead, in the only destination.
     Forks workers when this process has one thread, else does all in a fresh interpreter, since
     a forked child of a threaded process may inherit locks nobody will release. `keep_open` are
-    locks that must outlive this process for as long as a worker runs. Raises CorruptDataError,
-    NoSpaceError, AccessDeniedError; the destinations are then to be thrown away.
+    locks that must outlive this process for as long as a worker runs. With `stall_s` it is a fresh
+    interpreter too, which can be left behind where reading the archive hangs: it is given up once
+    no frame was read for so long. `beat`: see `worker.Job`. Raises CorruptDataError, NoSpaceError,
+    AccessDeniedError, DeadlineError; the destinations are then to be thrown away.
     """
     _check_owners(index, policy)
     _check_space(index, destinations, packed)
-    if threading.active_count() > 1:
-        return _in_fresh_process(path, index, destinations, policy, limits, keep_open, packed)
+    if threading.active_count() > 1 or stall_s is not None:
+        return _in_fresh_process(
+            path, index, destinations, policy, limits, keep_open, packed, stall_s
+        )
     kind = _Packing if packed else _Unpacking
     try:
-        with kind(path, index, destinations, policy) as work:
+        with kind(path, index, destinations, policy, beat) as work:
             return work.run()
     except OSError as error:
         place = destinations[0] if error.filename is None else f"{error.filename!r}"
@@ -121,7 +136,7 @@ class _Unpacking:
     """One unpacking in this process: descriptors, the plan for the workers, the workers."""
 
     def __init__(
-        self, path: str, index: Index, destinations: Sequence[str], policy: Policy
+        self, path: str, index: Index, destinations: Sequence[str], policy: Policy, beat: int
     ) -> None:
         self._path = path
         self._index = index
@@ -146,6 +161,7 @@ class _Unpacking:
             split=self._split(),
             now_ns=worker.now_ns(),
             packed=self._packed(destinations),
+            beat=beat,
         )
 
     def __enter__(self) -> _Unpacking:
@@ -368,6 +384,7 @@ def _in_fresh_process(
     limits: Limits,
     keep_open: Sequence[int],
     packed: bool,
+    stall_s: float | None,
 ) -> Counts:
     order = {
         "path": path,
@@ -381,24 +398,82 @@ def _in_fresh_process(
     }
     import subprocess  # costs 20 ms, and few come here
 
-    child = subprocess.Popen(
-        command_for(__name__, str(os.getpid())),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=tuple(keep_open),
-    )
+    beat_out, beat_in = os.pipe()
     try:
-        answer, _ = child.communicate(json.dumps(order).encode())
+        child = subprocess.Popen(
+            command_for(__name__, str(os.getpid()), str(beat_in)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(*keep_open, beat_in),
+            start_new_session=True,  # its workers end with it, wherever they hang
+        )
     finally:
+        os.close(beat_in)
+    try:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin as stream:
+            stream.write(json.dumps(order).encode())
+        answer = _read_answer(child.stdout.fileno(), beat_out, path, len(index.frames), stall_s)
+    finally:
+        os.close(beat_out)
+        if child.stdout is not None:
+            child.stdout.close()
         if child.poll() is None:
-            child.kill()
-            child.wait()
+            _end(child)
     reply: dict[str, Any] = {"error": "BootseerError", "text": "the restoring process died"}
     if answer:
         reply = json.loads(answer)
     if "error" in reply:
         raise getattr(errors, reply["error"])(reply["text"])
     return Counts(reply["lost_xattrs"], reply["dropped_privileges"])
+
+
+def _read_answer(answer: int, beat: int, path: str, frames: int, stall_s: float | None) -> bytes:
+    """All that the fresh process says; raises DeadlineError where its reads of `path` stall."""
+    waiting = select.poll()
+    waiting.register(answer, select.POLLIN)
+    waiting.register(beat, select.POLLIN)
+    text, left = b"", frames
+    while True:
+        is_read = frames > 0 and left <= 0
+        limit_ms = None if stall_s is None or is_read else stall_s * 1000
+        ready = [descriptor for descriptor, _ in waiting.poll(limit_ms)]
+        if not ready:
+            raise DeadlineError(
+                f"reading {path} brought nothing for {stall_s:g} s, with {frames - left} of "
+                f"{frames} frames read"
+            )
+        if beat in ready:
+            beats = len(os.read(beat, 1 << 16))
+            left -= beats
+            if not beats:  # all workers ended
+                waiting.unregister(beat)
+        if answer in ready:
+            part = os.read(answer, 1 << 16)
+            if not part:
+                return text
+            text += part
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the fresh process with its workers; one that hangs in the kernel is left behind."""
+    import subprocess
+
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END_S)
+
+
+def read_index(path: str, digest: Digest, limits: Limits, stall_s: float | None) -> Index:
+    """An archive's index. Raises DeadlineError where it takes longer than `stall_s`, and what
+    `index.read` raises."""
+
+    def read() -> Index:
+        return index_format.read(path, expected_digest=digest, limits=limits)
+
+    return read() if stall_s is None else within(read, stall_s, path)
 
 
 def main() -> None:
@@ -409,6 +484,7 @@ def main() -> None:
     if os.getppid() != int(sys.argv[1]):  # who started us
         return
     order = json.load(sys.stdin)
+    beat = int(sys.argv[2])
     owners = order["owners"]
     policy = Policy(
         order["jobs"],
@@ -420,7 +496,9 @@ def main() -> None:
         index = index_format.read(order["path"], expected_digest=order["digest"], limits=limits)
         packed: bool = order["packed"]
         places: list[str] = order["destinations"]
-        counts = unpack(order["path"], index, places, policy, limits=limits, packed=packed)
+        counts = unpack(
+            order["path"], index, places, policy, limits=limits, packed=packed, beat=beat
+        )
         reply: dict[str, object] = dataclasses.asdict(counts)
     except BootseerError as error:
         reply = {"error": type(error).__name__, "text": str(error)}

@@ -47,7 +47,8 @@ class Packed:
 class Job:
     """What every worker needs. `mode` and `owner` are as they shall be set (owner None: leave).
 
-    With `packed` no files are made: all contents go into one.
+    With `packed` no files are made: all contents go into one. `beat` is a pipe that gets a byte
+    for each frame that was read, -1 for none.
     """
 
     archive: int
@@ -60,6 +61,7 @@ class Job:
     split: frozenset[int]
     now_ns: int
     packed: Packed | None = None
+    beat: int = -1
 
 
 def set_metadata(job: Job, number: int, descriptor: int) -> int:
@@ -160,6 +162,8 @@ class _Worker:
                 break
             frame = job.index.frames[number]
             data = memoryview(read_frame(job.archive, frame, decoder))
+            if job.beat >= 0:
+                os.write(job.beat, b".")
             if job.packed is not None:
                 self._pack(job.packed, frame, data)
                 continue

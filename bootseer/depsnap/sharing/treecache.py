@@ -29,6 +29,7 @@ from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import packed as packed_tree
 from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.sharing.placements import in_use
+from bootseer.depsnap.time_limit import within
 from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os_error
 from bootseer.light_dataclasses import dataclass
 from bootseer.regular_files import opener
@@ -97,13 +98,14 @@ def ensure(
     owners: Collection[tuple[int, int]] | None = None,
     on_step: Callable[[str], None] | None = None,
     packed: bool = False,
+    stall_s: float | None = None,
 ) -> SharedTree:
     """`find`, else unpack `archive` once, under a lock per digest, others waiting.
 
     With `packed` a tree of files serves as well where there is one; else a packed one is made
     where this process can mount it, or one of files.
     Parameters as in `restore.restore`. Raises CorruptDataError, NoSpaceError, AccessDeniedError,
-    BusyError (a modified tree that is in use cannot be replaced).
+    BusyError (a modified tree that is in use cannot be replaced), DeadlineError after `stall_s`.
     """
     found = find(cache_dir, digest, packed=packed)
     if found is None and packed:
@@ -111,8 +113,7 @@ def ensure(
     if found is not None:
         return found
     # A start that finds its tree never pays for these.
-    from bootseer.depsnap.format import index as index_format
-    from bootseer.depsnap.restoring.unpack import Policy, default_jobs
+    from bootseer.depsnap.restoring.unpack import Policy, default_jobs, read_index
 
     step = on_step or _no_step
     bounds = limits or Limits()
@@ -127,10 +128,10 @@ def ensure(
                 return found
             if os.path.lexists(path):
                 discard(cache_dir, digest, packed=packed)
-            index = index_format.read(archive, expected_digest=digest, limits=bounds)
+            index = read_index(archive, digest, bounds, stall_s)
             allowed = frozenset(owners) if owners is not None else _trusted()
             policy = Policy(jobs or default_jobs(), allow_setuid, allowed)
-            _unpack(archive, index, path, policy, bounds, lock, step)
+            _unpack(archive, index, path, policy, bounds, lock, step, stall_s)
     except OSError as error:
         raise from_os_error(error, f"unpack into the cache {folder}") from error
     record = _record(path)
@@ -155,6 +156,7 @@ def _unpack(
     limits: Limits,
     lock: int,
     step: Callable[[str], None],
+    stall_s: float | None,
 ) -> None:
     from bootseer.depsnap.restoring.unpack import unpack
 
@@ -170,12 +172,22 @@ def _unpack(
             for place in places:
                 os.mkdir(place, 0o700)
         step("made")
-        unpack(archive, index, places, policy, limits=limits, keep_open=[lock], packed=packed)
+        unpack(
+            *(archive, index, places, policy),
+            limits=limits,
+            keep_open=[lock],
+            packed=packed,
+            stall_s=stall_s,
+        )
         step("unpacked")
         if not packed:
             if os.geteuid() != 0:
                 _without_write_bits(index, places)
-            _copy_index(archive, index, os.path.join(new, _INDEX))
+            copy = os.path.join(new, _INDEX)
+            if stall_s is None:
+                _copy_index(archive, index, copy)
+            else:
+                within(lambda: _copy_index(archive, index, copy), stall_s, archive)
         _write_record(new, index, packed)
         step("sealed")
         os.rename(new, path)

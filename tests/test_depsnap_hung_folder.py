@@ -1,0 +1,111 @@
+"""A store that is a directory of a file system whose server hangs while the archive is read.
+
+The directory is a real FUSE mount; its server is stopped (SIGSTOP), so that whoever reads there
+waits for good, as on a network file system that does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from depsnode import Node
+from fuse_mounts import end_mount, python
+from wheelhouse import make_wheel
+
+from bootseer.depsnap.time_limit import may_hang
+
+pytestmark = pytest.mark.root
+
+# What is read is kept by nobody: each read asks the server.
+SERVER = """
+from localtree import LocalTree
+from bootseer.fuse.options import MountOptions
+from bootseer.fuse.serve import Mount
+with LocalTree(sys.argv[1], direct=True, keep_cache=False) as tree:
+    with Mount(tree, sys.argv[2], options=MountOptions()) as mount:
+        print("ready", flush=True)
+        mount.wait()
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    return Node(tmp_path, wheels, tool="uv")
+
+
+@pytest.fixture
+def server(node: Node, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A published snapshot, and its store seen through a mount from the second node on."""
+    done = node.run()
+    assert (done.returncode, node.last()) == (0, ("ok", "published")), done.stderr
+    seen = tmp_path / "mounted"
+    seen.mkdir()
+    process = python(SERVER, node.store, seen)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        node.store = seen
+        node.fresh()
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        end_mount(seen)
+        process.kill()
+        process.communicate()
+
+
+def is_stopped(process: subprocess.Popen[str]) -> bool:
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "words"),
+    [
+        ("restore", "archive", "did not answer for 10 s"),
+        ("staging made", "archive", "brought nothing for 10 s"),
+        ("made", "copy", "brought nothing for 10 s"),
+    ],
+)
+def test_a_store_that_hangs_while_the_archive_is_read_is_given_up(
+    at: str, form: str, words: str, node: Node, server: subprocess.Popen[str]
+) -> None:
+    child = node.start(at, "print", form=form, store_timeout_s=10.0)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    said = child.stdout.readline()
+    assert said == at + "\n", child.stderr and child.stderr.read()
+    server.send_signal(signal.SIGSTOP)
+    while not is_stopped(server):
+        os.sched_yield()
+    child.stdin.write("\n")
+    child.stdin.flush()
+    code, errors = node.finish(child)
+    assert is_stopped(server)
+    assert code == 0
+    assert words in errors
+    assert node.last() == ("fallback", "installed")
+    assert node.installs == 2
+    assert node.works()
+    assert list(node.place.glob(".bootseer-*")) == []
+
+
+@pytest.mark.parametrize("form", ["archive", "auto"])
+def test_one_that_answers_is_restored_from_where_it_lies(
+    form: str, node: Node, server: subprocess.Popen[str]
+) -> None:
+    assert may_hang(str(node.store))
+    assert not may_hang(str(node.home))
+    child = node.start(form=form)
+    code, errors = node.finish(child)
+    assert (code, errors, node.last()) == (0, "", ("ok", "restored"))
+    assert node.installs == 1
+    assert node.works()
