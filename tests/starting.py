@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+from waiting import until
 
 from bootseer.profiler.report import analysis, load
 
@@ -132,17 +132,6 @@ class Place:
     def remove_installed(self) -> None:
         (self.path / "site" / "module").unlink()
         (self.path / "site").rmdir()
-
-
-def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    """Wait for something to become true and return it."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError("it never came to that")
 
 
 def processes_of_parts(place: Place) -> Iterator[int]:

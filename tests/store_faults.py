@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from stripe_faces import wait_until
+from waiting import until
 
 from bootseer.errors import StoreUnavailableError
 
@@ -31,5 +31,5 @@ def note_store_faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def wait_for_fault(under_way: Future[Any], struck: Callable[[], object]) -> None:
     """Return once the fault struck work that is under way; fails when the work ended without it."""
-    wait_until(lambda: struck() or under_way.done(), timeout_s=120.0)
+    until(lambda: struck() or under_way.done())
     assert not under_way.done(), f"the fault struck nothing: {under_way.exception() or 'it ended'}"

@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,11 +155,3 @@ def stripe(*words: object, **options: object) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [*BOOTSEER, *map(str, words)], capture_output=True, text=True, timeout=120, **options
     )  # type: ignore[call-overload]
-
-
-def wait_until(condition: object, timeout_s: float = 30.0) -> None:
-    """Fail when it does not come true in time."""
-    end = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from block_sources import FileSource, block_of, make_source, some_bytes
 from fuse_mounts import in_time
-from stripe_faces import wait_until
+from waiting import until
 
 from bootseer.blocks import engine, landing
 from bootseer.blocks.board import Board, Want
@@ -116,7 +116,7 @@ def test_a_copy_that_fails_ends_its_reader_and_no_other(
         assert begun.wait(60)
         (found,) = fetcher._engine.board.objects.values()
         block = found.blocks[0]
-        wait_until(lambda: len(block.waiters) == 2)
+        until(lambda: len(block.waiters) == 2)
         go_on.set()
         for reader in readers:
             reader.join(30)

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 from depsnode import Node
+from waiting import until
 from wheelhouse import make_wheel
 
 from bootseer.depsnap import records, scan
@@ -77,13 +78,6 @@ def fell_back(node: Node, *options: object) -> str:
     assert node.reason() in done.stderr
     assert done.stderr.count("\n") == 1
     return node.reason()
-
-
-def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 # --- kills ---------------------------------------------------------------------------------------
@@ -163,7 +157,7 @@ def test_fault_after_the_install_costs_the_snapshot_only(node: Node, step: str) 
 def test_killed_background_publisher_hands_over(node: Node, step: str) -> None:
     node.finish(node.start(step, "SIGKILL", publish="background"))
     assert node.last() == ("ok", "publishing")
-    wait_for(lambda: node.steps()[-1] == step)
+    until(lambda: node.steps()[-1] == step)
     assert len(node.archives()) == (1 if step == "stored" else 0)
     node.fresh()
     done = node.run("--wait", "always", "--wait-limit", 60)

@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from depsnode import Node, uv
+from waiting import until
 from wheelhouse import make_wheel
 
 import bootseer
@@ -487,7 +487,7 @@ def test_background_publication_outlives_the_start(node: Node) -> None:
     # The job starts and writes beside the packages while they are packed.
     site = next(node.place.glob("lib/python3*/site-packages"))
     (site / "bootseer_alpha/written_by_the_job").write_text("x")
-    wait_for(lambda: node.spans("deps.publish"))
+    until(lambda: node.spans("deps.publish"))
     assert node.spans("deps.publish")[0]["status"] == "ok"
     node.fresh()
     node.run()
@@ -512,10 +512,3 @@ def test_file_that_changes_while_it_is_packed_is_not_published(node: Node) -> No
     node.fresh()
     node.run()
     assert node.last() == ("ok", "published")
-
-
-def wait_for(condition: object, limit_s: float = 60.0) -> None:
-    until = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until
-        time.sleep(0.05)

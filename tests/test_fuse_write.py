@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import RENAME_NOREPLACE, WritableTree, pattern
-from starting import until
+from waiting import until
 
 from bootseer.entrypoint import children
 from bootseer.fuse.operations import Handle, Inode
@@ -271,7 +271,7 @@ os.execv("/bin/sleep", ["sleep", "600"])
             with pytest.raises(TimeoutError):  # so it does hang
                 read_proc(f"/proc/{inside}/stat")
             go.touch()
-            in_time(lambda: until(ran.exists, 40), 45)
+            in_time(lambda: until(ran.exists, limit_s=40), 45)
         finally:
             tree.let_go.set()
             os.killpg(process.pid, signal.SIGKILL)

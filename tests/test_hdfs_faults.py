@@ -19,7 +19,8 @@ import pytest
 from fuse_mounts import in_time
 from hdfs_tools import unread_bytes
 from store_faults import note_store_faults, wait_for_fault
-from stripe_faces import served, wait_until
+from stripe_faces import served
+from waiting import until
 
 from bootseer import stripedfs
 from bootseer.blocks.fetch import Fetcher
@@ -103,7 +104,7 @@ def half_read(
     url = f"{root_of(cluster, scheme)}/{settings.replication}"
     stripedfs.put(str(data), url, settings=settings)
     with contextlib.closing(open_store(root_of(cluster, "webhdfs"))) as store:
-        wait_until(lambda: replicated(store, str(settings.replication), settings.replication))
+        until(lambda: replicated(store, str(settings.replication), settings.replication))
     new = [path for n in range(3) for path in cluster.block_files(n) if path.name not in before]
     wanted = data.read_bytes()
     with Opens() as opens:
@@ -119,7 +120,7 @@ def half_read(
 
         with stripedfs.open(url, fetcher=fetcher) as file:
             assert file.read(first_bytes) == wanted[:first_bytes]
-            wait_until(serving)
+            until(serving)
             yield file, wanted[first_bytes:], serving()[0]
 
 

@@ -8,13 +8,13 @@ import json
 import mmap
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+from waiting import until
 
 from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import LocalStore
@@ -57,20 +57,12 @@ def share_in_memory(path: Path) -> float:
 
 
 def until_in_memory(directory: str, paths: list[str]) -> None:
-    for _ in range(6000):
-        if all(share_in_memory(Path(directory) / path) == 1 for path in paths):
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("the hot set was not read ahead")
+    until(lambda: all(share_in_memory(Path(directory) / path) == 1 for path in paths))
 
 
 def alone(mounts: Mounts) -> None:
     """Wait until the process that read ahead has ended: one server is left."""
-    for _ in range(6000):
-        if len([name for name in mounts.left() if len(name) == 32]) == 1:
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(mounts.left())
+    until(lambda: len([name for name in mounts.left() if len(name) == 32]) == 1)
 
 
 def test_its_published_hot_set_is_read_ahead_and_is_no_touch(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, evict, mounts_below, publish, some_files, tree_of
+from waiting import until
 
 from bootseer.blockimage.fill import Fill
 from bootseer.blocks import eviction, sealing
@@ -44,12 +45,14 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounts]:
 
 
 def wait_for(there: Callable[[], object]) -> None:
-    for _ in range(4000):
+    """Wait for what may not be looked at yet."""
+
+    def look() -> object:
         with contextlib.suppress(IndexError, ValueError, OSError):
-            if there():
-                return
-        time.sleep(0.01)
-    raise AssertionError("it never happened")
+            return there()
+        return None
+
+    until(look)
 
 
 def data_of(mounts: Mounts) -> Path:

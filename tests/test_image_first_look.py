@@ -17,7 +17,7 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
 from images_lab import Image, directory, file, symlink, write_layout
 from oci_proxy import Gate, Tokens, isolate
-from starting import until
+from waiting import until
 from web_fakes import Request, head
 
 from bootseer.blockimage.media_types import BLOCK_IMAGE, META

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
+from waiting import until
 
 from bootseer.cli import agent_server
 from bootseer.errors import StoreUnavailableError
@@ -101,14 +101,6 @@ class Lab:
 @pytest.fixture
 def lab(mounts: Mounts, image: Published) -> Lab:
     return Lab(mounts, image)
-
-
-def until(true: Callable[[], object]) -> None:
-    for _ in range(3000):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came to that")
 
 
 @pytest.mark.parametrize("number", CODES)

@@ -7,14 +7,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+from waiting import until
 
+from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, HEADER
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError, UsageError
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.traces import TraceStore
@@ -67,11 +68,7 @@ def test_a_replayed_hot_set_is_read_without_the_registry(
 def wait_for_replay(mounts: Mounts, directory: str) -> None:
     """Wait until the pack was kept, which its last frame does."""
     folder = mounts.cache / "images"
-    for _ in range(2000):
-        if any(folder.glob("sha256-*/pack-*")):
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("the hot set was not replayed")
+    until(lambda: any(folder.glob("sha256-*/pack-*")), "the replay of the hot set")
 
 
 def test_one_server_stands_for_an_image(mounts: Mounts, image: Published) -> None:
@@ -227,16 +224,25 @@ def test_replay_is_no_touch(mounts: Mounts, image: Published, loop: bool) -> Non
     assert trace.touched_bytes() == -(-len(FILES[path]) // 4096) * 4096
 
 
+def wait_for_all_blocks(cache: Path) -> None:
+    """Wait until a node cache has every block of what it holds a part of."""
+
+    def filled() -> bool:
+        entries = [
+            table[at : at + ENTRY_BYTES]
+            for table in (path.read_bytes() for path in cache.glob("blocks/*/present"))
+            for at in range(HEADER.size, len(table), ENTRY_BYTES)
+        ]
+        return bool(entries) and ABSENT not in entries
+
+    until(filled)
+
+
 def test_filling_fetches_the_rest(mounts: Mounts, own_registry: Any, tmp_path: Path) -> None:
     registry = own_registry()
     image = publish(registry.reference("mounts/fill", "1"), FILES, tmp_path / "image")
     mounted = mounts.mount(image.ref, fill=True)
-    size = sum(map(len, FILES.values()))
-    for _ in range(2000):
-        data = next((mounts.cache / "blocks").glob("*/data"), None)
-        if data is not None and data.stat().st_blocks * 512 >= size:
-            break
-        threading.Event().wait(0.01)
+    wait_for_all_blocks(mounts.cache)
     registry.stop()
     assert tree_of(mounted.directory) == FILES
 
@@ -264,7 +270,7 @@ def test_an_agent_mounts_with_the_callers_own_environment(mounts: Mounts, image:
     with subprocess.Popen([*bootseer, "agent", *places]) as agent:
         try:
             socket = mounts.runtime / "images/agent.sock"
-            wait_for(socket)
+            until(socket.exists)
             again = subprocess.run([*bootseer, "agent", *places], capture_output=True, text=True)
             assert again.returncode == BusyError.exit_code
             done = subprocess.run(
@@ -294,19 +300,11 @@ def test_an_agent_mounts_with_the_callers_own_environment(mounts: Mounts, image:
     assert tree_of(directory) == FILES
     with subprocess.Popen([*bootseer, "agent", *places]) as agent:  # the mount holds not its place
         try:
-            wait_for(socket)
+            until(socket.exists)
         finally:
             agent.terminate()
     mounts.umount(str(directory))
     assert mounts.gone()
-
-
-def wait_for(path: Path) -> None:
-    for _ in range(2000):
-        if path.exists():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"{path} was not made")
 
 
 def test_a_server_holds_nothing_of_who_mounted(mounts: Mounts, image: Published) -> None:

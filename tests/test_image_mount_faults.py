@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from image_mounts import (
     unread_bytes,
 )
 from oci_proxy import Gate, Halves
+from waiting import until
 from web_fakes import Request
 
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
@@ -56,14 +56,6 @@ def image(own: Any, tmp_path: Path) -> Published:
 
 def read(mounted: mounting.Mounted, path: str) -> bytes:
     return (Path(mounted.directory) / path).read_bytes()
-
-
-def until(true: Callable[[], Any], what: str) -> None:
-    for _ in range(4000):
-        if true():
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"in vain: {what}")
 
 
 def damage(path: Path, at: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
 from oci_proxy import Gate, Rule, Tokens, isolate, opened
+from waiting import until
 from web_fakes import head, reset
 
 from bootseer.blockimage.artifact import DATA
@@ -264,8 +265,4 @@ def test_the_kernel_reads_ahead_once_a_start_is_over(
     if killed:
         os.kill(mounts.worker(server), signal.SIGKILL)
     files = [Path(f"/sys/class/bdi/{bdi}/read_ahead_kb") for bdi in server.bdis]
-    for _ in range(2000):
-        if all(file.read_text() == "128\n" for file in files):
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError([file.read_text() for file in files])
+    until(lambda: all(file.read_text() == "128\n" for file in files))

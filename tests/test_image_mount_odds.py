@@ -15,6 +15,7 @@ from typing import Any
 import page_cache
 import pytest
 from image_mounts import Mounts, Published, mounts_below, noise, publish, some_files, tree_of
+from waiting import until
 
 from bootseer.blockimage import artifact
 from bootseer.errors import NotSupportedError
@@ -93,12 +94,7 @@ def test_a_read_that_fails_is_told_by_an_event(
 
 def until_kept(cache: Path, size_bytes: int) -> None:
     """Wait until a cache has taken in what was read, which it does behind the readers."""
-    end_s = time.monotonic() + 120
-    while True:
-        if sum(path.stat().st_blocks * 512 for path in cache.rglob("data")) >= size_bytes:
-            return
-        assert time.monotonic() < end_s, "it was not kept"
-        time.sleep(0.01)
+    until(lambda: sum(p.stat().st_blocks * 512 for p in cache.rglob("data")) >= size_bytes)
 
 
 def test_a_mount_tells_where_its_bytes_came_from(

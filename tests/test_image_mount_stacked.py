@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from fuse_mounts import in_time
 from image_mounts import Mounts, Published, evict, mounts_below, publish, some_files, tree_of
+from waiting import until
 
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.serving import ImageServer
@@ -58,13 +58,6 @@ def uncover(place: Path | str) -> None:
 
 def ended(server: runtime.Server) -> Callable[[], bool]:
     return lambda: not os.path.exists(f"/proc/{server.supervisor}/fd/0")
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_a_tree_below_another_one_is_not_shared(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+from waiting import until
 
 from bootseer.blocks import trace as traces
 from bootseer.imageprefetch import ownsets
@@ -188,11 +189,7 @@ def test_it_is_made_anew_when_starts_read_more(mounts: Mounts, image: Published)
     else:
         raise AssertionError("it was not made anew")
     assert after.pack.size_bytes > 2 * before.pack.size_bytes
-    for _ in range(1000):
-        if not Path(before.path).exists():
-            break
-        threading.Event().wait(0.01)
-    assert not Path(before.path).exists()
+    until(lambda: not Path(before.path).exists())
 
 
 def test_neither_another_block_image_nor_a_replayed_start_alone_makes_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
+from waiting import until
 
 from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace
@@ -108,20 +110,22 @@ def killed_with(mounts: Mounts, image: Published, *paths: str) -> None:
     """Kill the server when its journal has the touches of these files."""
     server = mounts.server()
     wanted = read_pages(image, *paths)
-    for _ in range(2000):
+
+    def touched() -> bool:
         rows = Journal(str(Path(server.state) / "touches")).resume() or []
-        if wanted <= {PAGE * p for first, count, _ in rows for p in range(first, first + count)}:
-            break
-        threading.Event().wait(0.01)
+        pages = {PAGE * p for first, count, _ in rows for p in range(first, first + count)}
+        return wanted <= pages
+
+    until(touched)
     before = mounts.worker(server)
     os.kill(before, signal.SIGKILL)
-    for _ in range(2000):
-        try:
-            if mounts.worker(server) != before:
-                return
-        except (IndexError, OSError):
-            pass
-        threading.Event().wait(0.01)
+
+    def another() -> bool:
+        with contextlib.suppress(IndexError, OSError):
+            return mounts.worker(server) != before
+        return False
+
+    until(another)
 
 
 def read_pages(image: Published, *paths: str) -> set[int]:
@@ -174,10 +178,7 @@ def test_a_first_step_told_around_the_death_ends_the_recording(
     line = f'{{"v":1,"event":"point","name":"first_step","time_unix_nano":{now_ns}}}\n'
     (events / "rank.jsonl").write_text(line)
     os.kill(supervisor, signal.SIGCONT)
-    for _ in range(2000):
-        if kept(mounts, image) is not None:
-            break
-        threading.Event().wait(0.01)
+    until(lambda: kept(mounts, image) is not None)
     (Path(mounted.directory) / LATE).read_bytes()
     mounts.umount(mounted)
     assert mounts.gone()
@@ -193,10 +194,7 @@ def test_a_recording_that_was_over_does_not_begin_again(mounts: Mounts, image: P
     mounted = mounts.mount(image.ref, record=True, record_window_s=1.0)
     (Path(mounted.directory) / EARLY).read_bytes()
     server = mounts.server()
-    for _ in range(2000):
-        if not Path(server.state, "touches").exists():
-            break
-        threading.Event().wait(0.01)
+    until(lambda: not Path(server.state, "touches").exists())
     before = kept(mounts, image)
     assert before is not None
     os.kill(mounts.worker(server), signal.SIGKILL)

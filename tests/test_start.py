@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from starting import JOB_EXIT, Place, until
+from starting import JOB_EXIT, Place
+from waiting import until
 
 from bootseer.profiler.report import analysis, load
 

@@ -19,8 +19,8 @@ from starting import (
     nothing_left,
     part_process,
     processes_of_parts,
-    until,
 )
+from waiting import until
 
 from bootseer.config import Problem
 from bootseer.entrypoint import fallback, plan

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from filemode_tools import (
     reader,
     resident,
 )
+from waiting import until
 
 from bootseer.entrypoint.beside import NAME
 from bootseer.imageprefetch.filemode import format as filetraces
@@ -138,13 +139,6 @@ class Job:
         while self.accompanied():
             assert time.monotonic() < until, "it does not end"
             time.sleep(0.02)
-
-
-def until(true: Callable[[], object]) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end_s, "it never came to that"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starting import Place, nothing_left, part_process, processes_of_parts, until
+from starting import Place, nothing_left, part_process, processes_of_parts
+from waiting import until
 
 pytestmark = pytest.mark.slow
 

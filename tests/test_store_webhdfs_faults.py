@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hdfs_tools import unread_bytes
 from store_faults import note_store_faults, wait_for_fault
-from stripe_faces import wait_until
+from waiting import until
 
 from bootseer.errors import (
     AccessDeniedError,
@@ -183,7 +183,7 @@ sys.stdin.read()
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"half\n"
-        wait_until(lambda: list(store.temporaries("")))  # sending goes on beside the program
+        until(lambda: list(store.temporaries("")))  # sending goes on beside the program
         process.send_signal(signal.SIGKILL)
     assert store.read("x", limit_bytes=3) == b"old"
     assert [s.name for s in store.list("")] == ["x"]

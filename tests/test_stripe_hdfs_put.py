@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 from hdfs_tools import dfsadmin
 from store_faults import note_store_faults
-from stripe_faces import wait_until
 from stripe_lab import local_tree, make_tree, read_back, sample
+from waiting import until
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
@@ -219,7 +219,7 @@ class _KillOnce:
     def advance(self, size_bytes: int) -> None:
         with self._lock:
             if self.killed < 0:
-                wait_until(self._stopped_in_part)
+                until(self._stopped_in_part)
                 self._cluster.kill_datanode(self.killed)
 
     def _stopped_in_part(self) -> bool:

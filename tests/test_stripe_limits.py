@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from memory_worker import memory_bytes
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -128,10 +129,8 @@ def test_a_mount_tells_what_it_cost(medium: Path, tmp_path: Path):
         assert (place / "medium").read_bytes() == medium.read_bytes()
     finally:
         subprocess.run([*bootseer, "umount", str(place)], check=True)
-    for _ in range(500):  # the worker ends a moment after its mount
-        if log.exists() and b"fetch.stats" in log.read_bytes():
-            break
-        time.sleep(0.02)
+    # the worker ends a moment after its mount
+    until(lambda: log.exists() and b"fetch.stats" in log.read_bytes())
     lines = [json.loads(line) for line in log.read_text(encoding="ascii").splitlines()]
     told = [line["attributes"] for line in lines if line["name"] == "fetch.stats"]
     assert sum(each["bootseer.bytes"] for each in told) >= medium.stat().st_size

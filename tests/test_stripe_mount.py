@@ -23,8 +23,8 @@ from stripe_faces import (
     served,
     store_of,
     stripe,
-    wait_until,
 )
+from waiting import until
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.fuse.mounts import find_mount
@@ -85,7 +85,7 @@ def test_it_returns_once_the_mount_answers_and_umount_ends_it(root: Path, direct
     done = stripe("umount", directory)
     assert (done.returncode, done.stderr) == (0, "")
     assert list(directory.iterdir()) == []
-    wait_until(lambda: not servers_of(directory))
+    until(lambda: not servers_of(directory))
 
 
 def test_a_relative_path_and_directory_are_the_callers(root: Path, directory: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_stale_mount_of_a_crash_is_replaced(root: Path, directory: Path, name:
         os.kill(pid, signal.SIGSTOP)
     for pid in servers_of(directory):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not servers_of(directory))
+    until(lambda: not servers_of(directory))
     assert refusal(lambda: os.listdir(directory)) in (errno.ENOTCONN, errno.ECONNABORTED)
     done = stripe("mount", root, root.parent / name)
     assert done.returncode == 0, done.stderr
@@ -207,7 +207,7 @@ def test_a_busy_mount_says_who_and_goes_lazily(root: Path, directory: Path) -> N
         assert list(directory.iterdir()) == []
         assert in_time(file.read) == content(SIZE)[10:]
         assert servers_of(directory)
-    wait_until(lambda: not servers_of(directory))
+    until(lambda: not servers_of(directory))
 
 
 @pytest.mark.parametrize("given", ["nothing", "other"])
@@ -232,8 +232,8 @@ def test_it_ends_with_the_process_it_was_made_for(root: Path, directory: Path) -
             assert in_time(lambda: os.listdir(directory))
         finally:
             job.kill()
-    wait_until(lambda: find_mount(str(directory)) is None)
-    wait_until(lambda: not servers_of(directory))
+    until(lambda: find_mount(str(directory)) is None)
+    until(lambda: not servers_of(directory))
     assert stripe("mount", "--for-pid", job.pid, root, directory).returncode == 2
 
 
@@ -387,12 +387,12 @@ def test_a_handle_of_replaced_bytes_is_stale_in_another_process(root: Path, tmp_
         handle = first.open(inode, os.O_RDONLY).handle
         second = trees.StripedTree(store_of(root), "", fetcher)
         assert second.read(inode, handle, 5, 7, Later) is None
-        wait_until(lambda: answers)
+        until(lambda: answers)
         assert b"".join(answers.pop().views) == content(SIZE)[5:12]  # type: ignore[attr-defined]
         put_bytes(store_of(root), "ckpt.pt", content(SIZE, 9), tmp_path)
         third = trees.StripedTree(store_of(root), "", fetcher)
         assert third.read(inode, handle, 5, 7, Later) is None
-        wait_until(lambda: answers)
+        until(lambda: answers)
         assert answers == [errno.ESTALE]
         for tree in (first, second, third):
             tree.destroy()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, python
-from stripe_faces import CHUNK, Served, content, put_bytes, served, store_of, wait_until
+from stripe_faces import CHUNK, Served, content, put_bytes, served, store_of
+from waiting import until
 
 from bootseer.blocks import presence
 
@@ -100,7 +101,7 @@ def test_bytes_are_right_from_an_empty_a_part_and_a_whole_cache(
 def fill_and_freeze(root: Path, tmp_path: Path) -> None:
     with served(root, tmp_path / "mnt", cache=str(tmp_path / "cache")) as mount:
         assert in_time((mount.directory / "ckpt").read_bytes) == content(SIZE)
-        wait_until(lambda: len(frozen(tmp_path)) == 1)
+        until(lambda: len(frozen(tmp_path)) == 1)
         assert mount.said == ""
 
 
@@ -137,7 +138,7 @@ def test_open_files_outlive_a_server_that_is_killed(root: Path, tmp_path: Path) 
         with path.open("rb", buffering=0) as file:
             first = mount.workers()[0]
             os.kill(first, signal.SIGKILL)
-            wait_until(lambda: mount.workers() and mount.workers()[0] != first)
+            until(lambda: mount.workers() and mount.workers()[0] != first)
             assert in_time(lambda: os.pread(file.fileno(), 5000, 7000)) == wanted[7000:12000]
             in_time(lambda: check(path, wanted))
         in_time(lambda: check(path, wanted))
@@ -210,7 +211,7 @@ def test_what_the_kernel_reads_is_not_evicted_while_open(root: Path, tmp_path: P
                     return False
             return True
 
-        wait_until(unpinned)
+        until(unpinned)
 
 
 def test_a_file_replaced_while_it_is_open_keeps_its_bytes(root: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, python, refusal
-from stripe_faces import CHUNK, content, put_bytes, served, store_of, stripe, wait_until
+from stripe_faces import CHUNK, content, put_bytes, served, store_of, stripe
+from waiting import until
 from web_fakes import FakeServer, Request, serve_range
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -177,7 +178,7 @@ def test_a_reader_of_a_store_that_hangs_can_be_killed(web: Switched, tmp_path: P
         web.hangs.set()
         before, asked = len(web.server.requests), web.server.requests
         with python("open(sys.argv[1], 'rb').read()", mount.directory / "file") as reader:
-            wait_until(lambda: any("range" in request.headers for request in asked[before:]))
+            until(lambda: any("range" in request.headers for request in asked[before:]))
             assert reader.poll() is None
             reader.kill()
             assert in_time(reader.wait, 30) == -signal.SIGKILL
@@ -217,12 +218,12 @@ def test_readers_never_notice_that_the_server_was_killed(
 
         def wait_for_rounds(before: list[int]) -> None:
             """Until each reader has ended the round that it was in, and a whole one more."""
-            wait_until(lambda: all(map(int.__ge__, done(), (n + 2 for n in before))), 120.0)
+            until(lambda: all(map(int.__ge__, done(), (n + 2 for n in before))))
 
         wait_for_rounds(done())
         killed: list[int] = []
         for _ in range(4):
-            wait_until(lambda: mount.workers() and mount.workers()[0] not in killed)
+            until(lambda: mount.workers() and mount.workers()[0] not in killed)
             (worker,) = mount.workers()
             assert [reader.poll() for reader, _ in readers.values()] == [None] * 4
             os.kill(worker, signal.SIGKILL)
@@ -233,7 +234,7 @@ def test_readers_never_notice_that_the_server_was_killed(
         for rounds, (reader, name) in readers.items():
             assert reader.wait(120) == 0
             assert set(rounds.read_text().split()) == {hashlib.md5(wanted[name]).hexdigest()}
-        wait_until(lambda: mount.said.count("another one takes over") == 4)
+        until(lambda: mount.said.count("another one takes over") == 4)
 
 
 def test_unmounting_under_load_lets_open_files_be_read_on(root: Path, tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_unmounting_under_load_lets_open_files_be_read_on(root: Path, tmp_path: 
             assert set(reader.stdout.read().split()) <= {wanted.strip()}
             assert reader.returncode == 1  # its next open found no file
         assert in_time(lambda: os.pread(file.fileno(), SIZE, 0)) == content(SIZE)
-    wait_until(lambda: mount.process.poll() is not None)
+    until(lambda: mount.process.poll() is not None)
 
 
 def test_very_many_small_reads_do_not_grow_the_server(root: Path, tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fuse_mounts import output
 from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of
+from waiting import until
 
 from bootseer import stripedfs
 from bootseer.blocks.fetch import Fetcher
@@ -154,10 +154,8 @@ def test_a_program_may_start_another_while_its_file_is_open(
                 os.kill(pid, signal.SIGKILL)
             program.kill()
             program.wait()
-    for _ in range(1000):  # after an exec the last descriptor's end is told by and by
-        if (tmp_path / "store" / "x").exists() or (tmp_path / "store" / "x.stripes").exists():
-            break
-        time.sleep(0.01)
+    store = tmp_path / "store"  # after an exec the last descriptor's end is told by and by
+    until(lambda: (store / "x").exists() or (store / "x.stripes").exists())
     with stripedfs.open(f"{tmp_path}/store/x") as file:
         assert file.read() == b"A" * size
 
@@ -172,11 +170,8 @@ def test_what_a_killed_writer_left_is_not_published(
     path.write_bytes(b"A" * SIZE)
     words = [sys.executable, "-c", f"import os, sys\n{KILLED}", str(path), str(size), way]
     assert subprocess.run(words, check=False).returncode < 0
-    for _ in range(1000):  # the last descriptor's end is told by and by
-        if "its writer was killed" in mount.said:
-            break
-        time.sleep(0.01)
-    assert "its writer was killed" in mount.said
+    # the last descriptor's end is told by and by
+    until(lambda: "its writer was killed" in mount.said)
     with stripedfs.open(f"{tmp_path}/store/x") as file:
         assert file.read() == b"A" * SIZE
     path.write_bytes(b"C" * size)

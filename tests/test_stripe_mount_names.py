@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, mounted, python
-from stripe_faces import content, put_bytes, store_of, wait_until
+from stripe_faces import content, put_bytes, store_of
+from waiting import until
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import AccessDeniedError, DeadlineError, StoreUnavailableError
@@ -141,7 +142,7 @@ def test_one_asks_and_the_others_have_what_was_known(
     asked = len(store.listed)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(tree.lookup, ROOT, b"d0")
-        wait_until(lambda: len(store.listed) > asked)
+        until(lambda: len(store.listed) > asked)
         for number in range(6):
             in_time(lambda name=b"d%d" % number: tree.lookup(ROOT, name), 20)
         assert not first.done()
@@ -181,7 +182,7 @@ def test_who_waits_for_the_first_listing_shares_its_failure(
 
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(look) for _ in range(4)]
-        wait_until(lambda: store.listed and pool._work_queue.qsize() == 0)
+        until(lambda: store.listed and pool._work_queue.qsize() == 0)
         time.sleep(0.3)
         store.gate.set()
         assert [each.result(60) for each in waiting] == [errno.EIO] * 4
@@ -262,14 +263,14 @@ def test_who_waits_for_names_can_be_killed(
         store.gate.clear()
         with python(LOOKS[look], directory) as asker:
             try:
-                wait_until(lambda: len(store.listed) > asked)
+                until(lambda: len(store.listed) > asked)
                 time.sleep(0.2)
                 asker.kill()
                 assert in_time(lambda: asker.wait(30), 40) == -signal.SIGKILL
                 assert not store.gate.is_set()
             finally:
                 store.gate.set()
-        wait_until(lambda: not tree.files.by_handle)  # what came too late was taken back
+        until(lambda: not tree.files.by_handle)  # what came too late was taken back
         assert in_time((directory / "d0" / "deep" / "x").read_bytes) == content(1)
         assert faults == []
 

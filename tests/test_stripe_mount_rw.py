@@ -26,8 +26,8 @@ from stripe_faces import (
     served,
     store_of,
     stripe,
-    wait_until,
 )
+from waiting import until
 
 from bootseer import stripedfs
 from bootseer.errors import UsageError
@@ -226,7 +226,7 @@ def test_what_was_being_written_when_the_server_died_is_not_published(
     os.kill(worker, signal.SIGKILL)
     assert refusal(lambda: file.write(b"more")) == errno.EIO
     assert refusal(file.close) == errno.EIO
-    wait_until(lambda: worker not in mount.workers())
+    until(lambda: worker not in mount.workers())
     assert in_time(path.read_bytes) == b"old"
     in_time(lambda: path.write_bytes(content(SIZE)))
     assert read_url(root, "x") == content(SIZE)

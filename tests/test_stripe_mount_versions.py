@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, mounted, python, refusal
-from stripe_faces import CHUNK, SMALL, put_bytes, served, store_of, wait_until
+from stripe_faces import CHUNK, SMALL, put_bytes, served, store_of
+from waiting import until
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
@@ -169,7 +170,7 @@ def test_a_reader_of_a_dead_server_goes_on_with_its_bytes_or_has_an_error(
             replace(root, "ckpt", NEW, tmp_path)
         (worker,) = mount.workers()
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: worker not in mount.workers() and mount.workers())
+        until(lambda: worker not in mount.workers() and mount.workers())
         refused = refusal(lambda: os.pread(file.fileno(), 10, SIZE - 10))
         assert refused in ((None, errno.EIO, errno.ESTALE) if replaced else (None,))
         assert set(rest_of(file.fileno())) <= set(OLD)
@@ -211,7 +212,7 @@ def test_listings_count_as_references(root: Path, tmp_path: Path, fetcher: Fetch
         node = tree.nodes.get(Inode(listed["ckpt"]))
         assert node is not None
         assert node.references == 1
-        wait_until(lambda: node.references == 1)
+        until(lambda: node.references == 1)
 
 
 def test_appending_goes_on_with_what_was_there(root: Path, tmp_path: Path) -> None:
