@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,30 @@ needs_podman = [
     pytest.mark.debian("docker-registry"),
     pytest.mark.debian("busybox-static"),
 ]
+
+
+MERGES = [
+    *(
+        [("--env-merge", word)]
+        for word in (
+            *("GREETING=${GREETING} you", "PATH=$PATH:/x", "NEW=${GREETING}", "TERM=${TERM}2"),
+            *("TERM=$GREETING", "container=${container}2", "GREETING=$PATH-$container-$TERM"),
+            *("GREETING=\"a $PATH\" '$PATH' \\$PATH", 'GREETING="\\a\\"\\$"', "GREETING='a\\b'"),
+            *("GREETING=${NONE:-def} ${PATH:+alt} ${NONE:+no}", "GREETING=${NONE:-${PATH}}"),
+            *("GREETING=$", "GREETING=x$", "GREETING=$1 $@ ${1} x$-y", "GREETING=$#$*$9z"),
+            *("GREETING=a=b", "GREETING=${}", "GREETING=\\", "GREETING=a\\ b", "$GREETING=1"),
+            *("GREETING=$PATH_B$PATH-x", "GREETING=${_x}é$é", "HOME=$HOME/x", "=x"),
+            *("GREETING=${PATH", "GREETING=${PATH:?x}", "GREETING='open", 'GREETING="a\\'),
+        )
+    ),
+    [],
+    [("--env-merge=GREETING=a",), ("--env-merge", "PATH=${GREETING}2")],
+    [("--env-merge", "GREETING=1"), ("--unsetenv", "GREETING")],
+    [("--unsetenv", "GREETING"), ("--env-merge", "PATH=${GREETING}")],
+    [("--unsetenv-all",), ("--env-merge", "GREETING=1")],
+    [("-e", "GREETING=mine"), ("--env-merge", "GREETING=${GREETING}2")],
+]
+"""Options whose outcome podman shows for an image, and is to be the same for its tree."""
 
 
 def layers(name: str) -> list[list[Any]]:
@@ -151,6 +176,41 @@ class TestContainers:
         assert out == "file podman\n"
         assert mounts.gone()
         assert list((lab.runtime / "containers").iterdir()) == []
+
+    def test_variables_are_merged_as_podman_merges_an_images_own(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        """Containers are made, not run: of the image by podman itself, and of its tree by ours."""
+
+        def ask(*words: str) -> list[str]:
+            command = ["podman", *words]
+            done = subprocess.run(command, env=lab.environment, capture_output=True, check=False)
+            return done.stdout.decode().splitlines() if done.returncode == 0 else []
+
+        def variables(every: list[list[str]]) -> list[list[str]]:
+            """Of a container for each list of words; none where it was refused."""
+            made = [ask("create", "--network", "host", *words, "sh") for words in every]
+            ids = [one for found in made for one in found]
+            lines = iter(ask("inspect", "--format", "{{json .Config.Env}}", *ids))
+            out = [sorted(json.loads(next(lines))) if found else [] for found in made]
+            ask("rm", "-f", *ids)
+            return out
+
+        tree = lab.folder / "tree"
+        tree.mkdir()
+        config = ImageConfig(env=tuple(CONFIG["Env"]))
+        assert ask("pull", "-q", "--tls-verify=false", ref)
+        given = [[word for merge in merges for word in merge] for merges in MERGES]
+        of_tree = []
+        for options in given:
+            mine = container_words(str(tree), config, options, ("sh",))
+            assert mine[:3] == ["podman", "run", "--rm"]
+            of_tree.append([*mine[3 : mine.index("--rootfs")], "--rootfs", str(tree)])
+        by_us = variables(of_tree)
+        by_podman = variables([[*options, ref] for options in given])
+        assert list(zip(given, by_us, strict=True)) == list(zip(given, by_podman, strict=True))
+        assert sum(not found for found in by_us) == 4 + 1  # four refused, and --unsetenv-all
+        assert mounts.gone()
 
     def test_a_command_without_dashes_is_hinted_at(
         self, lab: Lab, ref: str, mounts: Mounts

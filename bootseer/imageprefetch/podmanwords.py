@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.errors import NotSupportedError, UsageError
+from bootseer.imageprefetch.word_expansion import expand_word
 from bootseer.regular_files import open_to_read
 
 EVENTS_INSIDE = "/.bootseer-events"
@@ -17,6 +18,11 @@ _PLATFORM = ("--platform", "--os", "--arch", "--variant")
 _WORKDIR = ("--workdir", "-w")
 _PLACING = ("--volume", "-v", "--mount", "--tmpfs")
 _OF_ITS_OWN = "container=podman"
+_PODMANS_DEFAULTS = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "TERM": "xterm",
+}
+"""What podman gives each container whose image names none."""
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
 
@@ -72,7 +78,8 @@ def container_variables(of_image: Iterable[str], options: Sequence[str]) -> list
 
     For a tree that is not an image of its own, podman knows neither the image's variables nor adds
     the one by which programs tell that they run in a container. Those that an --env-file sets are
-    left to it: what is given by --env would win over the file, where an image's own does not.
+    left to it: what is given by --env would win over the file, where an image's own does not. Each
+    --env-merge changes a variable that is there, before others are unset.
     """
     unset_all = False
     for word in options:
@@ -84,8 +91,33 @@ def container_variables(of_image: Iterable[str], options: Sequence[str]) -> list
     replaced = {name for _, name in _values(options, ("--unsetenv",))}
     for _, file in _values(options, ("--env-file",)):
         replaced |= _names_in_file(file)
-    given = (_OF_ITS_OWN, *of_image)
-    return [pair for pair in given if pair.partition("=")[0] not in replaced]
+    given = dict(_split(pair) for pair in (_OF_ITS_OWN, *of_image))
+    merged = _merge(given, [value for _, value in _values(options, ("--env-merge",))])
+    return [f"{name}={value}" for name, value in merged.items() if name not in replaced]
+
+
+def _split(pair: str) -> tuple[str, str]:
+    name, _, value = pair.partition("=")
+    return name, value
+
+
+def _merge(given: Mapping[str, str], words: Sequence[str]) -> dict[str, str]:
+    """Variables after --env-merge; as they were where podman will refuse its words.
+
+    Podman does this to what it knows itself, and leaves out other names; what follows a second
+    `=` in the outcome is dropped (containers/podman, pkg/specgen/generate/container.go).
+    """
+    known = {**_PODMANS_DEFAULTS, **given}
+    changed: set[str] = set()
+    for word in words:
+        try:
+            name, value, *_ = expand_word(word, known).split("=")
+        except ValueError:
+            return dict(given)
+        if name in known:
+            known[name] = value
+            changed.add(name)
+    return {name: known[name] for name in (*given, *sorted(changed - set(given)))}
 
 
 def _names_in_file(path: str) -> set[str]:
