@@ -38,8 +38,9 @@ from pathlib import Path
 
 from bench import harness
 from bootseer.depsnap import scan
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import ArchiveInfo, RootDelta
+from bootseer.depsnap.model import ArchiveInfo
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import tree
 

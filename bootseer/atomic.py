@@ -10,7 +10,10 @@ from __future__ import annotations
 import errno
 import os
 from types import TracebackType
-from typing import Self
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
 
 PREFIX = ".tmp-"  # hidden from listings
 

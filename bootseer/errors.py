@@ -5,7 +5,9 @@ A message says what happened, to which object, and what to do next, on one line.
 
 from __future__ import annotations
 
-from typing import ClassVar
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 
 class BootseerError(Exception):

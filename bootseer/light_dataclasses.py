@@ -14,24 +14,42 @@ does not copy values that are no container. No standard dataclass may inherit fr
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 _NO_DEFAULT: Any = object()
 
 
-class _Field(NamedTuple):
+class _Field:
     """What is known of one field; `default` and `default_factory` may be `_NO_DEFAULT`."""
 
-    name: str
-    default: Any
-    default_factory: Any
-    repr: bool
-    hash: bool
-    compare: bool
-    kw_only: bool = False
+    __slots__ = ("compare", "default", "default_factory", "hash", "kw_only", "name", "repr")
+
+    def __init__(
+        self,
+        name: str,
+        default: Any,
+        default_factory: Any,
+        repr: bool,  # noqa: A002 - as the standard function calls it
+        hash: bool,  # noqa: A002 - as the standard function calls it
+        compare: bool,
+        kw_only: bool = False,
+    ) -> None:
+        self.name = name
+        self.default = default
+        self.default_factory = default_factory
+        self.repr = repr
+        self.hash = hash
+        self.compare = compare
+        self.kw_only = kw_only
+
+    def of(self, name: str, kw_only: bool) -> _Field:
+        """The same of a field that has a name; `field()` itself knows none."""
+        known = (self.default, self.default_factory, self.repr, self.hash, self.compare)
+        return _Field(name, *known, kw_only)
 
 
 def _field(
@@ -100,7 +118,7 @@ def _own_fields(cls: type, kw_only: bool) -> dict[str, _Field]:
             continue
         given = cls.__dict__.get(name, _NO_DEFAULT)
         if isinstance(given, _Field):
-            fields[name] = given._replace(name=name, kw_only=kw_only)
+            fields[name] = given.of(name, kw_only)
             continue
         if given is not _NO_DEFAULT and type(given).__hash__ is None:
             raise ValueError(f"{cls.__name__}.{name} needs a default_factory")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, BinaryIO
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hashlib import sha256 as _sha256
+    from typing import BinaryIO
 else:
     try:
         from _sha2 import sha256 as _sha256  # Python's own, since 3.12

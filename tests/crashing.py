@@ -22,8 +22,8 @@ from pathlib import Path
 from snaptrees import NS, describe, leftovers, rich, write
 
 from bootseer.depsnap import scan
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import RootDelta
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.restoring.commit import recover
 from bootseer.depsnap.restoring.restore import restore

@@ -8,8 +8,9 @@ import stat
 from pathlib import Path
 
 from bootseer.depsnap import scan
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import ArchiveInfo, RootDelta
+from bootseer.depsnap.model import ArchiveInfo
 
 NS = 1_600_000_000_123_456_789
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from snaptrees import NS, describe, pack, rich, write
 
 from bootseer.depsnap import scan
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive, layout
-from bootseer.depsnap.model import Digest, RootDelta
+from bootseer.depsnap.model import Digest
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, UsageError
 
 

@@ -21,8 +21,8 @@ from waiting import until
 from wheelhouse import make_wheel
 
 from bootseer.depsnap import records, scan
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import RootDelta
 from bootseer.storage.base import open_store
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from snaptrees import MERGEABLE, NS, describe, leftovers, pack, rich, write
 
 from bootseer.depsnap import scan
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import ArchiveInfo, RootDelta
+from bootseer.depsnap.model import ArchiveInfo
 from bootseer.depsnap.restoring.restore import recover, restore
 from bootseer.depsnap.sharing import mounts
 from bootseer.errors import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from snaptrees import NS, rich, write
 
-from bootseer.depsnap.model import RootDelta
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.scan import diff, scan
 from bootseer.errors import BootseerError
 

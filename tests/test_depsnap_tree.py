@@ -14,8 +14,9 @@ import pytest
 from snaptrees import as_shared, describe, leftovers, pack, rich, write
 
 from bootseer.depsnap import scan
+from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import ArchiveInfo, RootDelta, SharedTree
+from bootseer.depsnap.model import ArchiveInfo, SharedTree
 from bootseer.depsnap.sharing import mounts, placements, tree, treecache
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
 

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from web_fakes import Answer, FakeServer, Request, head, serve_range
@@ -18,9 +19,12 @@ from web_fakes import Answer, FakeServer, Request, head, serve_range
 from bootseer.errors import AccessDeniedError, UsageError
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import open_store
-from bootseer.storage.options import Redirects, StoreOptions
+from bootseer.storage.options import StoreOptions
 from bootseer.storage.reach import Reach, reach_of
 from tools.netlab import enter_own_network
+
+if TYPE_CHECKING:
+    from bootseer.storage.options import Redirects
 
 DATA = os.urandom(100_000)
 PUBLIC, PUBLIC_TOO = "8.8.4.4", "1.1.1.1"

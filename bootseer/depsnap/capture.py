@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap import scan
-from bootseer.depsnap.model import RootDelta, Tree
+from bootseer.depsnap.entries import RootDelta, Tree
 
 # Kernel file systems and such whose contents mean nothing elsewhere.
 _PSEUDO_NAMES = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap import capture, reach, records, target
+from bootseer.depsnap import reach, records, target
 from bootseer.depsnap.fitting import Judge
 from bootseer.depsnap.keying import key, roots
 from bootseer.depsnap.keying.resolver import Resolution
-from bootseer.depsnap.model import FormChoice, Placement, absolute
+from bootseer.depsnap.model import Placement, absolute
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.sharing import placements, tree
 from bootseer.depsnap.sharing.machine import boot_id
@@ -27,10 +26,15 @@ from bootseer.errors import (
 )
 from bootseer.storage.base import Store, open_store
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from bootseer.depsnap.model import FormChoice
     from bootseer.storage.download import Patience
 
-T = TypeVar("T")
+    T = TypeVar("T")
+
 _SHARE_OF_PLAIN = 0.1
 
 
@@ -92,7 +96,7 @@ def prepare(
     Starts the resolver where an index surely has a say. Raises NotFoundError for a missing key
     file and UsageError for one that is too large.
     """
-    exclude = excludes(settings, found)
+    exclude = _passed_over(settings, found)
     note = target.read(settings.cache, found.paths)
     if note is not None and note.fingerprint != key.fingerprint(found, exclude):
         note = None
@@ -132,10 +136,17 @@ def prepare(
 def on_what_stands(settings: DepsSettings, prepared: Prepared) -> Prepared:
     """The same command's key for an install on top of what the roots hold now."""
     found = prepared.target
-    state = key.base_state(found, excludes(settings, found))
+    state = key.base_state(found, _passed_over(settings, found))
     made = prepared.key.at(state)
     judge = Judge(made, key.packages(found), prepared.judge.resolution, settings.max_age_s)
     return Prepared(found, made, state, False, judge)
+
+
+def _passed_over(settings: DepsSettings, found: roots.Target) -> list[str]:
+    """What a key's scans do not look at; only roots that the user named are scanned for it."""
+    if not any(root.why == roots.ALSO for root in found.roots):
+        return []
+    return excludes(settings, found)
 
 
 def excludes(settings: DepsSettings, found: roots.Target) -> list[str]:
@@ -143,6 +154,8 @@ def excludes(settings: DepsSettings, found: roots.Target) -> list[str]:
     ours = [settings.cache]
     with contextlib.suppress(BootseerError):  # a store that cannot be opened lies in no root
         ours.append(open_store(settings.store).url.removeprefix("file://"))
+    from bootseer.depsnap import capture  # which scans: most starts that restore never do
+
     return capture.excludes(found.paths, ours, settings.exclude)
 
 
@@ -174,7 +187,7 @@ def note_in_place(
     packages: Mapping[str, str],
 ) -> None:
     """Remember what stands at the target now; a cache that cannot be written is no fault."""
-    exclude = excludes(settings, prepared.target)
+    exclude = _passed_over(settings, prepared.target)
     fingerprint = key.fingerprint(prepared.target, exclude)
     if fingerprint is None:
         return

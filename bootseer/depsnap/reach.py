@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from bootseer.depsnap import records
 from bootseer.errors import from_os_error
 from bootseer.storage.base import Store
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bootseer.storage.download import Patience
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
@@ -34,6 +33,10 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.base import Store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 VERSION = 2
 """Version 1 had the lock in the key: its records are read, and never found by a key of today."""

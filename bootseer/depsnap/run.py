@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap import fitting, install, prepare, records
@@ -32,11 +31,17 @@ from bootseer.errors import (
 from bootseer.profiler.events import NullWriter
 from bootseer.storage.base import Store, open_store
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol, TypeVar
+
     from bootseer.depsnap import capture, publish
     from bootseer.storage.lease import Lease, Watch
 
-T = TypeVar("T")
+    T = TypeVar("T")
+else:
+    Protocol = object
+
 _LEAST_S = 0.5
 """What a question to the store has, however long those before it took."""
 PHASE = "deps.install"

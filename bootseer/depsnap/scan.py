@@ -9,19 +9,8 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 
-from bootseer.depsnap.model import (
-    DIRECTORY,
-    FILE,
-    HOST_XATTRS,
-    OTHER,
-    SYMLINK,
-    WORK_PREFIX,
-    Change,
-    Delta,
-    Entry,
-    Tree,
-    XAttrs,
-)
+from bootseer.depsnap.entries import Change, Delta, Entry, Tree
+from bootseer.depsnap.model import DIRECTORY, FILE, HOST_XATTRS, OTHER, SYMLINK, WORK_PREFIX, XAttrs
 from bootseer.errors import from_os_error
 
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from bootseer import light_dataclasses as dataclasses
 
-Wait = Literal["auto", "always", "never"]
-FormAsked = Literal["auto", "overlay", "bind", "symlink", "reflink", "hardlink", "copy", "archive"]
-PublishMode = Literal["background", "inline"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Wait = Literal["auto", "always", "never"]
+    FormAsked = Literal[
+        "auto", "overlay", "bind", "symlink", "reflink", "hardlink", "copy", "archive"
+    ]
+    PublishMode = Literal["background", "inline"]
+
 DAY_S = 86400.0
 
 

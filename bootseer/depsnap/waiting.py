@@ -12,7 +12,10 @@ install; so a holder that is late costs at most the time of one install.
 from __future__ import annotations
 
 from bootseer.depsnap.records import Times
-from bootseer.depsnap.settings import Wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from bootseer.depsnap.settings import Wait
 
 # A holder this much over its expected time is not believed any more.
 OVERDUE = 1.25

@@ -16,12 +16,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol, Self
+
+else:
+    Protocol = object
 
 SCHEMES_TODAY = (
     "use a directory, file://, http(s)://, webhdfs(s)://, hdfs://, oci:// or oci-layout:"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, cast, get_args
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import UsageError
 from bootseer.storage.attempt import STALL_S
 
-Authentication = Literal["auto", "simple", "token", "kerberos"]
-HdfsBackend = Literal["native", "arrow"]
-Redirects = Literal["same-host", "outward", "any"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Authentication = Literal["auto", "simple", "token", "kerberos"]
+    HdfsBackend = Literal["native", "arrow"]
+    Redirects = Literal["same-host", "outward", "any"]
+
+REDIRECTS: tuple[Redirects, ...] = ("same-host", "outward", "any")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +63,7 @@ def unnamed(environ: Mapping[str, str]) -> StoreOptions:
     still be said, by BOOTSEER_STORE_REDIRECTS. Raises UsageError for a value that it cannot have.
     """
     given = environ.get("BOOTSEER_STORE_REDIRECTS") or DEFAULTS.redirects
-    if given not in get_args(Redirects):
-        raise UsageError(
-            f"BOOTSEER_STORE_REDIRECTS is {given[:40]!r}; give {', '.join(get_args(Redirects))}"
-        )
-    return dataclasses.replace(DEFAULTS, redirects=cast(Redirects, given))
+    for redirects in REDIRECTS:
+        if given == redirects:
+            return dataclasses.replace(DEFAULTS, redirects=redirects)
+    raise UsageError(f"BOOTSEER_STORE_REDIRECTS is {given[:40]!r}; give {', '.join(REDIRECTS)}")

@@ -6,7 +6,10 @@ import enum
 
 from bootseer.errors import AccessDeniedError
 from bootseer.storage.answers import Target
-from bootseer.storage.options import Redirects
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from bootseer.storage.options import Redirects
 
 
 class Reach(enum.IntEnum):

@@ -7,18 +7,22 @@ import contextvars
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 from bootseer.errors import DeadlineError, StoreUnavailableError, describe
 from bootseer.storage import waits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    E = TypeVar("E", bound=BaseException)
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 TELL_AFTER_S, TELL_AGAIN_S = 2.0, 30.0
 """When a wait for a store is told of, and how soon the next telling may come."""
 
-T = TypeVar("T")
-E = TypeVar("E", bound=BaseException)
 _told_s = -math.inf
 _end_s: contextvars.ContextVar[float] = contextvars.ContextVar("end_s", default=math.inf)
 

@@ -6,7 +6,10 @@ Apart from `retry`, so that who listens on a path with a start-up budget imports
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 Listener: TypeAlias = Callable[[str, int, float], None]
 """Called with why a try failed, how many have, and for how many seconds more there will be some."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 
-from bootseer.depsnap.model import FILE, Digest, Entry
+from bootseer.depsnap.entries import Entry
+from bootseer.depsnap.model import FILE, Digest
 
 
 class TreeHasher:

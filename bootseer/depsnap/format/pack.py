@@ -14,19 +14,11 @@ from typing import NamedTuple
 
 import zstandard
 
+from bootseer.depsnap.entries import Entry, RootDelta
 from bootseer.depsnap.format import tarformat
 from bootseer.depsnap.format.digest import TreeHasher
 from bootseer.depsnap.format.layout import Segment, Unit, block_digest, content_digest, units
-from bootseer.depsnap.model import (
-    DIRECTORY,
-    FILE,
-    HARDLINK,
-    OTHER,
-    SYMLINK,
-    Digest,
-    Entry,
-    RootDelta,
-)
+from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, OTHER, SYMLINK, Digest
 from bootseer.errors import BusyError, UsageError, from_os_error
 
 

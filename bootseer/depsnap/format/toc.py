@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bootseer.depsnap.entries import Entry
 from bootseer.depsnap.format.layout import Segment, Unit, units
-from bootseer.depsnap.model import Digest, Entry, XAttrs
+from bootseer.depsnap.model import Digest, XAttrs
 
 
 class BadIndexError(Exception):

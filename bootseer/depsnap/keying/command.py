@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from bootseer import light_dataclasses as dataclasses
 
-Tool = Literal["pip", "uv", "uv-sync", "venv", "mkdir", "other"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Tool = Literal["pip", "uv", "uv-sync", "venv", "mkdir", "other"]
+
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PIP = re.compile(r"pip[0-9.]*")

@@ -28,7 +28,6 @@ from bootseer.depsnap.keying.roots import (
     upwards,
 )
 from bootseer.depsnap.model import WORK_PREFIX
-from bootseer.depsnap.scan import scan
 from bootseer.errors import NotFoundError, UsageError
 from bootseer.regular_files import opener
 
@@ -286,6 +285,8 @@ def base_state(target: Target, exclude: Sequence[str] = ()) -> str:
         if root.path == "/":
             held = [names, [_content(path) for path in _PACKAGE_DATABASES]]
         elif root.why == ALSO:
+            from bootseer.depsnap.scan import scan  # few roots are named by hand
+
             held = [
                 [e.path, e.kind, e.size]
                 for e in scan(root.path, exclude=exclude).entries.values()
@@ -307,6 +308,8 @@ def fingerprint(target: Target, exclude: Sequence[str] = ()) -> str | None:
         if root.path == "/":
             return None
         if root.why == ALSO:
+            from bootseer.depsnap.scan import scan
+
             entries = scan(root.path, exclude=exclude).entries.values()
             parts.append([[e.path, e.kind, e.mode, e.size, e.mtime_ns, e.target] for e in entries])
         for path in sorted(distributions(root.path)):

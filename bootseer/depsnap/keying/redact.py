@@ -17,19 +17,20 @@ SECRET_NAME = (
     r"|(?:[\w-]*[_-])?(?:auth|pat)"
 )
 
-_URL_USER = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"@]*(?:@[^/\s'\"@]*)*@")
+# Texts: a pattern takes longer to compile than a start's few words to search, and most words hold
+# none of the signs without which it cannot match.
+_URL_USER = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"@]*(?:@[^/\s'\"@]*)*@"
 # `tokenizers==0.19` and `tiktoken = "^0.7"` are packages: what decides an install must stay.
 _NO_VERSION = r"(?!=|['\"]?[\^~<>=! ]*\d+(?:\.[\w*]+)+)"
-_NAMED = re.compile(
-    rf"(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key)(?==))(?P<mark>=){_NO_VERSION}(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)",
-    re.IGNORECASE | re.MULTILINE,
+_NAMED = (
+    rf"(?im)(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key)(?==))(?P<mark>=)"
+    rf"{_NO_VERSION}(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
 )
-_HEADER = re.compile(
-    r"(?P<name>\b(?:(?:proxy-)?authorization|(?:private|job|deploy|x(?:-[\w-]+)?)-(?:token|key))\s*:\s*)"
-    r"(?:(?:bearer|basic|token)\s+)?[^\s'\"]+",
-    re.IGNORECASE,
+_HEADER = (
+    r"(?i)(?P<name>\b(?:(?:proxy-)?authorization|(?:private|job|deploy|x(?:-[\w-]+)?)-(?:token|key))\s*:\s*)"
+    r"(?:(?:bearer|basic|token)\s+)?[^\s'\"]+"
 )
-_LOGIN = re.compile(r"(?P<name>(?:^|\s)(?:-u|--user|--proxy-user)[\s=]*['\"]?[^\s:'\"]+:)[^\s'\"]+")
+_LOGIN = r"(?P<name>(?:^|\s)(?:-u|--user|--proxy-user)[\s=]*['\"]?[^\s:'\"]+:)[^\s'\"]+"
 _SHAPED = re.compile(
     r"\b(?:(?:gh[opsur]|hf)_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9]{20,}"
     r"|(?:glpat|xox[abp])-[\w-]{10,}|pypi-AgE[\w-]+|AKIA[0-9A-Z]{16}\b)"
@@ -42,9 +43,14 @@ _SECRET_VARIABLE = re.compile(
 
 def text(value: str) -> str:
     """A text without credentials; applying it twice changes nothing more."""
-    plain = _NAMED.sub(rf"\g<name>\g<mark>{GONE}", _URL_USER.sub(r"\g<scheme>", value))
-    for pattern in (_HEADER, _LOGIN):
-        plain = pattern.sub(rf"\g<name>{GONE}", plain)
+    plain = value
+    if "://" in plain:
+        plain = re.sub(_URL_USER, r"\g<scheme>", plain)
+    if "=" in plain:
+        plain = re.sub(_NAMED, rf"\g<name>\g<mark>{GONE}", plain)
+    if ":" in plain:
+        for pattern in (_HEADER, _LOGIN):
+            plain = re.sub(pattern, rf"\g<name>{GONE}", plain)
     return _SHAPED.sub(GONE, plain)
 
 
@@ -54,7 +60,7 @@ def words(command: Iterable[str]) -> list[str]:
     before = ""
     for word in command:
         hide = _SECRET_OPTION.fullmatch(before)
-        login = _LOGIN.fullmatch(f"{before} {word}")
+        login = ":" in word and re.fullmatch(_LOGIN, f"{before} {word}")
         out.append(GONE if hide else f"{word.partition(':')[0]}:{GONE}" if login else text(word))
         before = word
     return out

@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact
@@ -15,6 +14,7 @@ from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import place_of, which
 from bootseer.light_dataclasses import dataclass, field
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 
@@ -22,7 +22,7 @@ NO_RESOLVER = "`uv`, which would resolve them, is not installed"
 _RETRYING_LIMIT_S = 10.0
 """Where a start waits less, an index that refuses is asked once: trying again takes uv 2 s, then
 more, and without a network there is nothing to wait for."""
-_REPOSITORY = re.compile(r"\b(?:git|hg|svn|bzr)\+")
+_REPOSITORY = r"\b(?:git|hg|svn|bzr)\+"
 _INDEX_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
 
 
@@ -118,7 +118,7 @@ class Resolution:
         text = redact.text(_read(self._output).decode("utf-8", "replace"))
         self._done("")
         digest = sha256.of_text(text)
-        self._lock = Lock(digest, pins.of_lock(text), bool(_REPOSITORY.search(text)))
+        self._lock = Lock(digest, pins.of_lock(text), bool(re.search(_REPOSITORY, text)))
         return self._lock
 
     @property

@@ -12,13 +12,16 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import UsageError
 from bootseer.readiness import readable
 from bootseer.regular_files import opener
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PROBE_TIMEOUT_S = 10.0
 ALSO = "--also"

@@ -45,7 +45,7 @@ _SHARED_VALUED = frozenset(
 _OTHERWISE = (
     *("UV_NO_SYNC", "UV_NO_PROJECT", "UV_ISOLATED", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY"),
 )
-_UNMANAGED = re.compile(r"^\s*managed\s*=\s*false", re.MULTILINE)
+_UNMANAGED = r"(?m)^\s*managed\s*=\s*false"
 _SCRIPT_BYTES = 1 << 20
 
 
@@ -106,7 +106,7 @@ def _options(words: Sequence[str]) -> tuple[list[str] | None, Sequence[str]]:
 def _is_unmanaged(place: str) -> bool:
     """Whether a project's environment is none of uv's business, as far as can be read."""
     try:
-        return bool(_UNMANAGED.search(read_text(os.path.join(place, "pyproject.toml"))))
+        return bool(re.search(_UNMANAGED, read_text(os.path.join(place, "pyproject.toml"))))
     except BootseerError:
         return True
 

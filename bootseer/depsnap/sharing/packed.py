@@ -13,13 +13,13 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, HOST_XATTRS, XAttrs
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import mounts
 from bootseer.errors import NotSupportedError, UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bootseer.blockimage.entries import Entry
     from bootseer.depsnap.format.toc import Index

@@ -18,14 +18,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from bootseer.depsnap.model import Digest, Form, FormChoice, Placement, SharedTree, absolute
+from bootseer.depsnap.model import Digest, Placement, SharedTree, absolute
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import mounts, packed, placements, treecache
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from bootseer.depsnap.model import Form, FormChoice
     from bootseer.depsnap.restoring.journal import Below
 
 _WRITABLE: tuple[Form, ...] = ("overlay", "reflink", "hardlink", "copy")

@@ -10,15 +10,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from bootseer import sha256
 from bootseer.atomic import replace_file
-from bootseer.depsnap.model import Digest, Form
+from bootseer.depsnap.model import Digest
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import mounts
 from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.light_dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from bootseer.depsnap.model import Form
 
 PRIVATE = "private"
 """Where in a placement's folder a tmpfs for its layer is mounted, when it needs one."""

@@ -22,7 +22,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from bootseer.depsnap.model import DIRECTORY, FILE, Digest, Limits, SharedTree
 from bootseer.depsnap.restoring import staging
@@ -34,7 +33,10 @@ from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os
 from bootseer.light_dataclasses import dataclass
 from bootseer.regular_files import opener
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from bootseer.depsnap.format.toc import Index
     from bootseer.depsnap.restoring.unpack import Policy
 
