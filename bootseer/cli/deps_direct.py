@@ -76,6 +76,9 @@ def command(args: list[str]) -> int | None:
     given = words_of(args[2:], os.environ)
     if given is None:
         return None
+    from bootseer.cli import read_ahead
+
+    read_ahead.ask_for(read_ahead.DEPS_RUN)
     from bootseer.errors import BootseerError
 
     try:

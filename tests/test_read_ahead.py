@@ -1,0 +1,92 @@
+"""What is read ahead for a start is what it imports, and nothing that is missing is in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from depsnode import Node
+from wheelhouse import make_wheel
+
+from bootseer.cli import read_ahead
+from bootseer.depsnap.sharing import tree
+
+# A start as the command makes it, which then tells the files of what it has imported: of all
+# modules, and of those that came after what is read ahead.
+START = """
+import json, sys
+from bootseer.cli import deps_direct, main, read_ahead
+early = {}
+ask_for = read_ahead.ask_for
+def note_and_ask(modules):
+    early.update(sys.modules)
+    ask_for(modules)
+read_ahead.ask_for = note_and_ask
+code = deps_direct.command(sys.argv[1:])
+def files(names):
+    specs = [getattr(sys.modules[name], "__spec__", None) for name in names]
+    return [s.cached or s.origin for s in specs if s and s.has_location]
+told = [code, files(sys.modules), files(sys.modules.keys() - early.keys())]
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels)
+    (node.home / "requirements.txt").write_text("bootseer-alpha==1.0\n", encoding="utf-8")
+    return node
+
+
+def make_empty(node: Node) -> None:
+    """The environment as it was before the first start; what this node keeps stays."""
+    tree.unplace(str(node.place), str(node.cache / "trees"))
+    shutil.rmtree(node.place)
+    node.make_venv()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_it_is_what_a_second_start_imports(node: Node) -> None:
+    what = [*node.plain, "--no-deps"]
+    assert node.run(cache_shared=True, command=what).returncode == 0
+    make_empty(node)
+    assert node.run(cache_shared=True, command=what).returncode == 0
+    make_empty(node)
+    words = ["deps", "run", "--store", str(node.store), "--cache", str(node.cache), "--", *what]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", START, *words],
+        cwd=node.home,
+        env=node.environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, imported, late = json.loads(done.stdout)
+    assert (code, done.stderr) == (0, "")
+    assert node.last() == ("ok", "restored")
+    assert node.ends()[-1]["attributes"]["bootseer.deps.form"] == "overlay"
+    assert node.works()
+    ahead = read_ahead.files_of(read_ahead.DEPS_RUN)
+    assert len(ahead) == len(set(ahead))
+    ours = [path for path in ahead if f"{os.sep}bootseer{os.sep}" in path]
+    assert sorted(set(ours) - set(imported)) == []
+    assert sorted(path for path in late if path not in ahead) == []
+    make_empty(node)
+
+
+def test_what_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    os.mkfifo(tmp_path / "__pycache__" / f"pipe.{sys.implementation.cache_tag}.pyc")
+    monkeypatch.setattr(os, "__file__", str(tmp_path / "os.py"))
+    before = os.listdir("/proc/self/fd")
+    read_ahead.ask_for(["pipe", "missing", "lib-dynload/missing", "bootseer/missing"])
+    assert os.listdir("/proc/self/fd") == before
