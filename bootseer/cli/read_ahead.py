@@ -24,22 +24,21 @@ _DEPS_RUN = """
     lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed bootseer/depsnap/model
     bootseer/storage/__init__ bootseer/storage/attempt bootseer/storage/options
-    bootseer/storage/base bootseer/depsnap/records bootseer/depsnap/keying/pins
-    lib-dynload/_sha256 bootseer/sha256 bootseer/depsnap/keying/pip_settings
-    bootseer/depsnap/keying/redact bootseer/depsnap/keying/requirements
-    bootseer/depsnap/keying/key bootseer/depsnap/keying/resolver bootseer/depsnap/fitting
-    bootseer/depsnap/install bootseer/depsnap/reach lib-dynload/fcntl bootseer/atomic
+    bootseer/storage/base bootseer/depsnap/records bootseer/depsnap/keying/pins lib-dynload/_sha256
+    bootseer/sha256 bootseer/depsnap/keying/pip_settings bootseer/depsnap/keying/redact
+    bootseer/depsnap/keying/requirements bootseer/depsnap/keying/key
+    bootseer/depsnap/keying/resolver bootseer/depsnap/fitting bootseer/depsnap/install
+    bootseer/depsnap/reach lib-dynload/fcntl bootseer/atomic bootseer/depsnap/time_limit
     bootseer/depsnap/target bootseer/depsnap/settings bootseer/depsnap/sharing/__init__
     bootseer/depsnap/restoring/__init__ bootseer/depsnap/restoring/staging
     bootseer/depsnap/sharing/mounts bootseer/depsnap/sharing/machine
     bootseer/depsnap/sharing/placements bootseer/depsnap/sharing/packed
-    bootseer/depsnap/sharing/treecache bootseer/depsnap/sharing/place
-    bootseer/depsnap/sharing/tree bootseer/depsnap/prepare bootseer/depsnap/waiting
-    bootseer/profiler/__init__ bootseer/profiler/events bootseer/depsnap/run
-    bootseer/config_paths bootseer/profiler/resource bootseer/depsnap/keying/uvrun
-    bootseer/contexts bootseer/storage/local lib-dynload/_contextvars contextvars
-    bootseer/storage/waits bootseer/storage/retry bootseer/storage/download encodings/ascii
-    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
+    bootseer/depsnap/sharing/treecache bootseer/depsnap/sharing/place bootseer/depsnap/sharing/tree
+    bootseer/depsnap/prepare bootseer/depsnap/waiting bootseer/profiler/__init__
+    bootseer/profiler/events bootseer/depsnap/run bootseer/config_paths bootseer/profiler/resource
+    bootseer/depsnap/keying/uvrun bootseer/contexts bootseer/storage/local lib-dynload/_contextvars
+    contextvars bootseer/storage/waits bootseer/storage/retry bootseer/storage/download
+    encodings/ascii lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder

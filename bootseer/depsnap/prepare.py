@@ -28,12 +28,8 @@ from bootseer.storage.base import Store, open_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
     from bootseer.depsnap.model import FormChoice
     from bootseer.storage.download import Patience
-
-    T = TypeVar("T")
 
 _SHARE_OF_PLAIN = 0.1
 
