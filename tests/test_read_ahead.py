@@ -79,7 +79,10 @@ def test_it_is_what_a_second_start_imports(node: Node) -> None:
     assert len(ahead) == len(set(ahead))
     ours = [path for path in ahead if f"{os.sep}bootseer{os.sep}" in path]
     assert sorted(set(ours) - set(imported)) == []
-    assert sorted(path for path in late if path not in ahead) == []
+    missed = sorted(path for path in late if path not in ahead)
+    if sys.version_info[:2] != (3, 11):  # another standard library imports other parts of itself
+        missed = [path for path in missed if f"{os.sep}bootseer{os.sep}" in path]
+    assert missed == []
     make_empty(node)
 
 
