@@ -6,7 +6,9 @@ beside it, in another worker, relies on what is in memory.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -38,6 +40,16 @@ def page_cache_stays() -> Iterator[None]:
     """No other test empties the page cache during this one."""
     with staying():
         yield
+
+
+def share_in_memory(path: Path) -> float:
+    """The share of a file's pages that the page cache holds."""
+    size = path.stat().st_size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
+        seen = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), seen) == 0
+    return sum(page & 1 for page in seen) / len(seen)
 
 
 def drop(what: str = PAGES) -> None:

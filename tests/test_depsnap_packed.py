@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from page_cache import share_in_memory
 from snaptrees import describe, leftovers, pack, rich, write
+from waiting import until
 
 from bootseer.depsnap.model import ArchiveInfo, SharedTree
 from bootseer.depsnap.sharing import mounts, packed, placements, tree, treecache
@@ -318,3 +320,25 @@ def test_it_is_listed_and_collected_like_any_tree(node: Packed) -> None:
     assert tree.discard(node.cache, made.digest, packed=True) == made.size
     assert tree.trees(node.cache) == ()
     assert not Path(made.path).exists()
+
+
+@pytest.mark.usefixtures("page_cache_stays")
+def test_the_metadata_of_a_cold_tree_is_read_at_once(tmp_path: Path) -> None:
+    """A mount read it block by block, and waited for the disk each time."""
+    root, mounted = tmp_path / "root", tmp_path / "mounted"
+    root.mkdir()
+    mounted.mkdir()
+    for number in range(3000):
+        (root / f"{number:04} {'n' * 200}").touch()
+    info = pack(root, tmp_path / "a")
+    made = tree.ensure(str(tmp_path / "cache"), str(tmp_path / "a"), info.index_digest, packed=True)
+    meta = Path(made.path) / "meta"
+    with meta.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert share_in_memory(meta) < 0.1
+    packed.mount(made.path, str(mounted))
+    try:
+        until(lambda: share_in_memory(meta) == 1, "the metadata in memory")
+    finally:
+        mounts.unmount(str(mounted))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
-import mmap
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+from page_cache import share_in_memory
 from waiting import until
 
 from bootseer.imageprefetch import ownsets
@@ -44,16 +43,6 @@ def image(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
 def mounts(tmp_path: Path) -> Iterator[Mounts]:
     with mounts_below(tmp_path) as made:
         yield made
-
-
-def share_in_memory(path: Path) -> float:
-    """The share of a file's pages that the page cache holds."""
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
-        seen = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), seen) == 0
-    return sum(page & 1 for page in seen) / len(seen)
 
 
 def until_in_memory(directory: str, paths: list[str]) -> None:
