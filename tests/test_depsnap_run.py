@@ -496,6 +496,20 @@ def test_background_publication_outlives_the_start(node: Node) -> None:
     assert not list(node.place.rglob("written_by_the_job"))
 
 
+@pytest.mark.usefixtures("by_uv")
+def test_a_relative_store_is_the_same_one_in_the_background(node: Node) -> None:
+    store = os.path.relpath(node.store, node.home)
+    done = node.run("--publish", "background", "--store", store)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.last() == ("ok", "publishing")
+    until(lambda: node.spans("deps.publish"))
+    assert node.archives()
+    node.fresh()
+    node.run("--store", store)
+    assert node.last() == ("ok", "restored")
+    assert node.works()
+
+
 def test_file_that_changes_while_it_is_packed_is_not_published(node: Node) -> None:
     """The scan saw one content; what a running job makes of it later is nobody's snapshot."""
     child = node.start("scanned after", "print")

@@ -36,6 +36,37 @@ def test_the_second_start_restores_and_both_run_the_job(place: Place) -> None:
     assert place.fallbacks() == {}
 
 
+@pytest.mark.parametrize("form", ["symlink", "copy"])
+def test_a_store_and_a_cache_may_be_relative(place: Place, form: str) -> None:
+    place.store = Path("store")
+    place.publish = "background"
+    place.settings(more=f'cache = "cache"\nform = "{form}"')
+    assert place.start().returncode == JOB_EXIT
+    until(lambda: list(place.path.glob("store/deps/*/record-*.json")))
+    place.remove_installed()
+    for _ in range(2):  # it is placed, and then it stands there
+        assert place.start().returncode == JOB_EXIT
+        assert place.installs == 1
+        assert place.fallbacks() == {}
+        assert (place.path / "site").is_symlink() == (form == "symlink")
+
+
+def test_no_install_writes_through_a_link_into_the_shared_tree(place: Place) -> None:
+    place.settings(more='cache = "cache"\nform = "symlink"')
+    place.start()
+    place.remove_installed()
+    place.start()
+    shared = (place.path / "site").readlink() / "module"
+    before = shared.stat()
+    (place.path / "payload").write_bytes(b"another")
+    (place.path / "requirements").write_text("module==2\n")
+    assert place.start().returncode == JOB_EXIT
+    assert place.installs == 2
+    assert not (place.path / "site").is_symlink()
+    assert shared.stat() == before
+    assert shared.read_bytes() == b"payload\n" * 1000
+
+
 def test_the_job_replaces_us_and_finds_a_clean_house(place: Place) -> None:
     # A shell, because Python itself ignores signals and would hide what it was given.
     show = "echo $$; grep -E 'Sig(Ign|Blk|Cgt)' /proc/self/status; ls /proc/self/fd"

@@ -55,8 +55,8 @@ def _child(
         os.setsid()
         if os.fork() != 0:
             os._exit(0)
+        store = reopen()  # nothing is contacted yet; a path of it may be relative
         _quiet(tell)
-        store = reopen()
         with lease:
             lease.adopt(store)
             os.write(tell, b".")

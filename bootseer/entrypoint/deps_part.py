@@ -69,7 +69,7 @@ class DepsPart:
 
         return settings.DepsSettings(
             store=deps.store or default_store(),
-            cache=deps.cache or default_cache(),
+            cache=os.path.abspath(deps.cache or default_cache()),
             share_trees=bool(deps.cache),
             environ=dict(os.environ),
             cwd=os.getcwd(),

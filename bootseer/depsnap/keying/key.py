@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
@@ -30,6 +30,10 @@ from bootseer.depsnap.keying.roots import (
 from bootseer.depsnap.model import WORK_PREFIX
 from bootseer.errors import NotFoundError, UsageError
 from bootseer.regular_files import opener
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from bootseer.depsnap.entries import Entry
 
 FORMAT_VERSION = 2
 _BEFORE = "roots before"
@@ -285,13 +289,7 @@ def base_state(target: Target, exclude: Sequence[str] = ()) -> str:
         if root.path == "/":
             held = [names, [_content(path) for path in _PACKAGE_DATABASES]]
         elif root.why == ALSO:
-            from bootseer.depsnap.scan import scan  # few roots are named by hand
-
-            held = [
-                [e.path, e.kind, e.size]
-                for e in scan(root.path, exclude=exclude).entries.values()
-                if e.path
-            ]
+            held = [[e.path, e.kind, e.size] for e in _entries(root.path, exclude) if e.path]
         parts.append([root.path, held])
     return _sha256(parts)
 
@@ -308,9 +306,7 @@ def fingerprint(target: Target, exclude: Sequence[str] = ()) -> str | None:
         if root.path == "/":
             return None
         if root.why == ALSO:
-            from bootseer.depsnap.scan import scan
-
-            entries = scan(root.path, exclude=exclude).entries.values()
+            entries = _entries(root.path, exclude)
             parts.append([[e.path, e.kind, e.mode, e.size, e.mtime_ns, e.target] for e in entries])
         for path in sorted(distributions(root.path)):
             try:
@@ -320,6 +316,14 @@ def fingerprint(target: Target, exclude: Sequence[str] = ()) -> str | None:
                 parts.append([path])
         parts.append([root.path, _top_level(root.path)])
     return _sha256(parts)
+
+
+def _entries(root: str, exclude: Sequence[str]) -> Iterable[Entry]:
+    """What stands in a root; a shared tree may have been placed there by a symlink."""
+    from bootseer.depsnap.scan import scan  # few roots are named by hand
+
+    place = os.path.realpath(root) if os.path.islink(root) else root
+    return scan(place, exclude=exclude).entries.values()
 
 
 def _content(path: str) -> str:
