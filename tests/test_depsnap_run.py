@@ -448,6 +448,15 @@ def test_standard_streams_and_descriptors_pass_through(node: Node) -> None:
         assert pipe.read() == b"three"
 
 
+@pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_the_exit_code_is_the_commands_when_nobody_can_be_told(node: Node, stream: str) -> None:
+    words = [sys.executable, "-m", "bootseer", "deps", "run", "--store", str(node.store)]
+    command = f"{shlex.join(words)} -- sh -c 'exit 7' {stream}"  # unknown: we say so
+    done = subprocess.run(["sh", "-c", command], env=node.environ(), check=False)
+    assert done.returncode == 7
+    assert "--also" in node.spans("deps.install")[0]["attributes"]["bootseer.reason"]
+
+
 def test_signal_reaches_the_install(node: Node) -> None:
     trap = "trap 'echo got; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
     child = node.start(command=["sh", "-c", trap], also=[str(node.place)])

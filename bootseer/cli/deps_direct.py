@@ -191,10 +191,19 @@ def run(
     if outcome.reasons:
         what = "no snapshot kept: " if outcome.result == "installed" else ""
         what = f"installed, and {what}" if what and not outcome.code else what
-        sys.stderr.write(f"bootseer: {what}{'; '.join(outcome.reasons)}\n")
+        _say(f"{what}{'; '.join(outcome.reasons)}")
     for note in outcome.notes:
-        sys.stderr.write(f"bootseer: {note}\n")
-    if not outcome.reasons and sys.stderr.isatty():
+        _say(note)
+    if not outcome.reasons and sys.stderr is not None and sys.stderr.isatty():
         form = outcome.details.get("bootseer.deps.form", "")
-        sys.stderr.write(f"bootseer: dependencies {outcome.result} {form}\n")
+        _say(f"dependencies {outcome.result} {form}")
     return runs.follow(settings, outcome)
+
+
+def _say(text: str) -> None:
+    """Write one line to standard error; where that is closed or full, the exit code still tells."""
+    try:
+        sys.stderr.write(f"bootseer: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
