@@ -75,6 +75,54 @@ def test_a_copied_file_is_striped_and_reads_back(mount: Served, root: Path, tmp_
     shell("cmp ../small large && cmp ../large small", mount.directory)
 
 
+@pytest.mark.parametrize("read_before", [False, True])
+@pytest.mark.parametrize("size", [3, SIZE])
+def test_a_file_that_was_opened_is_read_under_its_new_name(
+    mount: Served, size: int, read_before: bool
+) -> None:
+    """As `rsync -a` saves: it opens what it wrote for its mode alone, and then renames it."""
+    folder, bytes_there = mount.directory / "f", content(size)
+
+    def go_on() -> None:
+        folder.mkdir()
+        (folder / ".x.W9fvJt").write_bytes(bytes_there)
+        fd = os.open(folder / ".x.W9fvJt", os.O_RDONLY)
+        os.fchmod(fd, 0o640)
+        os.close(fd)
+        held = [os.open(folder / ".x.W9fvJt", os.O_RDONLY) for _ in range(2)]
+        if read_before:
+            assert os.pread(held[0], 2, 0) == bytes_there[:2]
+        (folder / ".x.W9fvJt").rename(folder / "x")
+        assert (folder / "x").read_bytes() == bytes_there
+        folder.rename(mount.directory / "g")
+        assert (mount.directory / "g" / "x").read_bytes() == bytes_there
+        for descriptor in held:
+            assert b"".join(iter(lambda fd=descriptor: os.read(fd, CHUNK), b"")) == bytes_there
+            os.close(descriptor)
+
+    in_time(go_on)
+    assert mount.said == ""
+
+
+@pytest.mark.parametrize("size", [3, SIZE])
+def test_who_holds_a_file_below_a_folder_goes_on_when_that_is_renamed(
+    mount: Served, size: int
+) -> None:
+    folder, bytes_there = mount.directory / "f", content(size)
+
+    def go_on() -> None:
+        folder.mkdir()
+        (folder / "x").write_bytes(bytes_there)
+        with (folder / "x").open("rb") as file:
+            folder.rename(mount.directory / "g")
+            (mount.directory / "y").write_bytes(bytes_there[::-1])
+            (mount.directory / "y").rename(mount.directory / "g" / "z")
+            assert file.read() == bytes_there
+        assert (mount.directory / "g" / "z").read_bytes() == bytes_there[::-1]
+
+    in_time(go_on)
+
+
 def test_a_file_appears_to_others_when_it_is_closed(mount: Served, root: Path) -> None:
     def save() -> None:
         with (mount.directory / "x").open("wb", buffering=0) as file:

@@ -198,11 +198,12 @@ class Nodes:
             for each in self._known.values():
                 if each.path.startswith(f"{node.path}/"):
                     rest = each.path[len(node.path) :]
-                    each.path = path + rest
+                    each.path, each.key = path + rest, ""
                     each.changes += 1
                     each.found = each.found._replace(name=found.name + rest)
             node.changes += 1  # who lists it just now does so under its former name
             node.path, node.name, node.parent, node.found = path, name, folder.inode, found
+            node.key = ""  # it names the bytes by where they were
             self._put(node, folder, name)
 
     def drop(self, inode: Inode) -> None:

@@ -33,6 +33,7 @@ from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
 from bootseer.fuse.requesters import closes_because_killed
 from bootseer.storage.base import Store
+from bootseer.storage.retry import limited
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.dcpsets import StagedFile, is_staged
 from bootseer.stripedfs.fields import BadFieldError
@@ -400,8 +401,23 @@ class WritableTree(StripedTree):
                 if over is not None:
                     self.nodes.remove(over)
                 self.nodes.move(node, folder, new_name, found)
+                self._follow(node)
                 if found.version is not None:  # the version lies elsewhere: so do its files
                     self.nodes.outdate(node)
+
+    def _follow(self, moved: Node) -> None:
+        """Whoever reads a file that was moved, or that lies below what was, goes on with it."""
+        for place in self.files.places():
+            node = self.nodes.get(Inode(place)) if isinstance(place, int) else None
+            if node is None or not (node is moved or node.path.startswith(f"{moved.path}/")):
+                continue
+            # A version keeps its own name, in whichever folder it lies by now.
+            version = node.found.version
+            of_it = "" if version is None else version.folder.rpartition("/")[2]
+            with contextlib.suppress(BootseerError), limited(self._deadline_s):
+                source = names.source_of(self.store, node.found)
+                if source.size_bytes == node.found.size_bytes and source.key.endswith(of_it):
+                    self.files.move(place, source, self._where(node))
 
     def _settle_below(self, folder: Node) -> None:
         """As `_settle`, of all that is written below a folder, as drafts have its present name."""

@@ -249,7 +249,15 @@ class StripedTree:
         The kernel then looks at the name once more, and opens what it means by then.
         """
         found = node.found
-        stamp = (found.version, found.entry, found.size_bytes, found.mtime_s, found.stamp)
+        # The name is part of it, for a source asks for its bytes by name, and files are renamed.
+        stamp = (
+            found.name,
+            found.version,
+            found.entry,
+            found.size_bytes,
+            found.mtime_s,
+            found.stamp,
+        )
         with limited(self._deadline_s):
             source = self.files.source(
                 node.inode, stamp, lambda: names.source_of(self.store, found)

@@ -109,6 +109,10 @@ class OpenFile:
         """What takes its place when its pages are of other bytes."""
         return _Outdated(self._files, self.source, self._where, self.place)
 
+    def moved(self, source: FileSource, where: str) -> OpenFile:
+        """What takes its place when its bytes lie elsewhere."""
+        return OpenFile(self._files, source, where, self.place)
+
     def close(self) -> None:
         """It is read no more."""
         self._straight = None
@@ -146,6 +150,9 @@ class _Outdated(OpenFile):
     """One whose pages in the page cache are by now of other bytes."""
 
     __slots__ = ()
+
+    def moved(self, source: FileSource, where: str) -> OpenFile:
+        return _Outdated(self._files, self.source, where, self.place)
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         raise FileSystemError(errno.ESTALE)
@@ -271,6 +278,19 @@ class OpenFiles:
                 if found.place == place and not (but and found.identity == but):
                     found.close()
                     self.by_handle[handle] = found.outdated()
+
+    def places(self) -> set[object]:
+        """The places of all that is open."""
+        with self._lock:
+            return {found.place for found in self.by_handle.values()}
+
+    def move(self, place: object, source: FileSource, where: str) -> None:
+        """Whoever has the file at `place` open reads the same bytes from `source` from now on."""
+        with self._lock:
+            for handle, found in list(self.by_handle.items()):
+                if found.place == place:
+                    found.close()
+                    self.by_handle[handle] = found.moved(source, where)
 
     def revive(self, handle: Handle, source: FileSource, where: str, place: object) -> OpenFile:
         """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
