@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,14 @@ print(json.dumps(told))
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
+def node(tmp_path: Path) -> Iterator[Node]:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     make_wheel(wheels, "bootseer_alpha", "1.0")
     node = Node(tmp_path, wheels)
     (node.home / "requirements.txt").write_text("bootseer-alpha==1.0\n", encoding="utf-8")
-    return node
+    yield node
+    tree.unplace(str(node.place), str(node.cache / "trees"))
 
 
 def make_empty(node: Node) -> None:
@@ -83,7 +85,6 @@ def test_it_is_what_a_second_start_imports(node: Node) -> None:
     if sys.version_info[:2] != (3, 11):  # another standard library imports other parts of itself
         missed = [path for path in missed if f"{os.sep}bootseer{os.sep}" in path]
     assert missed == []
-    make_empty(node)
 
 
 def test_what_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
