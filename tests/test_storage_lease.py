@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.errors import StoreUnavailableError
 from bootseer.storage import lease as lease_module
 from bootseer.storage.base import Store, open_store
 from bootseer.storage.lease import Watch, surely_dead, this_owner, try_acquire
@@ -229,6 +230,37 @@ def test_a_generation_that_came_and_went_is_not_taken_anew(
     assert try_acquire(store, "l") is None
     names = sorted(found.name for found in store.list("l"))
     assert names == ["l/00000003.json", "l/00000004.json"]
+
+
+@pytest.mark.parametrize("fails", ["list", "delete"])
+def test_a_lease_whose_taking_fails_half_way_is_free_at_once(
+    fails: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake fault: the store fails at the look, or the clearing, that follows the creation."""
+    for _ in range(3):  # so that there is something to clear
+        with try_acquire(store, "l"):  # type: ignore[union-attr]
+            pass
+    real, struck = store.create, []
+
+    def fail(*_: object) -> None:
+        struck.append(fails)
+        raise StoreUnavailableError("injected")
+
+    def create(name: str, data: bytes, **more: bool) -> bool:
+        done = real(name, data, **more)
+        monkeypatch.setattr(store, fails, fail)
+        return done
+
+    monkeypatch.setattr(store, "create", create)
+    with pytest.raises(StoreUnavailableError):
+        try_acquire(store, "l", ttl_s=3600)
+    assert struck == [fails]
+    monkeypatch.undo()
+    held, free = Watch(store, "l", ttl_s=3600).look()
+    assert held is not None
+    assert (held.generation, free) == (4, True)
+    with try_acquire(store, "l", ttl_s=3600) as lease:  # type: ignore[union-attr]
+        assert lease.generation == 5
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ that is damaged by one is judged by the clock.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -253,12 +254,19 @@ def try_acquire(
     held = Held(generation + 1, os.urandom(16).hex(), 1, False, 0.0, this_owner(), info or {})
     if not store.create(_name(folder, held.generation), _encode(held), lasting=False):
         return None
-    if highest(store, folder) > held.generation:
-        # Ours came and went while we slept, and its name was free again.
-        store.delete(_name(folder, held.generation))
-        return None
-    for old in range(max(1, generation - 8), held.generation - 1):
-        store.delete(_name(folder, old))
+    try:
+        if highest(store, folder) > held.generation:
+            # Ours came and went while we slept, and its name was free again.
+            store.delete(_name(folder, held.generation))
+            return None
+        for old in range(max(1, generation - 8), held.generation - 1):
+            store.delete(_name(folder, old))
+    except BootseerError:
+        # Nobody will hold it. Deleted, its number could be taken by one that looked before.
+        with contextlib.suppress(BootseerError):
+            released = dataclasses.replace(held, released=True)
+            store.replace(_name(folder, held.generation), _encode(released), lasting=False)
+        raise
     lease = Lease(store, folder, held, beat_s=beat_s, ttl_s=ttl_s)
     lease.start()
     return lease
