@@ -1,12 +1,14 @@
 """A store that is a directory of a file system whose server hangs while the archive is read.
 
 The directory is a real FUSE mount; its server is stopped (SIGSTOP), so that whoever reads there
-waits for good, as on a network file system that does not answer.
+waits for good, as on a network file system that does not answer. Or it takes what is asked and
+keeps it, as one does whose own network hangs: the kernel then ends no process that waits for that.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -21,12 +23,20 @@ from bootseer.depsnap.time_limit import may_hang
 
 pytestmark = pytest.mark.root
 
-# What is read is kept by nobody: each read asks the server.
+# What is read is kept by nobody: each read asks the server, which waits while a file is there.
 SERVER = """
+import time
 from localtree import LocalTree
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount
-with LocalTree(sys.argv[1], direct=True, keep_cache=False) as tree:
+class Keeping(LocalTree):
+    def read(self, *words, **more):
+        if os.path.exists(sys.argv[3]):
+            print("kept", flush=True)
+        while os.path.exists(sys.argv[3]):
+            time.sleep(0.05)
+        return super().read(*words, **more)
+with Keeping(sys.argv[1], direct=True, keep_cache=False) as tree:
     with Mount(tree, sys.argv[2], options=MountOptions()) as mount:
         print("ready", flush=True)
         mount.wait()
@@ -48,7 +58,7 @@ def server(node: Node, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     assert (done.returncode, node.last()) == (0, ("ok", "published")), done.stderr
     seen = tmp_path / "mounted"
     seen.mkdir()
-    process = python(SERVER, node.store, seen)
+    process = python(SERVER, node.store, seen, tmp_path / "keeps")
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -56,6 +66,7 @@ def server(node: Node, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         node.fresh()
         yield process
     finally:
+        (tmp_path / "keeps").unlink(missing_ok=True)
         process.send_signal(signal.SIGCONT)
         end_mount(seen)
         process.kill()
@@ -98,13 +109,55 @@ def test_a_store_that_hangs_while_the_archive_is_read_is_given_up(
     assert list(node.place.glob(".bootseer-*")) == []
 
 
+def start_kept(node: Node, server: subprocess.Popen[str], at: str, form: str) -> tuple[int, str]:
+    """A start of whose archive's reads the server keeps the first one after a step."""
+    child = node.start(at, "print", form=form, store_timeout_s=10.0)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert server.stdout is not None
+    assert child.stdout.readline() == at + "\n"
+    (node.store.parent / "keeps").touch()
+    child.stdin.write("\n")
+    child.stdin.flush()
+    ended = node.finish(child)
+    assert server.stdout.readline() == "kept\n"
+    return ended
+
+
+@pytest.mark.parametrize(("at", "form"), [("restore", "archive"), ("unpacked", "copy")])
+def test_a_start_ends_though_what_it_read_from_keeps_its_request(
+    at: str, form: str, node: Node, server: subprocess.Popen[str]
+) -> None:
+    """A thread that waited for it kept the start from ending, after its install had run."""
+    code, errors = start_kept(node, server, at, form)
+    assert code == 0
+    assert "did not answer for 10 s" in errors
+    assert node.last() == ("fallback", "installed")
+    assert node.works()
+
+
+def test_the_next_start_does_not_wait_for_what_was_left_behind(
+    node: Node, server: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """It held the tree's lock, and our standard error."""
+    code, errors = start_kept(node, server, "made", "copy")
+    assert code == 0
+    assert "brought nothing for 10 s" in errors
+    shutil.rmtree(node.place)
+    node.make_venv()
+    node.store = tmp_path / "store"
+    code, errors = node.finish(node.start(form="copy"))
+    assert (code, errors, node.last()) == (0, "", ("ok", "restored"))
+    assert node.works()
+
+
 @pytest.mark.parametrize("form", ["archive", "auto"])
 def test_one_that_answers_is_restored_from_where_it_lies(
     form: str, node: Node, server: subprocess.Popen[str]
 ) -> None:
     assert may_hang(str(node.store))
     assert not may_hang(str(node.home))
-    child = node.start(form=form)
+    child = node.start(form=form, store_timeout_s=1e9)  # more than poll(2) takes
     code, errors = node.finish(child)
     assert (code, errors, node.last()) == (0, "", ("ok", "restored"))
     assert node.installs == 1

@@ -52,9 +52,11 @@ def read_detached(path: str, *, expected_digest: Digest, limits: Limits) -> Inde
     return _read_index(path, expected_digest, limits, detached=True)
 
 
-def _read_index(
-    path: str, expected_digest: Digest | None, limits: Limits, *, detached: bool
-) -> Index:
+def load(path: str, limits: Limits) -> tuple[bytes, int]:
+    """The stored bytes of the index of the archive at `path`, and where its frames end.
+
+    Nothing of them is checked yet but that they are there. Raises as `read` does.
+    """
     try:
         descriptor = open_to_read(path)
     except FileNotFoundError as error:
@@ -62,13 +64,33 @@ def _read_index(
     except OSError as error:
         raise from_os_error(error, f"open the archive {path}") from error
     try:
-        stored, frames_end = _stored_index(descriptor, limits)
+        return _stored_index(descriptor, limits)
     except OSError as error:
         raise from_os_error(error, f"read the archive {path}") from error
     except BadIndexError as error:
         raise CorruptDataError(f"archive {path}: {error}; fetch or make it again") from error
     finally:
         os.close(descriptor)
+
+
+def _read_index(
+    path: str, expected_digest: Digest | None, limits: Limits, *, detached: bool
+) -> Index:
+    stored, frames_end = load(path, limits)
+    return decode(path, stored, None if detached else frames_end, expected_digest, limits)
+
+
+def decode(
+    path: str,
+    stored: bytes,
+    frames_end: int | None,
+    expected_digest: Digest | None,
+    limits: Limits,
+) -> Index:
+    """Check and decode what `load` gave. `frames_end` is None for an index alone.
+
+    Raises CorruptDataError.
+    """
     digest = Digest(hashlib.sha256(stored).hexdigest())
     if expected_digest is not None and digest != expected_digest:
         raise CorruptDataError(
@@ -76,7 +98,7 @@ def _read_index(
             "fetch or make it again"
         )
     try:
-        return check(_parse(stored, limits), digest, None if detached else frames_end, limits)
+        return check(_parse(stored, limits), digest, frames_end, limits)
     except BadIndexError as error:
         raise CorruptDataError(f"archive {path}: {error}; do not use it") from error
     except MALFORMED as error:

@@ -14,6 +14,7 @@ import mmap
 import os
 import select
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,8 +27,8 @@ from bootseer.depsnap.format.layout import BLOCK
 from bootseer.depsnap.format.toc import Index
 from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, Digest, Limits
 from bootseer.depsnap.restoring import worker
+from bootseer.depsnap.restoring.apart import read_apart
 from bootseer.depsnap.sharing import packed as sharing
-from bootseer.depsnap.time_limit import within
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     import subprocess
 
 _READ_AHEAD = 8 << 20
+_FRAMES_END = struct.Struct("<Q")
+_MOST_POLL_MS = (1 << 31) - 1
 _END_S = 1.0
 """How long a killed process may take to go."""
 
@@ -404,6 +407,8 @@ def _in_fresh_process(
             command_for(__name__, str(os.getpid()), str(beat_in)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # One that is left behind must not hold our standard error open for whoever reads it.
+            stderr=None if stall_s is None else subprocess.DEVNULL,
             pass_fds=(*keep_open, beat_in),
             start_new_session=True,  # its workers end with it, wherever they hang
         )
@@ -437,7 +442,7 @@ def _read_answer(answer: int, beat: int, path: str, frames: int, stall_s: float 
     text, left = b"", frames
     while True:
         is_read = frames > 0 and left <= 0
-        limit_ms = None if stall_s is None or is_read else stall_s * 1000
+        limit_ms = None if stall_s is None or is_read else min(stall_s * 1000, _MOST_POLL_MS)
         ready = [descriptor for descriptor, _ in waiting.poll(limit_ms)]
         if not ready:
             raise DeadlineError(
@@ -470,10 +475,16 @@ def read_index(path: str, digest: Digest, limits: Limits, stall_s: float | None)
     """An archive's index. Raises DeadlineError where it takes longer than `stall_s`, and what
     `index.read` raises."""
 
-    def read() -> Index:
+    if stall_s is None:
         return index_format.read(path, expected_digest=digest, limits=limits)
 
-    return read() if stall_s is None else within(read, stall_s, path)
+    def read() -> bytes:
+        stored, frames_end = index_format.load(path, limits)
+        return _FRAMES_END.pack(frames_end) + stored
+
+    reply = read_apart(read, stall_s, path)
+    (frames_end,) = _FRAMES_END.unpack_from(reply)
+    return index_format.decode(path, reply[_FRAMES_END.size :], frames_end, digest, limits)
 
 
 def main() -> None:

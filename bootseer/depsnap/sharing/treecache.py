@@ -28,8 +28,13 @@ from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import packed as packed_tree
 from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.sharing.placements import in_use
-from bootseer.depsnap.time_limit import within
-from bootseer.errors import AccessDeniedError, BusyError, NotFoundError, from_os_error
+from bootseer.errors import (
+    AccessDeniedError,
+    BusyError,
+    DeadlineError,
+    NotFoundError,
+    from_os_error,
+)
 from bootseer.light_dataclasses import dataclass
 from bootseer.regular_files import opener
 
@@ -185,11 +190,7 @@ def _unpack(
         if not packed:
             if os.geteuid() != 0:
                 _without_write_bits(index, places)
-            copy = os.path.join(new, _INDEX)
-            if stall_s is None:
-                _copy_index(archive, index, copy)
-            else:
-                within(lambda: _copy_index(archive, index, copy), stall_s, archive)
+            _copy_index(archive, index, os.path.join(new, _INDEX), stall_s)
         _write_record(new, index, packed)
         step("sealed")
         os.rename(new, path)
@@ -207,10 +208,23 @@ def _without_write_bits(index: Index, places: list[str]) -> None:
                 os.chmod(path, os.lstat(path).st_mode & 0o7555)
 
 
-def _copy_index(archive: str, index: Index, path: str) -> None:
-    with open(archive, "rb", opener=opener) as source, open(path, "wb") as target:
-        source.seek(index.stored_bytes)
-        target.write(source.read())
+def _copy_index(archive: str, index: Index, path: str, stall_s: float | None) -> None:
+    def read() -> bytes:
+        try:
+            with open(archive, "rb", opener=opener) as source:
+                source.seek(index.stored_bytes)
+                return source.read()
+        except OSError as error:
+            raise from_os_error(error, f"read the archive {archive}") from error
+
+    if stall_s is None:
+        data = read()
+    else:
+        from bootseer.depsnap.restoring.apart import read_apart
+
+        data = read_apart(read, stall_s, archive)
+    with open(path, "wb") as target:
+        target.write(data)
 
 
 def index_of(tree: SharedTree) -> Index:
@@ -291,6 +305,10 @@ def _lock(path: str) -> Iterator[int]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
+    except DeadlineError:
+        # A killed process that hangs shares this lock until it is gone, and does nothing more.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        raise
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,90 @@
+"""Reads that may hang, done by a process of their own.
+
+Whoever waits for a FUSE server that has taken a request is ended by no signal, and a thread that
+does so keeps its process from ending. A process that does is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from bootseer import errors
+from bootseer.errors import BootseerError, DeadlineError
+from bootseer.readiness import readable
+
+_OK = b"="
+_MOST_S = 1e6
+_MOST_DESCRIPTORS = 4096
+_END_S, _LOOK_S = 1.0, 0.001
+"""How long a killed process may take to go, and how often it is looked for."""
+
+
+def read_apart(read: Callable[[], bytes], limit_s: float, what: str) -> bytes:
+    """What `read` returns in a forked process. Raises DeadlineError when it takes longer.
+
+    `read` asks the kernel and does little else, for locks of our other threads stay locked there;
+    and it uses no descriptor of ours, which are closed there, lest what is left behind hold them.
+    Raises the errors of ours that it raises.
+    """
+    out, into = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(out)
+        os.close(into)
+        raise
+    if pid == 0:
+        _answer(read, into)
+    os.close(into)
+    try:
+        reply = _receive(out, limit_s, what)
+    finally:
+        os.close(out)
+        _end(pid)
+    if reply.startswith(_OK):
+        return reply[len(_OK) :]
+    if not reply:
+        raise BootseerError(f"the process that read {what} died; try again")
+    name, text = json.loads(reply)
+    raise getattr(errors, name)(text)
+
+
+def _answer(read: Callable[[], bytes], into: int) -> None:
+    """The child's whole life; never returns."""
+    try:
+        os.closerange(0, into)
+        os.closerange(into + 1, into + _MOST_DESCRIPTORS)
+        try:
+            reply = _OK + read()
+        except BootseerError as error:
+            reply = json.dumps([type(error).__name__, str(error)]).encode()
+        left = memoryview(reply)
+        while left:
+            left = left[os.write(into, left) :]
+    finally:
+        os._exit(0)
+
+
+def _receive(out: int, limit_s: float, what: str) -> bytes:
+    end_s = time.monotonic() + min(limit_s, _MOST_S)
+    reply = b""
+    while True:
+        if not readable(out, timeout_s=end_s - time.monotonic()):
+            raise DeadlineError(f"{what} did not answer for {limit_s:g} s")
+        part = os.read(out, 1 << 20)
+        if not part:
+            return reply
+        reply += part
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    end_s = time.monotonic() + _END_S
+    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
