@@ -55,7 +55,7 @@ def write_ranks(folder: Path, number: int, killed: set[int], *, barrier: bool, t
         file.write(folder)
 
 
-@pytest.mark.parametrize(("number", "killed"), [(2, {1}), (8, {6}), (8, {4, 5, 6, 7})])
+@pytest.mark.parametrize(("number", "killed"), [(3, {1}), (8, {6}), (8, {5, 6, 7})])
 def test_a_rank_that_never_came_to_a_barrier_did_not_start(
     number: int, killed: set[int], tmp_path: Path
 ) -> None:
@@ -94,6 +94,30 @@ def test_ranks_that_do_less_than_one_other_are_not_named(tmp_path: Path) -> None
         file.span("model.init", 15, 15 if rank == 1 else 20)
         file.write(tmp_path)
     EventFile("n0", 0).point("first_step", 30).write(tmp_path)
+    report = report_of(tmp_path)
+    assert (halted(report), report.unreached, report.start.complete) == ([], (), True)
+
+
+def test_half_of_the_ranks_may_be_of_another_kind(tmp_path: Path) -> None:
+    """As where half of them generate what the others train on: a hint, and the start is whole."""
+    write_ranks(tmp_path, 8, {4, 5, 6, 7}, barrier=True, told=1)
+    report = report_of(tmp_path)
+    assert (report.unreached, report.start.complete) == ((), True)
+    assert [count for count, _ in halted(report)] == [4]
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_of_two_ranks_the_first_may_tell_what_both_do(barrier: bool, tmp_path: Path) -> None:
+    """As Lightning does, whose rank 0 alone prints that all have registered."""
+    write_ranks(tmp_path, 2, {1}, barrier=barrier, told=1)
+    report = report_of(tmp_path)
+    assert (halted(report), report.unreached, report.start.complete) == ([], (), True)
+
+
+def test_a_rank_that_got_on_elsewhere_did_not_halt(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 8, {6}, barrier=True, told=1)
+    again = EventFile("b", 6).span("imports", 2, 9).span("rendezvous", 9, 12, wait=True)
+    again.span("compile", 12, 20).write(tmp_path)
     report = report_of(tmp_path)
     assert (halted(report), report.unreached, report.start.complete) == ([], (), True)
 

@@ -37,9 +37,10 @@ def unreached_ranks(lanes: Lanes) -> tuple[Unreached, ...]:
 
     Some jobs tell of it on one rank alone. So a rank without one counts where more than half of
     the ranks have one, or where it began a phase that it never ended, or never came to a barrier
-    that half of the ranks passed, while another rank went on to its first step. One that was begun
-    again on another node is that rank, wherever it got on. Where no rank got there and at least
-    half of them are in one phase that they never ended, the others are those that these wait for.
+    that more than half of the ranks passed, while another rank went on to its first step. One that
+    was begun again on another node is that rank, wherever it got on. Where no rank got there and at
+    least half of them are in one phase that they never ended, the others are those that these wait
+    for.
     """
     ranked = [lane for lane in lanes.lanes if lane.rank is not None]
     there = {lane.rank for lane in ranked if lane.reached}
@@ -68,7 +69,10 @@ def _waited_for(ranked: Sequence[Lane]) -> list[Lane]:
 
 
 class Halted(NamedTuple):
-    """A rank that wrote nothing after the end of `last`, while others did `further` after it."""
+    """A rank that wrote nothing after the end of `last`, while others did `further` after it.
+
+    `is_barrier`: more than half of the ranks passed a barrier that is one of these.
+    """
 
     lane: Lane
     rank: int
@@ -80,12 +84,20 @@ class Halted(NamedTuple):
 def halted_ranks(lanes: Lanes) -> list[Halted]:
     """The ranks that ended between two phases: they never came to one that others had after theirs.
 
-    Ranks may differ in what they do. So it takes a barrier that at least half of the ranks passed,
-    or a phase that more than half began, or two that half began.
+    Ranks may differ in what they do, and half of them may be of another kind. So it takes a barrier
+    that at least half of the ranks passed, or a phase that more than half began, or two that half
+    began. What one rank alone did, as where the first one tells what all do, says nothing. Of a
+    rank that was begun again on another node the last lane counts.
     """
-    ranked = [lane for lane in lanes.lanes if lane.rank is not None]
-    there = {lane.rank for lane in ranked if lane.reached}
-    number = len({lane.rank for lane in ranked})
+    latest: dict[int, Lane] = {}
+    for lane in lanes.lanes:
+        if lane.rank is not None:
+            known = latest.get(lane.rank)
+            if known is None or lane.begin_s >= known.begin_s:
+                latest[lane.rank] = lane
+    ranked = list(latest.values())
+    there = {lane.rank for lane in lanes.lanes if lane.reached}
+    number = len(ranked)
     quiet = [lane for lane in ranked if lane.rank not in there and not _unended(lane)]
     if not quiet or number < 2:
         return []
@@ -130,8 +142,8 @@ def _find_further(
     begun: Mapping[str, int],
     number: int,
 ) -> tuple[str, tuple[str, ...], bool] | None:
-    """The last phase of a course, those that at least half of the ranks came to after it, whether a
-    barrier is among them; None where too few did."""
+    """The last phase of a course, those that at least half of the ranks came to after it, whether
+    more than half passed a barrier among them; None where too few did."""
     if not mine:
         return None
     last = next(iter(mine))
@@ -143,12 +155,11 @@ def _find_further(
             later = reversed(names[: names.index(last)])
             new = [name for name in later if name.split(".", 1)[0] not in known]
             after.update({name: phases[name] for name in new})
-    half = tuple(name for name in after if 2 * begun[name] >= number)
-    has_barrier = any(after[name] for name in half)
-    has_most = any(2 * begun[name] > number for name in half)
-    if not has_barrier and not has_most and len(half) < 2:
+    half = tuple(name for name in after if begun[name] > 1 and 2 * begun[name] >= number)
+    most = [name for name in half if 2 * begun[name] > number]
+    if not most and len(half) < 2 and not any(after[name] for name in half):
         return None
-    return last, half, has_barrier
+    return last, half, any(after[name] for name in most)
 
 
 _NAMED_RANKS = 5
