@@ -123,6 +123,62 @@ def test_who_holds_a_file_below_a_folder_goes_on_when_that_is_renamed(
     in_time(go_on)
 
 
+@pytest.mark.parametrize("how", ["replaced", "removed", "removed before"])
+@pytest.mark.parametrize("size", [3, 400_000, SIZE])
+def test_who_holds_a_file_that_left_its_name_never_gets_what_has_it_now(
+    mount: Served, size: int, how: str
+) -> None:
+    """Also when the folder is renamed in which the two had one name, one after the other."""
+    folder, bytes_there, others = mount.directory / "f", b"o" * size, b"n" * size
+
+    def go_on() -> None:
+        folder.mkdir()
+        (folder / "x").write_bytes(bytes_there)
+        with (folder / "x").open("rb", buffering=0) as file:
+            begun = os.pread(file.fileno(), 2, 0) if size > 3 else b""
+            assert begun == bytes_there[: len(begun)]
+            if how == "replaced":
+                (folder / "y").write_bytes(others)
+                (folder / "y").rename(folder / "x")
+            else:
+                (folder / "x").unlink()
+                if how == "removed":
+                    (folder / "x").write_bytes(others)
+            folder.rename(mount.directory / "g")
+            if how == "removed before":
+                (mount.directory / "g" / "x").write_bytes(others)
+                (mount.directory / "g").rename(mount.directory / "h")
+            for opening in (lambda: open(f"/proc/self/fd/{file.fileno()}", "rb"), lambda: file):
+                try:
+                    with opening() as again:
+                        assert set(again.read()) == {ord("o")}
+                except OSError as error:
+                    assert error.errno in (errno.EIO, errno.ENOENT, errno.ESTALE), error
+
+    in_time(go_on)
+
+
+def test_who_holds_a_file_that_others_replaced_never_gets_theirs_by_a_rename(
+    mount: Served, root: Path
+) -> None:
+    """The mount has not noticed yet that it was replaced in the store."""
+    folder = mount.directory / "f"
+
+    def go_on() -> None:
+        folder.mkdir()
+        (folder / "x").write_bytes(b"o" * 1000)
+        with (folder / "x").open("rb", buffering=0) as file:
+            (root / "f" / "new").write_bytes(b"n" * 1000)
+            (root / "f" / "new").rename(root / "f" / "x")
+            folder.rename(mount.directory / "g")
+            try:
+                assert set(file.read()) == {ord("o")}
+            except OSError as error:
+                assert error.errno in (errno.EIO, errno.ESTALE), error
+
+    in_time(go_on)
+
+
 def test_a_file_appears_to_others_when_it_is_closed(mount: Served, root: Path) -> None:
     def save() -> None:
         with (mount.directory / "x").open("wb", buffering=0) as file:

@@ -198,7 +198,9 @@ class Nodes:
             for each in self._known.values():
                 if each.path.startswith(f"{node.path}/"):
                     rest = each.path[len(node.path) :]
-                    each.path, each.key = path + rest, ""
+                    each.path = path + rest
+                    if each.listed:  # else another file may have its name by now
+                        each.key = ""
                     each.changes += 1
                     each.found = each.found._replace(name=found.name + rest)
             node.changes += 1  # who lists it just now does so under its former name

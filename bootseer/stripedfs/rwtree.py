@@ -411,6 +411,8 @@ class WritableTree(StripedTree):
             node = self.nodes.get(Inode(place)) if isinstance(place, int) else None
             if node is None or not (node is moved or node.path.startswith(f"{moved.path}/")):
                 continue
+            if not node.listed:  # it was removed or replaced: others have its name
+                continue
             # A version keeps its own name, in whichever folder it lies by now.
             version = node.found.version
             of_it = "" if version is None else version.folder.rpartition("/")[2]

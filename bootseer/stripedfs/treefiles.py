@@ -285,10 +285,14 @@ class OpenFiles:
             return {found.place for found in self.by_handle.values()}
 
     def move(self, place: object, source: FileSource, where: str) -> None:
-        """Whoever has the file at `place` open reads the same bytes from `source` from now on."""
+        """Whoever has the file at `place` open reads the same bytes from `source` from now on.
+
+        Who has a plain file open that another one replaced, unnoticed so far, stays with that.
+        """
         with self._lock:
             for handle, found in list(self.by_handle.items()):
-                if found.place == place:
+                is_other = is_volatile(source) and found.identity != source.identity
+                if found.place == place and not is_other:
                     found.close()
                     self.by_handle[handle] = found.moved(source, where)
 
