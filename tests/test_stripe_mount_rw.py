@@ -158,10 +158,12 @@ def test_who_holds_a_file_that_left_its_name_never_gets_what_has_it_now(
     in_time(go_on)
 
 
+@pytest.mark.parametrize("opened_anew", [False, True])
 def test_who_holds_a_file_that_others_replaced_never_gets_theirs_by_a_rename(
-    mount: Served, root: Path
+    mount: Served, root: Path, opened_anew: bool
 ) -> None:
-    """The mount has not noticed yet that it was replaced in the store."""
+    """The mount has not noticed yet that it was replaced in the store. Who opens it now gets the
+    new bytes, in pages of their own."""
     folder = mount.directory / "f"
 
     def go_on() -> None:
@@ -171,6 +173,8 @@ def test_who_holds_a_file_that_others_replaced_never_gets_theirs_by_a_rename(
             (root / "f" / "new").write_bytes(b"n" * 1000)
             (root / "f" / "new").rename(root / "f" / "x")
             folder.rename(mount.directory / "g")
+            if opened_anew:
+                assert (mount.directory / "g" / "x").read_bytes() == b"n" * 1000
             try:
                 assert set(file.read()) == {ord("o")}
             except OSError as error:

@@ -200,12 +200,12 @@ class Nodes:
                     rest = each.path[len(node.path) :]
                     each.path = path + rest
                     if each.listed:  # else another file may have its name by now
-                        each.key = ""
+                        _forget_key(each)
                     each.changes += 1
                     each.found = each.found._replace(name=found.name + rest)
             node.changes += 1  # who lists it just now does so under its former name
             node.path, node.name, node.parent, node.found = path, name, folder.inode, found
-            node.key = ""  # it names the bytes by where they were
+            _forget_key(node)
             self._put(node, folder, name)
 
     def drop(self, inode: Inode) -> None:
@@ -278,6 +278,12 @@ class Nodes:
             inode = Inode(secrets.randbits(63) & INODE_MASK)
             if inode > ROOT and inode not in self._known:
                 return inode
+
+
+def _forget_key(moved: Node) -> None:
+    """A version's key names its bytes by where they were; a plain file's, by themselves."""
+    if moved.found.version is not None or moved.found.tree is not None:
+        moved.key = ""
 
 
 def readable(node: Node) -> Node:
