@@ -72,6 +72,36 @@ def test_one_pod_of_many_that_was_made_again_is_no_run(tmp_path: Path) -> None:
     assert kinds_of(report) == ["earlier-try"]
 
 
+def test_pods_that_were_replaced_one_after_the_other_are_no_run(tmp_path: Path) -> None:
+    """As on spot nodes: the ranks of all others start again with each pod that is replaced."""
+    for rank in range(4):
+        write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, rank)
+        for number in range(3):
+            uid = f"{'a' if number < rank else 'b'}{rank}"
+            write_pod(tmp_path, f"train-{rank}", uid, rank, 1000 * (number + 1) + (number != rank))
+    report = report_of(tmp_path)
+    assert len(report.starts) == 1
+    assert "run-of-same-name" not in kinds_of(report)
+
+
+def test_a_pod_that_does_not_know_its_uid_joins_its_import(tmp_path: Path) -> None:
+    """A container's id, by which its events know the place then, is no other pod."""
+    for rank in range(2):
+        about = {"k8s__pod__name": f"train-{rank}", "k8s__namespace__name": "team"}
+        about["bootseer__job_uid"] = "team/train"
+        EventFile(f"n{rank}", None, **about, k8s__pod__uid=f"uid-{rank}").span(
+            "schedule", 0, 2
+        ).write(tmp_path)
+        for at_s, name in ((5, "deps.install"), (10, "imports")):  # two containers of the pod
+            place = f"{at_s + rank:064x}"
+            EventFile(f"n{rank}", rank, **about, container__id=place).span(
+                name, at_s, at_s + 4
+            ).write(tmp_path)
+    report = report_of(tmp_path)
+    assert len(report.starts) == 1
+    assert kinds_of(report) == []
+
+
 def test_a_launcher_with_a_random_name_goes_with_the_workers_it_came_with(tmp_path: Path) -> None:
     for run in range(2):
         at_s = HOUR_S * run

@@ -38,7 +38,9 @@ def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
         process_id=number("process.pid"),
         place=text("k8s.pod.uid") or text("container.id"),
         world_size=number("bootseer.world_size"),
-        is_job_name=bool(namespace and job_uid and job_uid.startswith(f"{namespace}/")),
+        is_job_name=bool(
+            text("k8s.pod.uid") and namespace and job_uid and job_uid.startswith(f"{namespace}/")
+        ),
         run_uid=text("bootseer.run_uid"),
     )
 

@@ -20,12 +20,14 @@ from bootseer.profiler.report.records import Source, Start
 
 
 class _Pod:
-    """One pod of a job; `run_uid` is that of the object that made it, None where unknown."""
+    """One pod of a job, from its first to its last event; `run_uid` is that of the object that made
+    it, None where unknown."""
 
-    __slots__ = ("begin_ns", "name", "run_uid", "uid")
+    __slots__ = ("begin_ns", "end_ns", "name", "run_uid", "uid")
 
-    def __init__(self, uid: str, name: str, begin_ns: int, run_uid: str | None) -> None:
-        self.uid, self.name, self.begin_ns, self.run_uid = uid, name, begin_ns, run_uid
+    def __init__(self, uid: str, source: Source) -> None:
+        self.uid, self.name, self.run_uid = uid, source.identity.pod or "", source.identity.run_uid
+        self.begin_ns, self.end_ns = _extent(source)
 
 
 class _Run:
@@ -58,7 +60,7 @@ def split_runs(start: Start) -> list[Start]:
         place = source.identity.place if source.identity.pod else None
         number = number_of.get(place or "")
         if number is None:  # of no pod
-            begun = sum(begin_ns <= _began_ns(source) for begin_ns in begins_ns)
+            begun = sum(begin_ns <= _extent(source)[0] for begin_ns in begins_ns)
             number = max(0, begun - 1)
         shares[number].append(source)
     return [
@@ -71,13 +73,14 @@ def _pods_of(sources: Iterable[Source]) -> list[_Pod]:
     found: dict[str, _Pod] = {}
     for source in sources:
         who = source.identity
-        if not who.pod or not who.place:
+        if not who.pod or not who.place or not who.is_job_name:
             continue
         pod = found.get(who.place)
         if pod is None:
-            found[who.place] = _Pod(who.place, who.pod, _began_ns(source), who.run_uid)
+            found[who.place] = _Pod(who.place, source)
         else:
-            pod.begin_ns = min(pod.begin_ns, _began_ns(source))
+            begin_ns, end_ns = _extent(source)
+            pod.begin_ns, pod.end_ns = min(pod.begin_ns, begin_ns), max(pod.end_ns, end_ns)
             pod.run_uid = pod.run_uid or who.run_uid
     return list(found.values())
 
@@ -114,11 +117,15 @@ def _count_forward(run: _Run, pods: Sequence[_Pod], number: int) -> int:
 
 def _is_made_again(run: _Run, pods: Sequence[_Pod], number: int, forward: int) -> bool:
     """Whether as many pods as make up most of the run follow from this one on, before one of them
-    is made once more; those of the object that made the run do not count."""
+    is made once more; those of the object that made the run do not count, nor do those whose
+    earlier ones were still there when this one began, as where one is replaced after the other."""
     ahead: set[str] = set()
+    there = {pod.name for pod in run.pods if pod.end_ns > pods[number].begin_ns}
     for pod in pods[number:]:
         if pod.name in ahead:
             break
+        if pod.name in there:
+            continue
         if run.run_uid is None or pod.run_uid != run.run_uid:
             ahead.add(pod.name)
     return (len(ahead) + forward) * 2 > len(run.names) - forward
@@ -141,6 +148,6 @@ def _derive(trace_id: str, run: _Run) -> str:
     return hashlib.sha256(f"{trace_id} {first}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _began_ns(source: Source) -> int:
-    moments = [m for span in source.spans for m in span[1:3] if m is not None]
-    return min(moments, default=0) + source.offset_ns
+def _extent(source: Source) -> tuple[int, int]:
+    moments = [m for span in source.spans for m in span[1:3] if m is not None] or [0]
+    return min(moments) + source.offset_ns, max(moments) + source.offset_ns
