@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from event_files import EventFile
 
+from bootseer.cli.import_ import k8s_command
 from bootseer.profiler.render import verdicts
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load
@@ -92,3 +94,65 @@ def test_an_hour_of_waiting_and_one_after_the_first_step_are_nothing(tmp_path: P
     file.line("point", 3, "checkpoint", 9000)
     write_without_monotonic(file, tmp_path)
     assert unconfirmed(report_of(tmp_path)) == []
+
+
+def test_an_hour_in_which_one_pod_waited_is_none_that_another_worked(tmp_path: Path) -> None:
+    """Of the other pod the cluster's records tell the container's start, and its end far later."""
+    about: dict[str, object] = {"bootseer.source": "k8s"}
+    placed = EventFile("a", None)
+    placed.line("begin", 1, "container.start", 0, "ok", about)
+    placed.line("end", 1, "container.start", 1, "ok", about)
+    placed.line("point", 2, "container.exit", 9000, "error", about)
+    write_without_monotonic(placed, tmp_path)
+    queued = EventFile("b", 0)
+    queued.line("begin", 1, "queue", 0, "ok", {**about, "bootseer.wait": True})
+    queued.line("end", 1, "queue", 4000, "ok", about)
+    queued.line("point", 2, "first_step", 4010, "ok")
+    write_without_monotonic(queued, tmp_path)
+    assert unconfirmed(report_of(tmp_path)) == []
+
+
+def test_a_pull_that_kubelet_says_the_length_of_is_no_wall_clocks(tmp_path: Path) -> None:
+    at = "2026-03-01T10:{}Z"
+    pod = {
+        "kind": "Pod",
+        "metadata": {"name": "p", "uid": "u", "creationTimestamp": at.format("00:00")},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c"}]},
+        "status": {"containerStatuses": [{"name": "c", "state": {}}]},
+    }
+    said = {
+        ("00:01", "Scheduled"): "placed",
+        ("00:02", "Pulling"): 'Pulling image "big"',
+        ("45:02", "Pulled"): 'Successfully pulled image "big" in 45m0s (45m0s including waiting)',
+        ("45:03", "Started"): "Started container c",
+    }
+    events = [
+        {
+            "kind": "Event",
+            "metadata": {"name": reason, "creationTimestamp": at.format(when)},
+            "involvedObject": {"kind": "Pod", "uid": "u", "fieldPath": "spec.containers{c}"},
+            "reason": reason,
+            "message": message,
+            "firstTimestamp": at.format(when),
+        }
+        for (when, reason), message in said.items()
+    ]
+    records, folder = tmp_path / "cluster.json", tmp_path / "events"
+    records.write_text(json.dumps({"kind": "List", "items": [pod, *events]}))
+    result = CliRunner().invoke(k8s_command, [str(records), "--events", str(folder)])
+    assert result.exit_code == 0, result.output
+    report = report_of(folder)
+    assert report.start.duration_s > 2700
+    assert unconfirmed(report) == []
+
+
+def test_the_phase_is_told_by_whoever_was_in_one(tmp_path: Path) -> None:
+    about: dict[str, object] = {"bootseer.source": "k8s"}
+    pod = EventFile("a", None)
+    pod.line("begin", 1, "container.start", -2, "ok", about)
+    pod.line("end", 1, "container.start", -1, "ok", about)
+    pod.line("point", 2, "container.exit", 9000, "error", about)
+    write_without_monotonic(pod, tmp_path)
+    write_stepped(tmp_path, "a", 0, "log")
+    (line,) = unconfirmed(report_of(tmp_path))
+    assert line.startswith("3,610 s of rank 0 on a in model.init")

@@ -5,7 +5,7 @@ by a second. Writers with a monotonic clock are not misled. What logs, cluster r
 others' writers tell is by the wall clock alone, and a step of it looks like a phase in which
 nothing else happened anywhere. So where nothing was seen of a start for half an hour or more while
 such a writer says that it worked, and no monotonic clock of any process counted that time, the
-report says that it may be none.
+report says that it may be none. Where anybody says that it waited all that time, the start did.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.records import Source, Start
 
 KIND = "wall-clock-alone"
+_PULL = "k8s.image.wait_included"
+"""What `import k8s` writes on a pull whose message said how long it took (kubernetes/kubernetes,
+pkg/kubelet/images/image_manager.go and puller.go, time.Since)."""
 LEAST_NS = 1800 * 10**9
 """A silence of less is usual in a start: a compiler's, a checkpoint's."""
 
@@ -45,11 +48,14 @@ def find_unconfirmed(
         ]
         if any(source.offset_ns for source, _ in across):  # its monotonic clock counted the time
             continue
-        for source, shift in across:
-            phase = _phase_within(source, low_ns - shift, high_ns - shift)
-            if phase is not None:
-                out.append(_problem(source, phase, low_ns - zero_ns, high_ns - low_ns))
-                break
+        worked = [
+            (phase, source)
+            for source, shift in across
+            if (phase := _phase_within(source, low_ns - shift, high_ns - shift)) is not None
+        ]
+        if worked and len(worked) == len(across):  # else somebody knows what it was
+            phase, source = max(worked, key=lambda each: each[0] != "")
+            out.append(_problem(source, phase, low_ns - zero_ns, high_ns - low_ns))
     return tuple(out)
 
 
@@ -58,14 +64,15 @@ def _times(source: Source, shift: int) -> list[int]:
 
 
 def _phase_within(source: Source, low_ns: int, high_ns: int) -> str | None:
-    """What a source says that it did all that time, "" for nothing; None where it waited."""
+    """What a source says that it did all that time, "" for nothing; None where it waited, or
+    pulled an image, whose time kubelet takes by a monotonic clock and states."""
     spans = [
         span
         for span in source.spans
         if span.begin_ns is not None and span.begin_ns <= low_ns
         if span.end_ns is not None and span.end_ns >= high_ns
     ]
-    if any(span.wait for span in spans):
+    if any(span.wait or _PULL in (span.attributes or {}) for span in spans):
         return None
     inner = max(spans, key=lambda span: (span.begin_ns or 0, span.name != WHOLE), default=None)
     return "" if inner is None else inner.name
