@@ -646,6 +646,15 @@ def test_an_evaluation_before_the_first_step_is_none() -> None:
     assert hugging_face([begin[0], *lines[2:3], bar(1, 1560)]) == [("begin", 0), ("end", 2)]
 
 
+def test_a_training_that_begins_again_has_another_total() -> None:
+    """`auto_find_batch_size`: the batch did not fit, and half of it takes twice the steps."""
+    begin = "[INFO|trainer.py:2519] 2026-11-21 19:00:0{},100 >> ***** Running training *****"
+    total = "[INFO|trainer.py:2525] 2026-11-21 19:00:0{},101 >>   Total optimization steps = {}"
+    first = [begin.format(0), total.format(0, "1,560"), bar(0, 1560)]
+    again = [begin.format(5), total.format(5, "3,120"), bar(0, 3120), bar(1, 3120), bar(2, 3120)]
+    assert hugging_face([*first, *again]) == [("begin", 0), ("end", 6)]
+
+
 def test_without_a_line_of_the_trainer_a_bar_says_nothing() -> None:
     assert hugging_face([*BEFORE_TRAINING, bar(0, 12), bar(1, 12), bar(12, 12)]) == []
 

@@ -385,8 +385,8 @@ class Engine:
         opened = self._open.get(key)
         total = _total(match)
         if opened is not None and not rule.restart:
-            if total and opened.rule is rule and not opened.total:
-                opened.total = total
+            if total and opened.rule is rule:
+                opened.total = total  # what begins again, as after too large a batch, has its own
             else:
                 opened.repeats += 1
             return
