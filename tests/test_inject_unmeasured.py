@@ -195,6 +195,23 @@ def test_what_is_merged_over_a_template_is_no_pod() -> None:
     assert not inject.inject(text(mere), Options()).unmeasured
 
 
+@pytest.mark.parametrize("key", ["dispatch", "patchEncoder"])
+def test_a_key_that_is_no_patch_may_have_the_word_in_it(key: str) -> None:
+    raw = f"""\
+apiVersion: example.com/v1
+kind: Fleet
+metadata: {{name: fleet}}
+spec:
+  {key}:
+    template:
+      spec: {{containers: [{{name: a, image: i, command: [x]}}]}}
+"""
+    result = inject.inject(text(raw), Options())
+    assert (result.refusals, result.unmeasured) == ((), ())
+    (pod,) = pods_of(result.raw)
+    assert pod["containers"][0]["command"][0] == LAUNCHER
+
+
 def test_an_older_state_that_the_cluster_keeps_is_left_alone() -> None:
     raw = """\
 apiVersion: apps/v1

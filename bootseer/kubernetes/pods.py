@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 
 import yaml
@@ -21,6 +22,9 @@ _ARE_PODS = ("", "Pod", "ServingRuntime", "ClusterServingRuntime")
 """Kinds whose own `spec.containers` are a pod's. Elsewhere these are sidecars for the pods of
 others (openkruise/kruise, apis/apps/v1beta1/sidecarset_types.go, SidecarSet) or changes to a pod
 that the operator makes (prometheus-operator, pkg/apis/monitoring/v1, CommonPrometheusFields)."""
+
+_PATCH = re.compile(r"(?i)(?<!dis)patch(?:es)?(?:\[\d+\])*$")
+"""A key whose value is merged over another's: no `dispatch`, and no role's name that has it."""
 
 ARGO = "argoproj.io"
 ARGO_KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
@@ -206,7 +210,7 @@ class _Search:
         one, aliased = self.owner, self.document.aliased
         if not path and one.kind not in _ARE_PODS:
             return False
-        if any("patch" in key.lower() for key in path):
+        if any(_PATCH.search(key) for key in path):
             if any(items(child(entry, "command")) for entry in items(merged(spec, "containers"))):
                 one.patches.append(where)
             return True
