@@ -125,3 +125,14 @@ def test_a_folder_of_somebody_elses_is_neither_used_nor_removed(tmp_path: Path) 
     ):
         root.make(log)
     assert (tmp_path / "mine").read_text() == "keep me"
+
+
+def test_the_committed_result_is_of_all_steps_and_passed() -> None:
+    revision, lines, last = result.from_text(fresh.RESULT.read_text(encoding="utf-8"))
+    assert len(revision) == 40
+    steps = [(fresh.GROUND, "root"), *((step.command, step.user) for step in fresh.STEPS)]
+    assert [(line.command, line.user) for line in lines] == steps
+    assert {line.outcome for line in lines} == {result.PASSED}
+    assert [line.counts is not None for line in lines[1:]] == [step.tests for step in fresh.STEPS]
+    assert all(line.counts.second_tries == 0 for line in lines if line.counts is not None)
+    assert last == result.PASSED
