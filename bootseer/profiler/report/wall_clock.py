@@ -35,12 +35,12 @@ def find_unconfirmed(
     """
     if end_ns - zero_ns < LEAST_NS:
         return ()
+    silences = _find_silences(start, shifts, end_ns)
+    if not silences:
+        return ()
     times = [_times(s, shift) for s, shift in zip(start.sources, shifts, strict=True)]
-    every = sorted({moment for each in times for moment in each if moment <= end_ns})
     out = []
-    for low_ns, high_ns in pairwise(every):
-        if high_ns - low_ns < LEAST_NS:
-            continue
+    for low_ns, high_ns in silences:
         across = [
             (source, shift)
             for source, shift, each in zip(start.sources, shifts, times, strict=True)
@@ -57,6 +57,29 @@ def find_unconfirmed(
             phase, source = max(worked, key=lambda each: each[0] != "")
             out.append(_problem(source, phase, low_ns - zero_ns, high_ns - low_ns))
     return tuple(out)
+
+
+def _find_silences(start: Start, shifts: Sequence[int], end_ns: int) -> list[tuple[int, int]]:
+    """Between which moments nothing was seen for `LEAST_NS` or more; of each such length of time,
+    the first and the last moment tell, for large starts have millions of them."""
+    lows: dict[int, int] = {}
+    highs: dict[int, int] = {}
+    for source, shift in zip(start.sources, shifts, strict=True):
+        for span in source.spans:
+            for moment in span[1:3]:
+                if moment is None or moment + shift > end_ns:
+                    continue
+                at = moment + shift
+                number = at // LEAST_NS
+                if at < lows.setdefault(number, at):
+                    lows[number] = at
+                if at > highs.setdefault(number, at):
+                    highs[number] = at
+    return [
+        (highs[before], lows[after])
+        for before, after in pairwise(sorted(lows))
+        if lows[after] - highs[before] >= LEAST_NS
+    ]
 
 
 def _times(source: Source, shift: int) -> list[int]:
