@@ -49,6 +49,7 @@ MEASURES = (
     "bootseer/cli/deps_direct.py",
     "bootseer/cli/main.py",
     "bootseer/cli/program.py",
+    "bootseer/cli/read_ahead.py",
     "bootseer/depsnap",
     "bootseer/light_dataclasses.py",
     "bootseer/sha256.py",

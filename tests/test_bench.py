@@ -169,14 +169,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", program.NAMES)
-def test_what_a_benchmark_measures_is_in_the_tree(name: str) -> None:
-    named = revisions.measured_paths(name)
-    assert f"bench/{name}.py" in named
-    root = Path(__file__).parent.parent
-    assert [path for path in named if not git(root, "ls-files", "--", path)] == []
-
-
 def git(root: Path, *words: str) -> str:
     name = ["-c", "user.name=A", "-c", "user.email=a@localhost"]
     done = subprocess.run(["git", *name, *words], cwd=root, check=True, capture_output=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from event_files import EventFile
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bootseer.cli.import_ import k8s_command
 from bootseer.profiler.render import verdicts
-from bootseer.profiler.report import analysis
+from bootseer.profiler.report import analysis, wall_clock
+from bootseer.profiler.report.identity import identity_of
 from bootseer.profiler.report.load import load
 from bootseer.profiler.report.model import Report
+from bootseer.profiler.report.records import Source, Span, Start
 
 STEP_S = 3600.0
 
@@ -156,3 +161,33 @@ def test_the_phase_is_told_by_whoever_was_in_one(tmp_path: Path) -> None:
     write_stepped(tmp_path, "a", 0, "log")
     (line,) = unconfirmed(report_of(tmp_path))
     assert line.startswith("3,610 s of rank 0 on a in model.init")
+
+
+HOURS = 5 * wall_clock.LEAST_NS
+MOMENTS = st.none() | st.integers(-HOURS, HOURS)
+
+
+@given(
+    st.lists(st.lists(st.tuples(MOMENTS, MOMENTS), max_size=4), max_size=4),
+    st.lists(st.integers(-HOURS, HOURS), min_size=4, max_size=4),
+    st.integers(-HOURS, HOURS),
+)
+def test_silences_are_the_gaps_between_moments_in_their_order(
+    times: list[list[tuple[int | None, int | None]]], shifts: list[int], end_ns: int
+) -> None:
+    who = identity_of({}, "a-1-2.jsonl")
+    plain = (False, "ok", False, None, None, None)
+    sources = tuple(
+        Source("a", who, tuple(Span("x", begin, end, *plain) for begin, end in each), 0, 0)
+        for each in times
+    )
+    shifts = shifts[: len(sources)]
+    every = sorted(
+        moment + shift
+        for each, shift in zip(times, shifts, strict=True)
+        for pair in each
+        for moment in pair
+        if moment is not None and moment + shift <= end_ns
+    )
+    gaps = [(low, high) for low, high in pairwise(every) if high - low >= wall_clock.LEAST_NS]
+    assert wall_clock._find_silences(Start("t", sources), shifts, end_ns) == gaps

@@ -37,8 +37,8 @@ class Identity(NamedTuple):
     """Who wrote a source, from its resource line. `pod` is the Kubernetes pod's name; `place` its
     uid, else the container's id: two starts with one place ran in the same container.
     `is_job_name`: the job uid is no more than a namespace and a name, which several runs may have,
-    and `place` is the pod's uid;
-    `run_uid` is then the uid of the object that made the pod, where the cluster's records tell it.
+    and `place` is the pod's uid; `run_uid` is then the uid of the object that made the pod, where
+    the cluster's records tell it.
     """
 
     node: str

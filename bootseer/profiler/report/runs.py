@@ -6,9 +6,10 @@ What differs is each pod's uid, which its own events and imported ones both have
 the object that made the pods (`bootseer.run_uid`), which imported ones have.
 
 A run begins with the pod that another object made. Where that is unknown, it begins with a pod
-that has the name of an earlier one, if most of the earlier run's pods are made again from then on:
-fewer are pods of the same run that were replaced, see `tries`. Pods whose names are new belong to
-the run whose pods they began closest to.
+that has the name of an earlier one, if most of the earlier run's pods are made again from then on
+and were over by then: fewer, and those whose earlier ones were still there, are pods of the same
+run that were replaced, see `tries`. Pods whose names are new belong to the run whose pods they
+began closest to.
 """
 
 from __future__ import annotations

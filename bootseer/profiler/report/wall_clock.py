@@ -60,8 +60,11 @@ def find_unconfirmed(
 
 
 def _find_silences(start: Start, shifts: Sequence[int], end_ns: int) -> list[tuple[int, int]]:
-    """Between which moments nothing was seen for `LEAST_NS` or more; of each such length of time,
-    the first and the last moment tell, for large starts have millions of them."""
+    """Between which two moments nothing was seen for `LEAST_NS` or more.
+
+    Moments are grouped by the half hour (`LEAST_NS`) in which they lie. Within one no silence has
+    room, so its first and last moment are all that counts: a large start has millions to sort.
+    """
     lows: dict[int, int] = {}
     highs: dict[int, int] = {}
     for source, shift in zip(start.sources, shifts, strict=True):
