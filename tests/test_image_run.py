@@ -665,6 +665,12 @@ def test_a_file_of_variables_wins_over_the_images(
     assert given.count("--env") == len(names) + 1
 
 
+def test_words_nested_too_deep_to_merge_change_nothing() -> None:
+    deep = "A=" + "${B:-" * 50_000 + "}" * 50_000
+    given = podmanwords.container_variables(["A=1"], ["--env-merge", deep])
+    assert "A=1" in given
+
+
 def test_an_env_file_that_can_be_read_only_once_is_left_to_podman(tmp_path: Path) -> None:
     file, pipe = tmp_path / "file", tmp_path / "pipe"
     file.write_text("A=file\n")

@@ -112,7 +112,7 @@ def _merge(given: Mapping[str, str], words: Sequence[str]) -> dict[str, str]:
     for word in words:
         try:
             name, value, *_ = expand_word(word, known).split("=")
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter: some hundred within each other
             return dict(given)
         if name in known:
             known[name] = value
