@@ -24,6 +24,8 @@ _NETWORK = frozenset(
         "lustre",
         "gpfs",
         "beegfs",
+        "beegfs_nodev",
+        "panfs",
         "glusterfs",
         "orangefs",
         "pvfs2",

@@ -25,7 +25,6 @@ from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol, Self
-
 else:
     Protocol = object
 

@@ -407,19 +407,20 @@ class WritableTree(StripedTree):
 
     def _follow(self, moved: Node) -> None:
         """Whoever reads a file that was moved, or that lies below what was, goes on with it."""
-        for place in self.files.places():
-            node = self.nodes.get(Inode(place)) if isinstance(place, int) else None
-            if node is None or not (node is moved or node.path.startswith(f"{moved.path}/")):
-                continue
-            if not node.listed:  # it was removed or replaced: others have its name
-                continue
-            # A version keeps its own name, in whichever folder it lies by now.
-            version = node.found.version
-            of_it = "" if version is None else version.folder.rpartition("/")[2]
-            with contextlib.suppress(BootseerError), limited(self._deadline_s):
-                source = names.source_of(self.store, node.found)
-                if source.size_bytes == node.found.size_bytes and source.key.endswith(of_it):
-                    self.files.move(place, source, self._where(node))
+        with limited(self._deadline_s):  # all of them together: others wait for this rename
+            for place in self.files.places():
+                node = self.nodes.get(Inode(place)) if isinstance(place, int) else None
+                if node is None or not (node is moved or node.path.startswith(f"{moved.path}/")):
+                    continue
+                if not node.listed:  # it was removed or replaced: others have its name
+                    continue
+                # A version keeps its own name, in whichever folder it lies by now.
+                version = node.found.version
+                of_it = "" if version is None else version.folder.rpartition("/")[2]
+                with contextlib.suppress(BootseerError):
+                    source = names.source_of(self.store, node.found)
+                    if source.size_bytes == node.found.size_bytes and source.key.endswith(of_it):
+                        self.files.move(place, source, self._where(node))
 
     def _settle_below(self, folder: Node) -> None:
         """As `_settle`, of all that is written below a folder, as drafts have its present name."""

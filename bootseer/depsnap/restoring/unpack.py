@@ -474,7 +474,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def read_index(path: str, digest: Digest, limits: Limits, stall_s: float | None) -> Index:
     """An archive's index. Raises DeadlineError where it takes longer than `stall_s`, and what
     `index.read` raises."""
-
     if stall_s is None:
         return index_format.read(path, expected_digest=digest, limits=limits)
 

@@ -180,7 +180,10 @@ def _unpack(
                 os.mkdir(place, 0o700)
         step("made")
         unpack(
-            *(archive, index, places, policy),
+            archive,
+            index,
+            places,
+            policy,
             limits=limits,
             keep_open=[lock],
             packed=packed,
