@@ -4,7 +4,8 @@ A result file is `{name, machine, cases, ratios}`. A case holds one side's `valu
 round, and its own stamps: `when` it was measured, of which git `revision` of the measured code
 (with `-dirty` where that code was not committed), by which `command`, and under which
 `conditions`. Sides of a round run back to back, so a ratio is taken pairwise within rounds and
-survives a machine whose speed drifts. A ratio above 1 means that our side is better.
+survives a machine whose speed drifts. A ratio above 1 means that our side is better. A side that
+takes minutes may be measured in the first rounds alone: its ratios are of these.
 """
 
 from __future__ import annotations
@@ -73,15 +74,21 @@ class Ratio:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], float]], *, rounds: int, warmup: int = 1
+    sides: Mapping[str, Callable[[], float]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    at_most: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
     """Run each side once a round (`warmup` uncounted rounds first); return values by side.
 
     The order of the sides turns by one each round, so that no side always follows the same one.
+    `at_most` names sides that are counted in no more than so many rounds, the first ones.
     """
-    names = list(sides)
-    values: dict[str, list[float]] = {name: [] for name in names}
+    values: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(warmup + rounds):
+        counted = number - warmup
+        names = [name for name in sides if counted < (at_most or {}).get(name, rounds)]
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             value = sides[name]()
@@ -125,7 +132,9 @@ def ratios_of(cases: Sequence[Case]) -> list[Ratio]:
             same_run = (peer.revision, peer.command) == (ours.revision, ours.command)
             if not same_run or not peer.values:
                 continue
-            pairs = list(zip(ours.values, peer.values, strict=True))
+            if len(peer.values) > len(ours.values):
+                raise ValueError(f"{peer.case}: {peer.side} has rounds that ours has not")
+            pairs = list(zip(ours.values, peer.values, strict=False))
             pairs.append((statistics.median(ours.values), statistics.median(peer.values)))
             *each, of_medians = [p / o if ours.better == "lower" else o / p for o, p in pairs]
             spread = (statistics.median(each), min(each), max(each))

@@ -153,6 +153,33 @@ def test_sides_take_turns_at_being_first() -> None:
     assert values == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
 
 
+def test_a_side_may_be_measured_in_the_first_rounds_alone() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    sides = {n: lambda n=n: side(n) for n in "ab"}
+    values = harness.interleave(sides, rounds=3, warmup=1, at_most={"b": 1})
+    assert "".join(order) == "abba" + "aa"
+    assert values == {"a": [4.0, 5.0, 6.0], "b": [3.0]}
+    (ratio,) = harness.ratios_of(
+        [
+            harness.Case("c", "ours", "s", "lower", values["a"]),
+            harness.Case("c", "b", "s", "lower", values["b"]),
+        ]
+    )
+    assert (ratio.median, ratio.of_medians) == (3 / 4, 3 / 5)
+
+
+def test_a_side_with_rounds_that_ours_has_not_is_an_error() -> None:
+    ours = harness.Case("c", "ours", "s", "lower", [1.0])
+    peer = harness.Case("c", "peer", "s", "lower", [2.0, 2.0])
+    with pytest.raises(ValueError, match="c: peer has rounds"):
+        harness.ratios_of([ours, peer])
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A git repository in the place of ours, with one file that bench `events` measures."""
