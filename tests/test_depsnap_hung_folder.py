@@ -1,4 +1,4 @@
-"""A store that is a directory of a file system whose server hangs while the archive is read.
+"""A store that is a directory of a file system whose server hangs, at whatever it is asked.
 
 The directory is a real FUSE mount; its server is stopped (SIGSTOP), so that whoever reads there
 waits for good, as on a network file system that does not answer. Or it takes what is asked and
@@ -7,6 +7,7 @@ keeps it, as one does whose own network hangs: the kernel then ends no process t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -23,23 +24,40 @@ from bootseer.depsnap.time_limit import may_hang
 
 pytestmark = pytest.mark.root
 
-# What is read is kept by nobody: each read asks the server, which waits while a file is there.
+# What is read is kept by nobody: each read asks the server, which waits while a file is there that
+# names what it was asked.
 SERVER = """
 import time
+from fuse_trees import WritableTree
 from localtree import LocalTree
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount
-class Keeping(LocalTree):
+folder, seen, keeps = sys.argv[1:]
+def kept(what):
+    def is_named():
+        try:
+            return what in open(keeps).read()
+        except FileNotFoundError:
+            return False
+    if is_named():
+        print("kept", what, flush=True)
+    while is_named():
+        time.sleep(0.05)
+class Keeping:
     def read(self, *words, **more):
-        if os.path.exists(sys.argv[3]):
-            print("kept", flush=True)
-        while os.path.exists(sys.argv[3]):
-            time.sleep(0.05)
+        kept("read")
         return super().read(*words, **more)
-with Keeping(sys.argv[1], direct=True, keep_cache=False) as tree:
-    with Mount(tree, sys.argv[2], options=MountOptions()) as mount:
-        print("ready", flush=True)
-        mount.wait()
+    def readdir(self, *words, **more):
+        kept("list")
+        return super().readdir(*words, **more)
+class Shown(Keeping, LocalTree):
+    pass
+class Written(Keeping, WritableTree):
+    pass
+tree = Shown(folder, direct=True, keep_cache=False) if folder else Written()
+with Mount(tree, seen, options=MountOptions(read_only=bool(folder))) as mount:
+    print("ready", flush=True)
+    mount.wait()
 """
 
 
@@ -56,14 +74,27 @@ def server(node: Node, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A published snapshot, and its store seen through a mount from the second node on."""
     done = node.run()
     assert (done.returncode, node.last()) == (0, ("ok", "published")), done.stderr
+    with served(node.store, node, tmp_path) as process:
+        node.fresh()
+        yield process
+
+
+@pytest.fixture
+def writable(node: Node, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """An empty store that can be written."""
+    with served("", node, tmp_path) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def served(folder: str | Path, node: Node, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     seen = tmp_path / "mounted"
     seen.mkdir()
-    process = python(SERVER, node.store, seen, tmp_path / "keeps")
+    process = python(SERVER, folder, seen, tmp_path / "keeps")
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         node.store = seen
-        node.fresh()
         yield process
     finally:
         (tmp_path / "keeps").unlink(missing_ok=True)
@@ -116,11 +147,11 @@ def start_kept(node: Node, server: subprocess.Popen[str], at: str, form: str) ->
     assert child.stdout is not None
     assert server.stdout is not None
     assert child.stdout.readline() == at + "\n"
-    (node.store.parent / "keeps").touch()
+    (node.store.parent / "keeps").write_text("read")
     child.stdin.write("\n")
     child.stdin.flush()
     ended = node.finish(child)
-    assert server.stdout.readline() == "kept\n"
+    assert server.stdout.readline() == "kept read\n"
     return ended
 
 
@@ -133,6 +164,58 @@ def test_a_start_ends_though_what_it_read_from_keeps_its_request(
     assert code == 0
     assert "did not answer for 10 s" in errors
     assert node.last() == ("fallback", "installed")
+    assert node.works()
+
+
+@pytest.mark.parametrize(
+    ("what", "limit_s"),
+    [("list", 1.0), ("read", 10.0)],  # the listing before is to be answered
+    ids=["a listing", "a record"],
+)
+def test_a_start_ends_though_what_it_asked_first_is_kept(
+    what: str, limit_s: float, node: Node, server: subprocess.Popen[str]
+) -> None:
+    """A thread that waited for it kept the start from ending, after its install had run."""
+    (node.store.parent / "keeps").write_text(what)
+    code, errors = node.finish(node.start(store_timeout_s=limit_s))
+    assert server.stdout is not None
+    assert server.stdout.readline() == f"kept {what}\n"
+    assert code == 0
+    assert f"{node.store} did not answer for " in errors
+    assert node.last() == ("fallback", "installed")
+    assert node.installs == 2
+    assert node.works()
+
+
+@pytest.mark.parametrize("publish", ["inline", "background"])
+def test_a_start_ends_though_its_lease_is_kept(
+    publish: str, node: Node, writable: subprocess.Popen[str]
+) -> None:
+    """The thread that renewed it kept the start from ending."""
+    child = node.start("lease", "print", store_timeout_s=10.0, publish=publish)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert writable.stdout is not None
+    assert child.stdout.readline() == "lease\n", child.stderr and child.stderr.read()
+    (node.store.parent / "keeps").write_text("list")
+    assert writable.stdout.readline() == "kept list\n"
+    child.stdin.write("\n")
+    child.stdin.flush()
+    code, errors = node.finish(child)
+    assert code == 0
+    assert f"{node.store} did not answer for 10 s" in errors
+    assert node.last() == ("fallback", "installed")
+    assert node.works()
+
+
+def test_a_start_publishes_to_one_that_answers(node: Node, writable: subprocess.Popen[str]) -> None:
+    """The first start, its lease included, through processes apart."""
+    code, errors = node.finish(node.start(store_timeout_s=60.0))
+    assert (code, errors, node.last()) == (0, "", ("ok", "published"))
+    node.fresh()
+    code, errors = node.finish(node.start(store_timeout_s=60.0))
+    assert (code, errors, node.last()) == (0, "", ("ok", "restored"))
+    assert node.installs == 1
     assert node.works()
 
 
@@ -149,6 +232,22 @@ def test_the_next_start_does_not_wait_for_what_was_left_behind(
     code, errors = node.finish(node.start(form="copy"))
     assert (code, errors, node.last()) == (0, "", ("ok", "restored"))
     assert node.works()
+
+
+def test_the_way_to_a_folder_tells_whether_it_may_hang(
+    node: Node, server: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """Though its server answers nothing: it is not asked."""
+    (tmp_path / "link").symlink_to("mounted/deps")
+    (tmp_path / "back").symlink_to(node.home)
+    server.send_signal(signal.SIGSTOP)
+    while not is_stopped(server):
+        os.sched_yield()
+    assert may_hang(f"{node.store}/deps/x")
+    assert may_hang(f"{tmp_path}/link/x")
+    assert may_hang(f"{node.home}/../mounted")
+    assert not may_hang(f"{tmp_path}/back/x")
+    assert not may_hang(f"{tmp_path}/mounted2")
 
 
 @pytest.mark.parametrize("form", ["archive", "auto"])

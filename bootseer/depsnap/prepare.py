@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
@@ -205,9 +206,15 @@ def note_in_place(
 def reachable_store(settings: DepsSettings) -> Store:
     """Open the store and see that it answers at all.
 
-    Raises StoreUnavailableError or another store error, and DeadlineError when it hangs.
+    Where its file system may hang, each request is made by a process apart. Raises
+    StoreUnavailableError or another store error, and DeadlineError when it hangs.
     """
     store = open_store(settings.store)
+    root = store.local_path(records.FOLDER)
+    if root is not None and may_hang(root):
+        from bootseer.depsnap.store_apart import StoreApart  # most stores answer
+
+        store = StoreApart(os.path.dirname(root), settings.store_timeout_s)
     within(lambda: _answers(store), settings.store_timeout_s, store.url)
     return store
 
@@ -251,19 +258,9 @@ def place(
     """
     patience = patience_of(record, settings) if beside_plain else None
     with reach.archive_path(store, record, settings.cache, patience) as path:
-        stall_s = None if patience is None else _stall_s(path, patience.limit_s)
+        # How long a read of the archive may bring nothing, where it may hang at all.
+        stall_s = patience.limit_s if patience is not None and may_hang(path) else None
         return _place(path, settings, record, moved, confirm, stall_s)
-
-
-def _stall_s(path: str, limit_s: float) -> float | None:
-    """How long a read of the archive may bring nothing; None where it lies on a local disk.
-
-    Raises DeadlineError where not even that is answered.
-    """
-    try:
-        return limit_s if within(lambda: may_hang(path), limit_s, path) else None
-    except OSError:
-        return None  # who reads it meets the same, and says so
 
 
 def patience_of(record: records.Record, settings: DepsSettings) -> Patience:

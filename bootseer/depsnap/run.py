@@ -299,7 +299,7 @@ class _Run:
             while True:
                 if self._take_lease(plan, prepared, store, watch):
                     return False
-                held_s = _held_s(watch)
+                held_s = self._asked(store, lambda: _held_s(watch))
                 if held_s is not None:  # else it became free, or was published, while we looked
                     waited_s = time.monotonic() - begun
                     policy, limit_s = settings.wait, settings.wait_limit_s
@@ -321,7 +321,7 @@ class _Run:
         self, plan: _Plan, prepared: prepare.Prepared, store: Store, watch: Watch
     ) -> bool:
         """Whether the lease is ours and still nobody has published since we looked."""
-        settings = self.settings
+        settings, key = self.settings, prepared.key.digest
         from bootseer.storage.lease import try_acquire
 
         lock, given_up = threading.Lock(), False
@@ -349,7 +349,7 @@ class _Run:
                 raise
         if plan.lease is None:
             return False
-        if records.generations(store, prepared.key.digest) == self._seen:
+        if self._asked(store, lambda: records.generations(store, key)) == self._seen:
             settings.on_step("lease")
             return True
         plan.lease.close()
@@ -399,8 +399,8 @@ class _Run:
         """Pass over a bad snapshot, in later starts too where the store can be written."""
         self._fault(error)
         with contextlib.suppress(BootseerError):
-            records.condemn(store, key, generation, str(error))
-        self._seen = records.generations(store, key)
+            self._asked(store, lambda: records.condemn(store, key, generation, str(error)))
+        self._seen = self._asked(store, lambda: records.generations(store, key))
 
     def _place(self, store: Store, prepared: prepare.Prepared, found: records.Found) -> bool:
         """Put one snapshot in place, asking the index meanwhile whether it fits."""
@@ -510,6 +510,8 @@ class _Run:
         assert plan.store is not None
         assert plan.lease is not None
         lease, store, prepared = plan.lease, plan.store, plan.prepared
+        self._asked_s = 0.0
+        self._asked(store, lambda: records.generations(store, prepared.key.digest))  # it may hang
         packages = prepare.brought(prepared)
         # hdfs-native's threads are gone in a forked child, and it cannot make new ones there.
         forkable = not store.url.startswith("hdfs:")

@@ -34,14 +34,19 @@ _NETWORK = frozenset(
         "virtiofs",
         "wekafs",
         "fuseblk",
+        "autofs",
     ]
 )
+_MOST_LINKS = 40
+_ESCAPED = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+"""Characters of a mount point as mountinfo writes them, the backslash itself last."""
 
 
 def within(action: Callable[[], T], limit_s: float, what: str) -> T:
     """What `action` returns. Raises DeadlineError when it takes longer.
 
-    The thread that waits for it then stays behind until the process ends.
+    The thread that waits for it then stays behind until the process ends. That cannot end while
+    the kernel waits for a file system's server: where `may_hang`, a process apart is to ask.
     """
     faults: list[BaseException] = []
     answers: list[T] = []
@@ -63,16 +68,52 @@ def within(action: Callable[[], T], limit_s: float, what: str) -> T:
 
 
 def may_hang(path: str) -> bool:
-    """Whether a path lies on a file system that is served over a network or by another process.
+    """Whether the way to a path leads over a file system that is served over a network or by
+    another process.
 
-    Hangs where that does not answer: call it by `within`. Raises OSError.
+    Such a file system is not asked itself, so this does not hang where it does not answer.
     """
-    device = os.stat(path).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
+    served = {point: _is_served(kind) for point, kind in _mounts()}
+    hangs = served.get("/", False)
+    if not any(served.values()):
+        return False
+    at, left, links = "", os.path.abspath(path).split("/")[1:], 0
+    while left:
+        name = left.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            at = os.path.dirname(at).rstrip("/")
+            continue
+        at = f"{at}/{name}"
+        if at in served:
+            hangs = served[at]
+            if hangs:
+                return True
+        try:
+            there = os.readlink(at)
+        except OSError:
+            continue  # no link, or nothing there at all
+        links += 1
+        if links > _MOST_LINKS:
+            return hangs
+        at = "" if there.startswith("/") else os.path.dirname(at).rstrip("/")
+        left = [*there.split("/"), *left]
+    return hangs
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """Mount points and their file systems' names, those mounted later behind earlier ones."""
+    found = []
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")
-            if left.split(" ", 3)[2] == number:
-                kind = right.split(" ", 1)[0]
-                return kind in _NETWORK or kind == "fuse" or kind.startswith("fuse.")
-    return False
+            point = left.split(" ", 5)[4]
+            for code, character in _ESCAPED:
+                point = point.replace(code, character)
+            found.append((point, right.split(" ", 1)[0]))
+    return found
+
+
+def _is_served(kind: str) -> bool:
+    return kind in _NETWORK or kind == "fuse" or kind.startswith("fuse.")
