@@ -433,6 +433,32 @@ def test_flipped_byte_falls_back_and_is_published_anew(second: Node, where: str)
     assert list(second.store.glob("deps/*/record-000001.bad"))
 
 
+def test_a_folder_in_an_archives_place_is_published_anew(second: Node) -> None:
+    """Every start installed, for ever."""
+    (archive,) = second.archives()
+    archive.unlink()
+    archive.mkdir()
+    (archive / "file").write_bytes(b"x")
+    assert "it is a folder" in fell_back(second)
+    assert second.last()[1] == "published"
+    second.fresh()
+    second.run()
+    assert second.last() == ("ok", "restored")
+
+
+def test_a_damaged_snapshot_is_no_matter_of_other_inputs(second: Node) -> None:
+    """The command's newest snapshot is another one, and was blamed."""
+    (archive,) = second.archives()
+    (second.home / "requirements.txt").write_text("bootseer-alpha==1.0\n")
+    assert "made from other inputs" in second.run().stderr
+    assert second.last() == ("ok", "published")
+    (second.home / "requirements.txt").write_text("bootseer-alpha\n")
+    second.fresh()
+    flip(archive, 20)
+    assert "archive" in fell_back(second)  # in one line
+    assert second.last()[1] == "published"
+
+
 def test_truncated_and_missing_archives(second: Node) -> None:
     (archive,) = second.archives()
     archive.write_bytes(archive.read_bytes()[:-100])
@@ -516,6 +542,17 @@ def test_record_of_a_newer_version_is_left_alone(second: Node) -> None:
     path.write_text(json.dumps(body | {"version": records.VERSION + 1, "new": "field"}))
     assert "use a newer bootseer" in fell_back(second)
     assert not list(second.store.glob("deps/*/*.bad"))
+
+
+@pytest.mark.parametrize("version", [0, -1])
+def test_record_of_a_version_that_never_was_is_refused(second: Node, version: int) -> None:
+    (path,) = second.store.glob("deps/*/record-*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
+    assert f"the version {version} is unknown" in fell_back(second)
+    assert second.last() == ("fallback", "published")
+    second.fresh()
+    second.run()
+    assert second.last() == ("ok", "restored")
 
 
 def test_record_that_writes_elsewhere_is_refused(second: Node) -> None:

@@ -224,6 +224,8 @@ def decode(key: str, data: bytes) -> Record:
 
 def _record(body: dict[str, Any]) -> Record:
     version = _is(body["version"], int)
+    if version < 1:
+        raise ShapeError(f"the version {version} is unknown")
     first = version == 1
     return Record(
         key=_match(body["key"], KEY),

@@ -274,6 +274,8 @@ class _Run:
         if self._nearest is not None:
             self.outcome.notes.append(prepared.judge.differs_from(self._nearest))
             return
+        if self._seen[0] or self.outcome.reasons:
+            return  # the inputs were met; what was found could not be used, as the reasons say
         latest = self._asked(store, lambda: records.latest(store, prepared.key.label))
         if latest is not None and latest[0] != prepared.key.digest:
             from bootseer.depsnap import publish

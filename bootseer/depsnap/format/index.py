@@ -65,6 +65,8 @@ def load(path: str, limits: Limits) -> tuple[bytes, int]:
         raise from_os_error(error, f"open the archive {path}") from error
     try:
         return _stored_index(descriptor, limits)
+    except IsADirectoryError as error:
+        raise CorruptDataError(f"archive {path}: it is a folder; make it again") from error
     except OSError as error:
         raise from_os_error(error, f"read the archive {path}") from error
     except BadIndexError as error:
