@@ -189,6 +189,7 @@ class _Run:
         self._seen: tuple[list[int], set[int]] = ([], set())
         self._nearest: records.Record | None = None
         self._asked_s = 0.0
+        self._links = False
 
     def go(self) -> None:
         with contextlib.ExitStack() as held:
@@ -271,6 +272,8 @@ class _Run:
 
     def _say_what_differs(self, prepared: prepare.Prepared, store: Store) -> None:
         """Beside a near snapshot: why it is not this one."""
+        if self._links:
+            return  # it is, and could be had faster
         if self._nearest is not None:
             self.outcome.notes.append(prepared.judge.differs_from(self._nearest))
             return
@@ -291,8 +294,8 @@ class _Run:
         settings = self.settings
         begun, waits = time.monotonic(), False
         restored, plan.supersedes = self._try_restore(store, prepared)
-        if restored:
-            return True
+        if restored or self._links:
+            return restored
         from bootseer.storage.lease import Watch  # a start that restores at once never pays for it
 
         watch = Watch(store, _lease_folder(prepared), ttl_s=settings.lease_ttl_s)
@@ -316,8 +319,8 @@ class _Run:
                     time.sleep(poll_s(waited_s))
                     self._asked_s = 0.0
                 restored, plan.supersedes = self._try_restore(store, prepared)
-                if restored:
-                    return True
+                if restored or self._links:
+                    return restored
 
     def _take_lease(
         self, plan: _Plan, prepared: prepare.Prepared, store: Store, watch: Watch
@@ -376,6 +379,10 @@ class _Run:
         while (found := self._asked(store, lambda: next(usable, None))) is not None:
             if prepared.damaged and not _is_same(prepared.damaged, found.record):
                 continue  # put over what stands, it would leave both there
+            if self._would_link(prepared, found.record):
+                self._links = True
+                self.outcome.details["bootseer.deps.why"] = "uv links them from its own cache"
+                return False, None
             if self._place(store, prepared, found):
                 return True, None
             if self._nearest is None and found.generation not in self._seen[1]:
@@ -383,6 +390,19 @@ class _Run:
                 unknown = prepared.judge.resolution.lock() is None
                 supersedes = found.generation if unknown else None
         return False, supersedes
+
+    def _would_link(self, prepared: prepare.Prepared, record: records.Record) -> bool:
+        """Whether the command by itself is faster than unpacking this snapshot would be."""
+        settings, paths = self.settings, prepared.target.paths
+        if settings.form != "auto" or settings.share_trees or prepared.damaged:
+            return False
+        if len(paths) != 1 or os.path.basename(self.command[0]) != "uv":
+            return False
+        from bootseer.depsnap import uv_links  # for uv alone, and where nothing is shared
+
+        return uv_links.would_link(
+            self.command, settings.environ, settings.cwd, paths[0], record.packages
+        )
 
     def _asked(self, store: Store, action: Callable[[], T]) -> T:
         """What the store answers. Raises DeadlineError where it hangs, as it may at any request.

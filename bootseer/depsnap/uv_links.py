@@ -1,0 +1,133 @@
+"""Whether uv would link what a snapshot holds from its own cache, faster than it is unpacked.
+
+What is found here decides how fast an install is, never what it leaves: where it is wrong, the
+user's command runs all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from bootseer.depsnap.keying import roots
+
+_LINKING = ("hardlink", "symlink")
+_OTHERWISE = frozenset(
+    [
+        *("--no-cache", "--no-cache-dir", "-n", "--refresh", "--refresh-package", "--config-file"),
+        *("--reinstall", "--force-reinstall", "--reinstall-package", "--compile-bytecode"),
+        *("--compile", "--no-binary", "--no-binary-package"),
+    ]
+)
+"""Options by which uv does not link what it has, or does more."""
+_OTHERWISE_SET = ("UV_NO_CACHE", "UV_COMPILE_BYTECODE", "UV_CONFIG_FILE")
+_SETTINGS = ("link-mode", "cache-dir", "no-cache", "compile-bytecode")
+_SETTINGS_BYTES = 1 << 20
+
+
+def would_link(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: str,
+    root: str,
+    packages: Mapping[str, str],
+) -> bool:
+    """Whether uv has these packages (name -> version) unpacked and links them into `root`.
+
+    False for a command that is not plainly uv's, and where its settings are not plain to see.
+    """
+    if not packages or os.path.basename(command[0]) != "uv":
+        return False
+    if any(map(environ.get, _OTHERWISE_SET)):
+        return False
+    if any(word.partition("=")[0] in _OTHERWISE for word in command):
+        return False
+    mode = _value(command, "--link-mode") or environ.get("UV_LINK_MODE") or _LINKING[0]
+    if mode not in _LINKING or _is_set_in_files(environ, cwd):
+        return False
+    cache = _cache(command, environ, cwd)
+    try:
+        if os.stat(os.path.join(cache, "archive-v0")).st_dev != _device(root):
+            return False
+        return _has_all(cache, packages)
+    except OSError:
+        return False
+
+
+def _value(command: Sequence[str], option: str) -> str:
+    for number, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else "".join(command[number + 1 : number + 2])
+    return ""
+
+
+def _cache(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:
+    named = _value(command, "--cache-dir") or environ.get("UV_CACHE_DIR")
+    if named:
+        return os.path.join(cwd, named)
+    above = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
+    return os.path.join(above, "uv")
+
+
+def _device(path: str) -> int:
+    """Of what will hold `path`, which may have to be made."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
+
+
+def _is_set_in_files(environ: Mapping[str, str], cwd: str) -> bool:
+    """Whether a settings file may say where uv's cache is or how it links."""
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
+    paths = ["/etc/uv/uv.toml", "/etc/xdg/uv/uv.toml", f"{home}/uv/uv.toml"]
+    for name in ("uv.toml", "pyproject.toml"):
+        folder = roots.upwards(cwd, name)
+        paths += [os.path.join(folder, name)] if folder else []
+    for path in paths:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            text = file.read(_SETTINGS_BYTES)
+            if any(name.encode() in text for name in _SETTINGS):
+                return True
+    return False
+
+
+def _has_all(cache: str, packages: Mapping[str, str]) -> bool:
+    """Whether each package's wheel is there, of whichever index.
+
+    As uv lays it out: `wheels-vN/pypi/NAME/VERSION-…`, and `wheels-vN/KIND/DIGEST/NAME/…` for
+    other indexes; what ends in `.msgpack` or `.lock` is no wheel.
+    """
+    folders = list(_folders_of_indexes(cache))
+    for name, version in packages.items():
+        at = next((n for n, f in enumerate(folders) if _has(f, name, version)), None)
+        if at is None:
+            return False
+        folders.insert(0, folders.pop(at))  # most come from one index
+    return True
+
+
+def _folders_of_indexes(cache: str) -> Iterator[str]:
+    for bucket in _names(cache):
+        if not bucket.startswith("wheels-v"):
+            continue
+        yield f"{cache}/{bucket}/pypi"
+        for kind in ("index", "url", "path"):
+            above = f"{cache}/{bucket}/{kind}"
+            for digest in _names(above):
+                yield f"{above}/{digest}"
+
+
+def _has(folder: str, name: str, version: str) -> bool:
+    return any(
+        entry.startswith(f"{version}-") and not entry.endswith((".msgpack", ".lock"))
+        for entry in _names(f"{folder}/{name}")
+    )
+
+
+def _names(folder: str) -> Collection[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return ()

@@ -1,0 +1,109 @@
+"""A start whose packages uv has in its own cache: uv links them, faster than we unpack them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from depsnode import PATIENT_S, Node
+from wheelhouse import make_wheel
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """The store has the snapshot, uv's cache the wheels; the environment is a new one."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels, tool="uv")
+    (node.home / "requirements.txt").write_text("bootseer-alpha==1.0\n")
+    assert started(node) == ("ok", "published")
+    node.fresh()
+    return node
+
+
+def started(node: Node, *options: object, **variables: str) -> tuple[str, str]:
+    """What a start without a cache of ours did, which says nothing."""
+    words = ["--store", node.store, "--store-timeout", PATIENT_S, "--publish", "inline", *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "bootseer", "deps", "run", *map(str, words), "--", *node.plain],
+        cwd=node.home,
+        env=node.environ() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.works()
+    return node.last()
+
+
+def is_linked(node: Node) -> bool:
+    (module,) = node.place.glob("lib/*/site-packages/bootseer_alpha/__init__.py")
+    return module.stat().st_nlink > 1
+
+
+def test_uv_links_what_it_has(node: Node) -> None:
+    """Each start unpacked the archive again, several times slower than the command alone."""
+    assert started(node) == ("ok", "installed")
+    assert node.ends()[-1]["attributes"]["bootseer.deps.why"] == "uv links them from its own cache"
+    assert is_linked(node)
+    assert len(node.archives()) == 1
+    assert started(node) == ("ok", "in place")
+
+
+def test_it_does_so_beside_the_command_newest_of_other_inputs(node: Node) -> None:
+    """And blames nothing."""
+    (latest,) = node.store.glob("deps/latest/*.json")
+    latest.write_text(json.dumps(json.loads(latest.read_text()) | {"key": "0" * 64}))
+    assert started(node) == ("ok", "installed")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"UV_LINK_MODE": "copy"}, {"UV_NO_CACHE": "1"}, {"UV_CACHE_DIR": "elsewhere"}],
+    ids=["it copies", "no cache", "another cache"],
+)
+def test_what_it_does_not_link_is_restored(node: Node, variables: dict[str, str]) -> None:
+    assert started(node, **variables) == ("ok", "restored")
+
+
+def test_so_is_what_its_settings_file_may_have_it_copy(node: Node) -> None:
+    folder = node.home.parent / ".config/uv"
+    folder.mkdir(parents=True)
+    (folder / "uv.toml").write_text('link-mode = "hardlink"\n')
+    node.run(command=node.plain)  # settings files are part of the key
+    node.fresh()
+    assert started(node) == ("ok", "restored")
+
+
+def test_so_is_what_its_cache_has_in_part(node: Node) -> None:
+    uv_cache = node.home.parent / ".cache/uv"
+    (wheel,) = uv_cache.glob("wheels-v*/*/*/bootseer-alpha")
+    shutil.rmtree(wheel)
+    assert started(node) == ("ok", "restored")
+
+
+def test_so_is_what_a_form_was_asked_for_or_a_shared_cache_given(node: Node) -> None:
+    assert started(node, "--form", "archive") == ("ok", "restored")
+    node.fresh()
+    assert started(node, "--cache", node.cache, "--form", "copy") == ("ok", "restored")
+
+
+@pytest.mark.root
+def test_so_is_what_lies_on_another_file_system(node: Node) -> None:
+    uv_cache = node.home.parent / ".cache/uv"
+    kept = node.home.parent / "kept"
+    os.rename(uv_cache, kept)
+    uv_cache.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", uv_cache], check=True)
+    try:
+        shutil.copytree(kept, uv_cache, symlinks=True, dirs_exist_ok=True)
+        assert started(node) == ("ok", "restored")
+    finally:
+        subprocess.run(["umount", uv_cache], check=True)
