@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 import bootseer
@@ -26,6 +27,7 @@ from bootseer.profiler.report import (
 )
 from bootseer.profiler.report import lanes as lanes_of
 from bootseer.profiler.report import skew as skews
+from bootseer.profiler.report.columns import columns_of
 from bootseer.profiler.report.compare import StartFigures, compare
 from bootseer.profiler.report.comparison import Comparison
 from bootseer.profiler.report.lanes import Lanes
@@ -209,7 +211,8 @@ def _assembled(prepared: Prepared, held: Callable[[], _Held]) -> Report:
     extras = incidents.extras(start, shifts, lanes, killed)
     phases = totals.phase_stats(lanes, sums, extras, found.within_noise)
     observed = {phase.name for phase in phases}
-    observed |= {span.name for source in start.sources for span in source.spans if span.point}
+    for names, _, _, points in {columns_of(source.spans).form for source in start.sources}:
+        observed.update(compress(names, points))
     columns = [p.name for p in phases if p.parent is None and (p.p50_s or p.wait_p50_s or p.killed)]
     nodes = totals.node_summaries(lanes, sums, prepared.skew, Counter(k.node for k in killed))
     heat_map = totals.heat_map(lanes, sums, columns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bootseer.profiler.report.columns import columns_of
 from bootseer.profiler.report.model import ImageUse
 from bootseer.profiler.report.records import Source, Span, Start
 
@@ -24,6 +25,8 @@ def images(start: Start) -> tuple[ImageUse, ...]:
 
 
 def _used(source: Source) -> ImageUse | None:
+    if _NAMES.isdisjoint(columns_of(source.spans).names):
+        return None
     mine = [span for span in source.spans if span.name in _NAMES and span.attributes is not None]
     if not mine or not any(span.name != "image.fault" for span in mine):
         return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
-from typing import Literal, NamedTuple
+from itertools import chain, groupby, islice, pairwise
+from typing import Any, Literal, NamedTuple
 
+from bootseer.profiler.report.columns import Spans, columns_of, extent_of
 from bootseer.profiler.report.lanes import FIRST_STEP, Lane, Lanes
 from bootseer.profiler.report.model import Incident, Killed, Problem, Unreached
 from bootseer.profiler.report.overlap import WHOLE, Part
@@ -247,12 +248,17 @@ def _reason(span: Span) -> str:
     return "no reason given"
 
 
+_SOUND = frozenset(("ok", "unknown"))
+
+
 def incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Incident, ...]:
     """Errors and fall-backs, equal ones joined, in order of their first occurrence."""
     found: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)
     for source, shift in zip(start.sources, shifts, strict=True):
+        if _SOUND.issuperset(columns_of(source.spans).states):
+            continue
         for span in source.spans:
-            if span.status in ("ok", "unknown"):
+            if span.status in _SOUND:
                 continue
             moment = span.end_ns if span.end_ns is not None else span.begin_ns
             at_s = ((moment or 0) + shift - zero_ns) / 1e9
@@ -266,7 +272,7 @@ def incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Incide
     return tuple(sorted(out, key=lambda i: (i.first_s, i.phase, i.reason)))
 
 
-_ENTRIES = (WHOLE, "start")  # what `run` and `start` write first
+_ENTRIES = frozenset((WHOLE, "start"))  # what `run` and `start` write first
 _REPEATED = (
     "ran again under the same job uid and attempt, so several starts are taken for one; "
     "count them in BOOTSEER_ATTEMPT"
@@ -287,6 +293,8 @@ def repeated(start: Start) -> tuple[Problem, ...]:
     for source in start.sources:
         who = source.identity
         place = (who.node, who.pod) if who.rank is None else (who.rank,)
+        if _ENTRIES.isdisjoint(columns_of(source.spans).names):
+            continue
         for span in source.spans:
             if span.name not in _ENTRIES or span.parent_id is not None or span.begin_ns is None:
                 continue
@@ -321,14 +329,41 @@ def _stepped_again(start: Start) -> Iterator[str]:
 
 
 def _extent(source: Source) -> tuple[int, int]:
-    moments = [m for span in source.spans for m in span[1:3] if m is not None]
-    return min(moments) + source.offset_ns, max(moments) + source.offset_ns
+    low_ns, high_ns = extent_of(source.spans)
+    return low_ns + source.offset_ns, high_ns + source.offset_ns
 
 
 def _widen(extents: dict[str, tuple[int, int]], name: str, low: int, high: int) -> None:
     seen = extents.get(name)
     if seen is None or low < seen[0] or high > seen[1]:
         extents[name] = (min(low, seen[0]), max(high, seen[1])) if seen else (low, high)
+
+
+def _widest(
+    sources: Sequence[Source], shifts: Sequence[int], end_ns: int
+) -> Iterator[tuple[list[Spans], Sequence[int | None], int]]:
+    """Sources in order, those that follow each other with the same spans and shift as one.
+
+    Gives them with each span's first begin and last end, and their shift. Sources that have
+    moments after the start's end, or unknown ones, come alone.
+    """
+    columns = [columns_of(source.spans) for source in sources]
+
+    def alike(each: tuple[Spans, int]) -> tuple[int, int, bool]:
+        return id(each[0].form), each[1], each[0].is_timed
+
+    for (_, shift, timed), group in groupby(zip(columns, shifts, strict=True), key=alike):
+        found = [spans for spans, _ in group]
+        if timed and len(found) > 1:
+            every: list[Any] = [spans.moments for spans in found]
+            begins = map(min, *[moments[::2] for moments in every])
+            ends = map(max, *[moments[1::2] for moments in every])
+            widest = tuple(chain.from_iterable(zip(begins, ends, strict=True)))
+            if max(map(max, every)) + shift <= end_ns:
+                yield found, widest, shift
+                continue
+        for spans in found:
+            yield [spans], spans.moments, shift
 
 
 def extras(
@@ -342,20 +377,25 @@ def extras(
     extents: dict[str, tuple[int, int]] = {}
     states: Counter[tuple[str, str]] = Counter()
     sizes: Counter[str] = Counter()
-    for source, shift in zip(start.sources, shifts, strict=True):
-        for name, began, ended, _, status, point, _, _, attributes in source.spans:
-            if point and name != FIRST_STEP and status == "ok":
+    for found, moments, shift in _widest(start.sources, shifts, end_ns):
+        names, _, status_of, points = found[0].form
+        about = [spans.attributes for spans in found if spans.attributes is not None]
+        for place, name in enumerate(names):
+            status = status_of[place]
+            if points[place] and name != FIRST_STEP and status == "ok":
                 continue
+            began, ended = moments[2 * place], moments[2 * place + 1]
             low = (ended if began is None else began) or 0
             high = low if ended is None else ended
             if low + shift > end_ns:
                 continue
             _widen(extents, name, low + shift, min(high + shift, end_ns))
             if status != "ok":
-                states[name, status] += 1
-            if attributes is not None:
-                size = attributes.get("bootseer.bytes")
-                sizes[name] += size if type(size) is int and size > 0 else 0
+                states[name, status] += len(found)
+            for attributes in about:
+                if attributes[place] is not None:
+                    size = attributes[place].get("bootseer.bytes")
+                    sizes[name] += size if type(size) is int and size > 0 else 0
     for name, (low, high) in list(extents.items()):  # a phase may be seen only by its parts
         for above in lanes.chains[name][1:]:
             _widen(extents, above, low, high)

@@ -19,10 +19,11 @@ from operator import itemgetter, lt
 from typing import NamedTuple
 
 from bootseer.profiler.report import overlap
+from bootseer.profiler.report.columns import columns_of, extent_of
 from bootseer.profiler.report.model import STANDARD_PHASES
 from bootseer.profiler.report.overlap import WHOLE, Moment, Part
 from bootseer.profiler.report.records import Source, Span, Start
-from bootseer.profiler.report.skew import Skew, barrier_spans, is_barrier
+from bootseer.profiler.report.skew import Skew, is_barrier, passages
 
 FIRST_STEP = "first_step"
 
@@ -150,7 +151,7 @@ def shifts_of(start: Start, skew: Skew) -> list[int]:
 def build(start: Start, skew: Skew) -> Lanes:
     """Cut a start into lanes."""
     shifts = shifts_of(start, skew)
-    extents = [_extent(source) for source in start.sources]
+    extents = [extent_of(source.spans) for source in start.sources]
     # A node whose clock could not be compared does not decide when the start began.
     zero_ns = min(
         (source.identity.node not in skew.ahead_ns, low_ns + shift)
@@ -170,7 +171,7 @@ def build(start: Start, skew: Skew) -> Lanes:
             whose = (node, rank, len(gpus) - 1, number == 0)
             lanes.append(_plain_lane(*whose, own, courses) or _lane(*whose, own, courses))
     reached = [lane.end_s for lane in lanes if lane.reached]
-    names = {span[0] for source in start.sources for span in source.spans}
+    names = set().union(*{columns_of(source.spans).names for source in start.sources})
     return Lanes(
         lanes=tuple(lanes),
         zero_ns=zero_ns,
@@ -258,14 +259,14 @@ def _plain_lane(
     if len(members) != 1:
         return None
     source, shift_ns, shared, _, _ = members[0]
-    names, begins, ends, waits, states, points, *_ = zip(*source.spans, strict=True)
-    if shared or None in begins or None in ends or any(points):
+    spans = columns_of(source.spans)
+    names, waits, states, points = spans.form
+    if shared or not spans.is_timed or any(points):
         return None
     steps = names.count(FIRST_STEP)
     if steps and not (steps == 1 and names[-1] == FIRST_STEP and states[-1] != "error"):
         return None
-    moments = chain.from_iterable(zip(begins, ends, strict=True))
-    times = [(moment + shift_ns) / 1e9 for moment in moments]
+    times = [(moment + shift_ns) / 1e9 for moment in spans.moments]  # type: ignore[operator]
     if times != sorted(times) or not all(map(lt, times[::2], times[1::2])):
         return None
     course = _course(names, waits, (False,) * len(names), courses)
@@ -373,22 +374,12 @@ _passage = itemgetter(1, 2)  # arrival and exit of a wait
 
 def _waits(spans: Sequence[Span], shift_ns: int, end_s: float) -> list[Wait]:
     out = []
-    for key, span in barrier_spans(spans):
-        begin_ns, end_ns = span[1], span[2]
+    for key, begin_ns, end_ns, _ in passages(spans):
         if begin_ns is not None and end_ns is not None:
             exit_s = (end_ns + shift_ns) / 1e9
             if exit_s <= end_s:
                 out.append(_new(Wait, (key, (begin_ns + shift_ns) / 1e9, exit_s)))
     return out
-
-
-def _extent(source: Source) -> tuple[int, int]:
-    """First and last moment of any event, on the source's own clock."""
-    _, begins, ends, *_ = zip(*source.spans, strict=True)
-    moments = begins + ends
-    if None in moments:
-        moments = tuple([moment for moment in moments if moment is not None])
-    return min(moments), max(moments)
 
 
 def _first_step(members: Sequence[_Timed]) -> float | None:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+from array import array
 from collections.abc import Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from operator import gt, sub
 from typing import Any
 
+from bootseer.profiler.report.columns import Spans, shared
 from bootseer.profiler.report.segments import (
     PREFIX_CHARS,
     Segment,
@@ -139,23 +141,15 @@ def _paired_segment(
     waits, attributes = zip(
         *map(known.__getitem__, zip(begun_with, ended_with, strict=True)), strict=True
     )
-    intern = sys.intern
-    above = [parent or None for parent in parents] if any(parents) else repeat(None)
-    spans = list(
-        zip(
-            map(intern, names),
-            begun,
-            ended,
-            waits,
-            map(intern, states),
-            repeat(False),
-            ids,
-            above,
-            attributes,
-        )
+    spans = Spans(
+        shared((names, waits, states, (False,) * len(ids))),
+        array("q", monos),
+        "".join(ids),  # by the pattern all are as long as each other
+        tuple([parent or None for parent in parents]) if any(parents) else None,
+        attributes if any(attributes) else None,
     )
     clock = clock_of(monos, offsets, whole=whole)
-    return Segment(intern(trace), prefix, resource, len(monos), *clock, 0, spans, {}, [])
+    return Segment(sys.intern(trace), prefix, resource, len(monos), *clock, 0, spans, {}, [])
 
 
 def _in_turn(begun: Sequence[int], ended: Sequence[int]) -> list[int]:

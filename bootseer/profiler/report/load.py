@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.profiler.report import readers
+from bootseer.profiler.report.identity import identity_of
 from bootseer.profiler.report.lines import RESOURCE, decode, pack_lines
 from bootseer.profiler.report.loadstate import Collector
 from bootseer.profiler.report.model import Problem
@@ -133,13 +134,13 @@ def _take(
     found: readers.Packed, path: str, collector: Collector, counts: Counter[tuple[str, str]]
 ) -> bool:
     """Take a file that was read elsewhere; False, with nothing taken, if it must be read here."""
-    noted, segments = found
+    noted, segments, writers = found
     collector.open_file(path)
     if not collector.fits(segments):
         return False
     for kind, count in noted:
         counts[path, kind] += count
-    collector.take(segments)
+    collector.take(segments, writers)
     collector.close_file()
     return True
 
@@ -160,7 +161,8 @@ def _pack_file(path: str) -> readers.Packed | None:
     segments = pack_lines(block, whole=True) or pack(_events(block, path, counts), whole=True)
     if segments is None:
         return None
-    return [(kind, count) for (_, kind), count in counts.items()], segments
+    noted = [(kind, count) for (_, kind), count in counts.items()]
+    return noted, segments, [identity_of(segment.resource, path) for segment in segments]
 
 
 def _open(path: str) -> io.BufferedReader:

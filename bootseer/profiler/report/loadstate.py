@@ -12,9 +12,11 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from operator import or_
 from typing import Any
 
 from bootseer.profiler.report import runs, speakers
+from bootseer.profiler.report.columns import Spans, columns_of, extent_of
 from bootseer.profiler.report.identity import identity_of, true_nodes
 from bootseer.profiler.report.records import Identity, Source, Span, Start
 from bootseer.profiler.report.segments import (
@@ -56,6 +58,7 @@ class Writer:
         "offset_ns",
         "open",
         "orphans",
+        "packed",
         "seen",
         "settled",
         "spans",
@@ -68,6 +71,7 @@ class Writer:
         self.seen = seen
         self.identity: Identity | None = None
         self.known = False  # until a resource line told who it is
+        self.packed: Spans | None = None  # those of a segment, ahead of `spans`
         self.spans: list[Span] = []
         self.open: dict[str, Begin] = {}
         self.orphans: list[tuple[str, Begin]] = []
@@ -83,6 +87,12 @@ class Writer:
         """The writer's identity, set before its first event."""
         assert self.identity is not None
         return self.identity
+
+    def all_spans(self) -> Sequence[Span]:
+        """Every span so far, in order."""
+        if self.packed is None:
+            return self.spans
+        return [*self.packed, *self.spans] if self.spans else self.packed
 
     def settle(self) -> int:
         """Fix the offset to the node's wall clock; return how often that clock jumped."""
@@ -124,7 +134,7 @@ class Seen:
         """Have in the sets whatever was seen under this id's prefix."""
         writer = self._packed.pop(span_id[:PREFIX_CHARS], None)
         if writer is not None:
-            begun, ended = _ids_of(writer.spans, writer.open, writer.orphans)
+            begun, ended = _ids_of(writer.all_spans(), writer.open, writer.orphans)
             self.begun |= begun
             self.ended |= ended
 
@@ -186,23 +196,26 @@ class Collector:
             for segment in segments
         )
 
-    def take(self, segments: Sequence[Segment]) -> None:
-        """Take what `pack` made of the open file, and `fits` agreed to."""
-        for segment in segments:
+    def take(self, segments: Sequence[Segment], writers: Sequence[Identity] | None = None) -> None:
+        """Take what `pack` made of the open file, and `fits` agreed to; `writers` are those of the
+        segments, where they are known."""
+        if writers is None:
+            writers = [identity_of(segment.resource, self._path) for segment in segments]
+        for segment, identity in zip(segments, writers, strict=True):
             seen = self._seen[segment.trace]
             writer = Writer(self._path, segment.trace, seen)
-            writer.identity = identity_of(segment.resource, self._path)
+            writer.identity = identity
             writer.known = True
             writer.base_ns, writer.offset_ns = segment.base_ns, segment.offset_ns
             writer.jumps, writer.first_mono_ns = segment.jumps, segment.first_mono_ns
             writer.clock, writer.settled = segment.clock, not segment.clock
-            writer.spans = [_new(Span, row) for row in segment.spans]
+            writer.packed = segment.spans
             writer.open, writer.orphans = segment.open, segment.orphans
             if segment.negative:
                 self._counts[self._path, "negative-duration"] += segment.negative
             # The first writer of a file is the one that ids without a known prefix belong to.
             self._writers[segment.trace, segment.prefix if self._identities else ""] = writer
-            self._identities[segment.prefix] = writer.identity
+            self._identities[segment.prefix] = identity
             seen.add(segment.prefix, writer)
             self._last, self._last_trace, self._current = writer.identity, segment.trace, None
             self._total += segment.events
@@ -299,7 +312,7 @@ class Collector:
             else:
                 self._counts[self._path, "duplicate-event"] += self._duplicates
         for (trace, _), writer in self._writers.items():
-            if not (writer.spans or writer.open or writer.orphans):
+            if not (writer.packed or writer.spans or writer.open or writer.orphans):
                 continue
             jumps = writer.settle()
             if jumps:
@@ -316,7 +329,7 @@ class Collector:
             for run in found[1:]:
                 self._counts[run.sources[0].file, "run-of-same-name"] += 1
             starts += found
-        return sorted((s for s in starts if s.sources), key=lambda s: s.began_ns, reverse=True)
+        return sorted((s for s in starts if s.sources), key=_began_ns, reverse=True)
 
     def _start(self, trace: str, writers: list[Writer]) -> Start:
         for writer in _align_boots(writers):
@@ -325,9 +338,13 @@ class Collector:
         nodes = true_nodes([writer.who() for writer in writers])
         sources = []
         for writer, identity in zip(writers, nodes, strict=True):
-            if writer.spans:
-                events = sum([1 if s[5] or s[2] is None else 2 for s in writer.spans])
-                spans = tuple(writer.spans)
+            spans = columns_of(writer.all_spans())
+            if spans:
+                once = spans.points
+                if not spans.is_timed:
+                    ends = spans.moments[1::2]
+                    once = tuple(map(or_, once, [end is None for end in ends]))
+                events = 2 * len(spans) - sum(once)
                 sources.append(Source(writer.file, identity, spans, events, writer.offset_ns))
         sources = speakers.split(sources)
         sources.sort(key=lambda s: (s.identity.node, s.identity.rank or 0, s.file))
@@ -354,6 +371,11 @@ class Collector:
                 wait = more is not None and more.get("bootseer.wait") is True
                 span = Span(name, moment, None, wait, status, False, key, parent, more)
                 writer.spans.append(span)
+
+
+def _began_ns(start: Start) -> int:
+    """The earliest time in any source, before skew is corrected."""
+    return min([extent_of(source.spans)[0] + source.offset_ns for source in start.sources])
 
 
 def _scaled(event: Event) -> bool:

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, BinaryIO
 
+from bootseer.profiler.report.columns import Spans
 from bootseer.profiler.report.forked import may_fork, receive, send
+from bootseer.profiler.report.records import Identity
 from bootseer.profiler.report.segments import Segment
 
-Packed = tuple[list[tuple[str, int]], list[Segment]]
-"""What was noted of a file (kind of problem, how often), and its segments."""
+Packed = tuple[list[tuple[str, int]], list[Segment], list[Identity]]
+"""What was noted of a file (kind of problem, how often), its segments, and who wrote each."""
 
 LEAST_BYTES = 16 << 20
 """Less than this is read sooner than processes are made for it."""
@@ -87,9 +89,26 @@ def _serve(
         os._exit(1)
 
 
-def _plain(packed: Packed) -> tuple[list[tuple[str, int]], list[tuple[Any, ...]]]:
-    noted, segments = packed
-    return noted, [tuple(segment) for segment in segments]
+_NOTHING: dict[str, object] = {}
+
+
+def _plain(packed: Packed) -> tuple[list[Any], ...]:
+    """The same without the resource lines, which tell no more than who wrote it."""
+    noted, segments, writers = packed
+    rows = [
+        tuple(segment._replace(resource=_NOTHING, spans=segment.spans.to_plain()))  # type: ignore[arg-type]
+        for segment in segments
+    ]
+    return noted, rows, [tuple(writer) for writer in writers]
+
+
+def _packed(plain: tuple[list[Any], ...]) -> Packed:
+    noted, rows, writers = plain
+    segments = []
+    for row in rows:
+        segment = Segment(*row)
+        segments.append(segment._replace(spans=Spans.from_plain(segment.spans)))  # type: ignore[arg-type]
+    return noted, segments, [Identity(*writer) for writer in writers]
 
 
 def _received(
@@ -102,8 +121,4 @@ def _received(
             yield from repeat(None, len(chunk))
             continue
         for found in marshal.loads(data):
-            if found is None:
-                yield None
-            else:
-                noted, segments = found
-                yield noted, [Segment(*segment) for segment in segments]
+            yield None if found is None else _packed(found)

@@ -7,7 +7,7 @@ node's wall clock, by one and the same offset for all writers of a boot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,11 +59,14 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One writer's part of one start; `file` is the path it was read from."""
+    """One writer's part of one start; `file` is the path it was read from.
+
+    `spans` are mostly `columns.Spans`.
+    """
 
     file: str
     identity: Identity
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     events: int
     offset_ns: int
 
@@ -74,17 +77,6 @@ class Start:
 
     trace_id: str
     sources: tuple[Source, ...]
-
-    @property
-    def began_ns(self) -> int:
-        """The earliest time in any source, before skew is corrected."""
-        return min(
-            moment + source.offset_ns
-            for source in self.sources
-            for span in source.spans
-            for moment in (span.begin_ns, span.end_ns)
-            if moment is not None
-        )
 
 
 @dataclass(frozen=True, slots=True)

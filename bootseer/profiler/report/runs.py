@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from bootseer.profiler.report.columns import extent_of
 from bootseer.profiler.report.records import Source, Start
 
 
@@ -150,5 +151,5 @@ def _derive(trace_id: str, run: _Run) -> str:
 
 
 def _extent(source: Source) -> tuple[int, int]:
-    moments = [m for span in source.spans for m in span[1:3] if m is not None] or [0]
-    return min(moments) + source.offset_ns, max(moments) + source.offset_ns
+    low_ns, high_ns = extent_of(source.spans)
+    return low_ns + source.offset_ns, high_ns + source.offset_ns

@@ -15,6 +15,8 @@ from itertools import pairwise
 from operator import itemgetter, sub
 from typing import Any, NamedTuple
 
+from bootseer.profiler.report.columns import Spans, columns_of
+
 VERSION = 1
 PREFIX_CHARS = 10  # of a span id: the same for all spans of one writer (see `events`)
 JUMP_NS = 50_000_000
@@ -43,8 +45,7 @@ _INT, _TEXT, _OBJECT = {int}, {str}, {dict}
 
 
 class Segment(NamedTuple):
-    """One writer's events, paired. `spans` are plain tuples of `Span`'s fields; `negative` counts
-    those that ended before they began.
+    """One writer's events, paired; `negative` counts the spans that ended before they began.
 
     `offset_ns` and `jumps` are of the writer's clock (see `settled`). `clock` is empty where the
     segment is all of its writer's events; else they are settled once all of them are known.
@@ -60,7 +61,7 @@ class Segment(NamedTuple):
     first_mono_ns: int
     clock: list[tuple[int, int]]
     negative: int
-    spans: list[tuple[Any, ...]]
+    spans: Spans
     open: dict[str, Begin]
     orphans: list[tuple[str, Begin]]
 
@@ -197,8 +198,17 @@ def segment_of(columns: Sequence[Sequence[Any]], *, whole: bool) -> Segment | No
             spans.append(row)
     clock = clock_of(monos[1:], offsets, whole=whole)
     events = len(ids) - 1
+    columns_of_spans = columns_of(spans)
     return Segment(
-        intern(traces[0]), prefix, more[0], events, *clock, negative, spans, opened, orphans
+        intern(traces[0]),
+        prefix,
+        more[0],
+        events,
+        *clock,
+        negative,
+        columns_of_spans,
+        opened,
+        orphans,
     )
 
 

@@ -10,9 +10,11 @@ report says that it may be none. Where anybody says that it waited all that time
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
+from bootseer.profiler.report.columns import columns_of
 from bootseer.profiler.report.model import Problem
 from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.records import Source, Start
@@ -68,16 +70,16 @@ def _find_silences(start: Start, shifts: Sequence[int], end_ns: int) -> list[tup
     lows: dict[int, int] = {}
     highs: dict[int, int] = {}
     for source, shift in zip(start.sources, shifts, strict=True):
-        for span in source.spans:
-            for moment in span[1:3]:
-                if moment is None or moment + shift > end_ns:
-                    continue
-                at = moment + shift
-                number = at // LEAST_NS
-                if at < lows.setdefault(number, at):
-                    lows[number] = at
-                if at > highs.setdefault(number, at):
-                    highs[number] = at
+        moments = columns_of(source.spans).moments
+        ordered = sorted([moment for moment in moments if moment is not None])
+        stop, place = bisect_right(ordered, end_ns - shift), 0
+        while place < stop:
+            number = (ordered[place] + shift) // LEAST_NS
+            behind = bisect_left(ordered, (number + 1) * LEAST_NS - shift, place, stop)
+            low, high = ordered[place] + shift, ordered[behind - 1] + shift
+            lows[number] = min(low, lows.get(number, low))
+            highs[number] = max(high, highs.get(number, high))
+            place = behind
     return [
         (highs[before], lows[after])
         for before, after in pairwise(sorted(lows))
