@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,53 @@ blocked = true
     assert (corp.host, corp.repository) == ("corp.io", "x")
     with pytest.raises(AccessDeniedError, match="blocks"):
         plan(tmp_path, "bad.io/x")
+
+
+def test_a_registry_said_to_speak_http_is_not_tried_by_https(tmp_path: Path) -> None:
+    """`--plain-http` beside `insecure = true`: each try of https, in vain, took a start 20 ms."""
+    (tmp_path / "registries.conf").write_text("""
+[[registry]]
+location = "reg.io:5000"
+insecure = true
+[[registry.mirror]]
+location = "lab.io"
+insecure = true
+""")
+    files = Files((), (str(tmp_path / "registries.conf"),))
+
+    def asked(forced: bool | None) -> list[tuple[str, bool]]:
+        reference = parse_reference("reg.io:5000/team/app")
+        made = plan_endpoints(reference, plain_http=(), forced=forced, files=files)
+        return [(one.host, one.origin.tls) for one in made]
+
+    mirror = [("lab.io", True), ("lab.io", False)]
+    assert asked(True) == [*mirror, ("reg.io:5000", False)]
+    assert asked(None) == [*mirror, ("reg.io:5000", True), ("reg.io:5000", False)]
+
+
+def test_a_registries_conf_of_comments_alone_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "registries.conf").write_text('# [[registry]]\n\n  # location = "a"\n')
+    assert [e.host for e in plan(tmp_path, "reg.io/a")] == ["reg.io"]
+    (tmp_path / "registries.conf").write_text("# [[registry]]\nx = \n")
+    with pytest.raises(UsageError, match="is not TOML"):
+        plan(tmp_path, "reg.io/a")
+
+
+@needs_registry
+@pytest.mark.slow
+def test_no_authorities_are_read_for_a_registry_that_speaks_http(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are a hundred and more, and take 20 ms, which starts wait for."""
+    place = f"{registry.host}/plain/{tmp_path.name.lower().strip('_')}"
+    push_image(place, DATA)
+    (tmp_path / "registries.conf").write_text(
+        f'[[registry]]\nlocation = "{registry.host}"\ninsecure = true\n'
+    )
+    made: list[object] = []
+    monkeypatch.setattr(ssl.SSLContext, "__new__", lambda *words, **_: made.append(words))
+    check(place)
+    assert made == []
 
 
 SENSELESS = ["x = ", '[host."ftp://a"]', '[host."https://u:p@a"]', "host=5", "client=[1]"]

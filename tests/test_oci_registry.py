@@ -301,6 +301,10 @@ class TestRegistry(RepositoryContract):
         os.unlink(certificates / "ca.crt")
         with opened(place, ca_file=str(certificates)) as wrong, pytest.raises(UsageError):
             wrong.resolve("v1")
+        unchecked = f'server = "https://{server.host}"\nskip_verify = true\n'
+        (certificates / "hosts.toml").write_text(unchecked)
+        with opened(place) as known:
+            assert known.resolve("v1") == made
 
 
 class TestLayout(RepositoryContract):

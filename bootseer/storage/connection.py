@@ -45,17 +45,24 @@ class Pool:
     """Idle connections by origin; any number of threads may use one pool.
 
     `connect_s` bounds connecting and, for TLS, the handshake; `ca_file` is the one authority
-    believed, the system's when empty; `context` is used instead where one is given.
+    believed, the system's when empty. Where `make_context` is given, what it returns is used
+    instead. Either is made for the first connection by TLS: to read a system's authorities takes
+    20 ms.
     """
 
     def __init__(
-        self, *, connect_s: float, ca_file: str = "", context: ssl.SSLContext | None = None
+        self,
+        *,
+        connect_s: float,
+        ca_file: str = "",
+        make_context: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._connect_s = connect_s
         self._ca_file = ca_file
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[float, http.client.HTTPConnection]]] = {}
-        self._context = context
+        self._make_context = make_context
+        self._context: ssl.SSLContext | None = None
         self.closings = 0
         """How often it was closed: what was lent before the last time is not taken back."""
 
@@ -189,6 +196,8 @@ class Pool:
 
     def _tls(self) -> ssl.SSLContext:
         with self._lock:
+            if self._context is None and self._make_context is not None:
+                self._context = self._make_context()
             if self._context is None:
                 try:
                     self._context = ssl.create_default_context(cafile=self._ca_file or None)

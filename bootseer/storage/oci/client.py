@@ -7,6 +7,7 @@ then the registry is asked for a new one.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import ssl
@@ -339,13 +340,15 @@ class Client:
         with self._lock:
             pool = self._pools.get(key)
             if pool is None:
-                context = None
+                make_context = None
                 if any(key[:1]) or not endpoint.verify_tls or pairs:
-                    context = _context(endpoint, pairs, self.options.ca_file)
+                    make_context = functools.partial(
+                        _context, endpoint, pairs, self.options.ca_file
+                    )
                 pool = self._pools[key] = Pool(
                     connect_s=self.options.connect_s,
                     ca_file=self.options.ca_file,
-                    context=context,
+                    make_context=make_context,
                 )
             return pool
 
@@ -358,9 +361,12 @@ def _context(
     endpoint: Endpoint, pairs: tuple[tuple[str, str], ...], ca_file: str
 ) -> ssl.SSLContext:
     """TLS as an endpoint's settings have it: their authorities beside the system's."""
-    context = ssl.create_default_context(cafile=ca_file or None)
-    path = ""
+    path = ca_file
     try:
+        if endpoint.verify_tls:
+            context = ssl.create_default_context(cafile=ca_file or None)
+        else:  # the system's authorities would be read in vain
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         for path in endpoint.ca_files:
             context.load_verify_locations(path)
         for path, key in pairs:

@@ -7,13 +7,13 @@ Sources: containerd's `hosts.toml` (a folder a host), Docker's `certs.d`, and Po
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
 from bootseer.storage.answers import Origin
 from bootseer.storage.oci.reference import DEFAULT_HOST, Reference
@@ -321,17 +321,22 @@ def _located(
         verify_tls=not table.get("insecure"),
     )
     by_http = dataclasses.replace(made, origin=Origin(False, name, port or 80))
-    if _may_be_plain(name, port, plain_http):
+    # The user's word for this registry (`--plain-http`) spares it the try of https.
+    said = host == own.host and not own.origin.tls
+    if said or _may_be_plain(name, port, plain_http):
         return [by_http]
     return [made, by_http] if table.get("insecure") else [made]
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    import tomllib
-
     try:
         with open(path, "rb") as file:
-            return tomllib.loads(file.read(FILE_LIMIT_BYTES).decode())
+            text = file.read(FILE_LIMIT_BYTES).decode()
+        if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
+            return {}  # as Debian's is: to import a parser takes 2 ms, which starts wait for
+        import tomllib
+
+        return tomllib.loads(text)
     except OSError as error:
         raise from_os_error(error, f"read the registry settings {path}") from error
     except (ValueError, RecursionError) as error:
