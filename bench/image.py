@@ -55,6 +55,8 @@ MEASURES = (
     "bootseer/cli/main.py",
     "bootseer/cli/options.py",
     "bootseer/cli/program.py",
+    "bootseer/cli/read_ahead.py",
+    "bootseer/light_dataclasses.py",
     "bench/image.py",
     "bench/image_hotsets.py",
     "bench/image_lab.py",

@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from depsnode import Node
+from image_mounts import Mounts, mounts_below, publish, some_files, tree_of
 from wheelhouse import make_wheel
 
 from bootseer.cli import read_ahead
@@ -34,6 +36,44 @@ def files(names):
     return [s.cached or s.origin for s in specs if s and s.has_location]
 told = [code, files(sys.modules), files(sys.modules.keys() - early.keys())]
 print(json.dumps(told))
+"""
+
+# A mount that tells the same of what its server and its registry's helper have imported when the
+# tree is there, and when the helper knows all.
+MOUNT = """
+import os, sys
+from bootseer.cli import image_direct, read_ahead
+early, folder = {}, sys.argv[1]
+ask_for = read_ahead.ask_for
+def note_and_ask(modules):
+    early.update(sys.modules)
+    ask_for(modules)
+read_ahead.ask_for = note_and_ask
+def files(names):
+    specs = [getattr(sys.modules[name], "__spec__", None) for name in names]
+    return [s.cached or s.origin for s in specs if s and s.has_location]
+def tell(who):
+    told = [files(sys.modules), files(sys.modules.keys() - early.keys())]
+    import json
+    with open(os.path.join(folder, who), "w") as file:
+        json.dump(told, file)
+from bootseer.imageprefetch import registry_helper
+asked, start = registry_helper._Helper._asked, registry_helper.start
+def noted_asked(self):
+    tell("helper")
+    return asked(self)
+registry_helper._Helper._asked = noted_asked
+def noted_start(*words, **options):
+    link = start(*words, **options)
+    from bootseer.imageprefetch import worker
+    hand_over = worker.Worker._hand_over
+    def noted(self, *about):
+        tell("server")
+        hand_over(self, *about)
+    worker.Worker._hand_over = noted
+    return link
+registry_helper.start = noted_start
+sys.exit(image_direct.command(sys.argv[2:]))
 """
 
 
@@ -77,7 +117,12 @@ def test_it_is_what_a_second_start_imports(node: Node) -> None:
     assert node.last() == ("ok", "restored")
     assert node.ends()[-1]["attributes"]["bootseer.deps.form"] == "overlay"
     assert node.works()
-    ahead = read_ahead.files_of(read_ahead.DEPS_RUN)
+    check(read_ahead.DEPS_RUN, imported, late)
+
+
+def check(modules: Sequence[str], imported: Collection[str], late: Collection[str]) -> None:
+    """That a list has all that is imported late, and of our own modules no others."""
+    ahead = read_ahead.files_of(modules)
     assert len(ahead) == len(set(ahead))
     ours = [path for path in ahead if f"{os.sep}bootseer{os.sep}" in path]
     assert sorted(set(ours) - set(imported)) == []
@@ -85,6 +130,42 @@ def test_it_is_what_a_second_start_imports(node: Node) -> None:
     if sys.version_info[:2] != (3, 11):  # another standard library imports other parts of itself
         missed = [path for path in missed if f"{os.sep}bootseer{os.sep}" in path]
     assert missed == []
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    with mounts_below(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.debian("docker-registry")
+def test_it_is_what_a_bare_mount_imports(registry: Any, mounts: Mounts) -> None:
+    files = some_files()
+    image = publish(
+        registry.reference("ahead/plain", "1"), files, mounts.folder, hot={"w": sorted(files)[:12]}
+    )
+    directory = mounts.folder / "m"
+    directory.mkdir()
+    words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]
+    words += ["--workload", "w", image.ref, str(directory)]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", MOUNT, str(mounts.folder), "image", "mount", *words],
+        env={**os.environ, "BOOTSEER_EVENTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tree_of(directory) == files
+    mounts.umount(str(directory))
+    imported, late = set(), set()
+    for who in ("helper", "server"):
+        all_files, late_files = json.loads((mounts.folder / who).read_text(encoding="utf-8"))
+        imported |= set(all_files)
+        late |= set(late_files)
+    check(read_ahead.IMAGE_MOUNT, imported, late)
 
 
 def test_what_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,18 @@ a folder that has one is whole and can be pushed, or pushed again, by whoever fi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.atomic import replace_file
 from bootseer.blockimage import media_types
 from bootseer.blockimage.build import DATA_NAME, Built
 from bootseer.errors import from_os_error
+from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor

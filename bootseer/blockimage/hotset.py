@@ -9,12 +9,12 @@ clock's that was wrong, and counts as the oldest.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
 import re
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import media_types
 from bootseer.blockimage.pack import BOOT_DIGEST, BOOT_LENGTH, LIMITS
 from bootseer.errors import CorruptDataError, NotFoundError
@@ -30,7 +30,7 @@ WORKLOAD = media_types.WORKLOAD_NOTE
 TRACE = "application/vnd.bootseer.hotset.trace.v1+zstd"
 BLOCK_IMAGE = "dev.bootseer.blockimage"  # further annotations of the manifest
 STARTS = "dev.bootseer.starts"
-_AHEAD = datetime.timedelta(days=1)  # clocks may differ by less
+_AHEAD_US = 24 * 3600 * 10**6  # clocks may differ by less
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_TRIED = 8  # damaged ones of a workload; a mount waits for each
 _MOST_MANIFESTS = 50  # that are looked into where a registry's list tells no annotations
@@ -101,11 +101,17 @@ def parse_manifest(manifest: Manifest) -> HotSet:
 
 def now() -> str:
     """The moment, as manifests spell it, to the microsecond so that the newest can be told."""
-    return _spelt(datetime.datetime.now(datetime.UTC))
+    return _spelt(_now_us())
 
 
-def _spelt(moment: datetime.datetime) -> str:
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _spelt(moment_us: int) -> str:
+    """By `time` alone: `datetime` takes a millisecond to import, which mounts wait for."""
+    whole_s, rest_us = divmod(moment_us, 10**6)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole_s))}.{rest_us:06}Z"
 
 
 def moment_after(others: Iterable[str]) -> str:
@@ -113,18 +119,24 @@ def moment_after(others: Iterable[str]) -> str:
 
     Moments that are no times, or too far ahead to be believed, are left out.
     """
-    moments = [datetime.datetime.now(datetime.UTC)]
+    import datetime
+
+    epoch, microsecond = (
+        datetime.datetime.fromtimestamp(0, datetime.UTC),
+        datetime.timedelta(0, 0, 1),
+    )
+    moments_us = [_now_us()]
     for one in others:
         with contextlib.suppress(ValueError, OverflowError):
             moment = datetime.datetime.fromisoformat(one)
             if age(one)[0] and moment.tzinfo is not None:
-                moments.append(moment.astimezone(datetime.UTC) + datetime.timedelta(microseconds=1))
-    return _spelt(max(moments))
+                moments_us.append((moment - epoch) // microsecond + 1)
+    return _spelt(max(moments_us))
 
 
 def age(created: str) -> tuple[bool, str]:
     """What sorts hot sets by when they were made, the newest last."""
-    return created <= _spelt(datetime.datetime.now(datetime.UTC) + _AHEAD), created
+    return created <= _spelt(_now_us() + _AHEAD_US), created
 
 
 def newest(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from bootseer.blockimage.pack import Index
 from bootseer.blocks.presence import Identity
 from bootseer.blocks.source import BlockSource
+from bootseer.light_dataclasses import dataclass
 
 
 class FrameStream(Protocol):

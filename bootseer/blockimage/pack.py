@@ -17,7 +17,6 @@ import re
 import struct
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import zstandard
@@ -25,6 +24,7 @@ import zstandard
 from bootseer.blocks.extent import PAGE_BYTES, Extent
 from bootseer.blocks.table import Unpacker
 from bootseer.errors import CorruptDataError, UsageError
+from bootseer.light_dataclasses import dataclass
 
 MAGIC = b"BSPACK\0\x01"
 FRAME_BYTES = 1 << 20  # raw bytes of a frame at most: what is decoded and answered at a time

@@ -13,7 +13,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofsmount
@@ -27,6 +26,7 @@ from bootseer.blockimage.supply import Bytes, Reads
 from bootseer.blocks.settings import DEFAULTS, FetchSettings
 from bootseer.blocks.source import BlockSource
 from bootseer.errors import BootseerError, CorruptDataError
+from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from bootseer.blockimage.fill import Fill

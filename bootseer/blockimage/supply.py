@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from bootseer.blockimage.frames import Frames
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
+from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher, Held

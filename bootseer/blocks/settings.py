@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
+
+from bootseer import light_dataclasses as dataclasses
 
 
 class Priority(enum.IntEnum):

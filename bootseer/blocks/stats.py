@@ -7,9 +7,9 @@ every block read passes through here.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.profiler.events import NullWriter, event
 
 EVENT = "fetch.stats"
@@ -46,7 +46,7 @@ class Counters:
     blocked_ns: int = 0
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Counters))
+FIELDS = Counters.__match_args__
 _POSITION = {name: number for number, name in enumerate(FIELDS)}
 
 

@@ -15,7 +15,6 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +25,7 @@ from bootseer.blocks.extent import BLOCK_BYTES
 from bootseer.blocks.presence import Identity, identity_for
 from bootseer.blocks.source import Location
 from bootseer.errors import CorruptDataError, UsageError
+from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from bootseer.storage.base import Placed, Store

@@ -9,7 +9,6 @@ more of the object hot, and cannot lower the share of what full starts touched, 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import zstandard
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.extent import PAGE_BYTES, Extent, aligned
 from bootseer.errors import CorruptDataError, UsageError
 

@@ -159,6 +159,9 @@ def _helper(
     """A process that asks the registry from now on; None where mounting has no chance."""
     if given["ref"].startswith(_LAYOUT) or not image_words.may_mount(directory):
         return None
+    from bootseer.cli import read_ahead
+
+    read_ahead.ask_for(read_ahead.IMAGE_MOUNT)
     from bootseer.imageprefetch import registry_helper
     from bootseer.storage import options
     from bootseer.storage.oci import manifest

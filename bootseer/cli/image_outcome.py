@@ -51,8 +51,9 @@ def complain(text: str) -> None:
 
 def print_json(made: Mounted) -> None:
     """All of it as JSON on standard output."""
-    import dataclasses
     import json
+
+    from bootseer import light_dataclasses as dataclasses
 
     sys.stdout.write(json.dumps(dataclasses.asdict(made), indent=1) + "\n")
 

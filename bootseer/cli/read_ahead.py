@@ -40,12 +40,71 @@ _DEPS_RUN = """
     contextvars bootseer/storage/waits bootseer/storage/retry bootseer/storage/download
     encodings/ascii lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
 """
+_IMAGE_MOUNT = """
+    bootseer/storage/__init__ keyword operator reprlib collections/__init__ collections/abc
+    bootseer/light_dataclasses types functools _weakrefset threading bootseer/storage/attempt
+    bootseer/storage/options bootseer/storage/oci/__init__ lib-dynload/_hashlib
+    lib-dynload/_blake2 hashlib enum re/_constants re/_parser re/_casefix re/_compiler copyreg
+    re/__init__ lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
+    contextlib warnings lib-dynload/_typing typing bootseer/storage/oci/reference
+    bootseer/storage/oci/manifest signal urllib/__init__ ipaddress urllib/parse email/__init__
+    lib-dynload/math lib-dynload/_bisect bisect lib-dynload/_random lib-dynload/_sha512 random
+    lib-dynload/select selectors lib-dynload/array socket lib-dynload/_datetime datetime locale
+    calendar email/_parseaddr lib-dynload/_struct struct lib-dynload/binascii base64
+    email/base64mime string email/quoprimime email/errors quopri email/encoders email/charset
+    email/utils lib-dynload/_ssl ssl http/__init__ email/header email/_policybase
+    email/feedparser email/parser email/_encoded_words email/iterators email/message
+    http/client bootseer/storage/urls bootseer/storage/answers
+    bootseer/storage/connection_errors bootseer/storage/connection bootseer/contexts
+    bootseer/storage/base bootseer/storage/chance bootseer/config_paths
+    bootseer/storage/credentials bootseer/storage/oci/challenge bootseer/storage/oci/endpoints
+    bootseer/storage/oci/logins bootseer/storage/oci/auth bootseer/storage/oci/client
+    lib-dynload/_contextvars contextvars bootseer/storage/waits bootseer/storage/retry
+    bootseer/storage/oci/stream bootseer/storage/readonly bootseer/storage/oci/blobs
+    bootseer/storage/oci/platforms bootseer/storage/oci/referrers bootseer/storage/oci/registry
+    bootseer/storage/oci/remote tomllib/_types tomllib/_re tomllib/_parser tomllib/__init__
+    lib-dynload/unicodedata stringprep encodings/idna bootseer/blockimage/__init__
+    bootseer/blockimage/media_types bootseer/cli/size_text bootseer/cli/image_outcome
+    bootseer/fuse/__init__ bootseer/readiness bootseer/fuse/background bootseer/fuse/mounts
+    lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
+    bootseer/blockimage/treecalls bootseer/blockimage/erofsmount bootseer/imageprefetch/runtime
+    bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
+    bootseer/fuse/operations bootseer/fuse/wire bootseer/fuse/replies
+    bootseer/profiler/__init__ bootseer/profiler/events bootseer/fuse/faults
+    bootseer/fuse/backing bootseer/fuse/device bootseer/fuse/options bootseer/fuse/mount
+    bootseer/fuse/notify lib-dynload/_heapq heapq lib-dynload/_queue queue bootseer/proc_files
+    bootseer/fuse/requesters bootseer/fuse/parked bootseer/fuse/session bootseer/fuse/loop
+    bootseer/fuse/serve bootseer/fuse/handover platform site-packages/zstandard/backend_c.so
+    site-packages/zstandard/__init__ bootseer/blocks/__init__ bootseer/blocks/extent
+    site-packages/xxhash/_xxhash.so site-packages/xxhash/version site-packages/xxhash/__init__
+    bootseer/blocks/source bootseer/blocks/presence bootseer/blocks/table
+    bootseer/blockimage/pack bootseer/blockimage/frames bootseer/blocks/settings
+    bootseer/blockimage/supply bootseer/blockimage/front
+    bootseer/imageprefetch/container_folders bootseer/imageprefetch/announcing bootseer/atomic
+    bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
+    bootseer/imageprefetch/noting bootseer/blockimage/hotset bootseer/blockimage/opened
+    bootseer/storage/errand bootseer/imageprefetch/first_look bootseer/imageprefetch/pieces
+    bootseer/imageprefetch/resolving bootseer/imageprefetch/telling
+    bootseer/imageprefetch/worker bootseer/imageprefetch/helped_repository
+    bootseer/imageprefetch/completing bootseer/blockimage/arena
+    bootseer/blockimage/fill_settings bootseer/blockimage/serving bootseer/profiler/resource
+    bootseer/imageprefetch/workloads encodings/ascii bootseer/imageprefetch/recording
+    bootseer/blocks/recorder bootseer/blocks/trace
+"""
 DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder
 or the standard library's, without their suffixes. A test compares it with a start."""
 
+IMAGE_MOUNT = tuple(_IMAGE_MOUNT.split())
+"""The same of an `image mount` on a node without an agent, until the tree is there: what the
+command, the server and the registry's helper import."""
+
+_OTHERS = "site-packages/"
+"""What these names begin with is not ours and not Python's; a library's name ends in `.so`."""
+
 MOST_BYTES = 128 << 10
-"""Of one file. Byte code is shorter; what libraries have behind that is for debuggers."""
+"""Of one file of byte code: none of ours or Python's is longer. Of a library eight times as much;
+what lies behind that is for debuggers."""
 
 
 def ask_for(modules: Iterable[str]) -> None:
@@ -59,7 +118,8 @@ def ask_for(modules: Iterable[str]) -> None:
         except OSError:
             continue
         try:
-            os.posix_fadvise(descriptor, 0, MOST_BYTES, os.POSIX_FADV_WILLNEED)
+            most = MOST_BYTES if path.endswith(".pyc") else 8 * MOST_BYTES
+            os.posix_fadvise(descriptor, 0, most, os.POSIX_FADV_WILLNEED)
         except OSError:
             pass  # of a file system that takes no advice
         os.close(descriptor)
@@ -69,6 +129,7 @@ def files_of(modules: Iterable[str]) -> list[str]:
     """Where the interpreter finds the byte code of these modules, or the library that they are."""
     ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     standard = os.path.dirname(os.path.abspath(os.__file__))
+    others = next((path for path in sys.path if path.endswith("-packages")), ours)
     library, code = extension_suffixes()[0], f"{sys.implementation.cache_tag}.pyc"
     paths = []
     for module in modules:
@@ -76,6 +137,12 @@ def files_of(modules: Iterable[str]) -> list[str]:
         if folder == "lib-dynload":
             paths.append(f"{standard}/{module}{library}")
             continue
-        above = ours if folder.startswith("bootseer") else standard
+        if folder.startswith(_OTHERS):
+            above, folder = others, folder.removeprefix(_OTHERS)
+        else:
+            above = ours if folder.startswith("bootseer") else standard
+        if name.endswith(".so"):
+            paths.append(os.path.join(above, folder, name.removesuffix(".so") + library))
+            continue
         paths.append(os.path.join(above, folder, "__pycache__", f"{name}.{code}"))
     return paths

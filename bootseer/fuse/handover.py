@@ -23,7 +23,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NoReturn
 
 from bootseer import errors
@@ -38,6 +37,7 @@ from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount, handshake
 from bootseer.fuse.session import Negotiated
+from bootseer.light_dataclasses import dataclass
 from bootseer.readiness import readable
 
 GONE, FAILED = 0, 70

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from bootseer.light_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

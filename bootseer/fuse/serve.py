@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import threading
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.fuse import wire
 from bootseer.fuse.backing import Backings, OpenInodes

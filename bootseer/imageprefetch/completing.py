@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.localstore import LocalStore
 

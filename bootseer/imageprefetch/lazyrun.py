@@ -7,12 +7,12 @@ without us.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.config_paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError
 from bootseer.imageprefetch import mounting, podmanwords, trees

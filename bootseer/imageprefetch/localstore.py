@@ -9,7 +9,6 @@ pack. Files are named after their content and never changed: what is mounted kee
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -17,11 +16,12 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.atomic import Draft, replace_file
 from bootseer.errors import BootseerError, NoSpaceError, from_os_error
+from bootseer.light_dataclasses import dataclass
 
 VERSION = 1
 _MOST_BYTES = 1 << 20  # of a JSON file
@@ -126,7 +126,7 @@ class LocalStore:
             return None
         try:
             packs = {name: KeptPack(**pack) for name, pack in found["packs"].items()}
-            fields = {f.name: found[f.name] for f in dataclasses.fields(KeptImage)}
+            fields = {name: found[name] for name in KeptImage.__match_args__}
             return KeptImage(**{**fields, "packs": packs})
         except (AttributeError, KeyError, TypeError):
             return None

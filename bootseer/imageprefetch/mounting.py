@@ -9,12 +9,11 @@ a bind mount. The server ends when the kernel lets go of the last mount, in what
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.config_paths import default_cache, default_runtime
 from bootseer.errors import (
     BusyError,
@@ -27,6 +26,7 @@ from bootseer.errors import (
 from bootseer.fuse import background, mounts
 from bootseer.fuse.mounts import all_mounts, can_mount, shown_at, unmount
 from bootseer.imageprefetch import runtime
+from bootseer.light_dataclasses import dataclass
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:

@@ -8,19 +8,19 @@ with what was fetched of the image. What `hotset build` made here and nobody pus
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.localstore import DEFAULT_NAME, OWN, KeptPack, LocalStore
 from bootseer.interpreter import command_for
+from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from bootseer.blockimage.hotset import HotSet

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bootseer.blockimage import hotset
@@ -14,6 +13,7 @@ from bootseer.blockimage.media_types import DATA, META, TABLE
 from bootseer.blockimage.pack import Boot, parse_boot
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.localstore import KeptPack
+from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from bootseer.blocks.presence import Identity

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch.word_expansion import expand_word
 from bootseer.regular_files import open_to_read

@@ -8,7 +8,6 @@ with those of earlier starts.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError

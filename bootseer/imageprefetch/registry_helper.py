@@ -102,10 +102,10 @@ class _Helper:
 
     def serve(self, ref: str, plain_http: bool | None, options: StoreOptions) -> None:
         """Say what is known of the image, then stream the blob that is asked for."""
-        import dataclasses
         import signal
         import threading
 
+        from bootseer import light_dataclasses as dataclasses
         from bootseer.storage.oci.registry import open_repository
 
         options = dataclasses.replace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import hashlib
 import os
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import hotset
 from bootseer.blockimage.front import WARMING
 from bootseer.blockimage.pack import Frame, Index, parse_boot

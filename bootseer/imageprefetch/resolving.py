@@ -8,13 +8,12 @@ keeps already is not fetched again. With the registry gone, what is kept is moun
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import hotset
 from bootseer.blockimage.opened import BlockImage, FrameStream
 from bootseer.blockimage.pack import Boot
@@ -50,6 +49,7 @@ from bootseer.imageprefetch.pieces import (
     unpacked,
 )
 from bootseer.imageprefetch.runtime import SPARE_META
+from bootseer.light_dataclasses import dataclass
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ Both ways the tree stays as it is: what the command writes goes to an overlay th
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import errno
 import itertools
 import json
@@ -20,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.treecalls import IN_ROOT, open_in
 from bootseer.errors import (
     CorruptDataError,

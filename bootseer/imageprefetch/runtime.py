@@ -15,7 +15,6 @@ begin at once end up with one server.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import json
@@ -23,12 +22,13 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.erofsmount import KIND as EROFS
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mounts import KIND as FUSE
 from bootseer.fuse.mounts import Mounted, all_mounts, shown_at, unmount
+from bootseer.light_dataclasses import dataclass
 
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
 LEFT, ENDING = "left", "ending"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.recorder import WINDOW_S
 from bootseer.blocks.trace import Trace
 from bootseer.config import default_cache, default_runtime

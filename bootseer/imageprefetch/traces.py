@@ -8,12 +8,12 @@ trace or the new one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.atomic import replace_file
 from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import LIMITS, Trace

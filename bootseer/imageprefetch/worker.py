@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import signal
@@ -10,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError

@@ -27,9 +27,8 @@ MAY_HEAL = frozenset((408, 421, 425, 429, 500, 502, 503, 504, 507, 509))
 LONGEST_ADVICE_S = 300.0
 _METADATA_V6 = bytes.fromhex("fd000ec2000000000000000000000254")
 _NUMBER = r"[0-9]{1,19}"  # longer ones are no lengths, and int() refuses those of 4,301 digits
-_CONTENT_RANGE = re.compile(
-    rf"bytes\s+(?:({_NUMBER})-({_NUMBER})|\*)/({_NUMBER}|\*)", re.IGNORECASE
-)
+# Compiled at its first use: starts wait for this module.
+_CONTENT_RANGE = rf"bytes\s+(?:({_NUMBER})-({_NUMBER})|\*)/({_NUMBER}|\*)"
 
 
 class Headers(Protocol):
@@ -130,7 +129,7 @@ def _is_sendable(text: str) -> bool:
 
 def content_range(text: str | None) -> ContentRange | None:
     """Parse a Content-Range; None when there is none or it makes no sense."""
-    match = _CONTENT_RANGE.fullmatch((text or "").strip())
+    match = re.fullmatch(_CONTENT_RANGE, (text or "").strip(), re.IGNORECASE)
     if match is None:
         return None
     first, last, size = match.groups()

@@ -7,12 +7,12 @@ is nearly over and when the server refuses it; of all who need one at once, one 
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
 from urllib.parse import urlencode, urlsplit
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
 from bootseer.storage.answers import Origin, answer_error
 from bootseer.storage.attempt import Attempt

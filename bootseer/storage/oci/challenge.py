@@ -5,17 +5,19 @@ Sources: RFC 9110 §11.6 (WWW-Authenticate), the distribution project's token sp
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+
+from bootseer import light_dataclasses as dataclasses
 
 DEFAULT_LIFE_S = 60.0  # of a token that does not say how long it lives
 LONGEST_LIFE_S = 24 * 3600.0
 EARLY_S = 10.0
 EARLY_SHARE = 0.25
 
-_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$)")
-_FIELD = re.compile(r'\s*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]*))\s*(?:,|$)')
+# Compiled where a registry asks for a login: other starts need not wait for that.
+_SCHEME = r"\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$)"
+_FIELD = r'\s*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]*))\s*(?:,|$)'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,10 +33,11 @@ def parse_challenges(headers: Iterable[str]) -> list[Challenge]:
     found = []
     for text in headers:
         at = 0
-        while match := _SCHEME.match(text, at):
+        scheme, one_field = re.compile(_SCHEME), re.compile(_FIELD)
+        while match := scheme.match(text, at):
             at = match.end()
             fields: dict[str, str] = {}
-            while field := _FIELD.match(text, at):
+            while field := one_field.match(text, at):
                 name, quoted, bare = field.groups()
                 value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else bare
                 fields.setdefault(name.lower(), value)

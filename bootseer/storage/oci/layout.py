@@ -8,13 +8,13 @@ there too, and so does the index of the referrers tag schema where another tool 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.atomic import Draft
 from bootseer.contexts import Closing
 from bootseer.errors import (

@@ -8,12 +8,12 @@ call reads its source anew, since tokens there are renewed behind our back.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.storage.oci.reference import DEFAULT_HOST
 
 HUB_KEY = "https://index.docker.io/v1/"

@@ -6,13 +6,13 @@ version 2 schema 2, whose types have the same shape.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import CorruptDataError, NotSupportedError
 from bootseer.storage.oci.reference import DIGEST
 

@@ -6,10 +6,10 @@ containerd share, with Docker Hub's short forms.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import UsageError
 
 DEFAULT_HOST = "docker.io"
