@@ -397,6 +397,7 @@ class WritableTree(StripedTree):
                     stack.enter_context(self._forsaken(over))
                 if writing is not None:
                     stack.enter_context(writing.lock)
+                stack.enter_context(self.files.moves())
                 found = self._moved(node, target, writing)
                 if over is not None:
                     self.nodes.remove(over)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -84,7 +86,7 @@ class Answered:
 class OpenFile:
     """One opening of a file: its source, and what was read of it so far."""
 
-    __slots__ = ("_ahead", "_files", "_straight", "_sure", "_where", "place", "source")
+    __slots__ = ("_ahead", "_files", "_straight", "_sure", "_where", "after", "place", "source")
 
     def __init__(
         self, files: OpenFiles, source: FileSource, where: str, place: object = None
@@ -92,6 +94,8 @@ class OpenFile:
         self._files = files
         self.place = place
         self.source = source
+        self.after: OpenFile | None = None
+        """What took its place when its bytes moved, or got other pages."""
         self._where = where
         # What one request brings is hardly asked for twice: not worth two descriptors.
         long = source.size_bytes > ONE_READ_BYTES
@@ -112,6 +116,12 @@ class OpenFile:
     def moved(self, source: FileSource, where: str) -> OpenFile:
         """What takes its place when its bytes lie elsewhere."""
         return OpenFile(self._files, source, where, self.place)
+
+    def replaced_by(self, after: OpenFile) -> OpenFile:
+        """Close this one; returns `after`, by which reads that fail from now on are repeated."""
+        self.close()
+        self.after = after
+        return after
 
     def close(self) -> None:
         """It is read no more."""
@@ -138,10 +148,16 @@ class OpenFile:
     def _fetched(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
         """Bytes from the fetcher's memory, now or later."""
         source, files = self.source, self._files
-        waiting = _Waiting(files, source, offset, size, self._where)
-        held = files.fetcher.held(source, offset, size, waiting.ready)
-        if held is not None and not source.doubtful(offset, size):
-            return Data(held.views, held.release)
+        waiting = _Waiting(files, self, offset, size, self._where)
+        try:
+            held = files.fetcher.held(source, offset, size, waiting.ready)
+            if held is not None and not source.doubtful(offset, size):
+                return Data(held.views, held.release)
+        except BootseerError as error:
+            if self.after is None and not files.moving:
+                raise
+            waiting.fail(later(), error)
+            return None
         waiting.park(later(), held)
         return None
 
@@ -161,12 +177,16 @@ class _Outdated(OpenFile):
 class _Waiting:
     """A read whose bytes are not there yet, or are in doubt."""
 
-    __slots__ = ("_files", "_lock", "_offset", "_reply", "_size", "_source", "_there", "_where")
+    __slots__ = (
+        *("_files", "_lock", "_offset", "_opened", "_reply", "_size", "_source"),
+        *("_there", "_where"),
+    )
 
     def __init__(
-        self, files: OpenFiles, source: FileSource, offset: int, size: int, where: str
+        self, files: OpenFiles, opened: OpenFile, offset: int, size: int, where: str
     ) -> None:
-        self._files, self._source, self._where = files, source, where
+        self._files, self._opened, self._where = files, opened, where
+        self._source = opened.source
         self._offset, self._size = offset, size
         self._lock = threading.Lock()
         self._reply: Reply | None = None
@@ -198,7 +218,7 @@ class _Waiting:
                 self._there = False
             held = self._files.fetcher.held(source, self._offset, self._size, self.ready)
         except Exception as error:  # whatever it is, the reader must not wait for ever
-            reply.error(self._files.complaints.number(error, self._where, reading=True))
+            self.fail(reply, error)
             return
         if held is None:
             return  # evicted before we came: `ready` will be called again
@@ -217,11 +237,38 @@ class _Waiting:
                 self._source.confirm()
             except Exception as error:  # whatever it is, the reader must not wait for ever
                 held.release()
-                reply.error(self._files.complaints.number(error, self._where, reading=True))
+                self.fail(reply, error)
                 return
             reply.data(Data(held.views, held.release))
 
         self._files.help(settle)
+
+    def fail(self, reply: Reply, error: Exception) -> None:
+        """Read again by what took the file's place if it is moved meanwhile; else tell the error.
+
+        A rename that is under way may be why the read failed, so its end is waited for.
+        """
+        if self._opened.after is None and self._files.await_move(lambda: self.fail(reply, error)):
+            return
+        after = self._opened.after  # it may have come as the last rename ended
+        if after is None:
+            reply.error(self._files.complaints.number(error, self._where, reading=True))
+        else:
+            self._files.help(functools.partial(self._repeat, reply, after))
+
+    def _repeat(self, reply: Reply, after: OpenFile) -> None:
+        """In a thread that may wait for the store."""
+        if reply.interrupted:
+            return
+        try:
+            data = after.read(self._offset, self._size, lambda: reply)
+            if isinstance(data, memoryview):  # this thread's own, until its next read
+                data = Data((data,))
+        except Exception as error:  # whatever it is, the reader must not wait for ever
+            reply.error(self._files.complaints.number(error, self._where, reading=True))
+            return
+        if data is not None:
+            reply.data(data)
 
 
 class OpenFiles:
@@ -239,6 +286,9 @@ class OpenFiles:
         self._sources: dict[Inode, tuple[object, FileSource]] = {}
         self._counter = itertools.count(int.from_bytes(os.urandom(3)))
         self._pool: ThreadPoolExecutor | None = None
+        self.moving = 0
+        """How many renames are under way."""
+        self._after_move: list[Callable[[], None]] = []
 
     def source(self, inode: Inode, stamp: object, opening: Callable[[], FileSource]) -> FileSource:
         """The source of a file, opened unless one of the same `stamp` is kept. May wait."""
@@ -276,8 +326,7 @@ class OpenFiles:
         with self._lock:
             for handle, found in list(self.by_handle.items()):
                 if found.place == place and not (but and found.identity == but):
-                    found.close()
-                    self.by_handle[handle] = found.outdated()
+                    self.by_handle[handle] = found.replaced_by(found.outdated())
 
     def places(self) -> set[object]:
         """The places of all that is open."""
@@ -293,8 +342,28 @@ class OpenFiles:
             for handle, found in list(self.by_handle.items()):
                 is_other = is_volatile(source) and found.identity != source.identity
                 if found.place == place and not is_other:
-                    found.close()
-                    self.by_handle[handle] = found.moved(source, where)
+                    self.by_handle[handle] = found.replaced_by(found.moved(source, where))
+
+    @contextlib.contextmanager
+    def moves(self) -> Iterator[None]:
+        """A rename, from before the store does it until `move` was called for what is open."""
+        with self._lock:
+            self.moving += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.moving -= 1
+                waiting, self._after_move = self._after_move, []
+            for each in waiting:
+                self.help(each)
+
+    def await_move(self, then: Callable[[], None]) -> bool:
+        """Call `then` in a helping thread when a rename ends; False where none is under way."""
+        with self._lock:
+            if self.moving:
+                self._after_move.append(then)
+            return bool(self.moving)
 
     def revive(self, handle: Handle, source: FileSource, where: str, place: object) -> OpenFile:
         """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
