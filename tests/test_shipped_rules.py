@@ -386,6 +386,24 @@ seconds
     ]
 
 
+def test_vllm_that_does_not_say_how_long_it_loaded() -> None:
+    """Up to 0.7: the lines of one process in four, each a lane of its own."""
+    other = b"\x1b[1;36m(VllmWorkerProcess pid=77)\x1b[0;0m "
+    log = b"""\
+INFO 03-04 10:20:00 model_runner.py:1056] Starting to load model /models/seven...
+%bINFO 03-04 10:20:01 model_runner.py:1056] Starting to load model /models/seven...
+Loading safetensors checkpoint shards:   9%% Completed | 1/8 [00:01<00:10, 14.3it/s]
+INFO 03-04 10:28:05 model_runner.py:1067] Loading model weights took 15.3916 GB
+%bINFO 03-04 10:28:06 model_runner.py:1067] Loading model weights took 15.3916 GB
+INFO 03-04 10:28:47 model_runner.py:1523] Graph capturing finished in 27 secs.
+""" % (other, other)
+    assert spans_ms(found("vllm", log, live=False)) == [
+        ("model.init", 485_000.0),
+        ("model.init", 485_000.0),
+        ("compile.graphs", 27_000.0),
+    ]
+
+
 # The form of lines in public logs of SGLang 0.5, four schedulers in one stream: one is ten minutes
 # behind, and progress bars share its lines.
 SGLANG = b"""\
@@ -424,6 +442,16 @@ def test_sglang_with_a_slow_scheduler_among_several() -> None:
     slow = [f for f in out if f.attributes.get("log.lane") == "TP7"]
     assert [f.kind for f in slow] == ["begin", "end"]
     assert "bootseer.local_rank" not in slow[0].attributes
+
+
+def test_sglang_that_answers_by_uvicorns_logger() -> None:
+    """With several tokenizers the line has a level, and each of them writes it."""
+    log = b"""\
+[2026-03-04 10:19:19] INFO:     127.0.0.1:40998 - "POST /generate HTTP/1.1" 200 OK
+[2026-03-04 10:19:20] INFO:     The server is fired up and ready to roll!
+[2026-03-04 10:19:21] INFO:     The server is fired up and ready to roll!
+"""
+    assert brief(found("sglang", log, live=False)) == ["point first_step"]
 
 
 # The form of lines in public logs of NeMo 2.0 to 2.4, as a container's log stamps them.
@@ -695,6 +723,26 @@ def test_deepspeed_by_default_says_nothing_of_a_step() -> None:
     )
     log += b"[2026-11-21 10:00:05,000] [WARNING] [stage3.py:2120:step] 1 pytorch allocator cache\n"
     assert found("deepspeed", log, live=False) == []
+
+
+def test_the_step_that_deepspeeds_engine_prints_when_it_is_made_is_none() -> None:
+    log = b"""\
+[2026-03-04 10:19:20,749] [INFO] [logging.py:96:log_dist] [Rank -1] DeepSpeed info: version=0.19.8,\
+ git-hash=unknown, git-branch=unknown
+[2026-03-04 10:19:23,352] [INFO] [logging.py:96:log_dist] [Rank 0] step=0, skipped=0, lr=[0.0], \
+mom=[(0.9, 0.95)]
+[2026-03-04 10:19:23,749] [INFO] [config.py:996:print] DeepSpeedEngine configuration:
+"""
+    assert spans_ms(found("deepspeed", log, live=False)) == [("model.init", 3000.0)]
+    for second, step in ((33, 10), (43, 20)):
+        log += (
+            f"[2026-03-04 10:21:{second},000] [INFO] [logging.py:96:log_dist] [Rank 0] step={step},"
+            " skipped=0, lr=[0.1], mom=[(0.9, 0.95)]\n"
+        ).encode()
+    begun, *_, first = found("deepspeed", log, live=False)
+    assert (first.name, first.attributes["log.step_estimated"]) == ("first_step", True)
+    # nine steps of a second before the tenth, at 10:21:24
+    assert first.time_unix_nano - begun.time_unix_nano == 123_251 * 10**6
 
 
 def test_deepspeeds_setup_is_no_rendezvous() -> None:
