@@ -122,6 +122,14 @@ def analyse(
 ) -> Report:
     """Everything about one start; the others are listed, and compared with `baseline`'s."""
     chosen = prepare(choose(loaded, trace_id))
+    large = len(chosen.lanes.lanes) >= LEAST_LANES
+    with forked.computed(lambda: _find_held(chosen), fork=large) as held:
+        return _analysed(chosen, held, loaded, baseline)
+
+
+def _analysed(
+    chosen: Prepared, held: Callable[[], _Held], loaded: Loaded, baseline: Loaded | None
+) -> Report:
     others = [prepare(s) for s in loaded.starts if s is not chosen.start]
     every = sorted([chosen, *others], key=lambda p: p.summary.began_unix_s, reverse=True)
     problems = (*loaded.problems, *chosen.earlier, *incidents.repeated(chosen.start))
@@ -133,7 +141,7 @@ def analyse(
         comparison = compare_starts([prepare(s) for s in baseline.starts], every)
         problems = (*problems, *(p for p in baseline.problems if p not in problems))
     return dataclasses.replace(
-        _report(chosen),
+        _assembled(chosen, held),
         starts=tuple(p.summary for p in every),
         problems=problems,
         comparison=comparison,
@@ -187,12 +195,6 @@ def _find_held(prepared: Prepared) -> _Held:
         what_if = whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut))
     path = critical.critical_path(lanes, cut, medians)
     return _Held(critical.barriers(lanes, cut), path, what_if)
-
-
-def _report(prepared: Prepared) -> Report:
-    large = len(prepared.lanes.lanes) >= LEAST_LANES
-    with forked.computed(lambda: _find_held(prepared), fork=large) as held:
-        return _assembled(prepared, held)
 
 
 def _assembled(prepared: Prepared, held: Callable[[], _Held]) -> Report:

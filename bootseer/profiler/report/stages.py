@@ -92,49 +92,65 @@ def find_stages(lanes: Lanes) -> Stages:
     return Stages(tuple(gates), {k: tuple(v) for k, v in stretches.items()}, lanes.end_s)
 
 
+class _Cluster(NamedTuple):
+    """Passages through one barrier, by exit: lanes, waits, and these waits' times."""
+
+    lanes: list[int]
+    waits: list[Wait]
+    arrivals_s: list[float]
+    exits_s: list[float]
+
+
 def _gates(lanes: Sequence[Lane]) -> tuple[list[Gate], list[list[tuple[int, Wait]]]]:
     """The gates, and for each lane the gates it passed with its wait there."""
-    by_key: dict[tuple[str, int], list[tuple[int, Wait]]] = defaultdict(list)
+    by_key: dict[tuple[str, int], tuple[list[int], list[Wait]]] = {}
     for number, lane in enumerate(lanes):
         for wait in lane.waits:
-            by_key[wait.key].append((number, wait))
-    found: list[tuple[float, list[tuple[int, Wait]]]] = []
-    for members in by_key.values():
-        for cluster in _clusters(members):
-            exit_s = cluster[0][1][2]
-            last_s = max([wait[1] for _, wait in cluster])
-            if len(cluster) > 1 and last_s <= exit_s + _CLUSTER_S:
+            members = by_key.get(wait[0])
+            if members is None:
+                members = by_key[wait[0]] = ([], [])
+            members[0].append(number)
+            members[1].append(wait)
+    found: list[tuple[float, _Cluster]] = []
+    for numbers, waits in by_key.values():
+        for cluster in _clusters(numbers, waits):
+            exit_s, last_s = cluster.exits_s[0], max(cluster.arrivals_s)
+            if len(cluster.lanes) > 1 and last_s <= exit_s + _CLUSTER_S:
                 found.append((max(exit_s, last_s), cluster))
     found.sort(key=lambda item: item[0])
     gates: list[Gate] = []
     passed: list[list[tuple[int, Wait]]] = [[] for _ in lanes]
     for index, (exit_s, cluster) in enumerate(found):
-        arrivals = tuple([wait[1] for _, wait in cluster])
+        name, number = cluster.waits[0].key
         gates.append(
             Gate(
-                name=cluster[0][1].key[0],
-                index=cluster[0][1].key[1],
-                lanes=tuple([number for number, _ in cluster]),
-                arrivals_s=arrivals,
+                name=name,
+                index=number,
+                lanes=tuple(cluster.lanes),
+                arrivals_s=tuple(cluster.arrivals_s),
                 exit_s=exit_s,
-                latency_s=exit_s - max(arrivals),
-                waited_s=sum([wait[2] - wait[1] for _, wait in cluster]),
+                latency_s=exit_s - max(cluster.arrivals_s),
+                waited_s=sum(map(sub, cluster.exits_s, cluster.arrivals_s)),
             )
         )
-        for number, wait in cluster:
+        for number, wait in zip(cluster.lanes, cluster.waits, strict=True):
             passed[number].append((index, wait))
     return gates, passed
 
 
-def _clusters(members: list[tuple[int, Wait]]) -> list[list[tuple[int, Wait]]]:
-    """Split waits of one name where their exits lie apart: groups with barriers of their own, each
-    by exit."""
-    exits = [wait[2] for _, wait in members]
-    members = [members[place] for place in sorted(range(len(exits)), key=exits.__getitem__)]
+def _clusters(numbers: Sequence[int], waits: Sequence[Wait]) -> list[_Cluster]:
+    """Split waits of one name where their exits lie apart: groups with barriers of their own."""
+    exits = [wait[2] for wait in waits]
+    order = sorted(range(len(exits)), key=exits.__getitem__)
+    numbers, waits = [numbers[place] for place in order], [waits[place] for place in order]
     exits.sort()
+    arrivals = [wait[1] for wait in waits]
     gaps_s = map(sub, exits[1:], exits)
     cuts = [place for place, gap_s in enumerate(gaps_s, 1) if gap_s > _CLUSTER_S]
-    return [members[low:high] for low, high in itertools.pairwise([0, *cuts, len(members)])]
+    return [
+        _Cluster(numbers[low:high], waits[low:high], arrivals[low:high], exits[low:high])
+        for low, high in itertools.pairwise([0, *cuts, len(exits)])
+    ]
 
 
 def _cut(
