@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from depsnode import Node
 from fuse_mounts import end_mount, python
 from wheelhouse import make_wheel
 
+from bootseer.depsnap.restoring.apart import read_apart
 from bootseer.depsnap.time_limit import may_hang
+from bootseer.errors import DeadlineError
 
 pytestmark = pytest.mark.root
 
@@ -47,6 +50,11 @@ class Keeping:
     def read(self, *words, **more):
         kept("read")
         return super().read(*words, **more)
+    def write(self, inode, handle, offset, data, **more):
+        kept("write")
+        if len(data) > 1000:  # more than a beat of the lease
+            kept("archive")
+        return super().write(inode, handle, offset, data, **more)
     def readdir(self, *words, **more):
         kept("list")
         return super().readdir(*words, **more)
@@ -206,6 +214,48 @@ def test_a_start_ends_though_its_lease_is_kept(
     assert f"{node.store} did not answer for 10 s" in errors
     assert node.last() == ("fallback", "installed")
     assert node.works()
+
+
+def test_a_start_ends_though_what_it_packs_is_kept(
+    node: Node, writable: subprocess.Popen[str]
+) -> None:
+    """What packed was the start itself."""
+    (node.store.parent / "keeps").write_text("archive")
+    code, errors = node.finish(node.start(publish_stall_s=5.0))
+    assert writable.stdout is not None
+    assert writable.stdout.readline() == "kept archive\n"
+    assert code == 0
+    assert f"{node.store} did not answer for 5 s" in errors
+    assert node.last() == ("fallback", "installed")
+    assert node.works()
+
+
+def test_packing_apart_is_given_up_once_it_does_nothing(
+    node: Node, writable: subprocess.Popen[str]
+) -> None:
+    """What it waits for keeps no process of ours but the one that packs."""
+
+    def work() -> bytes:
+        (node.store / "file").write_bytes(b"x")
+        return b"done"
+
+    assert read_apart(work, 60.0, "it", while_at_work=True) == b"done"
+    (node.store.parent / "keeps").write_text("write")
+    with pytest.raises(DeadlineError, match="it did not answer for 1 s"):
+        read_apart(work, 1.0, "it", while_at_work=True)
+    assert writable.stdout is not None
+    assert writable.stdout.readline() == "kept write\n"
+
+
+def test_packing_apart_may_take_its_time() -> None:
+    """Longer than the limit, as long as it works."""
+
+    def work() -> bytes:
+        while time.process_time() < 2.5:  # this process's own
+            pass
+        return b"done"
+
+    assert read_apart(work, 2.0, "it", while_at_work=True) == b"done"
 
 
 def test_a_start_publishes_to_one_that_answers(node: Node, writable: subprocess.Popen[str]) -> None:

@@ -564,6 +564,28 @@ class _Run:
             self._pack(store, job, background_mode=False)
             self.outcome.result = "published"
 
+    def _publish_apart(self, store: Store, job: publish.Publication) -> int | None:
+        """`publish.publish` to a store that may hang, by a process that can be left behind.
+
+        Returns the archive's size, None where another node's came first.
+        """
+        from dataclasses import replace  # a publication is of these
+
+        from bootseer.depsnap import publish
+        from bootseer.depsnap.restoring.apart import read_apart
+
+        lock = job.lock()  # asks a resolver, which is none of that process's business
+        job = replace(job, lock=lambda: lock)
+        plain = open_store(self.settings.store)
+
+        def work() -> bytes:
+            record = publish.publish(plain, job, self.settings.on_step)
+            return b"" if record is None else str(record.archive.size).encode()
+
+        limit_s = self.settings.publish_stall_s
+        size = read_apart(work, limit_s, store.url, while_at_work=True)
+        return int(size) if size else None
+
     def _lock_to_publish(
         self, prepared: prepare.Prepared, packages: Mapping[str, str], background_mode: bool
     ) -> str:
@@ -581,14 +603,19 @@ class _Run:
 
     def _pack(self, store: Store, job: publish.Publication, *, background_mode: bool) -> None:
         from bootseer.depsnap import publish
+        from bootseer.depsnap.store_apart import StoreApart
 
         span = self.writer.begin("deps.publish", {"bootseer.background": background_mode})
         attributes: dict[str, object] = {}
         status = "ok"
         try:
-            record = publish.publish(store, job, self.settings.on_step)
-            if record is not None:
-                attributes["bootseer.bytes"] = record.archive.size
+            if isinstance(store, StoreApart):
+                size = self._publish_apart(store, job)
+            else:
+                record = publish.publish(store, job, self.settings.on_step)
+                size = record.archive.size if record is not None else None
+            if size is not None:
+                attributes["bootseer.bytes"] = size
         except BaseException as error:  # told in the event, whatever it is
             status = "fallback"
             attributes |= {"bootseer.reason": str(error), "error.type": type(error).__name__}

@@ -29,7 +29,9 @@ class DepsSettings:
 
     `cache` is the node's directory for locks and notes; shared trees are kept there when
     `share_trees` says that it outlives this start. `wait_limit_s` bounds every wait for another
-    node, `wait` `always` included. `on_step` is for fault injection in tests alone.
+    node, `wait` `always` included. `publish_stall_s` is how long packing into a store that may
+    hang may do nothing: writing out a large archive is one request.
+    `on_step` is for fault injection in tests alone.
     """
 
     store: str
@@ -52,6 +54,7 @@ class DepsSettings:
     image_digest: str = ""
     resolve_timeout_s: float = 5.0
     store_timeout_s: float = 4.0
+    publish_stall_s: float = 30.0
     lease_beat_s: float = 3.0
     lease_ttl_s: float = 20.0
     on_step: Callable[[str], None] = _nothing

@@ -1,4 +1,4 @@
-"""Reads that may hang, done by a process of their own.
+"""Work on a file system that may hang, done by a process of its own.
 
 Whoever waits for a FUSE server that has taken a request is ended by no signal, and a thread that
 does so keeps its process from ending. A process that does is left behind.
@@ -24,8 +24,13 @@ _END_S, _LOOK_S = 1.0, 0.001
 """How long a killed process may take to go, and how often it is looked for."""
 
 
-def read_apart(read: Callable[[], bytes], limit_s: float, what: str) -> bytes:
+def read_apart(
+    read: Callable[[], bytes], limit_s: float, what: str, *, while_at_work: bool = False
+) -> bytes:
     """What `read` returns in a forked process. Raises DeadlineError when it takes longer.
+
+    With `while_at_work` it may take any time in which it does something: it is given up when it
+    has neither read, written nor computed for `limit_s`, at the latest after twice that.
 
     `read` asks the kernel and does little else, for locks of our other threads stay locked there;
     and it uses no descriptor of ours, which are closed there, lest what is left behind hold them.
@@ -42,14 +47,14 @@ def read_apart(read: Callable[[], bytes], limit_s: float, what: str) -> bytes:
         _answer(read, into)
     os.close(into)
     try:
-        reply = _receive(out, limit_s, what)
+        reply = _receive(out, limit_s, what, pid if while_at_work else 0)
     finally:
         os.close(out)
         _end(pid)
     if reply.startswith(_OK):
         return reply[len(_OK) :]
     if not reply:
-        raise BootseerError(f"the process that read {what} died; try again")
+        raise BootseerError(f"the process that worked on {what} died; try again")
     name, text = json.loads(reply)
     raise getattr(errors, name)(text)
 
@@ -70,16 +75,33 @@ def _answer(read: Callable[[], bytes], into: int) -> None:
         os._exit(0)
 
 
-def _receive(out: int, limit_s: float, what: str) -> bytes:
+def _receive(out: int, limit_s: float, what: str, worker: int) -> bytes:
+    """All that comes; while a `worker`, a process's number, is at work, there is time."""
     end_s = time.monotonic() + min(limit_s, _MOST_S)
-    reply = b""
+    reply, done = b"", _work_of(worker)
     while True:
-        if not readable(out, timeout_s=end_s - time.monotonic()):
+        if readable(out, timeout_s=end_s - time.monotonic()):
+            part = os.read(out, 1 << 20)
+            if not part:
+                return reply
+            reply += part
+            continue
+        if (now := _work_of(worker)) == done:
             raise DeadlineError(f"{what} did not answer for {limit_s:g} s")
-        part = os.read(out, 1 << 20)
-        if not part:
-            return reply
-        reply += part
+        end_s, done = time.monotonic() + min(limit_s, _MOST_S), now
+
+
+def _work_of(worker: int) -> tuple[str, ...]:
+    """The processor time of a process and the bytes that it asked for; nothing of process 0."""
+    if not worker:
+        return ()
+    with open(f"/proc/{worker}/stat", encoding="ascii", errors="replace") as file:
+        times = file.read().rpartition(")")[2].split()[11:13]
+    try:
+        with open(f"/proc/{worker}/io", encoding="ascii") as file:
+            return (*times, file.read())
+    except OSError:
+        return tuple(times)
 
 
 def _end(pid: int) -> None:
