@@ -247,6 +247,17 @@ def test_packing_apart_is_given_up_once_it_does_nothing(
     assert writable.stdout.readline() == "kept write\n"
 
 
+def test_an_error_of_a_room_of_ours_comes_back_as_what_it_is() -> None:
+    class OwnError(DeadlineError):
+        """Known to nobody but the process apart."""
+
+    def work() -> bytes:
+        raise OwnError("its words")
+
+    with pytest.raises(DeadlineError, match="its words"):
+        read_apart(work, 60.0, "it")
+
+
 def test_packing_apart_may_take_its_time() -> None:
     """Longer than the limit, as long as it works."""
 

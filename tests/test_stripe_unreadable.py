@@ -58,6 +58,22 @@ def test_ls_lists_the_others_and_says_what_is_wrong(root: Path) -> None:
     ]
 
 
+def test_ls_of_a_directory_calls_a_file_without_its_manifest_damaged(tmp_path: Path) -> None:
+    """It said to check the path, and ended as for a name that is not there."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "large").write_bytes(content(5_000_000))
+    (run / "small").write_bytes(b"x")
+    assert stripe("put", run, tmp_path / "store/run").returncode == 0
+    (manifest,) = tmp_path.glob("store/run.stripes/v-*/data/large/manifest.json")
+    manifest.unlink()
+    listed = stripe("ls", tmp_path / "store/run")
+    assert listed.returncode == 6, listed.stderr
+    assert len(listed.stdout.splitlines()) == 2
+    assert "the manifest of large of " in listed.stderr
+    assert listed.stderr.endswith(" is missing; put the checkpoint anew\n")
+
+
 def test_gc_goes_on_with_the_others(root: Path) -> None:
     put_bytes(store_of(root), "d", b"again", root.parent)
     done = stripe("gc", "--grace", 0, root)

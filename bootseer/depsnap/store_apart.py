@@ -46,6 +46,10 @@ class StoreApart(LocalStore):
         return self._ask(lambda: self._plain.read(name, limit_bytes=limit_bytes))
 
     def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
+        # Leases begin with this, and then fork from a thread of theirs. What hooks into forks must
+        # not be imported elsewhere meanwhile: its hook after a fork would miss the one before it.
+        import concurrent.futures.thread  # noqa: F401 - and logging with it
+
         return bool(self._ask(lambda: b"y" * self._plain.create(name, data, lasting=lasting)))
 
     def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:

@@ -85,12 +85,7 @@ class Tree:
         if not entry.striped:
             name = f"{self.version.folder}/{entry.object}"
             return SmallSource(self.store, name, entry.size_bytes, entry.digest, label)
-        try:
-            found = versions.striped_file(self.store, self.version, entry)
-        except NotFoundError as error:
-            raise CorruptDataError(
-                f"the manifest of {label} is missing; put the checkpoint anew"
-            ) from error
+        found = versions.striped_file(self.store, self.version, entry)
         return striped_source(self.store, found, label)
 
 

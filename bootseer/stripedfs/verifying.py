@@ -130,7 +130,7 @@ class _Run:
         name = f"{self._version.folder}/{entry.object}"
         try:
             found = versions.striped_file(self._store, self._version, entry)
-        except (CorruptDataError, NotFoundError) as error:
+        except CorruptDataError as error:
             self._add(Damage(entry.path, f"{name}/{versions.MANIFEST}", -1, -1, str(error)))
             return
         yield from self.striped(entry.path, found, f"{entry.path} of {self._version.folder}")

@@ -256,10 +256,19 @@ def manifest_of(store: Store, version: Version) -> Manifest | TreeManifest:
 
 
 def striped_file(store: Store, version: Version, entry: TreeFile) -> StripedObject:
-    """A striped file of a tree with its manifest, checked against the tree's."""
+    """A striped file of a tree with its manifest, checked against the tree's.
+
+    Raises CorruptDataError, also where the manifest is missing: the tree names it.
+    """
     folder = f"{version.folder}/{entry.object}"
     name = f"{folder}/{MANIFEST}"
-    manifest = _read(store, name, (entry.manifest_bytes, entry.digest), Manifest.parse)
+    try:
+        manifest = _read(store, name, (entry.manifest_bytes, entry.digest), Manifest.parse)
+    except NotFoundError as error:
+        raise CorruptDataError(
+            f"the manifest of {entry.path} of {version.folder} in {store.url} is missing; put the "
+            "checkpoint anew"
+        ) from error
     if manifest.layout.size_bytes != entry.size_bytes:
         raise CorruptDataError(
             f"{name} in {store.url} is of {manifest.layout.size_bytes} bytes, the tree says "

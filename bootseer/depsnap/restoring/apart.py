@@ -34,7 +34,7 @@ def read_apart(
 
     `read` asks the kernel and does little else, for locks of our other threads stay locked there;
     and it uses no descriptor of ours, which are closed there, lest what is left behind hold them.
-    Raises the errors of ours that it raises.
+    Raises the errors of ours that it raises, as the class of `errors` that they are of.
     """
     out, into = os.pipe()
     try:
@@ -67,7 +67,8 @@ def _answer(read: Callable[[], bytes], into: int) -> None:
         try:
             reply = _OK + read()
         except BootseerError as error:
-            reply = json.dumps([type(error).__name__, str(error)]).encode()
+            kinds = [k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__]
+            reply = json.dumps([kinds[0], str(error)]).encode()
         left = memoryview(reply)
         while left:
             left = left[os.write(into, left) :]
