@@ -152,7 +152,13 @@ _FAULTS = ("gone", "slow", "hanging")
 def _plain() -> tuple[Floor, ...]:
     working = (
         *("deps first start", "deps fresh node", "deps second start", "deps nothing to gain"),
-        *("deps tiny install", "image tiny", "image tiny mount", "image nothing to gain"),
+        *(
+            "deps tiny install",
+            "deps uv links",
+            "image tiny",
+            "image tiny mount",
+            "image nothing to gain",
+        ),
         *("checkpoint tiny", "checkpoint tiny cat", "checkpoint tiny mount"),
         *("checkpoint tiny put", "start nothing to do"),
     )

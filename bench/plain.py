@@ -5,9 +5,10 @@
 `ours` and `plain` do the same work, from the start of a command to its end, in seconds; before
 each the page cache is dropped (as root) and nothing of the other is left. Dependencies are numpy
 and pandas with what they need, pinned, from wheels on this disk (`--quick`: a wheel of one file),
-`tiny install` is that one file; an image is busybox in a local registry; a checkpoint is a file
-of 1 MB on a local web server (`put`: from one local directory to another). `mount` cases mount,
-read one file and unmount.
+`tiny install` is that one file, `uv links` a second start without `--cache` of a `uv pip install`
+whose wheels uv has unpacked in its own cache; an image is busybox in a local registry; a
+checkpoint is a file of 1 MB on a local web server (`put`: from one local directory to another).
+`mount` cases mount, read one file and unmount.
 
 Stores and registries that are `gone` refuse connections, `hanging` ones take a request and never
 answer, `slow` ones answer one byte a second; these are fault injection, by a program that does
@@ -46,7 +47,7 @@ from tools.registry import Registry
 MEASURES = ("bootseer", "scripts", "bench/plain.py", "bench/depsnap-small-lock.txt")
 PLAIN = "plain"
 FAULTS = ("gone", "slow", "hanging")
-DEPS = ("first start", "fresh node", "second start", "nothing to gain", "tiny install")
+DEPS = ("first start", "fresh node", "second start", "nothing to gain", "tiny install", "uv links")
 CASES = (
     "run",
     "start nothing to do",
@@ -179,6 +180,17 @@ class Dependencies:
         places = ["--store", store or str(self.store), "--cache", str(self.cache)]
         return [_BOOTSEER, "deps", "run", *places, "--", *self.pip()]
 
+    def uv(self) -> list[str]:
+        uv = [shutil.which("uv") or str(Path(sys.executable).with_name("uv")), "pip", "install"]
+        uv += ["-q", "--python", str(self.venv / "bin/python"), "--offline", "--no-index"]
+        uv += ["--find-links", str(self.wheels), "--cache-dir", str(self.folder / "uv")]
+        return [*uv, *self.words]
+
+    def ours_of_uv(self) -> list[str]:
+        """Without a cache that starts share; what is kept of this node lies in its user's."""
+        env = ["env", f"XDG_CACHE_HOME={self.cache}"]
+        return [*env, _BOOTSEER, "deps", "run", "--store", str(self.store), "--", *self.uv()]
+
     def reset(self, *, base: str = "base", cache: bool = False, store: bool = False) -> None:
         """The environment as it was, and without a cache and a store unless they are kept."""
         tree.unplace(str(self.venv), str(self.cache / "trees"))
@@ -212,6 +224,7 @@ def dependencies(case: str, folder: Path, quick: bool) -> Iterator[Sides]:
 
 def _deps_sides(lab: Dependencies, situation: str, stack: contextlib.ExitStack) -> Sides:
     base, kept, url = "base", {}, ""
+    command, theirs = lab.ours, lab.pip()
     bad: BadServer | None = None
     if situation.startswith("store "):
         bad = stack.enter_context(BadServer(situation.removeprefix("store ")))
@@ -223,19 +236,24 @@ def _deps_sides(lab: Dependencies, situation: str, stack: contextlib.ExitStack) 
         timed(lab.pip(), environment())
         base = "installed"
         copy(lab.venv, lab.folder / base)
+    elif situation == "uv links":
+        command, theirs = lambda _: lab.ours_of_uv(), lab.uv()
+        timed(command(url), environment())
+        published(lab.store)
+        kept = {"store": True}
 
     def ours() -> float:
         lab.reset(base=base, **kept)
         if bad is not None:
-            return bad.strike(lambda: lab.measured(lab.ours(url)))
-        seconds = lab.measured(lab.ours(url))
+            return bad.strike(lambda: lab.measured(command(url)))
+        seconds = lab.measured(command(url))
         if situation in ("first start", "tiny install"):
             published(lab.store)  # so that it does not slow the next side
         return seconds
 
     def plain() -> float:
         lab.reset(base=base, cache=True, store=True)
-        return lab.measured(lab.pip())
+        return lab.measured(theirs)
 
     return {harness.OURS: ours, PLAIN: plain}
 
