@@ -224,7 +224,7 @@ def dependencies(case: str, folder: Path, quick: bool) -> Iterator[Sides]:
 
 def _deps_sides(lab: Dependencies, situation: str, stack: contextlib.ExitStack) -> Sides:
     base, kept, url = "base", {}, ""
-    command, theirs = lab.ours, lab.pip()
+    theirs = lab.pip()
     bad: BadServer | None = None
     if situation.startswith("store "):
         bad = stack.enter_context(BadServer(situation.removeprefix("store ")))
@@ -237,16 +237,16 @@ def _deps_sides(lab: Dependencies, situation: str, stack: contextlib.ExitStack) 
         base = "installed"
         copy(lab.venv, lab.folder / base)
     elif situation == "uv links":
-        command, theirs = lambda _: lab.ours_of_uv(), lab.uv()
-        timed(command(url), environment())
+        theirs = lab.uv()
+        timed(lab.ours_of_uv(), environment())
         published(lab.store)
         kept = {"store": True}
 
     def ours() -> float:
         lab.reset(base=base, **kept)
         if bad is not None:
-            return bad.strike(lambda: lab.measured(command(url)))
-        seconds = lab.measured(command(url))
+            return bad.strike(lambda: lab.measured(lab.ours(url)))
+        seconds = lab.measured(lab.ours_of_uv() if situation == "uv links" else lab.ours(url))
         if situation in ("first start", "tiny install"):
             published(lab.store)  # so that it does not slow the next side
         return seconds
