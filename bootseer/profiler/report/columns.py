@@ -170,6 +170,6 @@ def columns_of(rows: Sequence[tuple[Any, ...]]) -> Spans:
 def extent_of(rows: Sequence[Span]) -> tuple[int, int]:
     """The first and the last moment of any span, on their own clock; there must be one."""
     moments: Sequence[Any] = columns_of(rows).moments
-    if None in moments:
+    if type(moments) is not array and None in moments:
         moments = [moment for moment in moments if moment is not None]
     return min(moments), max(moments)

@@ -164,12 +164,14 @@ def build(start: Start, skew: Skew) -> Lanes:
     lanes: list[Lane] = []
     gpus: list[int | None] = []
     courses: _Courses = {}
+    by_form: dict[int, _Course] = {}
     for node, members in _groups(timed):
         named = [t.source.identity.gpus for t in members]
         gpus.append(max((n for n in named if n is not None), default=None))
         for number, (rank, own) in enumerate(_split(members)):
             whose = (node, rank, len(gpus) - 1, number == 0)
-            lanes.append(_plain_lane(*whose, own, courses) or _lane(*whose, own, courses))
+            lane = _plain_lane(*whose, own, courses, by_form)
+            lanes.append(lane or _lane(*whose, own, courses))
     reached = [lane.end_s for lane in lanes if lane.reached]
     names = set().union(*{columns_of(source.spans).names for source in start.sources})
     return Lanes(
@@ -252,10 +254,17 @@ def _course(
 
 
 def _plain_lane(
-    node: str, rank: int | None, group: int, first: bool, members: list[_Timed], courses: _Courses
+    node: str,
+    rank: int | None,
+    group: int,
+    first: bool,
+    members: list[_Timed],
+    courses: _Courses,
+    by_form: dict[int, _Course],
 ) -> Lane | None:
     """The lane of a process of one file whose phases followed each other and all ended, up to its
-    first step at most; None for any other."""
+    first step at most; None for any other. `by_form` has the courses by the `id` of the spans'
+    form, which the start keeps."""
     if len(members) != 1:
         return None
     source, shift_ns, shared, _, _ = members[0]
@@ -269,7 +278,10 @@ def _plain_lane(
     times = [(moment + shift_ns) / 1e9 for moment in spans.moments]  # type: ignore[operator]
     if times != sorted(times) or not all(map(lt, times[::2], times[1::2])):
         return None
-    course = _course(names, waits, (False,) * len(names), courses)
+    course = by_form.get(id(spans.form))
+    if course is None:
+        course = _course(names, waits, (False,) * len(names), courses)
+        by_form[id(spans.form)] = course
     return Lane(
         node,
         rank,

@@ -94,11 +94,24 @@ class _Objects(dict[str, "dict[str, object] | None"]):
         return found
 
 
+_About = tuple[tuple[bool, ...], tuple["dict[str, object] | None", ...]]
+
+
 class _Halves(dict[tuple[str, str], "tuple[bool, dict[str, object] | None]"]):
     """Whether a span waited, and its attributes, by the JSON of its two halves' attributes."""
 
     def __init__(self) -> None:
         self.objects = _Objects()
+        self._columns: dict[tuple[tuple[str, ...], tuple[str, ...]], _About] = {}
+
+    def columns(self, begun_with: tuple[str, ...], ended_with: tuple[str, ...]) -> _About:
+        """The same of many spans, of which a file's writers often have equal ones."""
+        found = self._columns.get((begun_with, ended_with))
+        if found is None:
+            each = map(self.__getitem__, zip(begun_with, ended_with, strict=True))
+            waits, attributes = zip(*each, strict=True)
+            found = self._columns[begun_with, ended_with] = (waits, attributes)
+        return found
 
     def __missing__(self, texts: tuple[str, str]) -> tuple[bool, dict[str, object] | None]:
         begun_with, ended_with = texts
@@ -138,9 +151,7 @@ def _paired_segment(
     monos = _in_turn(begun, ended)
     walls = _in_turn(list(map(int, begun_walls)), list(map(int, ended_walls)))
     offsets = list(map(sub, walls, monos))  # none is 0: by the pattern, walls are longer
-    waits, attributes = zip(
-        *map(known.__getitem__, zip(begun_with, ended_with, strict=True)), strict=True
-    )
+    waits, attributes = known.columns(begun_with, ended_with)
     spans = Spans(
         shared((names, waits, states, (False,) * len(ids))),
         array("q", monos),

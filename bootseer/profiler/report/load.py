@@ -152,7 +152,8 @@ def _pack_file(path: str) -> readers.Packed | None:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size < _BLOCK_BYTES:
                 return None
-            block = os.read(file.fileno(), _BLOCK_BYTES)
+            # A buffer of a whole block's size would cost its pages for every small file.
+            block = os.read(file.fileno(), status.st_size + 1)
             if not block or os.read(file.fileno(), 1):
                 return None
     except OSError:

@@ -66,10 +66,12 @@ def passages(rows: Sequence[Span]) -> list[Passage]:
     """A process's barrier spans in time order."""
     spans = columns_of(rows)
     names, _, states, _ = spans.form
-    places, keys = _barriers(spans.form)
+    _, places, keys = _barriers(spans.form)
     begins = [spans.moments[2 * place] for place in places]
     ends = [spans.moments[2 * place + 1] for place in places]
-    order = [begin or 0 for begin in map(_first_known, begins, ends)]
+    order: Sequence[int] = begins  # type: ignore[assignment]
+    if not spans.is_timed:
+        order = [begin or 0 for begin in map(_first_known, begins, ends)]
     if order != sorted(order):
         turn = sorted(range(len(order)), key=order.__getitem__)
         places = tuple([places[n] for n in turn])
@@ -83,9 +85,23 @@ def _first_known(begin_ns: int | None, end_ns: int | None) -> int | None:
     return end_ns if begin_ns is None else begin_ns
 
 
-@functools.lru_cache(maxsize=4096)
-def _barriers(form: Form) -> tuple[tuple[int, ...], tuple[_Key, ...]]:
+_MOST_FORMS = 4096
+_Known = tuple[Form, tuple[int, ...], tuple[_Key, ...]]
+_KNOWN: dict[int, _Known] = {}
+"""By the `id` of forms, each kept here: to hash one takes as long as all the rest."""
+
+
+def _barriers(form: Form) -> _Known:
     """Places of the barrier spans in a form, and their keys where they are in time order."""
+    known = _KNOWN.get(id(form))
+    if known is None:
+        if len(_KNOWN) >= _MOST_FORMS:
+            _KNOWN.clear()
+        known = _KNOWN[id(form)] = (form, *_find_barriers(form))
+    return known
+
+
+def _find_barriers(form: Form) -> tuple[tuple[int, ...], tuple[_Key, ...]]:
     names, waits, _, _ = form
     places = tuple(
         [
