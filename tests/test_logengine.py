@@ -156,6 +156,18 @@ def test_what_was_left_out_for_want_of_a_time_is_in_the_events_too() -> None:
     assert note.attributes["bootseer.reason"].endswith("unknown: ready: first_step (1)")
 
 
+def test_after_an_end_without_a_time_the_phase_has_no_end_and_begins_anew() -> None:
+    lines = ["10 loading", "loaded", "99 loaded", "100 loading", "103 loaded", "200 loading"]
+    *spans, note = run(STAMPED, [*lines, "loaded"], live=False)
+    assert brief(spans) == [
+        ("begin", "checkpoint.load", 10),
+        ("begin", "checkpoint.load", 100),
+        ("end", "checkpoint.load", 103),
+        ("begin", "checkpoint.load", 200),
+    ]
+    assert "(3)" in note.attributes["bootseer.reason"]
+
+
 def test_an_imported_line_has_the_time_that_its_containers_log_gave_it() -> None:
     stamp = "2026-11-21T10:00:%02d.5Z "
     found = run(STAMPED, [stamp % 1 + "loading", stamp % 9 + "loaded"], live=False)

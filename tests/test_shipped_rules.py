@@ -687,6 +687,19 @@ def test_without_a_line_of_the_trainer_a_bar_says_nothing() -> None:
     assert hugging_face([*BEFORE_TRAINING, bar(0, 12), bar(1, 12), bar(12, 12)]) == []
 
 
+def test_a_later_bar_is_no_end_of_the_first_step() -> None:
+    """A container's stamp is before a line alone, not before each drawing that it holds."""
+    log = b"""\
+2026-03-04T10:20:00Z ***** Running training *****
+2026-03-04T10:20:00Z   Total optimization steps = 72
+2026-03-04T10:43:00Z \r  0%|    | 0/72 [00:00<?, ?it/s]\r  1%|    | 1/72 [00:27<32:54, 27.82s/it]
+2026-03-04T10:43:23Z  69%|##  | 50/72 [23:15<09:35, 26.18s/it]
+"""
+    out = found("huggingface", log, live=False)
+    assert brief(out) == ["begin first_step", "point log_rules fallback"]
+    assert "first_step (2)" in out[1].attributes["bootseer.reason"]
+
+
 def test_a_trainer_without_bars_has_its_first_logged_step_alone() -> None:
     info = "***** Running training *****"
     out = found("huggingface", f"{info}\n{LOSS}\n{LOSS}\n".encode(), live=True)

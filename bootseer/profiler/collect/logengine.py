@@ -85,6 +85,7 @@ class _Open:
     repeats: int = 0
     first_step: Optional[int] = None
     total: str = ""
+    lost: bool = False  # its end was in a line without a time, so no later one is its end
 
 
 @dataclass
@@ -383,6 +384,9 @@ class Engine:
     ) -> None:
         key = (line.lane, rule.phase)
         opened = self._open.get(key)
+        if opened is not None and opened.lost:
+            del self._open[key]
+            opened = None
         total = _total(match)
         if opened is not None and not rule.restart:
             if total and opened.rule is rule:
@@ -410,6 +414,9 @@ class Engine:
         opened = self._open.get(key)
         if opened is not None and opened.rule is rule and _is_of_another(match, opened.total):
             return
+        if opened is not None and opened.lost:
+            self._leave_out(rule)
+            return
         duration_ns = _duration_ns(match)
         if opened is None and duration_ns is None and not rule.unopened_point:
             return
@@ -418,6 +425,8 @@ class Engine:
             times = opened.begin_ns + duration_ns, None, {}
         if times is None:
             self._leave_out(rule)
+            if opened is not None and opened.rule is rule:
+                opened.lost = True
         if times is None or not self._counted(rule, line, "end"):
             return
         time_ns, mono_ns = times[:2]
@@ -476,6 +485,9 @@ class Engine:
             other = phase != rule.phase
             until = opened.rule.until
             if not (rule.phase in until or "next" in until if other else restarted):
+                continue
+            if opened.lost:
+                del self._open[key]
                 continue
             attributes = _lane_attributes(opened.rule, lane)
             attributes["log.closed_by"] = rule.name
