@@ -16,11 +16,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import depsnode
 import pytest
 from depsnode import Node
 from fuse_mounts import end_mount, python
 from wheelhouse import make_wheel
 
+from bootseer.depsnap import time_limit
 from bootseer.depsnap.restoring.apart import read_apart
 from bootseer.depsnap.time_limit import may_hang
 from bootseer.errors import DeadlineError
@@ -278,6 +280,56 @@ def test_a_start_publishes_to_one_that_answers(node: Node, writable: subprocess.
     assert (code, errors, node.last()) == (0, "", ("ok", "restored"))
     assert node.installs == 1
     assert node.works()
+
+
+def test_a_start_whose_parent_ignores_the_ends_of_children_publishes(
+    node: Node, writable: subprocess.Popen[str]
+) -> None:
+    """Who ignores SIGCHLD hands that on; the kernel then keeps no child to be waited for."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        child = node.start(store_timeout_s=60.0)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    code, errors = node.finish(child)
+    assert (code, errors, node.last()) == (0, "", ("ok", "published"))
+
+
+def test_a_start_that_may_not_fork_any_more_ends_as_its_install_did(
+    node: Node, writable: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with a traceback and exit code 1, after a good install."""
+    driver = """
+import os
+from bootseer.depsnap import install
+real = install.run
+def refuse():
+    raise BlockingIOError(11, "no more processes")
+def run_and_refuse(*words):
+    code = real(*words)
+    os.fork = refuse
+    return code
+install.run = run_and_refuse
+"""
+    monkeypatch.setattr(depsnode, "DRIVER", driver + depsnode.DRIVER)
+    code, errors = node.finish(node.start(store_timeout_s=60.0))
+    assert code == 0
+    assert "no more processes" in errors
+    assert "Traceback" not in errors
+    assert node.last() == ("fallback", "installed")
+    assert node.works()
+
+
+def test_where_no_mounts_can_be_seen_nothing_is_said_to_hang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without /proc, as in a bare chroot, no start restored anything."""
+
+    def unseen() -> list[tuple[str, str]]:
+        raise FileNotFoundError(2, "no such file", "/proc/self/mountinfo")
+
+    monkeypatch.setattr(time_limit, "_mounts", unseen)
+    assert not may_hang(str(tmp_path))
 
 
 def test_the_next_start_does_not_wait_for_what_was_left_behind(

@@ -13,6 +13,8 @@ import pytest
 from depsnode import PATIENT_S, Node
 from wheelhouse import make_wheel
 
+from bootseer.depsnap.uv_links import would_link
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
@@ -71,6 +73,23 @@ def test_it_does_so_beside_the_command_newest_of_other_inputs(node: Node) -> Non
 )
 def test_what_it_does_not_link_is_restored(node: Node, variables: dict[str, str]) -> None:
     assert started(node, **variables) == ("ok", "restored")
+
+
+def test_so_is_what_it_would_ask_an_index_for(node: Node) -> None:
+    """A snapshot needs none, and the command fails where it is down."""
+    command = [word for word in node.plain if word != "--no-index"]
+    found = {"bootseer-alpha": "1.0"}
+    home = node.environ()["HOME"]
+
+    def links(*words: str, **variables: str) -> bool:
+        environ = {"HOME": home, **variables}
+        return would_link([*command, *words], environ, str(node.home), str(node.place), found)
+
+    assert not links()
+    assert links("--no-index")
+    assert links("--offline")
+    assert links(UV_OFFLINE="1")
+    assert not links("--no-index", "--find-links", "https://example.invalid/wheels")
 
 
 def test_so_is_what_its_settings_file_may_have_it_copy(node: Node) -> None:

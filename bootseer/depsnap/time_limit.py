@@ -73,7 +73,10 @@ def may_hang(path: str) -> bool:
 
     Such a file system is not asked itself, so this does not hang where it does not answer.
     """
-    served = {point: _is_served(kind) for point, kind in _mounts()}
+    try:
+        served = {point: _is_served(kind) for point, kind in _mounts()}
+    except OSError:
+        return False  # without /proc nobody can tell
     hangs = served.get("/", False)
     if not any(served.values()):
         return False
@@ -105,7 +108,9 @@ def may_hang(path: str) -> bool:
 def _mounts() -> list[tuple[str, str]]:
     """Mount points and their file systems' names, those mounted later behind earlier ones."""
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+    with open(
+        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n"
+    ) as file:
         for line in file:
             left, _, right = line.partition(" - ")
             point = left.split(" ", 5)[4]

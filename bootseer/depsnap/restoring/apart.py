@@ -36,13 +36,16 @@ def read_apart(
     and it uses no descriptor of ours, which are closed there, lest what is left behind hold them.
     Raises the errors of ours that it raises, as the class of `errors` that they are of.
     """
-    out, into = os.pipe()
+    try:
+        out, into = os.pipe()
+    except OSError as error:
+        raise errors.from_os_error(error, f"ask {what}") from error
     try:
         pid = os.fork()
-    except OSError:
+    except OSError as error:  # no more processes, or no memory
         os.close(out)
         os.close(into)
-        raise
+        raise errors.from_os_error(error, f"ask {what}") from error
     if pid == 0:
         _answer(read, into)
     os.close(into)
@@ -109,5 +112,6 @@ def _end(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     end_s = time.monotonic() + _END_S
-    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < end_s:
-        time.sleep(_LOOK_S)
+    with contextlib.suppress(ChildProcessError):  # who started us has SIGCHLD ignored
+        while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
