@@ -18,6 +18,7 @@ import click
 import pytest
 from image_mounts import Mounts, mounts_below, noise, unread_bytes
 from images_lab import Image, directory, file, symlink, write_layout
+from waiting import until
 
 from bootseer.cli import root
 from bootseer.errors import NotSupportedError, UsageError
@@ -211,6 +212,27 @@ class TestContainers:
         assert list(zip(given, by_us, strict=True)) == list(zip(given, by_podman, strict=True))
         assert sum(not found for found in by_us) == 4 + 1  # four refused, and --unsetenv-all
         assert mounts.gone()
+
+    def test_a_killed_server_is_said_once_and_nothing_is_left(
+        self, lab: Lab, registry: Any, mounts: Mounts
+    ) -> None:
+        script = "read word; cat f0 f1 > /dev/null && echo whole"
+        with lab.waiting(registry, "killed", 2, script) as (ref, child):
+            server = mounts.server()
+            os.kill(server.supervisor, signal.SIGSTOP)  # or it would start another worker
+            os.kill(mounts.worker(server), signal.SIGKILL)
+            os.kill(server.supervisor, signal.SIGKILL)
+            until(lambda: not mounts.processes(), "their end")
+            assert child.poll() is None
+            out, error = child.communicate("go\n", timeout=60)
+        assert child.returncode != 0
+        assert "whole" not in out
+        said = [line for line in error.splitlines() if line.startswith("bootseer: ")]
+        assert len(said) == 2
+        assert said[0].startswith("bootseer: mounted sha256:")
+        assert said[1].startswith(f"bootseer: the server of {ref} was killed while")
+        assert mounts.gone()
+        assert list((lab.runtime / "containers").iterdir()) == []
 
     def test_a_command_without_dashes_is_hinted_at(
         self, lab: Lab, ref: str, mounts: Mounts

@@ -78,7 +78,7 @@ def run(
     options = [*_events(settings.mount.events_dir), *settings.options]
     with contextlib.ExitStack() as stack:
         try:
-            words, place = _mounted_words(settings, options, stack, tell, mount)
+            words, place, digest = _mounted_words(settings, options, stack, tell, mount)
             if complain is not None:
                 stack.enter_context(_following(settings.mount, place, complain))
         except UsageError:
@@ -86,17 +86,37 @@ def run(
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
             stack.close()
             tell(Way(reason=str(error) or type(error).__name__))
-            words, place = _plain_words(settings, options), ""
+            words, place, digest = _plain_words(settings, options), "", ""
         from bootseer.imageprefetch import running
 
         code = running.run_foreground(words)
         last = settings.options[-1] if settings.options else "-"
         if code == _PODMANS_OWN_FAULT and not last.startswith("-") and complain is not None:
             complain(f"if {last!r} is of the command to be run, put -- before that command")
+        if code and place and complain and _lost_its_server(settings, place, digest):
+            complain(
+                f"the server of {settings.mount.ref} was killed while the container ran, which "
+                "could read no more of its image; look who killed it (the kernel's log names "
+                "those that memory ran out for), then start again"
+            )
         if code in _NEVER_BEGAN and place:
             with contextlib.suppress(OSError), open(os.path.join(place, _NOT_BEGUN), "wb"):
                 pass
         return code
+
+
+def _lost_its_server(settings: RunSettings, place: str, digest: str) -> bool:
+    """Whether the tree of a container, whose own folder is `place`, is served no more."""
+    from bootseer.fuse.mounts import all_mounts, shown_at
+    from bootseer.imageprefetch import runtime
+    from bootseer.imageprefetch.container_folders import TREE
+
+    servers = runtime.known(os.path.abspath(settings.mount.runtime or default_runtime()))
+    shown = shown_at(all_mounts(), os.path.join(place, TREE))
+    if shown is None:  # what served it took it away when it ended, or somebody else did
+        return not any(one.digest == digest and runtime.lives(one) for one in servers)
+    server = next((one for one in servers if runtime.is_of(one, shown)), None)
+    return server is not None and not server.sealed and not runtime.lives(server)
 
 
 def import_the_rest() -> None:
@@ -119,8 +139,8 @@ def _mounted_words(
     stack: contextlib.ExitStack,
     tell: Callable[[Way], None],
     mount: Callable[[MountSettings], Mounted],
-) -> tuple[list[str], str]:
-    """Mount until `stack` is left; the container's command line, and a folder for its time."""
+) -> tuple[list[str], str, str]:
+    """Mount until `stack` is left; the command line, a folder for its time, the digest."""
     podmanwords.check_platform(options)
     place = os.path.abspath(settings.mount.runtime or default_runtime())
     stack.enter_context(trees.ending())
@@ -140,7 +160,7 @@ def _mounted_words(
     config = _config(settings.mount, mounted.digest, begun_s)
     words = running.container_words(tree, config, options, settings.words)
     tell(Way(mounted))
-    return words, own
+    return words, own, mounted.digest
 
 
 @contextlib.contextmanager

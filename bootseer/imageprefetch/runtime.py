@@ -172,6 +172,11 @@ def serves(server: Server) -> bool:
     )
 
 
+def lives(server: Server) -> bool:
+    """Whether a process of a server is there still, and has not said that it ends."""
+    return serves(server) and _is_held(server.state)
+
+
 def _outlives(server: Server) -> bool:
     """Whether a mount is right without any process, and there."""
     return server.sealed and bool(mounts_of(server))
