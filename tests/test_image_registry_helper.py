@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+from waiting import until
 
 import bootseer
 from bootseer.errors import BootseerError
@@ -252,9 +253,10 @@ def test_a_bare_mount_imports_no_client_and_no_cache_before_it_is_there(
 ) -> None:
     """Each of these would delay a job; the helper imports the registry's client beside us."""
     directory, told = mounts.folder / "m", mounts.folder / "modules"
+    told_hot = mounts.folder / "modules-hot"
     directory.mkdir()
     code = f"""
-import sys
+import os, sys
 from bootseer.cli import main
 from bootseer.imageprefetch import registry_helper
 helper = registry_helper.start
@@ -267,6 +269,13 @@ def start(*words, **options):
             file.write(" ".join(sys.modules))
         hand_over(self, *about)
     worker.Worker._hand_over = noted
+    hot_done = worker.Worker._hot_done
+    def noted_hot_done(self):
+        with open({str(told_hot)!r} + ".new", "w") as file:
+            file.write(" ".join(sys.modules))
+        os.rename({str(told_hot)!r} + ".new", {str(told_hot)!r})
+        hot_done(self)
+    worker.Worker._hot_done = noted_hot_done
     return link
 registry_helper.start = start
 sys.exit(main.main(sys.argv[1:]))
@@ -284,6 +293,9 @@ sys.exit(main.main(sys.argv[1:]))
     modules = set(told.read_text().split())
     assert "bootseer.imageprefetch.helped_repository" in modules
     assert modules & HEAVY == set()
+    until(told_hot.exists, "the hot set's end")
+    assert "bootseer.imageprefetch.recording" in told_hot.read_text().split()
+    assert "bootseer.imageprefetch.traces" not in told_hot.read_text().split()
     mounts.umount(str(directory))
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bootseer.blocks.trace import Trace
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.recording import LateRecorder, StartRecording
+    from bootseer.imageprefetch.traces import TraceStore
 
 SETTLE_S = 10.0
 
@@ -75,12 +76,11 @@ class Noting:
         if self._recorder is None:
             return
         from bootseer.imageprefetch.recording import StartRecording
-        from bootseer.imageprefetch.traces import TraceStore
 
         settings, resumed, front = self._settings, self._resumed, self._front
         self._recording = StartRecording(
             self._recorder,
-            TraceStore(folder),
+            _Traces(folder),
             full=lambda: cold and not resumed and not front.reads.warm_reads,
             events_dir=settings.events_dir,
             ended=ended,
@@ -100,3 +100,26 @@ class Noting:
             self._settled.wait(SETTLE_S)  # whoever unmounts at once has touched something too
         if self._recording is not None:
             self._recording.close()
+
+
+class _Traces:
+    """A `TraceStore` that is imported when a start is over, or its hot set is there.
+
+    Before, it would take time that the hot set's frames, and a job, wait for.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def _store(self) -> TraceStore:
+        from bootseer.imageprefetch.traces import TraceStore
+
+        return TraceStore(self._folder)
+
+    def load(self, workload: str) -> Trace | None:
+        """As `TraceStore.load`."""
+        return self._store().load(workload)
+
+    def add(self, trace: Trace) -> Trace:
+        """As `TraceStore.add`."""
+        return self._store().add(trace)

@@ -23,7 +23,15 @@ from bootseer.imageprefetch.journal import SAVE_S, Journal
 from bootseer.profiler import events
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.traces import TraceStore
+    from typing import Protocol
+
+    class Traces(Protocol):
+        """What a recording asks of a `TraceStore`."""
+
+        def load(self, workload: str) -> Trace | None: ...
+
+        def add(self, trace: Trace) -> Trace: ...
+
 
 FIRST_STEP = "first_step"
 POLL_S = 0.1
@@ -127,7 +135,7 @@ class StartRecording:
     def __init__(
         self,
         recorder: Recorder,
-        store: TraceStore,
+        store: Traces,
         *,
         full: Callable[[], bool],
         events_dir: str = "",
