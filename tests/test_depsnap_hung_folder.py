@@ -332,6 +332,31 @@ def test_where_no_mounts_can_be_seen_nothing_is_said_to_hang(
     assert not may_hang(str(tmp_path))
 
 
+def test_a_way_back_from_a_local_disk_leads_to_what_is_above_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/link").symlink_to("/elsewhere")
+    mounts = [("/", "virtiofs"), (f"{tmp_path}", "ext4"), (f"{tmp_path}/disk", "ext4")]
+    monkeypatch.setattr(time_limit, "_mounts", lambda: mounts)
+    assert not may_hang(f"{tmp_path}/disk/x")
+    assert not may_hang(f"{tmp_path}/disk/y/../x")
+    assert may_hang(f"{tmp_path}/disk/link/x")
+
+
+def test_files_of_a_process_apart_take_no_standard_streams_place(tmp_path: Path) -> None:
+    """What something printed there stood in the file that came first."""
+
+    def work() -> bytes:
+        with (tmp_path / "file").open("wb", 0) as file:
+            os.write(2, b"a warning")
+            file.write(b"content")
+            return str(file.fileno()).encode()
+
+    assert int(read_apart(work, 60.0, "it")) > 2
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
 def test_the_next_start_does_not_wait_for_what_was_left_behind(
     node: Node, server: subprocess.Popen[str], tmp_path: Path
 ) -> None:

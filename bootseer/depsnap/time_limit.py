@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bootseer.errors import DeadlineError
 
@@ -87,6 +87,7 @@ def may_hang(path: str) -> bool:
             continue
         if name == "..":
             at = os.path.dirname(at).rstrip("/")
+            hangs = _is_below_served(at, served)
             continue
         at = f"{at}/{name}"
         if at in served:
@@ -101,8 +102,16 @@ def may_hang(path: str) -> bool:
         if links > _MOST_LINKS:
             return hangs
         at = "" if there.startswith("/") else os.path.dirname(at).rstrip("/")
+        hangs = _is_below_served(at, served)
         left = [*there.split("/"), *left]
     return hangs
+
+
+def _is_below_served(folder: str, served: Mapping[str, bool]) -> bool:
+    """Whether the last mount on the way to a folder, "" for the root, is a served one."""
+    while folder and folder not in served:
+        folder = os.path.dirname(folder).rstrip("/")
+    return served.get(folder or "/", False)
 
 
 def _mounts() -> list[tuple[str, str]]:

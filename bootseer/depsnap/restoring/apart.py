@@ -67,6 +67,7 @@ def _answer(read: Callable[[], bytes], into: int) -> None:
     try:
         os.closerange(0, into)
         os.closerange(into + 1, into + _MOST_DESCRIPTORS)
+        _fill_standard_streams(into)
         try:
             reply = _OK + read()
         except BootseerError as error:
@@ -77,6 +78,14 @@ def _answer(read: Callable[[], bytes], into: int) -> None:
             left = left[os.write(into, left) :]
     finally:
         os._exit(0)
+
+
+def _fill_standard_streams(but: int) -> None:
+    """Lest a file that is opened next gets what something prints."""
+    with contextlib.suppress(OSError):  # without /dev/null nothing is lost but that
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in {0, 1, 2} - {but, nowhere}:
+            os.dup2(nowhere, number)
 
 
 def _receive(out: int, limit_s: float, what: str, worker: int) -> bytes:
