@@ -333,6 +333,8 @@ SECRET = "s3cr3tv4lue"
         f"GITHUB_PAT={SECRET} pip install x",
         f"--auth={SECRET}",
         f"curl -u me:{SECRET} https://h",
+        f"MY_\u017fECRET={SECRET}",  # a long s, which to a pattern is an s
+        f"API_\u212aEY={SECRET}",
     ],
 )
 def test_secrets_leave_words_and_texts(word: str) -> None:
@@ -348,6 +350,8 @@ def test_secret_after_its_option() -> None:
 def test_tokens_are_known_by_their_form() -> None:
     for start in ("ghp_", "hf_", "github_pat_", "sk-", "glpat-"):
         assert redact.text(f"git clone {start}{'a1B2' * 6} x") == "git clone *** x"
+    for word in ("xoxb-12345678901", "pypi-AgEIcHlwaS5", "AKIAABCDEFGHIJKLMNOP"):
+        assert redact.text(f"x {word} y") == "x *** y"
 
 
 def test_ordinary_words_stay() -> None:

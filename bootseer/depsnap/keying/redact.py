@@ -18,7 +18,8 @@ SECRET_NAME = (
 )
 
 # Texts: a pattern takes longer to compile than a start's few words to search, and most words hold
-# none of the signs without which it cannot match.
+# none of the signs without which it cannot match. Signs in small letters are looked for in ASCII
+# alone: there are letters of other alphabets that a pattern takes for an `s` or a `k`.
 _URL_USER = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"@]*(?:@[^/\s'\"@]*)*@"
 # `tokenizers==0.19` and `tiktoken = "^0.7"` are packages: what decides an install must stay.
 _NO_VERSION = r"(?!=|['\"]?[\^~<>=! ]*\d+(?:\.[\w*]+)+)"
@@ -31,13 +32,18 @@ _HEADER = (
     r"(?:(?:bearer|basic|token)\s+)?[^\s'\"]+"
 )
 _LOGIN = r"(?P<name>(?:^|\s)(?:-u|--user|--proxy-user)[\s=]*['\"]?[^\s:'\"]+:)[^\s'\"]+"
-_SHAPED = re.compile(
+_NAMED_SIGNS = ("token", "secret", "passw", "credential", "auth", "pat", "sig", "key")
+_HEADER_SIGNS = ("authorization", "token", "key")
+_LOGIN_SIGNS = ("-u",)
+_SHAPED_SIGNS = ("gh", "hf_", "github_pat_", "sk-", "glpat-", "xox", "pypi-AgE", "AKIA")
+_SHAPED = (
     r"\b(?:(?:gh[opsur]|hf)_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9]{20,}"
     r"|(?:glpat|xox[abp])-[\w-]{10,}|pypi-AgE[\w-]+|AKIA[0-9A-Z]{16}\b)"
 )
-_SECRET_OPTION = re.compile(rf"--(?:{SECRET_NAME})", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(
-    r"TOKEN(?!IZE)|SECRET|PASSWORD|PASSWD|CREDENTIAL|SIGNATURE|API_?KEY|ACCESS_?KEY|USERNAME|KEYRING"
+_SECRET_OPTION = rf"(?i)--(?:{SECRET_NAME})"
+_SECRET_VARIABLE = (
+    r"TOKEN(?!IZE)|SECRET|PASSWORD|PASSWD|CREDENTIAL|SIGNATURE"
+    r"|API_?KEY|ACCESS_?KEY|USERNAME|KEYRING"
 )
 
 
@@ -46,12 +52,21 @@ def text(value: str) -> str:
     plain = value
     if "://" in plain:
         plain = re.sub(_URL_USER, r"\g<scheme>", plain)
-    if "=" in plain:
+    small = plain.lower() if plain.isascii() else ""
+    if "=" in plain and _has(_NAMED_SIGNS, small):
         plain = re.sub(_NAMED, rf"\g<name>\g<mark>{GONE}", plain)
     if ":" in plain:
-        for pattern in (_HEADER, _LOGIN):
-            plain = re.sub(pattern, rf"\g<name>{GONE}", plain)
-    return _SHAPED.sub(GONE, plain)
+        for pattern, signs in ((_HEADER, _HEADER_SIGNS), (_LOGIN, _LOGIN_SIGNS)):
+            if _has(signs, small):
+                plain = re.sub(pattern, rf"\g<name>{GONE}", plain)
+    if any(sign in plain for sign in _SHAPED_SIGNS):
+        plain = re.sub(_SHAPED, GONE, plain)
+    return plain
+
+
+def _has(signs: Iterable[str], small: str) -> bool:
+    """Whether a text can hold what its pattern looks for; "" is one that is not looked through."""
+    return not small or any(sign in small for sign in signs)
 
 
 def words(command: Iterable[str]) -> list[str]:
@@ -59,7 +74,7 @@ def words(command: Iterable[str]) -> list[str]:
     out: list[str] = []
     before = ""
     for word in command:
-        hide = _SECRET_OPTION.fullmatch(before)
+        hide = before.startswith("--") and re.fullmatch(_SECRET_OPTION, before)
         login = ":" in word and re.fullmatch(_LOGIN, f"{before} {word}")
         out.append(GONE if hide else f"{word.partition(':')[0]}:{GONE}" if login else text(word))
         before = word
@@ -68,4 +83,4 @@ def words(command: Iterable[str]) -> list[str]:
 
 def is_secret_variable(name: str) -> bool:
     """Whether an environment variable of this name is never to be read into a key."""
-    return bool(_SECRET_VARIABLE.search(name.upper()))
+    return bool(re.search(_SECRET_VARIABLE, name.upper()))

@@ -25,9 +25,9 @@ NOT_SOURCE = frozenset(
     (".git", ".hg", ".venv", "__pycache__", "build", "dist", "node_modules", ".mypy_cache")
 )
 _INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[=\s]*(\S+)", re.MULTILINE)
-_EDITABLE = re.compile(r"^\s*(?:-e|--editable)[=\s]*(\S+)", re.MULTILINE)
+_EDITABLE = r"(?m)^\s*(?:-e|--editable)[=\s]*(\S+)"
 _DESCRIPTIONS = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
-_LISTS = re.compile(r".*requirements.*\.(?:txt|in)")
+_LISTS = r".*requirements.*\.(?:txt|in)"
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 
 
@@ -144,7 +144,7 @@ def _project(folder: str, cwd: str) -> dict[str, str]:
 def _local(words: Sequence[str], texts: Sequence[str], cwd: str) -> list[str]:
     """Packages given as a path, on the command line or in a requirement file."""
     lines = [line.strip() for text in texts for line in text.splitlines()]
-    editable = [path for text in texts for path in _EDITABLE.findall(text)]
+    editable = [path for text in texts for path in re.findall(_EDITABLE, text)]
     candidates = [*words, *editable, *(ln for ln in lines if ln.startswith((".", "/", "file:")))]
     return [path for word in candidates if (path := _local_path(word, cwd))]
 
@@ -177,7 +177,7 @@ def editable_digest(path: str) -> str:
             continue
         for name in names:
             full = os.path.join(folder, name)
-            if name in _DESCRIPTIONS or _LISTS.fullmatch(name):
+            if name in _DESCRIPTIONS or re.fullmatch(_LISTS, name):
                 parts.append(f"{folder == path} {name} {digest_text(read_text(full))}")
             elif name.endswith(".py") or os.path.isfile(os.path.join(full, "__init__.py")):
                 parts.append(f"{folder == path} {name}")

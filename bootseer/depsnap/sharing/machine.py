@@ -5,5 +5,5 @@ from __future__ import annotations
 
 def boot_id() -> str:
     """This boot's id; also the same in every container of the node."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return file.read().decode("ascii").strip()

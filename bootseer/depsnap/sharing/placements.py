@@ -112,8 +112,8 @@ def write(folder: str, target: str, form: Form, digest: Digest, source: str, cre
 
 def read(folder: str) -> Record | None:
     try:
-        with open(os.path.join(folder, "record.json"), encoding="ascii") as file:
-            row: dict[str, Any] = json.load(file)
+        with open(os.path.join(folder, "record.json"), "rb") as file:
+            row: dict[str, Any] = json.loads(file.read().decode("ascii"))
         return Record(
             folder,
             row["target"],
