@@ -322,21 +322,51 @@ def test_it_is_listed_and_collected_like_any_tree(node: Packed) -> None:
     assert not Path(made.path).exists()
 
 
+def _cold_tree(folder: Path, name: str) -> SharedTree:
+    """A tree with much metadata, none of which is in memory."""
+    root = folder / name
+    root.mkdir()
+    for number in range(3000):
+        (root / f"{number:04} {'n' * 200}").touch()
+    archive = folder / f"{name}.archive"
+    info = pack(root, archive)
+    made = tree.ensure(str(folder / "cache"), str(archive), info.index_digest, packed=True)
+    with _meta(made).open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert share_in_memory(_meta(made)) < 0.1
+    return made
+
+
+def _meta(made: SharedTree) -> Path:
+    return Path(made.path) / "meta"
+
+
+@pytest.mark.usefixtures("page_cache_stays")
+def test_the_metadata_of_the_tree_used_last_is_read_before_its_name_is_known(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
+    tree.read_ahead_newest(str(cache))  # there is none
+    used, other = (_cold_tree(tmp_path, name) for name in ("used", "other"))
+    os.utime(Path(other.path) / "tree.json", ns=(1, 1))
+    half_made = cache / "trees" / ("0" * 64 + ".packed")
+    half_made.mkdir()
+    tree.read_ahead_newest(str(cache))
+    until(lambda: share_in_memory(_meta(used)) == 1, "the metadata in memory")
+    assert share_in_memory(_meta(other)) < 0.1
+    os.mkfifo(half_made / "meta")
+    (half_made / "tree.json").touch()
+    tree.read_ahead_newest(str(cache))  # nobody writes into the FIFO
+
+
 @pytest.mark.usefixtures("page_cache_stays")
 def test_the_metadata_of_a_cold_tree_is_read_at_once(tmp_path: Path) -> None:
     """A mount read it block by block, and waited for the disk each time."""
-    root, mounted = tmp_path / "root", tmp_path / "mounted"
-    root.mkdir()
+    mounted = tmp_path / "mounted"
     mounted.mkdir()
-    for number in range(3000):
-        (root / f"{number:04} {'n' * 200}").touch()
-    info = pack(root, tmp_path / "a")
-    made = tree.ensure(str(tmp_path / "cache"), str(tmp_path / "a"), info.index_digest, packed=True)
-    meta = Path(made.path) / "meta"
-    with meta.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert share_in_memory(meta) < 0.1
+    made = _cold_tree(tmp_path, "root")
+    meta = _meta(made)
     packed.mount(made.path, str(mounted))
     try:
         until(lambda: share_in_memory(meta) == 1, "the metadata in memory")

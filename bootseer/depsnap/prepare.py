@@ -263,6 +263,12 @@ def place(
         return _place(path, settings, record, moved, confirm, stall_s)
 
 
+def read_tree_ahead(settings: DepsSettings) -> None:
+    """Ask the disk for the tree that will most likely be placed, while its name is worked out."""
+    if settings.share_trees and settings.form in ("auto", "overlay"):
+        tree.read_ahead_newest(target.trees_of(settings.cache))
+
+
 def patience_of(record: records.Record, settings: DepsSettings) -> Patience:
     """How long a fetch of the archive may bring too little: the larger of the store's time limit
     and a tenth of what the plain install took."""

@@ -213,6 +213,7 @@ class _Run:
         settings = self.settings
         if settings.environ.get(INSIDE):
             return False  # an install within an install: the outer one captures all
+        prepare.read_tree_ahead(settings)
         found = prepare.find_target(settings, self.command)
         if not found.roots:
             return False  # it makes directories alone

@@ -142,14 +142,17 @@ def mount(folder: str, target: str) -> None:
     if "," in data:
         raise NotSupportedError("the cache's path holds a comma, which mount(2) cannot")
     meta = os.path.join(folder, META)
-    _read_ahead(meta)
+    read_ahead(folder)
     flags = mounts.MS_RDONLY | mounts.MS_NODEV | mounts.MS_NOATIME
     mounts.mount(meta, target, "erofs", flags, f"device={data}")
 
 
-def _read_ahead(meta: str) -> None:
-    """Have the kernel read the metadata at once: the mount would wait for each block in turn."""
-    descriptor = os.open(meta, os.O_RDONLY | os.O_CLOEXEC)
+def read_ahead(folder: str) -> None:
+    """Have the kernel read the metadata at once: the mount would wait for each block in turn.
+
+    Waits for none of it. Raises OSError where there is none.
+    """
+    descriptor = os.open(os.path.join(folder, META), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.posix_fadvise(descriptor, 0, _META_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
     except OSError:

@@ -7,6 +7,7 @@ from bootseer.depsnap.sharing.treecache import (
     discard,
     ensure,
     find,
+    read_ahead_newest,
     recently_used,
     trees,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "find",
     "in_use",
     "place",
+    "read_ahead_newest",
     "recently_used",
     "sweep",
     "trees",

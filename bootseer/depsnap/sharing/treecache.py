@@ -21,7 +21,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from bootseer.depsnap.model import DIRECTORY, FILE, Digest, Limits, SharedTree
 from bootseer.depsnap.restoring import staging
@@ -79,6 +79,25 @@ def find(cache_dir: str, digest: Digest, *, packed: bool = False) -> SharedTree 
         return None
     os.utime(os.path.join(path, _RECORD))
     return _shared(path, record)
+
+
+def read_ahead_newest(cache_dir: str) -> None:
+    """Have the kernel read what a mount of the packed tree used last needs; waits for none of it.
+
+    For a start that does not know its tree yet: on most nodes it is that one.
+    """
+    folder = os.path.join(os.path.abspath(cache_dir), "trees")
+    used: dict[str, int] = {}
+    with suppress(OSError):  # no cache yet, or what comes and goes: the mount asks for its own
+        for path in (os.path.join(folder, n) for n in os.listdir(folder) if _is_packed(n)):
+            with suppress(OSError):  # half made
+                used[path] = _last_used_ns(path)
+        if used:
+            packed_tree.read_ahead(max(used, key=lambda path: used[path]))
+
+
+def _last_used_ns(path: str) -> int:
+    return os.stat(os.path.join(path, _RECORD)).st_mtime_ns
 
 
 def _unchanged(path: str, record: dict[str, Any]) -> bool:
@@ -268,9 +287,9 @@ def _is_packed(path: str) -> bool:
 
 def _record(path: str) -> dict[str, Any] | None:
     try:
-        with open(os.path.join(path, _RECORD), encoding="ascii") as file:
+        with open(os.path.join(path, _RECORD), "rb") as file:
             status = os.fstat(file.fileno())
-            record = json.load(file)
+            record = json.loads(file.read().decode("ascii"))
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
@@ -329,7 +348,7 @@ def trees(cache_dir: str) -> tuple[TreeStatus, ...]:
         record = _record(path) if not name.startswith(".") and os.path.isdir(path) else None
         if record is None:
             continue
-        used = os.stat(os.path.join(path, _RECORD)).st_mtime_ns
+        used = _last_used_ns(path)
         digest = Digest(name.removesuffix(_PACKED))
         use = in_use(cache_dir, digest)
         out.append(TreeStatus(digest, path, record["size"], used, use, _is_packed(path)))
