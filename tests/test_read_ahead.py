@@ -22,19 +22,19 @@ from bootseer.depsnap.sharing import tree
 # A start as the command makes it, which then tells the files of what it has imported: of all
 # modules, and of those that came after what is read ahead.
 START = """
-import json, sys
+import gc, json, sys
 from bootseer.cli import deps_direct, main, read_ahead
 early = {}
 ask_for = read_ahead.ask_for
 def note_and_ask(modules):
-    early.update(sys.modules)
+    early.update(early or sys.modules)
     ask_for(modules)
 read_ahead.ask_for = note_and_ask
 code = deps_direct.command(sys.argv[1:])
 def files(names):
     specs = [getattr(sys.modules[name], "__spec__", None) for name in names]
     return [s.cached or s.origin for s in specs if s and s.has_location]
-told = [code, files(sys.modules), files(sys.modules.keys() - early.keys())]
+told = [code, files(sys.modules), files(sys.modules.keys() - early.keys()), gc.isenabled()]
 print(json.dumps(told))
 """
 
@@ -95,15 +95,9 @@ def make_empty(node: Node) -> None:
     node.make_venv()
 
 
-@pytest.mark.root
-@pytest.mark.slow
-def test_it_is_what_a_second_start_imports(node: Node) -> None:
-    what = [*node.plain, "--no-deps"]
-    assert node.run(cache_shared=True, command=what).returncode == 0
-    make_empty(node)
-    assert node.run(cache_shared=True, command=what).returncode == 0
-    make_empty(node)
-    words = ["deps", "run", "--store", str(node.store), "--cache", str(node.cache), "--", *what]
+def start(node: Node, what: list[str], cache: Path) -> tuple[list[str], list[str]]:
+    """Files of the modules that a start imports: all, and those after it has begun to ask."""
+    words = ["deps", "run", "--store", str(node.store), "--cache", str(cache), "--", *what]
     done = subprocess.run(
         [sys.executable, "-I", "-c", START, *words],
         cwd=node.home,
@@ -112,12 +106,38 @@ def test_it_is_what_a_second_start_imports(node: Node) -> None:
         text=True,
         check=True,
     )
-    code, imported, late = json.loads(done.stdout)
-    assert (code, done.stderr) == (0, "")
+    code, imported, late, collecting = json.loads(done.stdout)
+    assert (code, done.stderr, collecting) == (0, "", True)
     assert node.last() == ("ok", "restored")
     assert node.ends()[-1]["attributes"]["bootseer.deps.form"] == "overlay"
     assert node.works()
+    return imported, late
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_it_is_what_a_second_start_imports(node: Node) -> None:
+    what = [*node.plain, "--no-deps"]
+    assert node.run(cache_shared=True, command=what).returncode == 0
+    make_empty(node)
+    assert node.run(cache_shared=True, command=what).returncode == 0
+    make_empty(node)
+    imported, late = start(node, what, node.cache)
     check(read_ahead.DEPS_RUN, imported, late)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_on_a_fresh_node_it_is_what_unpacking_imports_as_well(node: Node, tmp_path: Path) -> None:
+    what = [*node.plain, "--no-deps"]
+    assert node.run(cache_shared=True, command=what).returncode == 0
+    make_empty(node)
+    fresh = tmp_path / "fresh cache"
+    try:
+        imported, late = start(node, what, fresh)
+    finally:
+        tree.unplace(str(node.place), str(fresh / "trees"))
+    check(read_ahead.DEPS_RUN + read_ahead.DEPS_RESTORE, imported, late)
 
 
 def check(modules: Sequence[str], imported: Collection[str], late: Collection[str]) -> None:

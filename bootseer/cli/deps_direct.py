@@ -6,6 +6,7 @@ of `deps`, numbers and choices that it would refuse, whatever is wrong, and help
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -79,6 +80,7 @@ def command(args: list[str]) -> int | None:
     from bootseer.cli import read_ahead
 
     read_ahead.ask_for(read_ahead.DEPS_RUN)
+    gc.disable()  # until all is imported: a dozen collections, and no garbage among it
     from bootseer.errors import BootseerError
 
     try:
@@ -92,6 +94,8 @@ def command(args: list[str]) -> int | None:
         from bootseer.cli import failures
 
         return failures.report(error)
+    finally:
+        gc.enable()
 
 
 def words_of(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -176,6 +180,9 @@ def run(
     from bootseer.depsnap.settings import DAY_S
     from bootseer.profiler.events import open_writer
 
+    if not gc.isenabled():
+        gc.freeze()  # or the next collection looks through all that was imported
+        gc.enable()
     settings = settings_of(
         store,
         cache,
@@ -186,6 +193,10 @@ def run(
         writable=not read_only,
         **rest,
     )
+    if settings.share_trees and not os.path.lexists(os.path.join(settings.cache, "trees")):
+        from bootseer.cli import read_ahead
+
+        read_ahead.ask_for(read_ahead.DEPS_RESTORE)
     with open_writer(events) as writer:
         outcome = runs.execute(settings, command, writer)
     if outcome.reasons:

@@ -38,7 +38,19 @@ _DEPS_RUN = """
     bootseer/profiler/events bootseer/depsnap/run bootseer/config_paths bootseer/profiler/resource
     bootseer/depsnap/keying/uvrun bootseer/contexts bootseer/storage/local lib-dynload/_contextvars
     contextvars bootseer/storage/waits bootseer/storage/retry bootseer/storage/download
-    encodings/ascii lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
+    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
+"""
+_DEPS_RESTORE = """
+    bootseer/depsnap/restoring/unpack weakref copy token lib-dynload/_opcode opcode dis
+    importlib/__init__ warnings tokenize linecache inspect ast dataclasses typing
+    lib-dynload/_typing lib-dynload/mmap lib-dynload/_hashlib lib-dynload/_blake2 hashlib
+    bootseer/depsnap/format/layout bootseer/depsnap/entries bootseer/depsnap/format/toc
+    bootseer/depsnap/format/check bootseer/depsnap/format/index bootseer/depsnap/format/frames
+    platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
+    lib-dynload/binascii base64
+    bootseer/depsnap/restoring/worker bootseer/depsnap/restoring/apart bootseer/interpreter
+    bootseer/blockimage/__init__ bootseer/blockimage/entries bootseer/blockimage/erofs
+    bootseer/blockimage/metadata encodings/ascii
 """
 _IMAGE_MOUNT = """
     bootseer/storage/__init__ keyword operator reprlib collections/__init__ collections/abc
@@ -95,6 +107,8 @@ DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder
 or the standard library's, without their suffixes. A test compares it with a start."""
 
+DEPS_RESTORE = tuple(_DEPS_RESTORE.split())
+"""What a start imports besides, once it has a tree to unpack."""
 IMAGE_MOUNT = tuple(_IMAGE_MOUNT.split())
 """The same of an `image mount` on a node without an agent, until the tree is there: what the
 command, the server and the registry's helper import."""
