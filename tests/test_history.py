@@ -50,6 +50,14 @@ def test_a_record_comes_back_as_it_went_in(tmp_path):
     assert history_store.read_all(str(tmp_path)) == ([full, bare], [])
 
 
+def test_names_that_utf_8_cannot_hold_are_kept_with_a_sign(tmp_path):
+    """As found: pyarrow's UnicodeEncodeError."""
+    odd = record(places=("pod-\ud800", "pod-2"), nodes=(NodeTime("n\udfff", 1.5),))
+    assert history_store.add(str(tmp_path), odd) == "added"
+    kept = dataclasses.replace(odd, places=("pod-?", "pod-2"), nodes=(NodeTime("n?", 1.5),))
+    assert history_store.read_all(str(tmp_path)) == ([kept], [])
+
+
 def test_adding_twice_changes_nothing(tmp_path):
     history_store.add(str(tmp_path), record())
     (name,) = names(tmp_path)

@@ -196,6 +196,15 @@ def test_the_history_keeps_what_a_phase_took(tmp_path: Path) -> None:
     assert kept == {"deps.install": pytest.approx(2.0), "checkpoint.load": pytest.approx(1.5)}
 
 
+def test_a_logs_rank_that_is_no_number_ends_no_report(tmp_path: Path) -> None:
+    """As found: one such attribute ended the whole report, "unhashable type: 'list'"."""
+    file, about = EventFile("a"), {"bootseer.source": "log", "bootseer.rank": [1]}
+    for kind, span, at_s in (("begin", 1, 0), ("begin", 2, 5), ("end", 1, 10), ("end", 2, 15)):
+        file.line(kind, span, "ab"[span - 1], at_s, attributes=dict(about))
+    file.write(tmp_path)
+    assert phase(report_of(tmp_path), "a").p50_s == pytest.approx(10)
+
+
 def test_parents_that_form_a_circle_end(tmp_path: Path) -> None:
     file = EventFile("a", 0)
     ids = [f"{file.prefix}{number:06x}" for number in (1, 2)]

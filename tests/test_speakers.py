@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from event_files import EventFile
 
-from bootseer.profiler.report import analysis
+from bootseer.profiler.report import analysis, columns
 from bootseer.profiler.report.load import load
 from bootseer.profiler.report.model import Report
 
@@ -116,3 +117,25 @@ def test_a_worker_that_failed_has_its_exit_code_as_the_reason(tmp_path: Path) ->
     subprocess.run([sys.executable, "-m", "bootseer", *words], check=True, timeout=60)
     report = analysis.analyse(load([str(tmp_path)]))
     assert ("worker.exit", "exit code -6") in [(i.phase, i.reason) for i in report.incidents]
+
+
+def test_each_rank_of_a_log_keeps_its_own_phases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As found with more ranks than forms are kept for: some had another rank's phases."""
+    draw, log, true = random.Random(3), EventFile("n"), dict[str, int]()
+    names = ("imports", "model.init", "compile", "deps.install", "checkpoint.load")
+    for rank in range(400):
+        at_s, drawn = 0.0, draw.choices(names, k=draw.randrange(4, 7))
+        for name in sorted(set(drawn)):
+            true[name] = true.get(name, 0) + 1
+        for name in drawn:
+            about: dict[str, object] = {"bootseer.source": "log", "bootseer.rank": rank}
+            log.spans += 1
+            log.line("begin", log.spans, name, at_s, attributes=about)
+            log.line("end", log.spans, name, at_s + 1, attributes=about)
+            at_s += 1.5
+    log.write(tmp_path)
+    monkeypatch.setattr(columns, "shared", lambda form: (*form,))  # none is kept
+    report = analysis.analyse(load([str(tmp_path)]))
+    assert {phase.name: phase.processes for phase in report.phases} == true

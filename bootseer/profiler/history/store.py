@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -173,7 +174,9 @@ def _schema(pa: Any) -> pa.Schema:
 
 def _encode(record: StartRecord) -> bytes:
     pa = _pyarrow()
-    row = {"v": FORMAT_VERSION, **dataclasses.asdict(record)}
+    # Names from elsewhere may have lone surrogates, which UTF-8 cannot hold: `?`.
+    told = json.dumps(dataclasses.asdict(record), ensure_ascii=False).encode("utf-8", "replace")
+    row = {"v": FORMAT_VERSION, **json.loads(told)}
     table = pa.Table.from_pylist([row], schema=_schema(pa))
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(table, sink, compression="zstd")

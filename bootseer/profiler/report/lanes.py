@@ -19,7 +19,7 @@ from operator import itemgetter, lt
 from typing import NamedTuple
 
 from bootseer.profiler.report import overlap
-from bootseer.profiler.report.columns import columns_of, extent_of
+from bootseer.profiler.report.columns import Form, columns_of, extent_of
 from bootseer.profiler.report.model import STANDARD_PHASES
 from bootseer.profiler.report.overlap import WHOLE, Moment, Part
 from bootseer.profiler.report.records import Source, Span, Start
@@ -164,7 +164,7 @@ def build(start: Start, skew: Skew) -> Lanes:
     lanes: list[Lane] = []
     gpus: list[int | None] = []
     courses: _Courses = {}
-    by_form: dict[int, _Course] = {}
+    by_form: _ByForm = {}
     for node, members in _groups(timed):
         named = [t.source.identity.gpus for t in members]
         gpus.append(max((n for n in named if n is not None), default=None))
@@ -235,6 +235,9 @@ class _Course(NamedTuple):
 _Courses = dict[tuple[Sequence[str], Sequence[bool], Sequence[bool]], _Course]
 """By the parts' fields."""
 
+_ByForm = dict[int, tuple[Form, _Course]]
+"""By the `id` of a form, which is kept, lest another one gets its number."""
+
 
 def _course(
     names: Sequence[str], waits: Sequence[bool], shared: Sequence[bool], courses: _Courses
@@ -260,11 +263,10 @@ def _plain_lane(
     first: bool,
     members: list[_Timed],
     courses: _Courses,
-    by_form: dict[int, _Course],
+    by_form: _ByForm,
 ) -> Lane | None:
     """The lane of a process of one file whose phases followed each other and all ended, up to its
-    first step at most; None for any other. `by_form` has the courses by the `id` of the spans'
-    form, which the start keeps."""
+    first step at most; None for any other."""
     if len(members) != 1:
         return None
     source, shift_ns, shared, _, _ = members[0]
@@ -278,10 +280,11 @@ def _plain_lane(
     times = [(moment + shift_ns) / 1e9 for moment in spans.moments]  # type: ignore[operator]
     if times != sorted(times) or not all(map(lt, times[::2], times[1::2])):
         return None
-    course = by_form.get(id(spans.form))
-    if course is None:
+    known = by_form.get(id(spans.form))
+    if known is None:
         course = _course(names, waits, (False,) * len(names), courses)
-        by_form[id(spans.form)] = course
+        known = by_form[id(spans.form)] = spans.form, course
+    course = known[1]
     return Lane(
         node,
         rank,

@@ -146,7 +146,8 @@ def _parent(
 
 def _log_lane(span: Span, about: Mapping[str, object]) -> tuple[object, ...]:
     writer = (span.span_id or "")[:_PREFIX_CHARS]
-    return writer, about.get("bootseer.rank"), about.get("bootseer.local_rank")
+    told = (about.get("bootseer.rank"), about.get("bootseer.local_rank"))
+    return writer, *(rank if type(rank) is int else None for rank in told)
 
 
 def _containing(stack: list[_Node], node: _Node) -> _Node | None:

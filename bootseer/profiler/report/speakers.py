@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from bootseer.profiler.report.columns import columns_of
 from bootseer.profiler.report.records import Source, Span
 
 FIRST_STEP = "first_step"
@@ -80,7 +81,7 @@ def _split(
     out = []
     places = {rank: place for place, rank in enumerate(sorted(wanted))}
     for rank in sorted(spans, key=lambda each: -1 if each is None else each):
-        identity, own = source.identity, tuple(spans[rank])
+        identity, own = source.identity, columns_of(spans[rank])
         if rank is not None:
             # One without would count as a wrapper of those processes that know theirs.
             within = rank if key == _LOCAL_RANK else local.get((identity.node, rank))
