@@ -134,8 +134,9 @@ def ratios_of(cases: Sequence[Case]) -> list[Ratio]:
                 continue
             if len(peer.values) > len(ours.values):
                 raise ValueError(f"{peer.case}: {peer.side} has rounds that ours has not")
-            pairs = list(zip(ours.values, peer.values, strict=False))
-            pairs.append((statistics.median(ours.values), statistics.median(peer.values)))
+            mine = ours.values[: len(peer.values)]
+            pairs = list(zip(mine, peer.values, strict=True))
+            pairs.append((statistics.median(mine), statistics.median(peer.values)))
             *each, of_medians = [p / o if ours.better == "lower" else o / p for o, p in pairs]
             spread = (statistics.median(each), min(each), max(each))
             out.append(Ratio(ours.case, OURS, peer.side, *spread, ours.unit, of_medians))
