@@ -111,10 +111,14 @@ def _lost_its_server(settings: RunSettings, place: str, digest: str) -> bool:
     from bootseer.imageprefetch import runtime
     from bootseer.imageprefetch.container_folders import TREE
 
-    servers = runtime.known(os.path.abspath(settings.mount.runtime or default_runtime()))
-    shown = shown_at(all_mounts(), os.path.join(place, TREE))
+    try:
+        servers = runtime.known(os.path.abspath(settings.mount.runtime or default_runtime()))
+        shown = shown_at(all_mounts(), os.path.join(place, TREE))
+    except OSError:  # the container's own end is what counts
+        return False
     if shown is None:  # what served it took it away when it ended, or somebody else did
-        return not any(one.digest == digest and runtime.lives(one) for one in servers)
+        mine = [one for one in servers if one.digest == digest]
+        return not any(one.sealed or runtime.lives(one) for one in mine)
     server = next((one for one in servers if runtime.is_of(one, shown)), None)
     return server is not None and not server.sealed and not runtime.lives(server)
 
