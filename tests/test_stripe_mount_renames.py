@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -17,11 +18,12 @@ from stripe_faces import CHUNK, SMALL, content, served, store_of
 from waiting import until
 
 from bootseer.blocks.fetch import Fetcher
-from bootseer.errors import NotFoundError
+from bootseer.errors import DeadlineError, NotFoundError
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Stat
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.rwtree import WritableTree
+from bootseer.stripedfs.treefiles import Complaints, OpenFiles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -38,6 +40,8 @@ class HeldStore(WrappedStore):
         self.renaming.set()
         self.reading, self.begun = threading.Event(), threading.Event()
         self.reading.set()
+        self.silent = ""
+        """The beginning of the names whose reads get no answer in time."""
         self.lost: list[str] = []
         """What was asked for under a name that it has no more."""
 
@@ -57,7 +61,7 @@ class HeldStore(WrappedStore):
         return self._noted(name, lambda: self.inner.stat(name))
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
-        self._hold()
+        self._hold(name)
         self._noted(name, lambda: self.inner.read_range(name, offset, buffer))
 
     def read_scatter(
@@ -68,11 +72,13 @@ class HeldStore(WrappedStore):
         attempt: Attempt,
         filled: Callable[[int], None] | None = None,
     ) -> None:
-        self._hold()
+        self._hold(name)
         self._noted(name, lambda: self.inner.read_scatter(name, offset, buffers, attempt, filled))
 
-    def _hold(self) -> None:
+    def _hold(self, name: str) -> None:
         self.begun.set()
+        if self.silent and name.startswith(self.silent):
+            raise DeadlineError(f"{name} did not answer")
         assert self.reading.wait(60)
 
     def _noted(self, name: str, ask: Callable[[], T]) -> T:
@@ -157,6 +163,46 @@ def test_a_read_that_began_before_a_rename_ends_after_it(
     assert store.lost
     assert faults == []
     os.close(file)
+
+
+def test_an_outage_is_told_though_a_rename_hangs(
+    store: HeldStore, mount: tuple[Path, list[str]], pool: ThreadPoolExecutor
+) -> None:
+    """As found: reads of all files waited for the rename, however long it took."""
+    directory, _ = mount
+
+    def prepare() -> int:
+        (directory / "other").write_bytes(b"x" * 400_000)
+        (directory / "mine").write_bytes(b"y" * 400_000)
+        return os.open(directory / "mine", os.O_RDONLY)
+
+    file = in_time(prepare)
+    store.silent = "mine"
+    store.renamed.clear()
+    store.renaming.clear()
+    renaming = pool.submit(os.rename, directory / "other", directory / "new")
+    assert store.renamed.wait(60)
+    reading = pool.submit(lambda: refusal(lambda: os.pread(file, 400_000, 0)))
+    assert reading.result(60) == errno.EIO
+    assert not renaming.done()
+    store.renaming.set()
+    renaming.result(60)
+    os.close(file)
+
+
+def test_what_waits_for_a_rename_waits_for_no_later_one() -> None:
+    told = threading.Event()
+    with Fetcher() as fetcher, contextlib.ExitStack() as later:
+        files = OpenFiles(fetcher, Complaints(None))
+        with files.moves():
+            met = files.renames()
+            later.enter_context(files.moves())
+            assert files.await_end(met, told.set)
+            assert not told.is_set()
+        assert told.wait(60)
+        assert not files.await_end(met, told.clear)
+        assert files.renames()
+        files.close()
 
 
 def test_a_new_worker_reads_on_what_kept_its_name_and_nothing_else(tmp_path: Path) -> None:

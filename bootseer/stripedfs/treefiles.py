@@ -20,8 +20,10 @@ from bootseer.blocks.source import is_volatile
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
+    DeadlineError,
     NoSpaceError,
     NotFoundError,
+    StoreUnavailableError,
     UsageError,
 )
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
@@ -154,7 +156,7 @@ class OpenFile:
             if held is not None and not source.doubtful(offset, size):
                 return Data(held.views, held.release)
         except BootseerError as error:
-            if self.after is None and not files.moving:
+            if self.after is None and not files.renames():
                 raise
             waiting.fail(later(), error)
             return None
@@ -178,7 +180,7 @@ class _Waiting:
     """A read whose bytes are not there yet, or are in doubt."""
 
     __slots__ = (
-        *("_files", "_lock", "_offset", "_opened", "_reply", "_size", "_source"),
+        *("_files", "_lock", "_met", "_offset", "_opened", "_reply", "_size", "_source"),
         *("_there", "_where"),
     )
 
@@ -191,6 +193,8 @@ class _Waiting:
         self._lock = threading.Lock()
         self._reply: Reply | None = None
         self._there = False
+        self._met: frozenset[object] | None = None
+        """The renames that were under way when it failed."""
 
     def ready(self) -> None:
         """The bytes are there or have failed; called from a fetch thread."""
@@ -248,13 +252,20 @@ class _Waiting:
 
         A rename that is under way may be why the read failed, so its end is waited for.
         """
-        if self._opened.after is None and self._files.await_move(lambda: self.fail(reply, error)):
+        if self._met is None:
+            # An outage is no rename's doing, and was waited for long enough.
+            is_outage = isinstance(error, (DeadlineError, StoreUnavailableError))
+            self._met = frozenset() if is_outage else self._files.renames()
+        after = self._opened.after
+        if after is None and self._files.await_end(self._met, lambda: self.fail(reply, error)):
             return
-        after = self._opened.after  # it may have come as the last rename ended
+        after = self._opened.after  # it may have come as the last of them ended
         if after is None:
             reply.error(self._files.complaints.number(error, self._where, reading=True))
-        else:
-            self._files.help(functools.partial(self._repeat, reply, after))
+            return
+        while after.after is not None:
+            after = after.after
+        self._files.help(functools.partial(self._repeat, reply, after))
 
     def _repeat(self, reply: Reply, after: OpenFile) -> None:
         """In a thread that may wait for the store."""
@@ -286,9 +297,9 @@ class OpenFiles:
         self._sources: dict[Inode, tuple[object, FileSource]] = {}
         self._counter = itertools.count(int.from_bytes(os.urandom(3)))
         self._pool: ThreadPoolExecutor | None = None
-        self.moving = 0
-        """How many renames are under way."""
-        self._after_move: list[Callable[[], None]] = []
+        self._renames: frozenset[object] = frozenset()
+        self._waiting: list[tuple[frozenset[object], Callable[[], None]]] = []
+        """What is called when the renames beside it have ended."""
 
     def source(self, inode: Inode, stamp: object, opening: Callable[[], FileSource]) -> FileSource:
         """The source of a file, opened unless one of the same `stamp` is kept. May wait."""
@@ -347,23 +358,30 @@ class OpenFiles:
     @contextlib.contextmanager
     def moves(self) -> Iterator[None]:
         """A rename, from before the store does it until `move` was called for what is open."""
+        this = object()
         with self._lock:
-            self.moving += 1
+            self._renames |= {this}
         try:
             yield
         finally:
             with self._lock:
-                self.moving -= 1
-                waiting, self._after_move = self._after_move, []
-            for each in waiting:
-                self.help(each)
+                left = self._renames = self._renames - {this}
+                over = [then for met, then in self._waiting if not met & left]
+                self._waiting = [each for each in self._waiting if each[0] & left]
+            for then in over:
+                self.help(then)
 
-    def await_move(self, then: Callable[[], None]) -> bool:
-        """Call `then` in a helping thread when a rename ends; False where none is under way."""
+    def renames(self) -> frozenset[object]:
+        """Those that are under way."""
+        return self._renames
+
+    def await_end(self, renames: frozenset[object], then: Callable[[], None]) -> bool:
+        """Call `then` in a helping thread when these have ended; False where all have."""
         with self._lock:
-            if self.moving:
-                self._after_move.append(then)
-            return bool(self.moving)
+            if not renames & self._renames:
+                return False
+            self._waiting.append((renames, then))
+            return True
 
     def revive(self, handle: Handle, source: FileSource, where: str, place: object) -> OpenFile:
         """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
