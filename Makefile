@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 # More than two cores: tests wait, for servers above all, about as long as they compute.
-WORKERS ?= 3
+WORKERS ?= 4
 BIN := .venv/bin
 
 # Set, it would have each of some thousand Python processes compile the same modules again.
