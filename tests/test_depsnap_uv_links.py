@@ -7,13 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from depsnode import PATIENT_S, Node
 from wheelhouse import make_wheel
-
-from bootseer.depsnap.uv_links import would_link
 
 
 @pytest.fixture
@@ -29,17 +28,24 @@ def node(tmp_path: Path) -> Node:
     return node
 
 
-def started(node: Node, *options: object, **variables: str) -> tuple[str, str]:
-    """What a start without a cache of ours did, which says nothing."""
+def start(
+    node: Node, command: Sequence[str], *options: object, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """A start without a cache of ours."""
     words = ["--store", node.store, "--store-timeout", PATIENT_S, "--publish", "inline", *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "bootseer", "deps", "run", *map(str, words), "--", *node.plain],
+    return subprocess.run(
+        [sys.executable, "-m", "bootseer", "deps", "run", *map(str, words), "--", *command],
         cwd=node.home,
         env=node.environ() | variables,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def started(node: Node, *options: object, **variables: str) -> tuple[str, str]:
+    """What one did, which said nothing."""
+    done = start(node, node.plain, *options, **variables)
     assert (done.returncode, done.stderr) == (0, "")
     assert node.works()
     return node.last()
@@ -75,21 +81,35 @@ def test_what_it_does_not_link_is_restored(node: Node, variables: dict[str, str]
     assert started(node, **variables) == ("ok", "restored")
 
 
-def test_so_is_what_it_would_ask_an_index_for(node: Node) -> None:
-    """A snapshot needs none, and the command fails where it is down."""
-    command = [word for word in node.plain if word != "--no-index"]
-    found = {"bootseer-alpha": "1.0"}
-    home = node.environ()["HOME"]
+def test_the_snapshot_is_restored_where_the_command_fails(node: Node) -> None:
+    """As with an index that is down: a snapshot needs none."""
+    for wheel in node.wheels.iterdir():
+        wheel.unlink()
+    done = start(node, node.plain)
+    assert "bootseer-alpha was not found" in done.stderr  # uv's own words
+    assert "the snapshot of the same inputs was restored" in done.stderr
+    assert (done.returncode, node.last()) == (0, ("ok", "restored"))
+    assert node.works()
+    assert not is_linked(node)
+    assert started(node) == ("ok", "in place")
 
-    def links(*words: str, **variables: str) -> bool:
-        environ = {"HOME": home, **variables}
-        return would_link([*command, *words], environ, str(node.home), str(node.place), found)
 
-    assert not links()
-    assert links("--no-index")
-    assert links("--offline")
-    assert links(UV_OFFLINE="1")
-    assert not links("--no-index", "--find-links", "https://example.invalid/wheels")
+def test_nothing_is_put_over_what_a_command_left_that_failed(node: Node, tmp_path: Path) -> None:
+    program, spoilt = tmp_path / "bin/uv", tmp_path / "spoilt"
+    program.parent.mkdir()
+    real, *words = node.plain
+    program.write_text(
+        f'#!/bin/sh\ntest -e {spoilt} && touch {node.place}/begun && exit 3\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    command = [str(program), *words]
+    assert start(node, command).returncode == 0
+    node.fresh()
+    spoilt.touch()
+    done = start(node, command)
+    assert (done.returncode, node.last()) == (3, ("error", "installed"))
+    assert (node.place / "begun").exists()
+    assert not node.works()
 
 
 def test_so_is_what_its_settings_file_may_have_it_copy(node: Node) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from bootseer.depsnap import capture, publish
+    from bootseer.depsnap.entries import Tree
     from bootseer.storage.lease import Lease, Watch
 
     T = TypeVar("T")
@@ -189,7 +190,7 @@ class _Run:
         self._seen: tuple[list[int], set[int]] = ([], set())
         self._nearest: records.Record | None = None
         self._asked_s = 0.0
-        self._links = False
+        self._links, self._may_link = False, True
 
     def go(self) -> None:
         with contextlib.ExitStack() as held:
@@ -395,7 +396,9 @@ class _Run:
     def _would_link(self, prepared: prepare.Prepared, record: records.Record) -> bool:
         """Whether the command by itself is faster than unpacking this snapshot would be."""
         settings, paths = self.settings, prepared.target.paths
-        if settings.form != "auto" or settings.share_trees or prepared.damaged:
+        if not self._may_link or settings.form != "auto" or settings.share_trees:
+            return False
+        if prepared.damaged:
             return False
         if len(paths) != 1 or os.path.basename(self.command[0]) != "uv":
             return False
@@ -472,7 +475,7 @@ class _Run:
         from bootseer.depsnap import capture  # a start that restores never pays for it
 
         trees, exclude = None, []
-        if plan.lease is not None and plan.prepared is not None:
+        if plan.prepared is not None and (plan.lease is not None or self._links):
             try:
                 exclude = prepare.excludes(settings, plan.prepared.target)
                 with self._part(f"{PHASE}.scan"):
@@ -484,6 +487,8 @@ class _Run:
         code, install_s = self._command()
         self.outcome.code = code
         if code != 0:
+            if self._links and trees is not None:
+                self._restore_instead(plan, trees, exclude)
             return
         ended_s = time.time()
         try:
@@ -503,6 +508,28 @@ class _Run:
                 self._publish(plan, captured, install_s, ended_s)
         except Exception as error:
             # The border: the install was good; a fault in keeping it must not fail the job.
+            self._fault(error)
+
+    def _restore_instead(self, plan: _Plan, trees: Sequence[Tree], exclude: Sequence[str]) -> None:
+        """Where the command was to link what it has, but failed and left all as it was."""
+        from bootseer.depsnap import capture
+
+        assert plan.store is not None
+        assert plan.prepared is not None
+        code = self.outcome.code
+        try:
+            if code > 128 or _has_changed(capture.after(trees, exclude)):
+                return
+            self._links, self._may_link, self._asked_s = False, False, 0.0
+            if self._try_restore(plan.store, plan.prepared)[0] and self._finish(plan):
+                self.outcome.code = 0
+                self.outcome.notes.append(
+                    f"the command ended with exit code {code} and left everything as it was; the "
+                    "snapshot of the same inputs was restored"
+                )
+                self._say_unresolved(plan.prepared)
+        except Exception as error:
+            # The border: the command has failed by itself, and so does the start.
             self._fault(error)
 
     def _note_now(self, prepared: prepare.Prepared, ended_s: float) -> None:
@@ -664,6 +691,12 @@ def _is_same(standing: targets.Note, record: records.Record) -> bool:
 
 def _lease_folder(prepared: prepare.Prepared) -> str:
     return f"{records.folder(prepared.key.digest)}/lease"
+
+
+def _has_changed(captured: capture.Captured) -> bool:
+    """Whether a command left more behind than uv's lock on an environment, a file in its folder."""
+    changed = {entry.path for delta in captured.deltas for entry in delta.entries}
+    return bool(changed - {"", ".lock"}) or any(delta.deleted for delta in captured.deltas)
 
 
 def _held_s(watch: Watch) -> float | None:

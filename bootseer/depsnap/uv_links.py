@@ -1,7 +1,8 @@
 """Whether uv would link what a snapshot holds from its own cache, faster than it is unpacked.
 
 What is found here decides how fast an install is, never what it leaves: where it is wrong, the
-user's command runs all the same.
+user's command takes longer; where that fails, as with an index that is down, the snapshot is
+restored after all.
 """
 
 from __future__ import annotations
@@ -22,10 +23,6 @@ _OTHERWISE = frozenset(
 )
 """Options by which uv does not link what it has, or does more."""
 _OTHERWISE_SET = ("UV_NO_CACHE", "UV_COMPILE_BYTECODE", "UV_CONFIG_FILE")
-_NO_INDEX = ("--no-index", "--offline")
-_NO_INDEX_SET = ("UV_NO_INDEX", "UV_OFFLINE")
-"""By which uv asks no index. A snapshot needs none: one that is slow or down is to cost no start
-what it had."""
 _SETTINGS = ("link-mode", "cache-dir", "no-cache", "compile-bytecode")
 _SETTINGS_BYTES = 1 << 20
 
@@ -45,8 +42,6 @@ def would_link(
         return False
     if any(map(environ.get, _OTHERWISE_SET)):
         return False
-    if not _asks_no_index(command, environ):
-        return False
     if any(word.partition("=")[0] in _OTHERWISE for word in command):
         return False
     mode = _value(command, "--link-mode") or environ.get("UV_LINK_MODE") or _LINKING[0]
@@ -59,12 +54,6 @@ def would_link(
         return _has_all(cache, packages)
     except OSError:
         return False
-
-
-def _asks_no_index(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    if any("://" in word for word in command):
-        return False  # find-links may be an address as well
-    return any(word in _NO_INDEX for word in command) or any(map(environ.get, _NO_INDEX_SET))
 
 
 def _value(command: Sequence[str], option: str) -> str:
