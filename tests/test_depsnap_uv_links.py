@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from depsnode import PATIENT_S, Node
+from waiting import until
 from wheelhouse import make_wheel
 
 
@@ -94,22 +95,60 @@ def test_the_snapshot_is_restored_where_the_command_fails(node: Node) -> None:
     assert started(node) == ("ok", "in place")
 
 
-def test_nothing_is_put_over_what_a_command_left_that_failed(node: Node, tmp_path: Path) -> None:
-    program, spoilt = tmp_path / "bin/uv", tmp_path / "spoilt"
-    program.parent.mkdir()
+def through(node: Node, folder: Path, first: str) -> list[str]:
+    """The command by a program named `uv` that runs shell words first where `spoilt` is there."""
     real, *words = node.plain
-    program.write_text(
-        f'#!/bin/sh\ntest -e {spoilt} && touch {node.place}/begun && exit 3\nexec {real} "$@"\n'
-    )
+    program = folder / "bin/uv"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\ntest -e {folder}/spoilt && {{ {first}; }}\nexec {real} "$@"\n')
     program.chmod(0o755)
     command = [str(program), *words]
     assert start(node, command).returncode == 0
     node.fresh()
-    spoilt.touch()
-    done = start(node, command)
+    (folder / "spoilt").touch()
+    return command
+
+
+def test_nothing_is_put_over_what_a_command_left_that_failed(node: Node, tmp_path: Path) -> None:
+    done = start(node, through(node, tmp_path, f"touch {node.place}/bin/begun; exit 3"))
     assert (done.returncode, node.last()) == (3, ("error", "installed"))
-    assert (node.place / "begun").exists()
+    assert "bootseer.deps.why" not in node.ends()[-1]["attributes"]
+    assert (node.place / "bin/begun").exists()
     assert not node.works()
+
+
+def test_a_command_that_was_told_to_end_is_not_made_good(node: Node, tmp_path: Path) -> None:
+    """Though it has an exit code of its own then: the job is not to start."""
+    ready = tmp_path / "ready"
+    words = f"trap 'exit 1' TERM; touch {ready}; while :; do sleep 0.1; done"
+    command = through(node, tmp_path, words)
+    options = ["--store", node.store, "--store-timeout", PATIENT_S, "--publish", "inline"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bootseer", "deps", "run", *map(str, options), "--", *command],
+        cwd=node.home,
+        env=node.environ(),
+    )
+    try:
+        until(ready.exists, "the command's begin")
+        child.terminate()
+        assert child.wait(120) == 1
+    finally:
+        child.kill()
+        child.wait()
+    assert node.last() == ("error", "installed")
+    assert not node.works()
+
+
+def test_a_list_with_a_newer_release_is_published_anew(node: Node) -> None:
+    """Left to uv, it was installed by each node and published by none."""
+    (node.home / "requirements.txt").write_text("bootseer-alpha\n")
+    assert start(node, node.plain).returncode == 0
+    assert node.last() == ("ok", "published")
+    node.fresh()
+    make_wheel(node.wheels, "bootseer_alpha", "2.0")
+    done = start(node, node.plain)
+    assert (done.returncode, node.last()) == (0, ("ok", "published"))
+    assert len(node.archives()) == 3
 
 
 def test_so_is_what_its_settings_file_may_have_it_copy(node: Node) -> None:
@@ -121,10 +160,11 @@ def test_so_is_what_its_settings_file_may_have_it_copy(node: Node) -> None:
     assert started(node) == ("ok", "restored")
 
 
-def test_so_is_what_its_cache_has_in_part(node: Node) -> None:
+@pytest.mark.parametrize("lost", ["wheels-v*/*/*/bootseer-alpha", "archive-v*/*"])
+def test_so_is_what_its_cache_has_in_part(node: Node, lost: str) -> None:
     uv_cache = node.home.parent / ".cache/uv"
-    (wheel,) = uv_cache.glob("wheels-v*/*/*/bootseer-alpha")
-    shutil.rmtree(wheel)
+    (folder,) = uv_cache.glob(lost)
+    shutil.rmtree(folder)
     assert started(node) == ("ok", "restored")
 
 

@@ -62,14 +62,21 @@ def _handling(numbers: Sequence[signal.Signals], handler: object) -> Iterator[No
             signal.signal(changed, old)  # type: ignore[arg-type]
 
 
-def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run to its end and return its exit code; our own faults in starting it say so on stderr."""
+def run(
+    command: Sequence[str], environ: Mapping[str, str], received: list[int] | None = None
+) -> int:
+    """Run to its end and return its exit code; our own faults in starting it say so on stderr.
+
+    The numbers of signals that came meanwhile to end it are added to `received`.
+    """
     import subprocess  # a start that restores never pays for it
 
     child: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
     def forward(number: int, _frame: types.FrameType | None) -> None:
+        if received is not None and number in ENDING:
+            received.append(number)
         if not child:
             early.append(number)
         elif not (number in _FROM_TERMINAL and _has_our_terminal()):

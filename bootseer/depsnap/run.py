@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from bootseer.depsnap import capture, publish
-    from bootseer.depsnap.entries import Tree
     from bootseer.storage.lease import Lease, Watch
 
     T = TypeVar("T")
 else:
     Protocol = object
 
+_CLOCK_STEP_NS = 20 * 10**6  # file times are behind by up to a tick of the kernel's
 _LEAST_S = 0.5
 """What a question to the store has, however long those before it took."""
 PHASE = "deps.install"
@@ -191,6 +191,7 @@ class _Run:
         self._nearest: records.Record | None = None
         self._asked_s = 0.0
         self._links, self._may_link = False, True
+        self._ended_by: list[int] = []
 
     def go(self) -> None:
         with contextlib.ExitStack() as held:
@@ -402,6 +403,8 @@ class _Run:
             return False
         if len(paths) != 1 or os.path.basename(self.command[0]) != "uv":
             return False
+        if not prepared.key.owns(record.packages) or not os.path.isdir(paths[0]):
+            return False  # what another release would be published anew of, or is made by uv
         from bootseer.depsnap import uv_links  # for uv alone, and where nothing is shared
 
         return uv_links.would_link(
@@ -475,7 +478,7 @@ class _Run:
         from bootseer.depsnap import capture  # a start that restores never pays for it
 
         trees, exclude = None, []
-        if plan.prepared is not None and (plan.lease is not None or self._links):
+        if plan.lease is not None and plan.prepared is not None:
             try:
                 exclude = prepare.excludes(settings, plan.prepared.target)
                 with self._part(f"{PHASE}.scan"):
@@ -484,11 +487,12 @@ class _Run:
             except Exception as error:
                 # The border: without a scan there is nothing to publish, but the job starts.
                 self._fault(error)
+        begun_ns = time.time_ns()
         code, install_s = self._command()
         self.outcome.code = code
         if code != 0:
-            if self._links and trees is not None:
-                self._restore_instead(plan, trees, exclude)
+            if self._links:
+                self._restore_instead(plan, begun_ns)
             return
         ended_s = time.time()
         try:
@@ -510,22 +514,21 @@ class _Run:
             # The border: the install was good; a fault in keeping it must not fail the job.
             self._fault(error)
 
-    def _restore_instead(self, plan: _Plan, trees: Sequence[Tree], exclude: Sequence[str]) -> None:
+    def _restore_instead(self, plan: _Plan, begun_ns: int) -> None:
         """Where the command was to link what it has, but failed and left all as it was."""
-        from bootseer.depsnap import capture
-
         assert plan.store is not None
         assert plan.prepared is not None
-        code = self.outcome.code
+        code, (root,) = self.outcome.code, plan.prepared.target.paths
+        del self.outcome.details["bootseer.deps.why"]
         try:
-            if code > 128 or _has_changed(capture.after(trees, exclude)):
+            if code > 128 or self._ended_by or _has_changed(root, begun_ns):
                 return
             self._links, self._may_link, self._asked_s = False, False, 0.0
             if self._try_restore(plan.store, plan.prepared)[0] and self._finish(plan):
                 self.outcome.code = 0
                 self.outcome.notes.append(
-                    f"the command ended with exit code {code} and left everything as it was; the "
-                    "snapshot of the same inputs was restored"
+                    f"the command ended with exit code {code} and left the environment as it was; "
+                    "the snapshot of the same inputs was restored"
                 )
                 self._say_unresolved(plan.prepared)
         except Exception as error:
@@ -546,7 +549,7 @@ class _Run:
         begun = time.monotonic()
         self.progress.command_began()
         with subphases.watching(self.command, environ, self.writer, self.span):
-            code = install.run(self.command, environ)
+            code = install.run(self.command, environ, self._ended_by)
         self.progress.command_ended(code)
         self.settings.on_step("installed")
         return code, time.monotonic() - begun
@@ -693,10 +696,19 @@ def _lease_folder(prepared: prepare.Prepared) -> str:
     return f"{records.folder(prepared.key.digest)}/lease"
 
 
-def _has_changed(captured: capture.Captured) -> bool:
-    """Whether a command left more behind than uv's lock on an environment, a file in its folder."""
-    changed = {entry.path for delta in captured.deltas for entry in delta.entries}
-    return bool(changed - {"", ".lock"}) or any(delta.deleted for delta in captured.deltas)
+def _has_changed(root: str, since_ns: int) -> bool:
+    """Whether anything below `root` changed since then, but for uv's lock, a file of its own.
+
+    By the kernel's change times, which no program sets. What was removed changed its folder.
+    """
+    from bootseer.depsnap import scan
+
+    tree = scan.scan(root)
+    return any(
+        entry.ctime_ns >= since_ns - _CLOCK_STEP_NS
+        for path, entry in tree.entries.items()
+        if path not in ("", ".lock")
+    )
 
 
 def _held_s(watch: Watch) -> float | None:

@@ -98,7 +98,7 @@ def _has_all(cache: str, packages: Mapping[str, str]) -> bool:
     """Whether each package's wheel is there, of whichever index.
 
     As uv lays it out: `wheels-vN/pypi/NAME/VERSION-…`, and `wheels-vN/KIND/DIGEST/NAME/…` for
-    other indexes; what ends in `.msgpack` or `.lock` is no wheel.
+    other indexes; a wheel is a folder there, or a link to one.
     """
     folders = list(_folders_of_indexes(cache))
     for name, version in packages.items():
@@ -122,7 +122,7 @@ def _folders_of_indexes(cache: str) -> Iterator[str]:
 
 def _has(folder: str, name: str, version: str) -> bool:
     return any(
-        entry.startswith(f"{version}-") and not entry.endswith((".msgpack", ".lock"))
+        entry.startswith(f"{version}-") and os.path.isdir(f"{folder}/{name}/{entry}")
         for entry in _names(f"{folder}/{name}")
     )
 
