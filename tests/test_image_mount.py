@@ -17,6 +17,7 @@ from waiting import until
 
 from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, HEADER
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError, UsageError
+from bootseer.fuse import background
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.traces import TraceStore
 
@@ -124,6 +125,28 @@ def test_a_mount_in_use_is_left_alone_unless_lazily(mounts: Mounts, image: Publi
         mounts.umount(mounted, lazily=True)
         assert not os.listdir(mounted.directory)
         assert file.read() == FILES[path]
+    assert mounts.gone()
+
+
+@pytest.mark.root
+def test_who_looks_into_a_mount_for_a_moment_keeps_nobody_from_unmounting(
+    mounts: Mounts, image: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As found: a busy mount that no process used. Here another mount is its user."""
+    mounted = mounts.mount(image.ref)
+    folder = next(each for each in Path(mounted.directory).iterdir() if each.is_dir())
+    subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+    looks = []
+
+    def users_of(target: str) -> list[str]:
+        looks.append(target)
+        if len(looks) == 3:
+            subprocess.run(["umount", folder], check=True)
+        return []
+
+    monkeypatch.setattr(background, "users_of", users_of)
+    mounts.umount(mounted)
+    assert looks == [mounted.directory] * 3
     assert mounts.gone()
 
 

@@ -42,6 +42,7 @@ END_LIMIT_S = 10.0
 LEFT_LIMIT_S = 0.5  # how long a server is waited for that has kept all it had to keep
 TRIES = 5  # of a bind mount whose source goes away meanwhile
 WINDOW_S = 120.0
+_LOOK_S = 1.0
 _POLL_S = 0.005
 _DROP_POLL_S = 0.1
 
@@ -341,17 +342,31 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
         raise UsageError(
             f"{directory} is no mounted image of bootseer but {found.kind}; use umount"
         )
-    try:
-        with contextlib.nullcontext() if server is None else _dropping_reads(server):
-            unmount(directory, lazily=lazily)
-    except BusyError as error:
-        users = background.users_of(found.target)
-        by = f" by {', '.join(users)}" if users else ""
-        raise BusyError(
-            f"{directory} is in use{by}; end that, or give --lazy to unmount it all the same"
-        ) from error
+    with contextlib.nullcontext() if server is None else _dropping_reads(server):
+        _unmount_unused(directory, found.target, lazily)
     if not lazily and (server is None or not runtime.mounts_of(server)):
         _await_end(state)
+
+
+def _unmount_unused(directory: str, target: str, lazily: bool) -> None:
+    """Unmount what nobody uses; who only looks into it, for a moment, is waited for.
+
+    A look holds the mount while it lasts: a statfs, or a server of ours that clones the mount to
+    read a hot set ahead. Raises BusyError with the names of the users that can be seen.
+    """
+    until_s = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            return unmount(directory, lazily=lazily)
+        except BusyError as error:
+            users = background.users_of(target)
+            if users or time.monotonic() > until_s:
+                by = f" by {', '.join(users)}" if users else ""
+                raise BusyError(
+                    f"{directory} is in use{by}; end that, or give --lazy to unmount it all the "
+                    "same"
+                ) from error
+        time.sleep(_POLL_S)
 
 
 @contextlib.contextmanager
