@@ -22,8 +22,8 @@ from depsnode import Node
 from fuse_mounts import end_mount, python
 from wheelhouse import make_wheel
 
-from bootseer.depsnap import time_limit
 from bootseer.depsnap.restoring.apart import read_apart
+from bootseer.depsnap.sharing import mounts
 from bootseer.depsnap.time_limit import may_hang
 from bootseer.errors import DeadlineError
 
@@ -328,7 +328,7 @@ def test_where_no_mounts_can_be_seen_nothing_is_said_to_hang(
     def unseen() -> list[tuple[str, str]]:
         raise FileNotFoundError(2, "no such file", "/proc/self/mountinfo")
 
-    monkeypatch.setattr(time_limit, "_mounts", unseen)
+    monkeypatch.setattr(mounts, "kinds", unseen)
     assert not may_hang(str(tmp_path))
 
 
@@ -337,8 +337,8 @@ def test_a_way_back_from_a_local_disk_leads_to_what_is_above_it(
 ) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk/link").symlink_to("/elsewhere")
-    mounts = [("/", "virtiofs"), (f"{tmp_path}", "ext4"), (f"{tmp_path}/disk", "ext4")]
-    monkeypatch.setattr(time_limit, "_mounts", lambda: mounts)
+    shown = [("/", "virtiofs"), (f"{tmp_path}", "ext4"), (f"{tmp_path}/disk", "ext4")]
+    monkeypatch.setattr(mounts, "kinds", lambda: shown)
     assert not may_hang(f"{tmp_path}/disk/x")
     assert not may_hang(f"{tmp_path}/disk/y/../x")
     assert may_hang(f"{tmp_path}/disk/link/x")

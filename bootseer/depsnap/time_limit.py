@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
+from bootseer.depsnap.sharing import mounts
 from bootseer.errors import DeadlineError
 
 TYPE_CHECKING = False
@@ -38,8 +39,6 @@ _NETWORK = frozenset(
     ]
 )
 _MOST_LINKS = 40
-_ESCAPED = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
-"""Characters of a mount point as mountinfo writes them, the backslash itself last."""
 
 
 def within(action: Callable[[], T], limit_s: float, what: str) -> T:
@@ -74,7 +73,7 @@ def may_hang(path: str) -> bool:
     Such a file system is not asked itself, so this does not hang where it does not answer.
     """
     try:
-        served = {point: _is_served(kind) for point, kind in _mounts()}
+        served = {point: _is_served(kind) for point, kind in mounts.kinds()}
     except OSError:
         return False  # without /proc nobody can tell
     hangs = served.get("/", False)
@@ -112,21 +111,6 @@ def _is_below_served(folder: str, served: Mapping[str, bool]) -> bool:
     while folder and folder not in served:
         folder = os.path.dirname(folder).rstrip("/")
     return served.get(folder or "/", False)
-
-
-def _mounts() -> list[tuple[str, str]]:
-    """Mount points and their file systems' names, those mounted later behind earlier ones."""
-    found = []
-    with open(
-        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n"
-    ) as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            point = left.split(" ", 5)[4]
-            for code, character in _ESCAPED:
-                point = point.replace(code, character)
-            found.append((point, right.split(" ", 1)[0]))
-    return found
 
 
 def _is_served(kind: str) -> bool:

@@ -34,11 +34,11 @@ def would_link(
     root: str,
     packages: Mapping[str, str],
 ) -> bool:
-    """Whether uv has these packages (name -> version) unpacked and links them into `root`.
+    """Whether a command of uv's links these packages (name -> version) from uv's cache into `root`.
 
-    False for a command that is not plainly uv's, and where its settings are not plain to see.
+    `root` is there. False where uv's settings are not plain to see.
     """
-    if not packages or os.path.basename(command[0]) != "uv":
+    if not packages:
         return False
     if any(map(environ.get, _OTHERWISE_SET)):
         return False
@@ -49,7 +49,7 @@ def would_link(
         return False
     cache = _cache(command, environ, cwd)
     try:
-        if os.stat(os.path.join(cache, "archive-v0")).st_dev != _device(root):
+        if os.stat(os.path.join(cache, "archive-v0")).st_dev != os.stat(root).st_dev:
             return False
         return _has_all(cache, packages)
     except OSError:
@@ -70,13 +70,6 @@ def _cache(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:
         return os.path.join(cwd, named)
     above = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
     return os.path.join(above, "uv")
-
-
-def _device(path: str) -> int:
-    """Of what will hold `path`, which may have to be made."""
-    while not os.path.exists(path) and path != "/":
-        path = os.path.dirname(path)
-    return os.stat(path).st_dev
 
 
 def _is_set_in_files(environ: Mapping[str, str], cwd: str) -> bool:

@@ -50,9 +50,21 @@ def below(target: str) -> list[str]:
     return [os.fsdecode(p) for p in _mount_points() if p.startswith(prefix) and p != prefix]
 
 
-def _mount_points() -> list[bytes]:
+def kinds() -> list[tuple[str, str]]:
+    """Mount points and their file systems' names, those mounted later behind earlier ones.
+
+    Raises OSError without /proc.
+    """
     with open("/proc/self/mountinfo", "rb") as file:
-        return [_unescape(line.split(b" ", 5)[4]) for line in file]
+        lines = [line.partition(b" - ") for line in file]
+    return [
+        (os.fsdecode(_unescape(mount.split(b" ", 5)[4])), kind.split(b" ", 1)[0].decode())
+        for mount, _, kind in lines
+    ]
+
+
+def _mount_points() -> list[bytes]:
+    return [os.fsencode(point) for point, _ in kinds()]
 
 
 def _unescape(field: bytes) -> bytes:
