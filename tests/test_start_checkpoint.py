@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from bootseer.config_sections import CheckpointSettings
 from bootseer.entrypoint import checkpoint_part
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.mounts import find_mount, unmount
+from bootseer.profiler.report import analysis, load
 from bootseer.storage import retry
 from bootseer.stripedfs import locating
 
@@ -61,6 +63,10 @@ class Job:
             check=False,
         )
 
+    def log(self) -> Path:
+        """Where this user's mounts say what went wrong."""
+        return Path(os.environ["XDG_STATE_HOME"]) / "bootseer/checkpoint.log"
+
     def lines(self) -> list[dict[str, Any]]:
         texts = (path.read_text(encoding="utf-8") for path in self.events.glob("*.jsonl"))
         return [json.loads(line) for text in texts for line in text.splitlines()]
@@ -100,6 +106,50 @@ def test_the_job_reads_from_a_mount_that_ends_with_it(job: Job) -> None:
     assert done.stdout == job.data
     assert (job.form(), job.reasons()) == ("mount", [])
     assert job.unmounted()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("reader", ["read", "map"])
+def test_why_the_jobs_read_failed_is_in_the_log_and_the_report(
+    job: Job, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """A wrong bit on the store: the job gets EIO, or SIGBUS, which say nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(job.path / "state"))
+    stripe = next((job.path / "store/model.pt.stripes").glob("v-*/stripe-00000"))
+    stripe.chmod(0o644)
+    data = bytearray(stripe.read_bytes())
+    data[99] ^= 4
+    stripe.write_bytes(data)
+    job.settings()
+    mapped = (
+        "import mmap, sys\n"
+        "with open(sys.argv[1]) as file:\n"
+        "    mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[99]"
+    )
+    words = ["cat"] if reader == "read" else [sys.executable, "-c", mapped]
+    done = job.start(*words, str(job.to / "model.pt"))
+    assert done.returncode == (1 if reader == "read" else -signal.SIGBUS)
+    assert job.form() == "mount"
+    (line,) = job.log().read_text().splitlines()
+    assert "does not match its digest" in line
+    assert "model.pt" in line
+    assert job.log().stat().st_mode & 0o777 == 0o600
+    (told,) = analysis.analyse(load.load([str(job.events)])).incidents
+    assert (told.status, told.phase) == ("fallback", "checkpoint.fault")
+    assert "does not match its digest" in told.reason
+    assert job.unmounted()
+
+
+@pytest.mark.root
+def test_a_log_that_cannot_be_kept_keeps_nobody_from_mounting(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job.path / "no-folder").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(job.path / "no-folder"))
+    job.settings()
+    done = job.start("cat", str(job.to / "model.pt"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, job.data, b"")
+    assert job.form() == "mount"
 
 
 def test_a_copy_is_there_before_the_job(job: Job) -> None:

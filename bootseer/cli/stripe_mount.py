@@ -75,7 +75,12 @@ from bootseer.cli.options import options_of, store_options
 @click.option(
     "--for-pid", type=click.IntRange(1), metavar="PID", help="Unmount when that process ends."
 )
-@click.option("--log-file", metavar="FILE", help="Append what goes wrong to this file.")
+@click.option(
+    "--log-file",
+    metavar="FILE",
+    help="Append what goes wrong to this file. Default: with --foreground standard error, else "
+    "bootseer/checkpoint.log in XDG_STATE_HOME (~/.local/state).",
+)
 @store_options
 @click.argument("url")
 @click.argument("directory", metavar="DIR", type=click.Path())
@@ -96,7 +101,7 @@ def command(
     log_file: str | None,
     **store: Any,
 ) -> None:
-    from bootseer.stripedfs import mounting, mountsettings
+    from bootseer.stripedfs import faultlog, mounting, mountsettings
 
     settings = mountsettings.MountSettings(
         url=url,
@@ -112,7 +117,7 @@ def command(
         deadline_s=deadline_s,
         backend="fusepy" if backend == "fusepy" else "own",
         for_pid=for_pid or 0,
-        log_file=log_file or "",
+        log_file=log_file or ("" if foreground else faultlog.own_log()),
     )
     if foreground:
         mounting.serve(settings)

@@ -101,7 +101,7 @@ def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
 
 
 def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
-    from bootseer.stripedfs import mounting, mountsettings
+    from bootseer.stripedfs import faultlog, mounting, mountsettings
 
     try:
         os.makedirs(checkpoint.to, exist_ok=True)
@@ -119,6 +119,7 @@ def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
             memory_bytes=_block_bytes(checkpoint),
             # `start` becomes the job, so the job has its process id.
             for_pid=os.getppid(),
+            log_file=faultlog.own_log(),  # the server has no streams of the job's
         )
     )
 

@@ -37,6 +37,7 @@ __all__ = [
     "child_environment",
     "default_directory",
     "event",
+    "fault",
     "open_writer",
     "phase",
     "redact",
@@ -533,3 +534,8 @@ def phase(name: str, **attributes: Any) -> _Phase:
 def event(name: str, **attributes: Any) -> None:
     """Write one moment of this process: `bootseer.event("first_step")`."""
     _default_writer().point(name, "ok", attributes)
+
+
+def fault(name: str, **attributes: Any) -> None:
+    """Write that something of ours went wrong at this moment: reports name it."""
+    _default_writer().point(name, "fallback", attributes)

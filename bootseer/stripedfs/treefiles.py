@@ -26,6 +26,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
 from bootseer.stripedfs.shared import share_of
 from bootseer.stripedfs.source import FileSource
@@ -49,11 +50,10 @@ _ERRNOS = (
 
 
 class Complaints:
-    """Tells `say` of each fault, but the same words only once."""
+    """Tells `say` and the events of each fault, but the same words only once."""
 
     def __init__(self, say: Callable[[str], None] | None) -> None:
-        self._say = say
-        self._said: set[str] = set()
+        self._faults = Faults(say, "checkpoint.fault")
 
     def number(self, error: BaseException, where: str, *, reading: bool = False) -> int:
         """The errno that an error is answered with; said unless it is an ordinary refusal."""
@@ -63,10 +63,8 @@ class Complaints:
         if reading:
             number = errno.EIO  # whoever has the file open has been let in and found it
         text = str(error) if isinstance(error, BootseerError) else f"internal fault: {error!r}"
-        if number == errno.EIO and self._say is not None and text not in self._said:
-            if len(self._said) < 1000:
-                self._said.add(text)
-            self._say(f"{where}: {text}")
+        if number == errno.EIO:
+            self._faults.say(type(error).__name__, f"{where}: {text}", same=text)
         return number
 
 
