@@ -18,7 +18,7 @@ from wheelhouse import make_wheel
 
 from bootseer.depsnap.keying import command, key, redact, requirements, resolver, roots
 from bootseer.depsnap.keying.command import plan
-from bootseer.errors import NotFoundError, UsageError
+from bootseer.errors import DeadlineError, NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
 
@@ -247,7 +247,8 @@ def test_a_python_that_does_not_answer_is_ended(
     python.chmod(0o755)
     monkeypatch.setattr(roots, "PROBE_TIMEOUT_S", 2.0)
     before = os.listdir("/proc/self/fd")
-    assert roots.ask(str(python), os.environ) is None
+    with pytest.raises(DeadlineError, match="within 2 s, so nothing is restored or kept"):
+        roots.ask(str(python), os.environ)
     process = int((tmp_path / "process").read_text())
     assert not os.path.exists(f"/proc/{process}")
     assert os.listdir("/proc/self/fd") == before

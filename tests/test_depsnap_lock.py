@@ -287,6 +287,39 @@ def test_an_unresolved_start_says_that_the_newest_serves(node: Node) -> None:
 
 @pytest.mark.usefixtures("by_uv")
 @pytest.mark.slow
+def test_an_interpreter_that_is_late_is_no_other_key(node: Node) -> None:
+    """Fault injection: a Python that never tells what it is, and does all else. It had a key of
+    its own, and a snapshot without a version of Python."""
+    node.run()
+    published, keys = key_of_last(node), sorted((node.store / "deps").rglob("*"))
+    node.fresh()
+    real = (node.place / "bin/python").resolve()
+    shown = node.place / "bin/python"
+    shown.unlink()
+    shown.write_text(
+        f"""#!/bin/sh
+case "$*" in *CS_GNU_LIBC_VERSION*) echo $$ >> {node.home}/hung; exec sleep 1000 ;; esac
+exec -a {node.place}/bin/python3 {real} "$@"
+""".replace("#!/bin/sh", "#!/bin/bash")
+    )
+    shown.chmod(0o755)
+    done = node.run()
+    assert done.returncode == 0
+    (hung,) = (node.home / "hung").read_text().split()
+    assert not os.path.exists(f"/proc/{hung}")
+    assert node.last() == ("fallback", "installed")
+    assert "bootseer.deps.key" not in node.ends()[-1]["attributes"]
+    (line,) = done.stderr.splitlines()
+    assert f"{shown} was asked what it is; it did not answer within 10 s" in line
+    assert "did not answer within 10 s" in node.ends()[-1]["attributes"]["bootseer.reason"]
+    assert sorted((node.store / "deps").rglob("*")) == keys
+    node.fresh()
+    node.run()
+    assert (node.last(), key_of_last(node)) == (("ok", "restored"), published)
+
+
+@pytest.mark.usefixtures("by_uv")
+@pytest.mark.slow
 def test_a_miss_says_which_input_differs(node: Node) -> None:
     node.run()
     node.fresh()

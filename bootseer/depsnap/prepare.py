@@ -62,9 +62,17 @@ class Restored:
     entries: int
 
 
-def find_target(settings: DepsSettings, command: Sequence[str]) -> roots.Target:
-    """The roots and Python of a command. Raises UsageError when there is nothing to keep."""
+def find_target(
+    settings: DepsSettings, command: Sequence[str], *, though_late: bool = False
+) -> roots.Target:
+    """The roots and Python of a command. Raises UsageError when there is nothing to keep.
+
+    DeadlineError where its interpreter did not answer in time; `though_late` gives the roots that
+    it seems to have, for clearing up alone.
+    """
     found = roots.find(command, settings.environ, settings.cwd, settings.also)
+    if found.late and not (though_late and found.roots):
+        raise DeadlineError(found.late)
     if not found.roots and not found.folders:
         if not found.installs:
             raise UsageError(

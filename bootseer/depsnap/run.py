@@ -216,7 +216,7 @@ class _Run:
         if settings.environ.get(INSIDE):
             return False  # an install within an install: the outer one captures all
         prepare.read_tree_ahead(settings)
-        found = prepare.find_target(settings, self.command)
+        found = prepare.find_target(settings, self.command, though_late=True)
         if not found.roots:
             return False  # it makes directories alone
         held.enter_context(
@@ -224,6 +224,8 @@ class _Run:
         )
         for root in found.paths:
             _recover(root)
+        if found.late:
+            raise DeadlineError(found.late)
         resolution = prepare.resolution_of(settings, found)
         held.callback(resolution.close)
         with self._part(f"{PHASE}.key"):
@@ -724,5 +726,5 @@ def repair(settings: DepsSettings, command: Sequence[str]) -> None:
     from bootseer.depsnap.keying import uvrun
 
     command = uvrun.sync_of(command, settings.environ, settings.cwd) or command
-    for root in prepare.find_target(settings, command).paths:
+    for root in prepare.find_target(settings, command, though_late=True).paths:
         _recover(root)

@@ -15,15 +15,17 @@ from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying.command import Install, plan
-from bootseer.errors import UsageError
+from bootseer.errors import DeadlineError, UsageError
 from bootseer.readiness import readable
 from bootseer.regular_files import opener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 PROBE_TIMEOUT_S = 10.0
+"""After it the install runs plainly: a key without what the interpreter tells is another key."""
 ALSO = "--also"
 """Why of a root that the user named."""
 PROBE = """
@@ -81,13 +83,15 @@ class Root:
 class Target:
     """What a command installs into. `python` is None where no interpreter could be asked.
 
-    `folders` are directories that it makes by `mkdir`: they are made, not captured.
+    `folders` are directories that it makes by `mkdir`: they are made, not captured. `late` says
+    which interpreter did not answer in time; the roots are then a guess, and no key is made.
     """
 
     installs: tuple[Install, ...]
     roots: tuple[Root, ...]
     python: Python | None
     folders: tuple[str, ...] = ()
+    late: str = ""
 
     @property
     def paths(self) -> list[str]:
@@ -105,7 +109,16 @@ def find(
     installs = [_placed(install, environ) for install in plan(command)]
     roots: list[Root] = []
     folders: list[str] = []
+    late: list[str] = []
     python: Python | None = None
+
+    def asked_of(interpreter: str) -> Python | None:
+        try:
+            return ask(interpreter, environ)
+        except DeadlineError as error:
+            late.append(str(error))
+            return None
+
     for install in installs:
         if install.tool == "other":
             if not also:
@@ -116,13 +129,14 @@ def find(
         if install.tool == "mkdir":
             folders += [_absolute(folder, place_of(install, cwd)) for folder in install.folders]
             continue
-        found, asked = _destinations(install, environ, place_of(install, cwd), roots)
+        found, asked = _destinations(install, environ, place_of(install, cwd), roots, asked_of)
         roots += found
         python = asked or python
     if all(install.tool == "other" for install in installs):
-        python = ask(_interpreter(Install("other", ""), environ, cwd), environ)
+        python = asked_of(_interpreter(Install("other", ""), environ, cwd))
     roots += [Root(_absolute(path, cwd), ALSO) for path in also]
-    return Target(tuple(installs), tuple(_outermost(roots)), python, tuple(folders))
+    every = tuple(_outermost(roots))
+    return Target(tuple(installs), every, python, tuple(folders), late[0] if late else "")
 
 
 def place_of(install: Install, cwd: str) -> str:
@@ -140,24 +154,28 @@ def _placed(install: Install, environ: Mapping[str, str]) -> Install:
 
 
 def _destinations(
-    install: Install, environ: Mapping[str, str], cwd: str, made: Sequence[Root]
+    install: Install,
+    environ: Mapping[str, str],
+    cwd: str,
+    made: Sequence[Root],
+    asked_of: Callable[[str], Python | None],
 ) -> tuple[list[Root], Python | None]:
     if install.tool == "venv":
         assert install.target is not None
-        python = ask(_interpreter(install, environ, cwd), environ)
+        python = asked_of(_interpreter(install, environ, cwd))
         return [Root(_absolute(install.target, cwd), "the virtual environment it makes")], python
     fixed = install.target or install.prefix or install.root
     fixed = fixed or (_pip_setting(environ) if install.tool == "pip" else None)
     interpreter = _interpreter(install, environ, cwd)
     if fixed:
         option = "--target, --prefix or --root"
-        return [Root(_absolute(fixed, cwd), option)], ask(interpreter, environ)
+        return [Root(_absolute(fixed, cwd), option)], asked_of(interpreter)
     if any(inside(interpreter, root.path) for root in made):
         return [], None  # the environment that an earlier command of the line makes
     if install.tool == "uv-sync":
         place = _project_environment(install, environ, cwd)
-        return [Root(place, "the project's environment")], ask(interpreter, environ)
-    python = ask(interpreter, environ)
+        return [Root(place, "the project's environment")], asked_of(interpreter)
+    python = asked_of(interpreter)
     if python is None:
         return _environment_of(interpreter), None
     return _prefix_roots(install, python), python
@@ -295,11 +313,18 @@ def _python_of_script(program: str, search: str, cwd: str) -> str:
 
 
 def ask(interpreter: str, environ: Mapping[str, str]) -> Python | None:
-    """Let an interpreter describe itself; None when it cannot."""
+    """Let an interpreter describe itself; None when it cannot.
+
+    Raises DeadlineError where it does not answer in time: it may yet be able to.
+    """
     try:
         asked = _ASKED.pop(interpreter, None) or _Asked(interpreter, environ)
         answer = asked.answer(PROBE_TIMEOUT_S)
         return None if answer is None else _described_by(answer)
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"{interpreter} was asked what it is; {error}, so nothing is restored or kept"
+        ) from error
     except (OSError, ValueError):
         return None
 
