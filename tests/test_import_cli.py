@@ -130,6 +130,8 @@ def test_a_catastrophic_rule_is_bounded_while_others_work(tmp_path: Path) -> Non
         (("log", "--rules", "nosuch", "-"), b"", 2, "not a shipped rule set"),
         (("log", "--rules", "./no.ini", "-"), b"", 3, "does not exist; shipped:"),
         (("log", "--rules", "torchrun", "/nonexistent.log"), b"", 3, "cannot read"),
+        (("log", "--rules", "torchrun", "/dev/zero"), b"", 2, "/dev/zero: it is a device; name"),
+        (("k8s", "/dev/zero"), b"", 2, "/dev/zero: it is a device; name a file, a pipe, or -"),
         (("log", "--rules", "huggingface", "-"), b"***** Running training *****\n", 2, "timestamp"),
     ],
 )
@@ -143,6 +145,24 @@ def test_errors_are_one_line_with_their_code(
     assert done.stderr.count(b"\n") == 1
     assert done.stdout == b""
     assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["/dev/stdin", "fifo"])
+def test_a_log_comes_through_a_pipe_by_its_path(tmp_path: Path, place: str) -> None:
+    (tmp_path / "r.ini").write_text(RULES)
+    data, words = b"100.5 loading\n102.5 loaded\n", ("log", "--rules", str(tmp_path / "r.ini"))
+    if place == "fifo":
+        place = str(tmp_path / "fifo")
+        os.mkfifo(place)
+        with subprocess.Popen(["cp", "/dev/stdin", place], stdin=subprocess.PIPE) as writer:
+            assert writer.stdin is not None
+            writer.stdin.write(data)
+            writer.stdin.close()
+            done = bootseer(tmp_path, *words, place)
+    else:
+        done = bootseer(tmp_path, *words, place, data=data)
+    assert done.returncode == 0, done.stderr
+    assert b"1 checkpoint.load end" in done.stdout
 
 
 def test_a_rule_files_error_names_its_place(tmp_path: Path) -> None:

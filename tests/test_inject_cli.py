@@ -153,6 +153,7 @@ def test_commands_of_the_environment_stand_one_a_line(monkeypatch: pytest.Monkey
         (("--command", "a", "--command", "b"), 2, "is given twice for all containers"),
         (("--command", "good/other=x"), 2, "no container without a command has this name"),
         (("-f", "/no/such/file"), 3, "/no/such/file"),
+        (("-f", "/dev/zero"), 2, "/dev/zero: it is a device; name a file, a pipe, or -"),
         (("-o", "/no/such/folder/x"), 3, "/no/such/folder/x"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import click
 
+from bootseer.cli import inputs
 from bootseer.cli.lazy import LazyGroup
 from bootseer.errors import NoSpaceError, NotFoundError, UsageError, from_os_error
 from bootseer.profiler import events
@@ -139,7 +140,8 @@ def _failed(pod: k8s.Pod) -> list[k8s.Span]:
 def _read(name: str) -> str:
     try:
         with contextlib.ExitStack() as stack:
-            stream = sys.stdin.buffer if name == "-" else stack.enter_context(open(name, "rb"))
+            given = sys.stdin.buffer if name == "-" else None
+            stream = given or stack.enter_context(open(name, "rb", opener=inputs.opener))
             return stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name}: is not UTF-8 text; kubectl's JSON output is") from error
@@ -268,7 +270,7 @@ def _open_log(name: str) -> Iterator[IO[bytes]]:
         yield sys.stdin.buffer
         return
     try:
-        stream = open(name, "rb", buffering=0)  # noqa: SIM115 - closed below
+        stream = open(name, "rb", buffering=0, opener=inputs.opener)  # noqa: SIM115 - closed below
     except OSError as error:
         raise from_os_error(error, f"read {name}") from error
     with stream:

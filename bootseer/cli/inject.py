@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bootseer.atomic import replace_file
+from bootseer.cli import inputs
 from bootseer.cli.options import together
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
 
@@ -101,7 +102,7 @@ def read(path: str) -> tuple[bytes, str]:
     if path == "-":
         return sys.stdin.buffer.read(), "standard input"
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=inputs.opener) as file:
             return file.read(), path
     except OSError as error:
         raise from_os_error(error, f"read the manifest {path}") from error
