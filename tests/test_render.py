@@ -216,6 +216,12 @@ def test_a_refused_comparison_makes_no_claim():
     shown = terminal(samples.sample(8, comparison=samples.comparison(claim=False)))
     assert "No claim: the candidate side has 1 complete start" in shown
     assert "speed-up" not in shown
+    assert "over all phases together" not in shown
+
+
+def test_a_comparison_says_what_its_phases_factors_take():
+    shown = terminal(samples.sample(8, comparison=samples.comparison()), 120)
+    assert "A phase has a factor where it shows a difference at 95% over all phases" in shown
 
 
 def test_a_terminal_without_unicode_gets_ascii():
@@ -411,6 +417,9 @@ def test_comparisons_in_html():
     refused = render(samples.sample(2, comparison=samples.comparison(claim=False)))
     assert "No claim: the candidate side" in refused
     assert 'class="speedup"' not in refused
+    criterion = "at 95% over all phases together"
+    assert criterion in claimed
+    assert criterion not in refused
 
 
 def luminance(colour: str) -> float:

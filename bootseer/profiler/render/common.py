@@ -21,6 +21,12 @@ GAP = "not described"
 NEGLIGIBLE_SHARE = 0.01
 """Pieces below this share of the start are not worth a word in the verdict."""
 
+PHASE_FACTORS = (
+    "A phase has a factor where it shows a difference at 95% over all phases together; "
+    "the more phases, the more starts that takes."
+)
+"""What a comparison's table of phases says of its factors."""
+
 _TICK_STEPS_S = (
     *(digit * 10.0**power for power in (-3, -2, -1) for digit in (1, 2, 5)),
     *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0),

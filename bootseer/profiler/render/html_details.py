@@ -74,7 +74,8 @@ def _comparison_table(both: Comparison) -> Markup:
         f"Medians, least to greatest, of {words.count(both.baseline.starts, 'start')} before and "
         f"{words.count(both.candidate.starts, 'start')} after"
     )
-    return table(caption, columns, rows)
+    told = both.phase_speedups and both.speedup is not None
+    return join((table(caption, columns, rows), tag("p", words.PHASE_FACTORS) if told else None))
 
 
 def _whole(side: Side) -> Spread | None:

@@ -309,6 +309,8 @@ def _comparison(comparison: Comparison | None, page: Page) -> None:
             )
         rows.append((_short(name), *cells, words.ratio(speedups.get(name))))
     page.table(("", "before", "range", "after", "range", "factor"), rows)
+    if comparison.phase_speedups and comparison.speedup is not None:
+        page.note(words.PHASE_FACTORS)
 
 
 def _side(side: Side) -> tuple[str, str]:

@@ -30,7 +30,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpeedup:
-    """Baseline over candidate of one phase's medians; None when either side lacks it."""
+    """Baseline over candidate of one phase's medians; None where no difference is shown at 95 %
+    over all phases together (Holm)."""
 
     phase: str
     speedup: float | None
