@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench import harness, image
 from tools.podman import mounts_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.debian("podman")]
@@ -25,7 +29,6 @@ def test_every_side_reaches_its_first_work() -> None:
             env={**os.environ, "PYTHONPATH": str(WORKER.parents[1])},
             capture_output=True,
             text=True,
-            timeout=600,  # a fresh machine builds the peers first
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
@@ -40,3 +43,38 @@ def test_every_side_reaches_its_first_work() -> None:
     assert all(used > 0 for used in told["cpu"].values())
     assert told["sizes"]["numpy+pyarrow"] > 0
     assert all(rate > 0 for values in told["steady"] for rate in values)
+
+
+def test_images_are_made_before_the_network_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without them, what is asked first decides whether they can be had at all."""
+    asked: list[str] = []
+
+    def made(name: str) -> types.SimpleNamespace:
+        asked.append(name)
+        return types.SimpleNamespace(source=name)
+
+    @contextlib.contextmanager
+    def empty_network() -> Iterator[None]:
+        asked.append("network")
+        yield
+
+    @contextlib.contextmanager
+    def no_lab(*_: object) -> Iterator[None]:
+        yield
+
+    def publish(_place: object, _source: str, _works: object, also: object) -> dict[str, int]:
+        also(None, Path())  # type: ignore[operator]
+        raise RuntimeError("far enough")
+
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setattr(image.image_ours, "compile_modules", lambda: None)
+    monkeypatch.setattr(image.real, "image", made)
+    monkeypatch.setattr(image.image_peers, "prepare", lambda _: (asked.append("peers"), None))
+    monkeypatch.setattr(image, "own_group", lambda: contextlib.nullcontext("group"))
+    monkeypatch.setattr(image, "own_network", empty_network)
+    monkeypatch.setattr(image, "lab", no_lab)
+    monkeypatch.setattr(image.image_hotsets, "publish", lambda *_, other: asked.append(other))
+    monkeypatch.setattr(image.image_ours, "publish", publish)
+    with pytest.raises(RuntimeError, match="far enough"):
+        image.measure(harness.Options(quick=True, runs=1), [])
+    assert asked == ["torch", "python", "peers", "network", "python"]
