@@ -44,7 +44,15 @@ from tools.images.members import directory, file, symlink
 from tools.podman import Podman
 from tools.registry import Registry
 
-MEASURES = ("bootseer", "scripts", "bench/plain.py", "bench/depsnap-small-lock.txt")
+MEASURES = (
+    "bootseer",
+    "scripts",
+    "bench/depsnap.py",
+    "bench/depsnap_commands.py",
+    "bench/depsnap-small-lock.txt",
+    "bench/paced_server.py",
+    "bench/plain.py",
+)
 PLAIN = "plain"
 FAULTS = ("gone", "slow", "hanging")
 DEPS = ("first start", "fresh node", "second start", "nothing to gain", "tiny install", "uv links")

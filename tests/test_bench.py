@@ -19,6 +19,7 @@ import wheelhouse
 
 from bench import __main__ as program
 from bench import depsnap, depsnap_commands, events, floors, harness, revisions, wrapper
+from bootseer.cli import read_ahead
 
 pytestmark = pytest.mark.slow
 
@@ -378,6 +379,36 @@ def test_each_bench_names_what_it_measures_and_it_is_there() -> None:
         assert f"bench/{name}.py" in paths
         assert [path for path in paths if not any(revisions.ROOT.glob(path))] == []
     assert set(floors.FLOORS) <= set(program.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("depsnap", read_ahead.DEPS_RUN + read_ahead.DEPS_RESTORE),
+        ("image", read_ahead.IMAGE_MOUNT),
+        ("plain", read_ahead.DEPS_RUN + read_ahead.DEPS_RESTORE + read_ahead.IMAGE_MOUNT),
+    ],
+)
+def test_what_a_measured_command_imports_ages_its_figures(
+    name: str, modules: Sequence[str]
+) -> None:
+    ours = {f"{module}.py" for module in modules if module.startswith("bootseer/")}
+    found = git(revisions.ROOT, "ls-files", "--", *revisions.measured_paths(name)).split()
+    assert sorted(ours - set(found)) == []
+    assert len(ours) > 20
+
+
+def test_single_cases_are_said_to_be_of_those_benches_that_have_some() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "bench", "--help"],
+        cwd=revisions.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    modules = {name: importlib.import_module(f"bench.{name}") for name in program.NAMES}
+    having = [n for n, m in modules.items() if hasattr(m, "CASES") and hasattr(m, "measure")]
+    assert f"these alone ({', '.join(sorted(having))})" in said
 
 
 def test_committed_figures_have_all_their_stamps() -> None:
