@@ -16,6 +16,11 @@ pytestmark = pytest.mark.slow
 QUICK = harness.Options(quick=True, runs=1)
 IMAGES = ["image tiny", "image tiny mount", "image tiny record", "image registry hanging"]
 OTHERS = [case for case in plain.CASES if not case.startswith("image")]
+NEEDS = {
+    "checkpoint tiny": pytest.mark.debian("curl"),
+    "checkpoint tiny cat": pytest.mark.debian("curl"),
+    "checkpoint tiny mount": pytest.mark.root,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +48,7 @@ def measured(case: str) -> None:
     assert str(Path(plain.CACHE)) not in Path("/proc/mounts").read_text()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=pytest.mark.root) if c.endswith(" mount") else c for c in OTHERS],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=NEEDS.get(case, ())) for case in OTHERS])
 def test_both_sides_do_their_work(case: str) -> None:
     measured(case)
 

@@ -113,6 +113,7 @@ def test_the_demonstration_in_miniature(
         assert label in shown
 
 
+@pytest.mark.debian("openjdk-17-jre-headless")
 def test_the_checkpoint_may_lie_on_a_real_hdfs(
     chosen: options.Options,
     ready: None,

@@ -67,6 +67,7 @@ def test_shared_cluster_serves_bytes(hdfs: Any, hdfs_folder: str) -> None:
     assert http(hdfs.http_addresses[0], f"{hdfs_folder}/x", "OPEN") == b"some bytes"
 
 
+@pytest.mark.debian("openjdk-17-jre-headless")
 def test_shared_cluster_ends_with_its_last_user_even_when_killed(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 20)  # one of this test's own, too long for a socket's address
     folder.mkdir()
@@ -131,6 +132,7 @@ class TestFaultsOnRequest:
         assert not any(s.running() for s in (*cluster.datanodes, *cluster.namenodes))
 
 
+@pytest.mark.debian("openjdk-17-jre-headless")
 def test_java_starts_without_an_archive_of_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ def test_java_starts_without_an_archive_of_classes(
     assert subprocess.run(command, capture_output=True, check=True).stderr
 
 
+@pytest.mark.debian("openjdk-17-jre-headless")
 def test_a_script_in_javas_place_starts_java(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
