@@ -18,6 +18,7 @@ from bootseer.depsnap.model import Digest
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, UsageError
 
 
+@pytest.mark.debian("zstd")
 def test_gnu_tar_unpacks_it_exactly(tmp_path: Path) -> None:
     root = rich(tmp_path / "r")
     (root / "old").unlink()  # GNU tar 1.34 refuses nothing here, but warns of times before 1970
