@@ -136,9 +136,22 @@ def replicated(store: Store, name: str, count: int) -> bool:
 def test_datanode_killed_in_the_middle_of_a_read(
     cluster: Any, scheme: str, data: Path, fetcher: Fetcher
 ) -> None:
-    with half_read(cluster, scheme, data, fetcher) as (file, rest, serving):
-        cluster.kill_datanode(serving)
-        assert file.read() == rest
+    """It dies while a request of the reader lies in its hands."""
+    for _ in range(10):  # which replica is asked is left to chance
+        with (
+            half_read(cluster, scheme, data, fetcher) as (file, rest, serving),
+            ThreadPoolExecutor(1) as pool,
+        ):
+            cluster.pause_datanode(serving)  # what it is asked from now on stays unanswered
+            under_way = pool.submit(file.read)
+            until(lambda: unread_bytes(cluster, serving) or under_way.done())  # noqa: B023
+            struck = unread_bytes(cluster, serving) > 0 and not under_way.done()
+            cluster.kill_datanode(serving)
+            assert under_way.result() == rest
+            if struck:
+                return
+        cluster.restore()
+    raise AssertionError("no read was under way at the DataNode that died")
 
 
 @SCHEMES
