@@ -125,18 +125,6 @@ def test_the_second_start_restores_what_the_first_one_installed(lab: Lab) -> Non
     assert not [e for e in lab.lines() if e["status"] == "fallback"]
     check_files_were_read_ahead(lab)
     assert f"in memory: {64 * PAGE}\n" in lab.logs("second")
-    durations = {}
-    for name in ("first", "second"):
-        (trace,) = {e["trace_id"] for e in spans(lab, name).values()}
-        done = subprocess.run(
-            [sys.executable, "-m", "bootseer", "report", "--json", "--trace", trace, lab.events],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        phases = {p["name"]: p for p in json.loads(done.stdout)["phases"]}
-        durations[name] = phases["deps.install"]["p50_s"]
-    assert durations["second"] < durations["first"]
 
 
 def check_files_were_read_ahead(lab: Lab) -> None:
