@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from bootseer.errors import NotSupportedError
+from tools import prepare
 from tools.prepare import Part, make_all
 
 
@@ -25,3 +26,13 @@ def test_downloads_and_builds_run_side_by_side() -> None:
     both = threading.Barrier(2)
     rows = [[Part(name, lambda: both.wait(60))] for name in ("download", "build")]
     assert make_all(rows) == []
+
+
+def test_the_image_that_a_test_asks_for_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """debootstrap takes a minute: more than a test has on a slow day, and the network besides."""
+    made: list[str] = []
+    monkeypatch.setattr(prepare.real, "image", made.append)
+    for part in prepare.DOWNLOADS:
+        if "real image" in part.name:
+            part.make()
+    assert made == ["debian"]

@@ -23,6 +23,7 @@ from bootseer.errors import BootseerError
 from tools import netdelay, stargz
 from tools.containerd import suite
 from tools.hdfs import class_training, jars
+from tools.images import real
 from tools.initimage.__main__ import default_cache
 from tools.k8s import binaries, images
 from tools.nodeimage.__main__ import build as build_node_image
@@ -48,6 +49,7 @@ DOWNLOADS = (
     Part("Hadoop's jars", jars.jars_folder),
     Part("an archive of Hadoop's classes", class_training.make_archive),
     Part("the images of pods", _make_images),
+    Part("a real image: Debian's smallest system", lambda: real.image("debian")),
 )
 BUILDS = (
     Part("Kubernetes", binaries.folder),
