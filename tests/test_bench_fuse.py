@@ -28,7 +28,6 @@ def test_every_case_has_every_side(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, set[str]] = {}
     for case in fuse.run(harness.Options(quick=True, runs=1)):
         assert len(case.values) == 1
-        assert case.values[0] > 0
         found.setdefault(case.case, set()).add(case.side)
     for case in (*BUFFERED, *DIRECT, *RANDOM):
         servers = SERVERS | ({"rclone"} if case in BUFFERED else set())

@@ -36,7 +36,7 @@ def test_every_side_reads_and_writes_the_same_bytes(monkeypatch: pytest.MonkeyPa
     assert sorted(c.case for c in told) == sorted(c.case for c in cases)
     for name in names:
         sides = {c.side: c.values for c in cases if c.case == name}
-        assert sides[harness.OURS][0] > 0
+        assert harness.OURS in sides
         assert len(sides) >= 2
         assert ("rclone mount" in sides) == name.startswith("mount")
     assert "fsspec webhdfs" in {c.side for c in cases}
