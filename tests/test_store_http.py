@@ -193,6 +193,7 @@ class TestOnNginx:
         assert not wrong
 
 
+@pytest.mark.debian("openssl")
 def test_tls_believes_the_named_authority_alone(tmp_path: Path) -> None:
     ca, own, key = certificates(tmp_path / "one")
     other, _, _ = certificates(tmp_path / "two")
