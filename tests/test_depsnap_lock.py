@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shlex
@@ -283,6 +284,55 @@ def test_an_unresolved_start_says_that_the_newest_serves(node: Node) -> None:
     done = node.run("--resolve-timeout", 0)
     assert node.last() == ("ok", "in place")
     assert "for up to 7 days" in done.stderr
+
+
+def run_without_uv(node: Node, base: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """`bootseer` of a Python beside which there is no uv, nor is one on the PATH."""
+    python = base / "bare/bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", base / "bare"], check=True)
+        (site,) = (base / "bare").glob("lib/python3*/site-packages")
+        (site / "all.pth").write_text("\n".join(path for path in sys.path if path))
+    environ = node.environ()
+    folders = environ["PATH"].split(os.pathsep)
+    environ["PATH"] = os.pathsep.join(f for f in folders if not os.path.exists(f"{f}/uv"))
+    return subprocess.run(
+        [python, "-m", "bootseer", *map(str, words)],
+        cwd=node.home,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@pytest.mark.usefixtures("by_uv")
+@pytest.mark.slow
+def test_the_report_says_that_nobody_could_resolve(node: Node, tmp_path: Path) -> None:
+    """The events had it, and no report read them."""
+    options = ("--store", node.store, "--cache", node.cache, "--publish", "inline")
+    words = ("deps", "run", *options, "--", *node.install)
+    done = run_without_uv(node, tmp_path, *words)
+    assert node.last() == ("ok", "published")
+    node.fresh()
+    for path in node.events.glob("*.jsonl"):
+        path.unlink()
+    done = run_without_uv(node, tmp_path, *words)
+    assert node.last() == ("ok", "restored")
+    assert resolver.NO_RESOLVER in done.stderr
+    shown = run_without_uv(node, tmp_path, "report", "--json", node.events).stdout
+    report = json.loads(shown)
+    (note,) = report["notes"]
+    assert (note["phase"], note["count"], len(note["nodes"])) == ("deps.install", 1, 1)
+    assert note["text"].startswith("the newest snapshot of these requirements serves")
+    assert note["text"].endswith(resolver.NO_RESOLVER)
+    assert report["incidents"] == []
+    shown = run_without_uv(node, tmp_path, "report", node.events).stdout
+    wanted = f"Notes deps.install: {note['text']}, on {note['nodes'][0]} "
+    assert wanted in " ".join(shown.split()) + " "
+    page = tmp_path / "page.html"
+    run_without_uv(node, tmp_path, "report", "--html", page, node.events)
+    assert html.escape(note["text"], quote=False) in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("by_uv")

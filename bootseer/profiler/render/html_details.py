@@ -146,8 +146,8 @@ def not_observed(report: Report) -> Markup | Nothing:
 
 
 def incidents(report: Report) -> Markup | Nothing:
-    """Fall-backs with their reasons, errors, and phases that began and never ended."""
-    if not report.incidents and not report.killed and not report.unreached:
+    """Fall-backs with their reasons, errors, notes, and phases that began and never ended."""
+    if not any((report.incidents, report.notes, report.killed, report.unreached)):
         return Nothing("None.")
     out: list[Child] = []
     ordered = sorted(report.incidents, key=lambda i: (i.status != "fallback", i.first_s))
@@ -168,6 +168,17 @@ def incidents(report: Report) -> Markup | Nothing:
             ("On", "w"),
         )  # fmt: skip
         out += [table("What fell back or failed, and why", columns, rows), rest(len(ordered))]
+    if report.notes:
+        noted = [
+            (n.phase, n.text, f"{n.count:,}", words.seconds(n.first_s), ", ".join(n.nodes)
+             + (", ..." if n.count > len(n.nodes) else ""))
+            for n in report.notes[:MAX_ROWS]
+        ]  # fmt: skip
+        columns_noted = (
+            ("Phase", ""), ("What", "w"), ("Times", "n"), ("First at", "n"), ("On", "w")
+        )  # fmt: skip
+        out.append(table("Notes, which are no faults", columns_noted, noted))
+        out.append(rest(len(report.notes)))
     killed = words.killed_groups(report)
     if killed:
         rows_killed = [

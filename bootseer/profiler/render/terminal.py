@@ -15,6 +15,7 @@ from bootseer.profiler.render import verdicts
 from bootseer.profiler.report.comparison import Comparison, Side
 from bootseer.profiler.report.model import (
     Incident,
+    Note,
     PhaseStats,
     Report,
     StartSummary,
@@ -345,6 +346,11 @@ def _incidents(report: Report, page: Page) -> None:
             for incident in incidents[:MAX_ROWS]:
                 page.note(_incident(incident))
             page.rest(MAX_ROWS, len(incidents), title.lower())
+    if report.notes:
+        page.heading("Notes")
+        for note in report.notes[:MAX_ROWS]:
+            page.note(_noted(note.phase, note.text, note))
+        page.rest(MAX_ROWS, len(report.notes), "notes")
     killed = words.killed_groups(report)
     if killed:
         page.heading(f"Began and never ended ({len(report.killed):,})")
@@ -366,10 +372,14 @@ def _incidents(report: Report, page: Page) -> None:
 
 
 def _incident(incident: Incident) -> str:
-    nodes = ", ".join(incident.nodes[:3])
-    more = ", ..." if incident.count > 3 and len(incident.nodes) > 3 else ""
-    times = f" {incident.count:,} times" if incident.count > 1 else ""
-    return f"{incident.phase}: {incident.reason or 'no reason given'}{times}, on {nodes}{more}"
+    return _noted(incident.phase, incident.reason or "no reason given", incident)
+
+
+def _noted(phase: str, text: str, seen: Incident | Note) -> str:
+    nodes = ", ".join(seen.nodes[:3])
+    more = ", ..." if seen.count > 3 and len(seen.nodes) > 3 else ""
+    times = f" {seen.count:,} times" if seen.count > 1 else ""
+    return f"{phase}: {text}{times}, on {nodes}{more}"
 
 
 def _starts(starts: Sequence[StartSummary], page: Page) -> None:

@@ -19,6 +19,7 @@ from bootseer.profiler.report import (
     forked,
     images,
     incidents,
+    notes,
     stages,
     stragglers,
     totals,
@@ -241,4 +242,5 @@ def _assembled(prepared: Prepared, held: Callable[[], _Held]) -> Report:
         incidents=seen,
         unreached=incidents.unreached_ranks(lanes),
         images=shown,
+        notes=notes.find_notes(start, shifts, lanes.zero_ns),
     )

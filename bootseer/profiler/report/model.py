@@ -320,6 +320,21 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What phases say that went well: what a user should know, and is no fault; over all processes.
+
+    Such as that newer packages may be out than the snapshot that was restored has. `nodes` names
+    at most ten of the `count` occurrences' nodes.
+    """
+
+    phase: str
+    text: str
+    count: int
+    nodes: tuple[str, ...]
+    first_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ImageUse:
     """One image as one process served it, or read its files ahead.
 
@@ -392,6 +407,7 @@ class Report:
     images: tuple[ImageUse, ...] = ()
     parts: Mapping[str, PartUse] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def to_json(self) -> Json:
         """The report as plain JSON values, matching report.schema.json.
