@@ -310,7 +310,7 @@ def run_without_uv(node: Node, base: Path, *words: object) -> subprocess.Complet
 @pytest.mark.slow
 def test_the_report_says_that_nobody_could_resolve(node: Node, tmp_path: Path) -> None:
     """The events had it, and no report read them."""
-    options = ("--store", node.store, "--cache", node.cache, "--publish", "inline")
+    options = ("--store", node.store, "--form", "archive", "--publish", "inline")
     words = ("deps", "run", *options, "--", *node.install)
     done = run_without_uv(node, tmp_path, *words)
     assert node.last() == ("ok", "published")
