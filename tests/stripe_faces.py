@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +122,21 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(url: str | Path, directory: Path, **settings: Any) -> Iterator[Served]:
-    """Mount in another process; yields once it answers, and leaves nothing behind."""
+def served(
+    url: str | Path,
+    directory: Path,
+    *,
+    prepared: Callable[[], object] | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Mount in another process; yields once it answers, and leaves nothing behind.
+
+    `prepared` is called in it before its program begins.
+    """
     directory.mkdir(exist_ok=True)
     log = directory.parent / f"{directory.name}.log"
     given = {"url": str(url), "mountpoint": str(directory), "log_file": str(log), **settings}
-    process = python(SERVER, json.dumps(given))
+    process = python(SERVER, json.dumps(given), preexec_fn=prepared)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -24,6 +25,7 @@ from bootseer.stripedfs.rwtree import WritableTree
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 SIZE = 8 * CHUNK + 55
+PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19
 BUSY = """
 import subprocess, threading
 path, store, size, way = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -74,13 +76,36 @@ import signal, threading
 path, size, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 file = open(path, "wb", buffering=0)
 file.write(b"B" * size)
-if way == "among threads":
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-if way == "by its own fault":
+if "among threads" in way:
+    for _ in range(4):
+        thread = threading.Thread(target=threading.Event().wait, daemon=True)
+        thread.start()
+if "fault" in way:
     import resource
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard if "core" in way else 0, hard))
     os.kill(os.getpid(), signal.SIGSEGV)
-os.kill(os.getpid(), signal.SIGTERM if way == "asked to end" else signal.SIGKILL)
+if "one of them" in way:
+    signal.pthread_kill(thread.ident, signal.SIGKILL)
+    threading.Event().wait()
+os.kill(os.getpid(), signal.SIGTERM if "asked" in way else signal.SIGKILL)
+"""
+
+ENDING = """
+import threading
+way, size = sys.argv[1], int(sys.argv[2])
+pipe = os.pipe()
+for _ in range(4):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    threading.Thread(target=os.read, args=(pipe[0], 1), daemon=True).start()
+os.write(1, b"A" * size)
+if way == "by sys.exit":
+    sys.exit(3)
+if way == "by os._exit":
+    os._exit(0)
+if way == "by a thread":
+    threading.Thread(target=os._exit, args=(0,)).start()
+    threading.Event().wait()
 """
 
 STARTING = """
@@ -160,7 +185,18 @@ def test_a_program_may_start_another_while_its_file_is_open(
         assert file.read() == b"A" * size
 
 
-@pytest.mark.parametrize("way", ["alone", "among threads", "asked to end", "by its own fault"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "alone",
+        "among threads",
+        "among threads, one of them",
+        "asked to end",
+        "asked to end among threads",
+        "by its own fault",
+        "by its own fault with a core, among threads",
+    ],
+)
 @pytest.mark.parametrize("size", [55, SIZE])
 def test_what_a_killed_writer_left_is_not_published(
     mount: Served, tmp_path: Path, way: str, size: int
@@ -169,7 +205,7 @@ def test_what_a_killed_writer_left_is_not_published(
     path = mount.directory / "x"
     path.write_bytes(b"A" * SIZE)
     words = [sys.executable, "-c", f"import os, sys\n{KILLED}", str(path), str(size), way]
-    assert subprocess.run(words, check=False).returncode < 0
+    assert subprocess.run(words, cwd=tmp_path, check=False).returncode < 0
     # the last descriptor's end is told by and by
     until(lambda: "its writer was killed" in mount.said)
     with stripedfs.open(f"{tmp_path}/store/x") as file:
@@ -177,6 +213,56 @@ def test_what_a_killed_writer_left_is_not_published(
     path.write_bytes(b"C" * size)
     with stripedfs.open(f"{tmp_path}/store/x") as file:
         assert file.read() == b"C" * size
+
+
+def end_into(mount: Served, name: str, way: str, size: int) -> None:
+    """A program with threads ends by itself, and its output goes into a file of the mount."""
+    words = [sys.executable, "-SEc", f"import os, sys\n{ENDING}", way, str(size)]
+    script = ["sh", "-c", 'exec "$@" > "$0"', str(mount.directory / name), *words]
+    done = subprocess.run(script, check=False, timeout=60)
+    assert done.returncode == (3 if way == "by sys.exit" else 0)
+
+
+@pytest.mark.parametrize("way", ["by its last line", "by sys.exit", "by os._exit", "by a thread"])
+@pytest.mark.parametrize("size", [55, SIZE])
+def test_what_a_program_with_threads_never_closed_is_published_when_it_ends(
+    mount: Served, tmp_path: Path, way: str, size: int
+) -> None:
+    """The kernel marks each thread as ended by a signal that does not call `exit` itself, and
+    mostly one of these closes last."""
+    for turn in range(5):
+        end_into(mount, f"x{turn}", way, size)
+    store = tmp_path / "store"
+    for turn in range(5):  # the last descriptor's end is told by and by
+        until(
+            lambda turn=turn: (
+                (store / f"x{turn}").exists() or (store / f"x{turn}.stripes/CURRENT").exists()
+            )
+        )
+        with stripedfs.open(f"{store}/x{turn}") as file:
+            assert file.read() == b"A" * size
+    assert mount.said == ""
+
+
+def test_a_server_without_rights_over_a_writer_tells_its_end_from_its_kill(tmp_path: Path) -> None:
+    """As in a container, whose root has no CAP_SYS_PTRACE: it is shown no exit code."""
+    store = tmp_path / "store"
+
+    def give_up_rights() -> None:
+        assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0) == 0
+
+    look = ["readlink", f"/proc/{os.getpid()}/cwd"]
+    assert subprocess.run(look, stdout=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run(look, preexec_fn=give_up_rights).returncode == 1
+    with served(store, tmp_path / "mnt", writable=True, prepared=give_up_rights) as mount:
+        for way in ("by its last line", "by sys.exit", "by os._exit"):
+            end_into(mount, way, way, 55)
+            until((store / way).exists)
+        words = [sys.executable, "-c", f"import os, sys\n{KILLED}", f"{mount.directory}/x", "55"]
+        for count, way in enumerate(("alone", "among threads, one of them"), 1):
+            assert subprocess.run([*words, way]).returncode == -signal.SIGKILL
+            until(lambda count=count: mount.said.count("its writer was killed") == count)
+        assert sorted(os.listdir(store)) == ["by its last line", "by os._exit", "by sys.exit"]
 
 
 # --- without a mount ------------------------------------------------------------------------------

@@ -7,13 +7,18 @@ keeps nothing back of those.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from bootseer.proc_files import LIMIT_S, call_within
 
 _SIGKILL_BIT = 1 << 8
 _PF_SIGNALED = 0x400
-"""Of `linux/sched.h`; the place of the flags in /proc/PID/stat is told by proc(5)."""
+"""Of `linux/sched.h`; the places of the fields of /proc/PID/stat are told by proc(5)."""
+_FLAGS, _EXIT_CODE = 9 - 3, 52 - 3
+"""Among its fields from the third on."""
+_SIGNAL_BITS = 0x7F
+"""Of an exit code: the signal that ended the process, 0 where none did (wait(2))."""
 
 
 def is_being_killed(thread: int) -> bool:
@@ -25,12 +30,13 @@ def is_being_killed(thread: int) -> bool:
 
 
 def closes_because_killed(thread: int) -> bool:
-    """Whether the kernel closes a thread's files because a signal ended it.
+    """Whether the kernel closes a thread's files because a signal ended its process.
 
-    Not so for a thread that closes a file itself, ends by itself, or becomes another program.
-    `thread` as in `is_being_killed`.
+    Not so for a thread that closes a file itself, ends by itself, or becomes another program, nor
+    for one that ends because another of its process called `exit`. `thread` as in
+    `is_being_killed`.
     """
-    return _look(_was_signalled, thread)
+    return _look(_was_ended_by_signal, thread)
 
 
 def _look(look: Callable[[int], bool], thread: int) -> bool:
@@ -51,12 +57,41 @@ def _has_sigkill_pending(thread: int) -> bool:
         )
 
 
-def _was_signalled(thread: int) -> bool:
+def _was_ended_by_signal(thread: int) -> bool:
     # Who still has an address space is not ending; and only who has one can be in execve(2), in
     # which `stat` would be kept back. `status` never is.
+    process = thread
     with open(f"/proc/{thread}/status", "rb") as file:
-        if any(line.startswith(b"VmSize:") for line in file):
-            return False
+        for line in file:
+            if line.startswith(b"VmSize:"):
+                return False
+            if line.startswith(b"Tgid:"):
+                process = int(line[5:])
+    fields = _stat(thread)
+    if not int(fields[_FLAGS]) & _PF_SIGNALED:
+        return False
+    # A thread has this flag as well when another of its process called exit_group(2), and the
+    # last one to close is mostly such a thread. The exit code tells the two apart: `do_exit` of
+    # kernel/exit.c sets it before it closes the files.
+    code = int(fields[_EXIT_CODE])
+    if code or _may_look_into(thread):
+        return bool(code & _SIGNAL_BITS)
+    # The kernel shows 0 to who has no such right. In `exit` the caller, mostly the first thread,
+    # has no such flag, while a deadly signal gives it to every thread.
+    return bool(int(_stat(process)[_FLAGS]) & _PF_SIGNALED)
+
+
+def _stat(thread: int) -> list[bytes]:
     with open(f"/proc/{thread}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    return bool(int(fields[6]) & _PF_SIGNALED)
+        return file.read().rpartition(b")")[2].split()
+
+
+def _may_look_into(thread: int) -> bool:
+    """Whether we have the right (ptrace(2), "access mode checking") that shows its exit code."""
+    try:
+        os.readlink(f"/proc/{thread}/cwd")
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # the right is asked for first
+    return True
