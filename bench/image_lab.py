@@ -25,8 +25,6 @@ CONTROLLERS = Path("/sys/fs/cgroup")
 PORT = "port0"  # our end of the registry's link
 PEERS_PORT, OURS_PORT = 5000, 5001
 MARK = b"first work"
-# A registry elsewhere costs us nothing: it is left out of our accounts.
-_UNCOUNTED = ("sh", "-c", f'echo 0 > {CONTROLLERS}/cpuacct/cgroup.procs; exec "$@"', "sh")
 WORK = {
     "numpy+pyarrow": "import numpy, pyarrow\n"
     "print('first work', numpy.arange(9).sum(), pyarrow.array([1, 2]).sum(), flush=True)",
@@ -92,7 +90,7 @@ def lab(link: Link, scratch: Path, peers_storage: Path, group: str) -> Iterator[
         host = network.hosts[0]
 
         def registry(name: str, port: int, storage: Path | None) -> Registry:
-            where = {"address": host.address, "prefix": (*host.prefix, *_UNCOUNTED)}
+            where = {"address": host.address, "prefix": (*host.prefix, *_uncounted())}
             return Registry(scratch / name, port=port, storage=storage, **where)  # type: ignore[arg-type]
 
         with (
@@ -103,30 +101,53 @@ def lab(link: Link, scratch: Path, peers_storage: Path, group: str) -> Iterator[
             yield Lab(link, scratch, peers, ours, podman, group)
 
 
+def _accounts() -> Path:
+    """The root of the groups by which the kernel adds up processor time: of cgroup v2, or v1."""
+    unified = (CONTROLLERS / "cgroup.controllers").exists()
+    return CONTROLLERS if unified else CONTROLLERS / "cpuacct"
+
+
+def _uncounted() -> tuple[str, ...]:
+    """A registry elsewhere costs us nothing: the words that leave it out of our accounts."""
+    return ("sh", "-c", f'echo 0 > {_accounts()}/cgroup.procs; exec "$@"', "sh")
+
+
+def _current(root: Path) -> Path:
+    """The group of this process; the root where that is not to be seen from here."""
+    wanted = "" if root == CONTROLLERS else root.name
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, names, path = line.split(":", 2)
+        if wanted in names.split(",") and (root / path.lstrip("/")).is_dir():
+            return root / path.lstrip("/")
+    return root
+
+
 @contextlib.contextmanager
 def own_group() -> Iterator[str]:
     """Account this process, and what it starts, in a control group; yields its name."""
     name = f"bootseer-bench-{os.getpid()}"
-    path = CONTROLLERS / "cpuacct" / name
-    path.mkdir()
+    root = _accounts()
+    before = _current(root)
+    # In v2 a group of processes holds no others, and containers make groups below this one.
+    inner = root / name / "own" if root == CONTROLLERS else root / name
+    inner.mkdir(parents=True)
     try:
-        (path / "cgroup.procs").write_text(str(os.getpid()))
+        (inner / "cgroup.procs").write_text(str(os.getpid()))
         yield name
     finally:
-        (CONTROLLERS / "cpuacct/cgroup.procs").write_text(str(os.getpid()))
-        for controller in CONTROLLERS.iterdir():
-            for folder in sorted((controller / name).rglob("*/"), reverse=True):
-                _remove(folder)
-            _remove(controller / name)
+        (before / "cgroup.procs").write_text(str(os.getpid()))
+        for each in [root] if root == CONTROLLERS else CONTROLLERS.iterdir():
+            for folder in sorted((each / name).rglob("*/"), reverse=True):
+                _remove(folder, each)
+            _remove(each / name, each)
 
 
-def _remove(group: Path) -> None:
+def _remove(group: Path, root: Path) -> None:
     """Remove a group; what is still ending in it goes to the group of all."""
-    every = CONTROLLERS / group.relative_to(CONTROLLERS).parts[0] / "cgroup.procs"
     for _ in range(100):
         try:
             for pid in (group / "cgroup.procs").read_text(encoding="ascii").split():
-                every.write_text(pid)
+                (root / "cgroup.procs").write_text(pid)
             group.rmdir()
         except FileNotFoundError:
             return
@@ -136,7 +157,18 @@ def _remove(group: Path) -> None:
 
 def cpu_s(group: str) -> float:
     """Processor seconds of the group and those below it so far."""
-    return int((CONTROLLERS / "cpuacct" / group / "cpuacct.usage").read_text()) / 1e9
+    folder = _accounts() / group
+    usage = folder / ("cpu.stat" if folder.parent == CONTROLLERS else "cpuacct.usage")
+    return parse_cpu_s(usage.read_text(encoding="ascii"))
+
+
+def parse_cpu_s(text: str) -> float:
+    """The seconds that `cpu.stat` tells by name in microseconds, `cpuacct.usage` in nanoseconds."""
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "usage_usec":
+            return int(value) / 1e6
+    return int(text) / 1e9
 
 
 def measured(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import harness, image
+from bench import harness, image, image_lab
 from tools.podman import mounts_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.debian("podman")]
@@ -78,3 +79,38 @@ def test_images_are_made_before_the_network_is_left(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match="far enough"):
         image.measure(harness.Options(quick=True, runs=1), [])
     assert asked == ["torch", "python", "peers", "network", "python"]
+
+
+USAGE = "6472634453\n"
+STAT = "usage_usec 6472634453\nuser_usec 4500247135\nsystem_usec 1972387318\nnr_periods 0\n"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(USAGE, 6.472634453), (STAT, 6472.634453)])
+def test_processor_time_is_read_in_both_forms(text: str, seconds: float) -> None:
+    assert image_lab.parse_cpu_s(text) == pytest.approx(seconds)
+
+
+ROOTS = [root for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") if os.path.isdir(root)]
+BURN = "import time\nwhile time.process_time() < 0.2: pass\n"
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_group_accounts_for_what_it_starts(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By cgroup v1 and v2, as far as this machine has them."""
+    monkeypatch.setattr(image_lab, "CONTROLLERS", Path(root))
+    with image_lab.own_group() as group:
+        before, used = image_lab.cpu_s(group), children_s()
+        subprocess.run([sys.executable, "-c", BURN], check=True)
+        used = children_s() - used
+        assert used >= 0.2
+        assert image_lab.cpu_s(group) - before >= 0.9 * used  # counted by ticks, and by clock
+        outside = image_lab.cpu_s(group)
+        left_out = [*image_lab._uncounted(), sys.executable, "-c", BURN]
+        subprocess.run(left_out, check=True)
+        assert image_lab.cpu_s(group) - outside < used
+    assert not (image_lab._accounts() / group).exists()
+
+
+def children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

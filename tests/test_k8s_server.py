@@ -15,6 +15,8 @@ from k8s_lab import BARE, IMAGE
 from k8s_use import Lab
 from test_k8s_manifests import EXAMPLES, ROOT, documents, injected
 
+from tools.k8s.cluster import Cluster
+
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("etcd-server")]
 
 KINDS = {  # of the examples; minimal definitions of our own
@@ -124,3 +126,17 @@ def test_the_component_is_applied_and_the_job_runs(k8s: Any, namespace: str) -> 
     finally:
         for claim in ("events", "store"):
             k8s.kubectl("delete", "pv", f"{namespace}-{claim}", "--wait=false")
+
+
+def test_a_machine_without_cgroup_v1_is_told_so(tmp_path: Path) -> None:
+    """Fault injection: a controller that no kernel has."""
+    code = "from tools.k8s import node; node.CONTROLLERS = ('none',); node._cgroups('x')"
+    words = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", code]
+    cluster = Cluster(tmp_path)
+    cluster.run.mkdir()
+    with (cluster.run / "node.log").open("wb") as log:
+        cluster._process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+    assert cluster._process.wait() == 1
+    said = "^the node ended: the Kubernetes node needs cgroup v1, and its none is not to be had"
+    with pytest.raises(RuntimeError, match=said):
+        cluster._wait_ready()

@@ -101,7 +101,11 @@ class Cluster(Running):
 
     def _check(self, end: float, what: str) -> None:
         assert self._process is not None
-        if self._process.poll() is not None or time.monotonic() > end:
+        if self._process.poll() is not None:
+            said = (self.run / "node.log").read_text(encoding="utf-8", errors="replace")
+            *_, last = said.strip().splitlines() or ["it said nothing"]
+            raise RuntimeError(f"the node ended: {last}\n{self.logs()}")
+        if time.monotonic() > end:
             raise RuntimeError(f"{what} did not become ready;\n{self.logs()}")
         time.sleep(0.1)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from tools.k8s import settings
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids")
+SYSTEMD = ("systemd", "none,name=systemd")
 
 
 def main() -> None:
@@ -86,15 +87,25 @@ def _mounts(state: Path, cgroup: str, *, api_only: bool) -> None:
     layers = f"lowerdir=/var,upperdir={state}/var-upper,workdir={state}/var-work"
     _call("mount", "-t", "overlay", "-o", layers, "lab-var", "/var")
     _call("mount", "-t", "sysfs", "sysfs", "/sys")  # of our own network namespace
-    _call("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/sys/fs/cgroup")
-    for name in CONTROLLERS:
-        os.mkdir(f"/sys/fs/cgroup/{name}")
-        _call("mount", "-t", "cgroup", "-o", name, "cgroup", f"/sys/fs/cgroup/{name}")
-    os.mkdir("/sys/fs/cgroup/systemd")
-    _call("mount", "-t", "cgroup", "-o", "none,name=systemd", "cgroup", "/sys/fs/cgroup/systemd")
     if not api_only:
-        for name in os.listdir("/sys/fs/cgroup"):
-            os.makedirs(f"/sys/fs/cgroup/{name}/{cgroup}", exist_ok=True)
+        _cgroups(cgroup)
+
+
+def _cgroups(cgroup: str) -> None:
+    """Kubernetes 1.20 knows cgroup v1. SystemExit says so where the machine keeps it to v2."""
+    _call("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/sys/fs/cgroup")
+    for name, options in [*zip(CONTROLLERS, CONTROLLERS, strict=True), SYSTEMD]:
+        folder = f"/sys/fs/cgroup/{name}"
+        os.mkdir(folder)
+        mount = ["mount", "-t", "cgroup", "-o", options, "cgroup", folder]
+        done = subprocess.run(mount, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode:
+            said, *_ = done.stderr.decode(errors="replace").splitlines() or ["no reason given"]
+            raise SystemExit(
+                f"the Kubernetes node needs cgroup v1, and its {name} is not to be had: {said}; "
+                "boot with systemd.unified_cgroup_hierarchy=0"
+            )
+        os.makedirs(f"{folder}/{cgroup}", exist_ok=True)
 
 
 def _network() -> None:
