@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -297,6 +298,85 @@ def test_a_process_that_cannot_be_told_publishes_by_its_close(
     tree.flush(attr.inode, opened.handle, owner=7, thread=known)
     assert (tmp_path / "store" / "x.stripes" / "CURRENT").exists()
     tree.release(attr.inode, opened.handle)
+
+
+def test_a_look_that_fails_publishes_nothing_and_close_tells(
+    tree: WritableTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faults put into our own look: it takes too long, and there is no descriptor for it."""
+    said: list[str] = []
+    monkeypatch.setattr(tree, "_say", said.append)
+    going_on = threading.Event()
+
+    def wait(thread: int) -> bool:
+        return not going_on.wait(60)
+
+    def refuse(thread: int) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("bootseer.fuse.requesters.CLOSING_LIMIT_S", 0.01)
+    for name, look in ((b"x", wait), (b"y", refuse)):
+        for whole in (True, False):
+            attr, opened = tree.create(ROOT, name, 0o644, os.O_WRONLY)
+            tree.write(attr.inode, opened.handle, 0, memoryview(b"whole" if whole else b"ha"))
+            if whole:
+                tree.flush(attr.inode, opened.handle, thread=os.getpid())
+            else:
+                with monkeypatch.context() as patched:
+                    patched.setattr("bootseer.fuse.requesters._ended_by_signal", look)
+                    with pytest.raises(FileSystemError) as caught:
+                        tree.flush(attr.inode, opened.handle, thread=os.getpid())
+                assert caught.value.errno == errno.EIO
+            tree.release(attr.inode, opened.handle)
+        assert (tmp_path / "store" / os.fsdecode(name)).read_bytes() == b"whole"
+    going_on.set()
+    assert ["did not answer" in said[0], "Too many open files" in said[1]] == [True, True]
+    assert len(said) == 2
+
+
+def test_who_closes_once_more_after_a_failed_look_publishes(
+    tree: WritableTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault put into our own look, which passes: another descriptor of the same opening."""
+    attr, opened = tree.create(ROOT, b"x", 0o644, os.O_WRONLY)
+    tree.write(attr.inode, opened.handle, 0, memoryview(b"whole"))
+
+    def refuse(thread: int) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bootseer.fuse.requesters._ended_by_signal", refuse)
+        with pytest.raises(FileSystemError):
+            tree.flush(attr.inode, opened.handle, thread=os.getpid())
+    tree.flush(attr.inode, opened.handle, thread=os.getpid())
+    tree.release(attr.inode, opened.handle)
+    assert (tmp_path / "store" / "x").read_bytes() == b"whole"
+
+
+def test_a_look_needs_no_thread_of_its_own(
+    tree: WritableTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault put into what starts threads: there are too many. The writer is a killed one."""
+    killed = subprocess.Popen(["sleep", "600"])
+    killed.kill()
+    until(lambda: "\nState:\tZ" in Path(f"/proc/{killed.pid}/status").read_text())
+    struck = []
+
+    def refuse(*_: object) -> int:
+        struck.append(True)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    for thread, content_then in ((os.getpid(), b"whole"), (killed.pid, b"whole")):
+        attr, opened = tree.create(ROOT, b"x", 0o644, os.O_WRONLY)
+        data = b"half" if thread == killed.pid else b"whole"
+        tree.write(attr.inode, opened.handle, 0, memoryview(data))
+        tree.flush(attr.inode, opened.handle, thread=thread)
+        tree.release(attr.inode, opened.handle)
+        assert (tmp_path / "store" / "x").read_bytes() == content_then
+    monkeypatch.undo()
+    killed.wait()
+    assert len(struck) == 2
 
 
 def test_a_fault_of_any_kind_is_told_by_close_and_nothing_is_published(

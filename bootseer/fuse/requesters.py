@@ -1,17 +1,18 @@
 """The threads that wait for an answer of ours: whether a signal is ending one of them.
 
 A requester may be in execve(2), which waits for our answer and holds what parts of its /proc
-need. So each look is bounded, and one that takes longer is no sign of a killed thread: the kernel
-keeps nothing back of those.
+need. So each look is bounded. One that takes longer is no sign of a killed thread, as the kernel
+keeps nothing back of those, nor of one that lives: this machine may be that busy.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from bootseer.proc_files import LIMIT_S, call_within
 
+CLOSING_LIMIT_S = 10.0
+"""For a look whose failing makes a `close` fail."""
 _SIGKILL_BIT = 1 << 8
 _PF_SIGNALED = 0x400
 """Of `linux/sched.h`; the places of the fields of /proc/PID/stat are told by proc(5)."""
@@ -26,7 +27,12 @@ def is_being_killed(thread: int) -> bool:
 
     `thread` is its id in our PID namespace; 0 = not known there, of which nothing can be told.
     """
-    return _look(_has_sigkill_pending, thread)
+    if not thread:
+        return False
+    try:
+        return call_within(LIMIT_S, _has_sigkill_pending, thread)
+    except (OSError, ValueError, RuntimeError):  # the last: no thread can be started
+        return False
 
 
 def closes_because_killed(thread: int) -> bool:
@@ -34,18 +40,16 @@ def closes_because_killed(thread: int) -> bool:
 
     Not so for a thread that closes a file itself, ends by itself, or becomes another program, nor
     for one that ends because another of its process called `exit`. `thread` as in
-    `is_being_killed`.
+    `is_being_killed`; of one that our /proc does not show nothing can be told either.
+
+    Raises OSError, such as TimeoutError, when a look that may succeed another time failed.
     """
-    return _look(_was_ended_by_signal, thread)
-
-
-def _look(look: Callable[[int], bool], thread: int) -> bool:
     if not thread:
         return False
     try:
-        return call_within(LIMIT_S, look, thread)
-    except (OSError, IndexError, ValueError, RuntimeError):  # the last: no thread can be started
-        return False
+        return call_within(CLOSING_LIMIT_S, _was_ended_by_signal, thread)
+    except RuntimeError:  # no thread can be started: what is looked at is not kept back, either
+        return _was_ended_by_signal(thread)
 
 
 def _has_sigkill_pending(thread: int) -> bool:
@@ -58,6 +62,13 @@ def _has_sigkill_pending(thread: int) -> bool:
 
 
 def _was_ended_by_signal(thread: int) -> bool:
+    try:
+        return _ended_by_signal(thread)
+    except (FileNotFoundError, ProcessLookupError, PermissionError, IndexError, ValueError):
+        return False  # as long as it waits, it is there: never shown, or not in this form
+
+
+def _ended_by_signal(thread: int) -> bool:
     # Who still has an address space is not ending; and only who has one can be in execve(2), in
     # which `stat` would be kept back. `status` never is.
     process = thread

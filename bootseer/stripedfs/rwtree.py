@@ -185,16 +185,28 @@ class WritableTree(StripedTree):
             saving.check()
             if not saving.written_by(owner):
                 return  # a child closes what it inherited; the writer goes on
-            if saving.touched and closes_because_killed(thread):
-                saving.orphaned = True
-                if self._say is not None:
-                    self._say(f"{saving.node.found.name} is not published: its writer was killed")
+            if saving.touched and self._is_orphaned(saving, thread):
                 return
             saving.check_whole()
             saving.flushed = True
             if saving.size_bytes:
                 # An empty file waits for its last descriptor: a shell closes one before it writes.
                 self._publish(saving)
+
+    def _is_orphaned(self, saving: Saving, thread: int) -> bool:
+        """Whether its writer was killed; FileSystemError(EIO) where that could not be told."""
+        why = "its writer was killed"
+        unknown: OSError | None = None
+        try:
+            saving.orphaned = closes_because_killed(thread)
+        except OSError as error:  # what is there is whole for certain, and who lives is told
+            why = f"whether its writer was killed could not be told ({error}); save it again"
+            unknown, saving.orphaned = error, True
+        if saving.orphaned and self._say is not None:
+            self._say(f"{saving.node.found.name} is not published: {why}")
+        if unknown is not None:
+            raise FileSystemError(errno.EIO) from unknown
+        return saving.orphaned
 
     def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
         """Before the first byte it announces how many there will be, as `ftruncate` does."""
