@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -262,8 +263,75 @@ def test_an_empty_command_in_flow_style_is_filled(blank: str) -> None:
     new = done(raw, command=("train", "a b"))
     assert pods_of(new)[0]["containers"][0]["command"][3:] == ["train", "a b"]
     assert (taken_out(new), done(new, command=("train", "a b"))) == (raw, new)
-    null = POD_FLOW.replace('["x"]', "null")
-    assert "remove the key, or write []" in refusal(null, Options(command=("train",)))
+
+
+NULLS = ("null", "~", "Null", "NULL", "", "[]")
+IN_BLOCKS = """\
+kind: Pod
+spec:
+  initContainers: {0}
+  volumes:
+    {1}
+  containers:
+  - env: {2}   # none
+    command: {3}
+    name: a
+    volumeMounts: {4}"""
+IN_FLOW = """\
+kind: Pod
+spec: {{initContainers: {0}, volumes: {1},
+  containers: [{{command: {2}, env:   {3}
+  , name: a, volumeMounts: {4}}}]}}
+"""
+IN_JSON = (
+    '{{"kind": "Pod", "spec": {{"initContainers": {0}, "volumes" : {1}, "containers": '
+    '[{{"name": "a", "env":{2}, "command": {3}, "volumeMounts": {4}}}]}}}}'
+)
+
+
+@pytest.mark.parametrize("form", [IN_BLOCKS, IN_FLOW, IN_JSON], ids=["blocks", "flow", "json"])
+def test_null_is_no_list_wherever_it_is_written(form: str) -> None:
+    """The API takes null as absent; only one left empty, in block style, was."""
+    for one, two in itertools.product(NULLS, repeat=2):
+        raw = form.format(one, two, two, one, two)
+        new = done(raw, command=("train", "a b"))
+        (pod,) = pods_of(new)
+        (main,) = pod["containers"]
+        assert pod["initContainers"][0]["name"] == "bootseer-init"
+        assert [v["name"] for v in pod["volumes"]] == ["bootseer", "bootseer-events"]
+        assert [v["name"] for v in main["volumeMounts"]] == ["bootseer", "bootseer-events"]
+        assert main["env"][0]["name"] == "BOOTSEER_EVENTS"
+        assert main["command"] == [LAUNCHER, "start", "--", "train", "a b"]
+        assert taken_out(new) == raw
+    assert done(new, command=("train", "a b")) == new
+    assert "\n" in form or json.loads(done(form.format(*["null"] * 5), command=("train",)))
+
+
+def test_what_was_put_beside_ours_in_place_of_a_null_stays() -> None:
+    raw = IN_JSON.format("null", "null", "null", '["x"]', "null")
+    new = done(raw).replace('"volumes" : [   ', '"volumes" : [   {"name": "own"}, ')
+    new = new.replace('"value": "0.1.0"}', '"value": "0.1.0"}, {"name": "OWN", "value": "1"}')
+    assert new.count('"OWN"') == new.count('"own"') == 1
+    wanted = raw.replace('"volumes" : null', '"volumes" : [   {"name": "own"}]')
+    wanted = wanted.replace('"env":null', '"env":[{"name": "OWN", "value": "1"}]')
+    assert json.loads(taken_out(new)) == json.loads(wanted)
+
+
+def test_a_null_that_a_tool_wrote_anew_becomes_an_empty_list() -> None:
+    raw = IN_JSON.format("null", "null", "null", '["x"]', "null")
+    bare = json.loads(taken_out(json.dumps(json.loads(done(raw)))))
+    assert bare == json.loads(IN_JSON.format("[]", "[]", "[]", '["x"]', "[]"))
+
+
+@pytest.mark.parametrize("null", ["!!null", "!!null null", "&a null", "&a", "*n"])
+def test_a_null_with_a_mark_is_refused(null: str) -> None:
+    for form in (IN_BLOCKS, IN_FLOW):
+        body = form.format("[]", "[]", null, '["x"]', "[]")
+        if form is IN_FLOW:
+            body = form.format("[]", "[]", '["x"]', f"{null} ", "[]")
+        raw = f"metadata: {{labels: {{a: &n null}}}}\n{body}"
+        reason = "env is written once" if null == "*n" else "env is null, which cannot be filled"
+        assert reason in refusal(raw)
 
 
 def test_a_command_that_nobody_knows_is_asked_for() -> None:
@@ -294,14 +362,19 @@ def manifests(draw: st.DrawFn) -> str:
     main |= {k: v for k, v in draw(EXTRA).items() if k not in main}
     main["image"] = "i"
     if draw(st.booleans()):
-        main["env"] = [{"name": n, "value": "v"} for n in draw(st.lists(NAMES, max_size=3))]
+        names = draw(st.none() | st.lists(NAMES, max_size=3))
+        main["env"] = names and [{"name": n, "value": "v"} for n in names]
     if draw(st.booleans()):
-        main["volumeMounts"] = [{"name": n, "mountPath": "/m"} for n in draw(st.lists(NAMES))]
+        names = draw(st.none() | st.lists(NAMES))
+        main["volumeMounts"] = names and [{"name": n, "mountPath": "/m"} for n in names]
     keys = list(main)
     main = {key: main[key] for key in draw(st.permutations(keys))}
     spec: dict[str, Any] = {"containers": [main], **draw(EXTRA)}
     if draw(st.booleans()):
-        spec["volumes"] = [{"name": n, "emptyDir": {}} for n in draw(st.lists(NAMES))]
+        names = draw(st.none() | st.lists(NAMES))
+        spec["volumes"] = names and [{"name": n, "emptyDir": {}} for n in names]
+    if draw(st.booleans()):
+        spec["initContainers"] = draw(st.none() | st.just([]))
     spec = {key: spec[key] for key in draw(st.permutations(list(spec)))}
     document: Any = {"kind": "Pod", "metadata": {"name": "n"}, "spec": spec}
     for _ in range(draw(st.integers(0, 2))):

@@ -60,7 +60,6 @@ spec:
       volumeMounts: null
   # the end
 """
-SCRIPT = SCRIPT.replace("      volumeMounts: null\n", "")
 WIDE = "kind: Pod\nspec:\n     containers:\n            -     command:\n                   - x\n"
 WIDE += "                  name: a"
 TABBED = json.dumps({"kind": "Pod", "spec": {"containers": [{"name": "a", "command": ["x"]}]}})

@@ -9,6 +9,8 @@ Two ways of writing, by the style of the place:
   items of a list that was empty stand two spaces behind its bracket.
 
 A null that is written out becomes a comment (`# bootseer:was null`) before the lines that fill it.
+In flow style there is no room for one: a list takes its place, and three or more spaces behind the
+bracket tell that it was null, and how that was written.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ BEGIN, END = "# bootseer:begin", "# bootseer:end"
 OWN_COLON = "  :"
 OWN_BRACKET = "[  "
 WAS_NULL = "# bootseer:was "
+_NULLS = ("null", "~", "Null", "NULL", "")
 _INLINE = -1  # in place of a column
 
 Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
@@ -36,10 +39,14 @@ Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edit:
-    """Characters to put in at an index of the original text; several at one index keep order."""
+    """Characters to put in at an index of the original text; several at one index keep order.
+
+    They take the place of `replaced`, a null.
+    """
 
     at: int
     text: str
+    replaced: str = ""
 
 
 class CannotEditError(NotSupportedError):
@@ -51,7 +58,7 @@ def apply(raw: str, edits: Sequence[Edit]) -> str:
     out, last = [], 0
     for edit in sorted(edits, key=lambda e: e.at):
         out += [raw[last : edit.at], edit.text]
-        last = edit.at
+        last = edit.at + len(edit.replaced)
     return "".join([*out, raw[last:]])
 
 
@@ -63,7 +70,7 @@ def digest(lines: Sequence[str]) -> str:
 def prepend(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value]) -> list[Edit]:
     """Put `new` items before those of the list at `key`, which is made where it is missing.
 
-    Raises CannotEditError where the list is an alias, null in flow style, or no list.
+    Null counts as an empty list. Raises CannotEditError where the list is an alias, or no list.
     """
     for name, key_node, value in yamltext.pairs(mapping):
         if name != key:
@@ -71,33 +78,67 @@ def prepend(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value
         if isinstance(value, yaml.SequenceNode):
             _check_own(text, key_node, value)
             return [_into_sequence(text, value, new)]
-        if yamltext.is_null(value) and not value.value and not mapping.flow_style:
-            index = key_node.start_mark.index
-            return [_whole_lines(text, text.line_end(index), new, text.column(index))]
+        if yamltext.is_null(value):
+            return _in_place_of_null(text, mapping, key_node, value, new)
         raise CannotEditError(f"{text.where(value)}: {key} is not a list; make it one or remove it")
     return [add_keys(text, mapping, {key: new})]
 
 
 def fill(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value]) -> list[Edit]:
-    """Put items into the empty list at `key`, or in place of its null.
+    """Put items that no name tells from others into the empty list at `key`, or in place of its
+    null.
 
-    Raises CannotEditError where insertions alone cannot do that: an alias, a null in flow style.
+    Raises CannotEditError where the list is an alias.
     """
     key_node, value = next((k, v) for name, k, v in yamltext.pairs(mapping) if name == key)
     if isinstance(value, yaml.SequenceNode) and not value.value:
         _check_own(text, key_node, value)
         at = opening(text, value, "[")
         return [Edit(at, OWN_BRACKET[1:] + ", ".join(map(flow, new)))]
-    if not yamltext.is_null(value) or not value.value:
-        return prepend(text, mapping, key, new)
+    return prepend(text, mapping, key, new)
+
+
+def _in_place_of_null(
+    text: Text,
+    mapping: yaml.MappingNode,
+    key: yaml.Node,
+    null: yaml.Node,
+    new: Sequence[Value],
+) -> list[Edit]:
+    written = yamltext.scalar(null)
+    at, column = null.start_mark.index, text.column(key.start_mark.index)
+    if at < key.end_mark.index or text.raw[at : at + 1] in ("&", "!"):  # an alias, or has a mark
+        raise _no_null(text, key, null)
+    if not mapping.flow_style:
+        line = text.line_end(at if written else key.start_mark.index)
+        lines = _whole_lines(text, line, new, column)
+        return [Edit(at, WAS_NULL), lines] if written else [lines]
+    if not written:
+        colon = text.raw.find(":", key.end_mark.index)
+        if colon < 0 or text.raw[key.end_mark.index : colon].strip():  # `{env}`
+            raise _no_null(text, key, null)
+        at = colon + 1
+    _check_colon(text, key)
+    blank = " " * (len(OWN_BRACKET) + _NULLS.index(written))
+    listed = f"[{blank}{', '.join(map(flow, new))}]"
+    return [Edit(at, listed if written else f" {listed}", written)]
+
+
+def _no_null(text: Text, key: yaml.Node, null: yaml.Node) -> CannotEditError:
+    return CannotEditError(
+        f"{text.where(null)}: {yamltext.scalar(key)} is null, which cannot be filled here; "
+        "remove the key, or write []"
+    )
+
+
+def find_null(text: Text, value: yaml.SequenceNode) -> tuple[int, str] | None:
+    """Where a list of ours in flow style begins and the null that it took the place of."""
     at = value.start_mark.index
-    if mapping.flow_style or at < key_node.end_mark.index or text.raw[at : at + 1] in "&!":
-        raise CannotEditError(
-            f"{text.where(value)}: {key} is null, which cannot be filled here; "
-            "remove the key, or write []"
-        )
-    column = text.column(key_node.start_mark.index)
-    return [Edit(at, WAS_NULL), _whole_lines(text, text.line_end(at), new, column)]
+    found = _FILLED_NULL.match(text.raw, at)
+    number = len(found[1]) - len(OWN_BRACKET) if found else -1
+    if not 0 <= number < len(_NULLS):
+        return None
+    return (at, _NULLS[number]) if _NULLS[number] else (at - 1, "")
 
 
 def _check_own(text: Text, key: yaml.Node, value: yaml.SequenceNode) -> None:
@@ -235,6 +276,7 @@ def _short(value: Value) -> str:
 
 
 _SEQUENCE = "tag:yaml.org,2002:seq"
+_FILLED_NULL = re.compile(r'\[( {3,})[{"]')
 _PROPERTIES = re.compile(r"(?:[&!]\S*(?:\s+#[^\n]*\n)?\s+)+(?:#[^\n]*\n\s*)*")
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")

@@ -1,4 +1,4 @@
-"""Put bootseer into the pods of a manifest, by insertions into its text alone.
+"""Put bootseer into the pods of a manifest, by insertions into its text (and over nulls) alone.
 
 A pod that cannot be injected safely is refused with the reason and the line; nothing of its text
 is touched then. Injecting again takes the first injection out before, so it changes nothing, or

@@ -21,6 +21,8 @@ from bootseer.kubernetes.yamltext import Text
 class _Cut:
     start: int
     end: int
+    null: str = ""
+    """What stood in its place."""
 
 
 def uninject(text: Text) -> str:
@@ -252,6 +254,10 @@ def _cut_items(
         cuts.append(_Cut(edits.opening(text, value, "["), value.value[-1].end_mark.index))
         return
     everything = len(ours) == len(value.value)
+    null = edits.find_null(text, value) if value.flow_style and not ours[0] else None
+    if null is not None and (everything or key == "command"):
+        cuts.append(_Cut(null[0], value.end_mark.index, null[1]))
+        return
     # A command that we wrote ends in the words of the image.
     if (everything or key == "command") and _written_by_us(text, key_node, value):
         cuts.append(_pair(text, key_node, value))
@@ -341,6 +347,6 @@ def _pair(text: Text, key_node: yaml.Node, value: yaml.Node) -> _Cut:
 def _apply(raw: str, cuts: list[_Cut]) -> str:
     out, last = [], 0
     for cut in sorted(cuts, key=lambda c: c.start):
-        out.append(raw[last : cut.start])
+        out += [raw[last : cut.start], cut.null]
         last = max(last, cut.end)
     return "".join([*out, raw[last:]])
