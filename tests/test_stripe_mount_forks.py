@@ -6,11 +6,13 @@ import ctypes
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from fuse_mounts import output
@@ -19,7 +21,9 @@ from waiting import until
 
 from bootseer import stripedfs
 from bootseer.blocks.fetch import Fetcher
+from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError
+from bootseer.storage.base import Store
 from bootseer.stripedfs import saving
 from bootseer.stripedfs.rwtree import WritableTree
 
@@ -377,6 +381,59 @@ def test_a_look_needs_no_thread_of_its_own(
     monkeypatch.undo()
     killed.wait()
     assert len(struck) == 2
+
+
+class FailingStore:
+    """A fake for injecting faults: a store that fails once a file was published."""
+
+    def __init__(self, store: Store, name: str, failing: tuple[str, ...]) -> None:
+        self._store, self._failing = store, failing
+        self._publishing = (name, f"{name}.stripes/CURRENT")
+        self.published = self.well = False
+        self.struck = 0
+
+    def __getattr__(self, method: str) -> Any:
+        inner = getattr(self._store, method)
+        if not callable(inner):
+            return inner
+
+        def call(*words: Any, **more: Any) -> Any:
+            if self.published and not self.well and method in self._failing:
+                self.struck += 1
+                raise StoreUnavailableError("the store went away")
+            result = inner(*words, **more)
+            self.published |= method == "replace" and words[0] in self._publishing
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("failing", [("read", "stat"), ("replace",)])
+@pytest.mark.parametrize("size", [55, SIZE])
+def test_a_store_that_fails_once_a_file_is_published_fails_no_close(
+    tmp_path: Path, size: int, failing: tuple[str, ...]
+) -> None:
+    """As safetensors saves: with a mode of its own, which is set when the bytes are there."""
+    said: list[str] = []
+    store = FailingStore(store_of(tmp_path / "store"), "x", failing)
+    with Fetcher() as fetcher:
+        tree = WritableTree(cast(Store, store), "", fetcher, writing=SMALL, say=said.append)
+        attr, opened = tree.create(ROOT, b"x", 0o600, os.O_WRONLY)
+        tree.write(attr.inode, opened.handle, 0, memoryview(content(size)))
+        tree.flush(attr.inode, opened.handle)
+        tree.release(attr.inode, opened.handle)
+        assert store.struck
+        assert ["x is published, but" in each for each in said] == [True]
+        with stripedfs.open(f"{tmp_path}/store/x") as file:
+            assert file.read() == content(size)
+        store.well = True
+        attr = tree.lookup(ROOT, b"x")
+        assert attr.size_bytes == size
+        tree.release(attr.inode, tree.open(attr.inode, os.O_RDONLY).handle)
+        tree.setattr(attr.inode, mode=0o600, mtime_ns=None)
+        assert stat.S_IMODE(tree.lookup(ROOT, b"x").mode) == 0o600
+        tree.destroy()
+    assert len(said) == 1
 
 
 def test_a_fault_of_any_kind_is_told_by_close_and_nothing_is_published(

@@ -208,6 +208,8 @@ class Draft:
         except BusyError:
             self._point_back(version, before)
             raise
+        except BootseerError:
+            return  # it is published, and was there a moment ago
 
     @property
     def _pointer(self) -> str:

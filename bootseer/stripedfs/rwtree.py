@@ -703,6 +703,13 @@ class WritableTree(StripedTree):
         with self.nodes.lock:  # from here on the store tells of it, and no listing of before may
             saving.settle(found)
             self.nodes.touch(saving.node.parent, saving.node.name)
+        if saving.problem is not None:
+            self.nodes.outdate(self.nodes.get(saving.node.parent))  # what is there is asked anew
+            if self._say is not None:
+                self._say(
+                    f"{saving.node.found.name} is published, but what was set of it (its mode, its "
+                    f"time) may be lost: {saving.problem}"
+                )
         saving.node.key = ""
         self.files.outdate(saving.node.inode)
         self._remove_left(saving)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from bootseer.contexts import Committing
@@ -16,12 +17,12 @@ from bootseer.fuse.operations import FileSystemError, Inode
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.manifest import Attributes
+from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.settings import WriteSettings
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
     from bootseer.stripedfs.dcpsets import StagedFile
-    from bootseer.stripedfs.names import Found
     from bootseer.stripedfs.nodes import Node
     from bootseer.stripedfs.stream import StripedWriter
 
@@ -134,6 +135,8 @@ class Saving:
         """What the names hold that it was moved away from, and in which folders."""
         self._saved: SavedFile | None = None
         self._failed: BaseException | None = None
+        self.problem: Exception | None = None
+        """What could not be learned or set of it when it had been published the last time."""
         self.writer = 0
         """Which process wrote last; as in `WritableOperations.write`."""
 
@@ -229,7 +232,8 @@ class Saving:
     def publish(self) -> Found | None:
         """Put what was written on the store; None when nothing was since the last time.
 
-        Say `settle` with what is there now.
+        Say `settle` with what is there now. Once it is published no error is raised any more, for
+        its writer would save it again: `problem` is what could not be done then.
         """
         self.check()
         if not self.touched:
@@ -243,14 +247,24 @@ class Saving:
             if saved is None:
                 saved = SavedFile(self._store, self.node.found.name, self._settings)
             saved.close()
-            found = names.look(self._store, self.node.found.name, follow=False)
-            if self.attributes != Attributes():
-                found = changing.set_attributes(self._store, found, self.attributes)
         except BaseException as error:  # whatever it is, the next `close` must tell of it as well
             if saved is not None:
                 saved.abort()
             self.fail(error)
             raise
+        return self._described()
+
+    def _described(self) -> Found:
+        """What lies on the store now, with the attributes that it shall have."""
+        name = self.node.found.name
+        found = Found(name, self.size_bytes, time.time(), False)  # unless we learn more
+        self.problem = None
+        try:
+            found = names.look(self._store, name, follow=False)
+            if self.attributes != Attributes():
+                found = changing.set_attributes(self._store, found, self.attributes)
+        except Exception as error:  # whatever it is, it is no error of what is published
+            self.problem = error
         return found
 
     def settle(self, found: Found) -> None:
