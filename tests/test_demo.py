@@ -244,13 +244,13 @@ def test_a_part_counts_as_used_only_where_it_was(tmp_path: Path) -> None:
 
 
 def test_image_caches_need_more_of_a_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    usage = types.SimpleNamespace(total=100 << 30, free=17 << 30)
+    usage = types.SimpleNamespace(total=100 << 30, free=18 << 30)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
     machine.require_space(tmp_path)
     with pytest.raises(NoSpaceError, match="leave 15% of a disk to others; free space"):
         machine.require_space(tmp_path, images=True)
-    usage.free = 18 << 30
+    usage.free = 19 << 30
     machine.require_space(tmp_path, images=True)
     usage.free = 2 << 30
-    with pytest.raises(NoSpaceError, match="2048 MiB free, the demo needs 3072; free space"):
+    with pytest.raises(NoSpaceError, match="2048 MiB free, the demo needs 4096; free space"):
         machine.require_space(tmp_path)

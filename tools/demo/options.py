@@ -36,7 +36,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=__doc__)
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help="starts of each kind")
     parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="for the reports")
-    parser.add_argument("--scratch", type=Path, help="needs 3 GB for a while; default: in OUT")
+    parser.add_argument("--scratch", type=Path, help="needs 4 GB for a while; default: in OUT")
     parser.add_argument("--warm", action="store_true", help="keep the page cache between starts")
     parser.add_argument(
         "--store", choices=["local", "hdfs"], default="local", help="where the checkpoint lies"
