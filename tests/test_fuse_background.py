@@ -102,3 +102,25 @@ def test_a_server_that_ends_without_an_answer_is_an_error(pipe: tuple[int, int])
     with pytest.raises(StoreUnavailableError, match="ended before it served"):
         background.await_answer(told, what="/m", limit_s=60)
     os.dup2(told, tell)  # for the fixture to close
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"log_file": "/var/log/m"}, "mounting at /m took too long; see /var/log/m"),
+        ({}, "mounting at /m took too long; give --log-file FILE to see why"),
+        ({"unlogged": "give --foreground"}, "mounting at /m took too long; give --foreground"),
+    ],
+)
+def test_a_log_is_named_only_where_there_is_one(given: dict[str, str], said: str) -> None:
+    with pytest.raises(StoreUnavailableError) as late:
+        background.start(lambda _: time.sleep(60), what="/m", limit_s=0.2, **given)  # type: ignore[arg-type]
+    assert str(late.value) == said
+    with pytest.raises(StoreUnavailableError) as ended:
+        background.start(lambda _: os._exit(1), what="/m", limit_s=60, **given)  # type: ignore[arg-type]
+    assert str(ended.value) == f"the server of /m ended before it served; {said.split('; ')[1]}"
+
+
+def test_an_error_that_is_not_ours_is_told_by_its_class() -> None:
+    told = background.packed(KeyError("x"))
+    assert told == {"error": "BootseerError", "text": "mounting failed: KeyError: 'x'"}

@@ -612,6 +612,29 @@ def test_an_image_of_another_platform_is_left_to_podman(
     assert set(podmans.split()) <= set(asked)
 
 
+def test_what_breaks_inside_us_is_named_by_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text("#!/bin/sh\nexit 7\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    code = """
+import sys
+from bootseer.cli.image_outcome import tell_way
+from bootseer.imageprefetch import lazyrun
+from bootseer.imageprefetch.mounting import MountSettings
+def broken(_):
+    raise KeyError("x")
+mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])
+sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), tell_way, broken))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "runtime")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, ""), done.stderr
+    assert done.stderr == "bootseer: podman pulls the image: KeyError: 'x'\n"
+
+
 @pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])
 def test_an_image_of_this_platform_is_ours_to_mount(options: tuple[str, ...]) -> None:
     podmanwords.check_platform(options)

@@ -164,6 +164,39 @@ def test_a_store_that_hangs_gives_an_error_in_time(web: Switched, tmp_path: Path
         assert in_time(lambda: pread(path, 3 << 20, 100)) == web.data[3 << 20 :][:100]
 
 
+MOUNTER = """
+from bootseer.errors import StoreUnavailableError
+from bootseer.stripedfs import mounting
+from bootseer.stripedfs.mountsettings import MountSettings
+mounting.START_LIMIT_S = 1.0
+url, place, log = sys.argv[1:]
+try:
+    mounting.mount(MountSettings(url=url, mountpoint=place, log_file=log))
+except StoreUnavailableError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_log_that_a_mount_in_vain_points_to_is_there(tmp_path: Path, given: bool) -> None:
+    def hang(server: FakeServer, sock: socket.socket, request: Request) -> bool:
+        server.ended.wait(60)
+        return False
+
+    (tmp_path / "mnt").mkdir()
+    log = tmp_path / "log"
+    with FakeServer(hang) as server:
+        words = (f"http://{server.authority}/file", tmp_path / "mnt", log if given else "")
+        with python(MOUNTER, *words) as mounter:
+            assert in_time(mounter.wait, 30) == 0
+            assert mounter.stdout is not None
+            said = mounter.stdout.read().strip()
+        assert server.requests, "nothing hung"
+    to_do = f"see {log}" if given else "give --log-file FILE, or --foreground, to see why"
+    assert said == f"mounting at {tmp_path / 'mnt'} took too long; {to_do}"
+    assert log.exists() is given
+
+
 def test_what_was_read_is_kept_on_the_node(web: Switched, tmp_path: Path) -> None:
     for _ in "12":
         with served(web.url, tmp_path / "mnt", cache=str(tmp_path / "cache")) as mount:

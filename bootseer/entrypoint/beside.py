@@ -75,5 +75,6 @@ def _run(
         try:
             importlib.import_module(module).run(request, writer, job)
         except Exception as error:  # the border: the job runs already, only the report may hear
-            reason = str(error) or type(error).__name__
-            writer.point(part, "fallback", {"bootseer.reason": reason})
+            from bootseer.errors import describe
+
+            writer.point(part, "fallback", {"bootseer.reason": describe(error)})

@@ -12,7 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, from_os_error
+from bootseer.errors import (
+    BootseerError,
+    DeadlineError,
+    StoreUnavailableError,
+    describe,
+    from_os_error,
+)
 from bootseer.readiness import readable
 
 USERS_NAMED = 5
@@ -20,6 +26,7 @@ END_S = 10.0
 TELL_AFTER_S, TELL_EVERY_S = 5.0, 30.0
 """Who waits so long for a mount is told; the server that waits for the store has no streams."""
 
+UNLOGGED = "give --log-file FILE to see why"
 WAITING = "waiting"
 """Key of what a server may tell, any number of times, before its answer: `why` its last try failed,
 how many `tries` did, and for how many seconds more (`left_s`) there will be others."""
@@ -56,6 +63,7 @@ def start(
     waits_for: str = "",
     tries: int = 0,
     log_file: str = "",
+    unlogged: str = UNLOGGED,
     keep: Sequence[int] | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
@@ -66,7 +74,8 @@ def start(
 
     The child is a session of its own, in `/`, with nothing open that a terminal would wait for.
     `serve` calls its argument once, when the mount answers. Raises what `serve` raised before
-    that; what it raises later goes to `log_file`. StoreUnavailableError after `limit_s`: then,
+    that; what it raises later goes to `log_file`, and who has none is told what to do instead
+    (`unlogged`). StoreUnavailableError after `limit_s`: then,
     and when this process is interrupted, the child is asked to end (SIGTERM). With
     `keep`, the child has no other descriptors of this process than these: it would hold others'
     pipes and locks for as long as it lives. `meanwhile` is called here while the child comes up.
@@ -82,7 +91,7 @@ def start(
         if meanwhile is not None:
             meanwhile()
         wait = _Wait(waits_for or f"the mount at {what}", limit_s, tries)
-        answer = _received(told, what, wait)
+        answer = _received(told, what, wait, f"see {log_file}" if log_file else unlogged)
     except BaseException:  # an interrupt too: no server that nobody asked for
         _end(pid)
         raise
@@ -160,10 +169,10 @@ def await_answer(
 ) -> dict[str, Any]:
     """The answer of a server being started; raises the error that it is. Words as in `start`."""
     wait = _Wait(waits_for or f"the mount at {what}", limit_s, tries)
-    return _checked(_received(told, what, wait))
+    return _checked(_received(told, what, wait, UNLOGGED))
 
 
-def _received(told: int, what: str, wait: _Wait) -> dict[str, Any]:
+def _received(told: int, what: str, wait: _Wait, advice: str) -> dict[str, Any]:
     data = b""
     # Not to the end of the pipe: the server's processes keep it open.
     while True:
@@ -176,12 +185,10 @@ def _received(told: int, what: str, wait: _Wait) -> dict[str, Any]:
             data = rest
             continue
         if not wait.for_more(told):
-            raise StoreUnavailableError(f"mounting at {what} took too long; see the log file")
+            raise StoreUnavailableError(f"mounting at {what} took too long; {advice}")
         more = os.read(told, 1 << 16)
         if not more:
-            raise StoreUnavailableError(
-                f"the server of {what} ended before it served; try --foreground"
-            )
+            raise StoreUnavailableError(f"the server of {what} ended before it served; {advice}")
         data += more
 
 
@@ -286,7 +293,7 @@ def packed(error: BaseException) -> dict[str, Any]:
         error = from_os_error(error, "mount")
     if isinstance(error, BootseerError):
         return {"error": type(error).__name__, "text": str(error)}
-    return {"error": "BootseerError", "text": f"mounting failed: {error!r}"}
+    return {"error": "BootseerError", "text": f"mounting failed: {describe(error)}"}
 
 
 def unpacked(answer: dict[str, Any]) -> BootseerError:

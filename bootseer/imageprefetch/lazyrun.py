@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.config_paths import default_cache, default_runtime
-from bootseer.errors import BootseerError, NotSupportedError, UsageError
+from bootseer.errors import BootseerError, NotSupportedError, UsageError, describe
 from bootseer.imageprefetch import mounting, podmanwords, trees
 from bootseer.imageprefetch.mounting import Mounted, MountSettings
 from bootseer.imageprefetch.podmanwords import EVENTS_INSIDE
@@ -85,7 +85,7 @@ def run(
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
             stack.close()
-            tell(Way(reason=str(error) or type(error).__name__))
+            tell(Way(reason=describe(error)))
             words, place, digest = _plain_words(settings, options), "", ""
         from bootseer.imageprefetch import running
 

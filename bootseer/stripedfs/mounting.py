@@ -49,6 +49,7 @@ def mount(settings: MountSettings) -> None:
         limit_s=START_LIMIT_S,
         waits_for=f"the store to answer for {redact(settings.url)}",
         log_file=settings.log_file,
+        unlogged="give --log-file FILE, or --foreground, to see why",
     )
     try:
         os.statvfs(settings.mountpoint)
@@ -65,10 +66,10 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     if settings.writable and settings.backend != "own":
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
+    log = Log(settings.log_file)  # before anything that may hang: who gave up is sent there
     _load_store(settings.url)
     looking = f"cannot look at {redact(settings.url)}"
     in_a_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
-    log = Log(settings.log_file)
     process = _process(settings.for_pid)
     options = MountOptions(
         read_only=not settings.writable,

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, describe
 from bootseer.imageprefetch.snapshotter import filters, folders, mountplan
 from bootseer.imageprefetch.snapshotter.folders import Folders
 from bootseer.imageprefetch.snapshotter.images import ImageMounter, Images, Report
@@ -65,7 +65,7 @@ class Snapshotter:
             with self._images.offering(image):
                 self._offer(layer, parent, labels, image, depth)
         except Exception as error:  # the border: whatever is wrong with us, it can be pulled
-            self._report("fallback", "plain", layer, str(error) or type(error).__name__)
+            self._report("fallback", "plain", layer, describe(error))
             return
         raise SnapshotExistsError(f"the snapshot {layer.target} exists, without a fetch")
 
