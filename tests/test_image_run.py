@@ -107,6 +107,15 @@ class Lab:
             text=True,
         )
 
+    def published(self, registry: Any, name: str, files: int) -> str:
+        """An image with a block image, and with that many files `fN` in its working directory."""
+        many = [file(f"data/f{n}", noise(3_000_000, n)) for n in range(files)]
+        image = Image([*layers(name), many], config=CONFIG)
+        made = write_layout(self.folder / "l", image, tag="1")
+        ref: str = registry.push(made.source, f"run/{name}", "1")
+        build_image(BuildSettings(ref=ref, cache_dir=str(self.folder / "build")))
+        return ref
+
     @contextlib.contextmanager
     def waiting(
         self, registry: Any, name: str, files: int, script: str, *words: str
@@ -115,11 +124,7 @@ class Lab:
 
         The files are so large that neither the kernel nor a neighbour's block brings what is read.
         """
-        many = [file(f"data/f{n}", noise(3_000_000, n)) for n in range(files)]
-        image = Image([*layers(name), many], config=CONFIG)
-        made = write_layout(self.folder / "l", image, tag="1")
-        ref = registry.push(made.source, f"run/{name}", "1")
-        build_image(BuildSettings(ref=ref, cache_dir=str(self.folder / "build")))
+        ref = self.published(registry, name, files)
         shell = ["--interactive", "--entrypoint", "sh", "--", "-c", f"echo ready; {script}"]
         words = ("--no-fill", "--no-record", *words, ref, *shell)
         with self.start(*words, stdin=subprocess.PIPE) as child:
@@ -364,6 +369,86 @@ class TestContainers:
             registry.stop()
             _, error = child.communicate("go\n", timeout=120)
         assert child.returncode == 3, error
+        assert "Input/output error" in error, "no read failed"
+        causes = [line for line in error.splitlines() if line.startswith(f"bootseer: {name}: ")]
+        assert len(causes) == 1, error
+        assert registry.host in causes[0].removeprefix(f"bootseer: {name}")
+        assert "a read at" in (lab.folder / "log").read_text()
+        assert mounts.gone()
+
+    def test_every_container_of_a_server_hears_of_every_outage_once(
+        self, lab: Lab, own_registry: Any, mounts: Mounts
+    ) -> None:
+        """Their server was begun by a mount that had no log, and serves on after an outage."""
+        registry = own_registry()
+        name = lab.published(registry, "shared", 10)
+        mounted = mounts.mount(name, deadline_s=1.0, log_file="", cache=f"{lab.folder}/cache")
+        server = mounts.server()
+        shell = ["--interactive", "--entrypoint", "sh", "--", "-c"]
+        script = (
+            "echo ready; while read n; do cat f$n > /dev/null && echo read || echo failed; done"
+        )
+
+        def container(stack: contextlib.ExitStack) -> subprocess.Popen[str]:
+            child = stack.enter_context(lab.start(name, *shell, script, stdin=subprocess.PIPE))
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            return child
+
+        def reads(child: subprocess.Popen[str], number: int) -> str:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(f"{number}\n")
+            child.stdin.flush()
+            return child.stdout.readline().strip()
+
+        def heard(child: subprocess.Popen[str]) -> list[str]:
+            _, error = child.communicate(timeout=60)
+            assert "another mount of this node serves it" in error
+            return [line for line in error.splitlines() if line.startswith(f"bootseer: {name}: ")]
+
+        with contextlib.ExitStack() as stack:
+            one, two = container(stack), container(stack)
+            registry.stop()
+            assert [reads(one, 0), reads(one, 0)] == ["failed", "failed"]
+            registry.start()
+            while reads(one, 3) != "read":
+                pass
+            late = container(stack)
+            assert reads(late, 3) == "read"
+            assert heard(late) == []
+            registry.stop()
+            assert [reads(two, 6), reads(two, 9)] == ["failed", "failed"]
+            causes = [heard(one), heard(two)]
+        assert causes[0] == causes[1]
+        assert len(causes[0]) == 2, causes
+        assert all(registry.host in line.removeprefix(f"bootseer: {name}") for line in causes[0])
+        assert os.path.getsize(f"{server.state}/faults") < 100_000
+        mounts.umount(mounted)
+        assert mounts.gone()
+        assert list((lab.runtime / "containers").iterdir()) == []
+
+    def test_why_reads_of_a_recorded_command_fail_is_said(
+        self, lab: Lab, own_registry: Any, mounts: Mounts
+    ) -> None:
+        registry = own_registry()
+        name = lab.published(registry, "recorded", 2)
+        script = "echo ready; read go; cat f0 > /dev/null; exit 3"
+        words = ["record", "--deadline", "1", "--log-file", f"{lab.folder}/log", name]
+        words += ["--with", "podman", "--interactive", "--", "sh", "-c", script]
+        with subprocess.Popen(
+            [sys.executable, "-m", "bootseer", "image", *words],
+            env=lab.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            registry.stop()
+            _, error = child.communicate("go\n", timeout=60)
+        assert child.returncode == 3
         assert "Input/output error" in error, "no read failed"
         causes = [line for line in error.splitlines() if line.startswith(f"bootseer: {name}: ")]
         assert len(causes) == 1, error

@@ -50,12 +50,14 @@ def complain(text: str) -> None:
 
 
 def print_json(made: Mounted) -> None:
-    """All of it as JSON on standard output."""
+    """All that concerns others as JSON on standard output."""
     import json
 
     from bootseer import light_dataclasses as dataclasses
 
-    sys.stdout.write(json.dumps(dataclasses.asdict(made), indent=1) + "\n")
+    told = dataclasses.asdict(made)
+    del told["state"]
+    sys.stdout.write(json.dumps(told, indent=1) + "\n")
 
 
 def _say(text: str) -> None:

@@ -12,6 +12,8 @@ from bootseer.cli.image_hotset import of, opened, place, which_option
 from bootseer.cli.image_options import (
     WINDOW_S,
     BeforeDashes,
+    deadline_option,
+    log_file_option,
     of_platform,
     place_options,
     platform_option,
@@ -54,6 +56,8 @@ from bootseer.errors import UsageError
 )
 @click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
 @place_options
+@deadline_option
+@log_file_option
 @platform_option
 @podman_arguments("-- COMMAND...")
 @click.pass_context
@@ -77,6 +81,7 @@ def command(
     options may stand behind REF. It tells its first step with `bootseer event first_step`, or by
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
+    from bootseer.cli.image_outcome import complain
     from bootseer.imageprefetch import podmanwords
     from bootseer.imageprefetch.starting import RecordSettings, record
 
@@ -92,7 +97,8 @@ def command(
             environment=dict(map(_variable, variables)),
             plain_http=plain_http or None,
             **given,
-        )
+        ),
+        complain,
     )
     if done.trace is None:
         why = "failed before its first step" if done.failed else "read nothing of the image"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bootseer.imageprefetch.running import ImageConfig
 
 
-_LOG, _NOT_BEGUN = "server.log", "not-begun"
+_NOT_BEGUN = "not-begun"
 _PODMANS_OWN_FAULT = 125
 _NEVER_BEGAN = (_PODMANS_OWN_FAULT, 126, 127)
 """Codes of podman where it, or the runtime below it, did not come to start the command."""
@@ -60,8 +60,9 @@ def run(
 ) -> int:
     """Run the container to its end; returns its exit code. `tell` is called before it begins.
 
-    `complain` is called, by another thread, with each line that the image's server logs while the
-    container runs: a program that reads in vain hears of nothing but an input/output error.
+    `complain` is called, by another thread, with each fault that the image's server, be it begun
+    by this mount or another, meets while the container runs: a program that reads in vain hears
+    of nothing but an input/output error.
     `mount` mounts, and raises, as `mounting.mount`.
     Raises UsageError for names that are none, and options that cannot be, and NotSupportedError
     where there is no podman. Call it in a process that has one thread.
@@ -78,9 +79,12 @@ def run(
     options = [*_events(settings.mount.events_dir), *settings.options]
     with contextlib.ExitStack() as stack:
         try:
-            words, place, digest = _mounted_words(settings, options, stack, tell, mount)
+            words, place, mounted = _mounted_words(settings, options, stack, tell, mount)
+            digest = mounted.digest
             if complain is not None:
-                stack.enter_context(_following(settings.mount, place, complain))
+                from bootseer.imageprefetch.log_follower import following
+
+                stack.enter_context(following(mounted.state, settings.mount.ref, complain))
         except UsageError:
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
@@ -143,8 +147,8 @@ def _mounted_words(
     stack: contextlib.ExitStack,
     tell: Callable[[Way], None],
     mount: Callable[[MountSettings], Mounted],
-) -> tuple[list[str], str, str]:
-    """Mount until `stack` is left; the command line, a folder for its time, the digest."""
+) -> tuple[list[str], str, Mounted]:
+    """Mount until `stack` is left; the command line, a folder for its time, what was mounted."""
     podmanwords.check_platform(options)
     place = os.path.abspath(settings.mount.runtime or default_runtime())
     stack.enter_context(trees.ending())
@@ -154,7 +158,6 @@ def _mounted_words(
     wanted = dataclasses.replace(
         settings.mount,
         directory=tree,
-        log_file=settings.mount.log_file or os.path.join(own, _LOG),
         not_begun=os.path.join(own, _NOT_BEGUN),
     )
     begun_s = settings.mount.look_begun_s or time.monotonic()
@@ -164,20 +167,7 @@ def _mounted_words(
     config = _config(settings.mount, mounted.digest, begun_s)
     words = running.container_words(tree, config, options, settings.words)
     tell(Way(mounted))
-    return words, own, mounted.digest
-
-
-@contextlib.contextmanager
-def _following(mount: MountSettings, place: str, complain: Callable[[str], None]) -> Iterator[None]:
-    """Pass on what the mount's server logs of this image from now on."""
-    from bootseer.imageprefetch.log_follower import LogFollower
-
-    follower = LogFollower(mount.log_file or os.path.join(place, _LOG), mount.ref, complain)
-    follower.start()
-    try:
-        yield
-    finally:
-        follower.stop()
+    return words, own, mounted
 
 
 def _plain_words(settings: RunSettings, options: Sequence[str]) -> list[str]:

@@ -116,6 +116,7 @@ class Mounted:
 
     `hot_set` is the digest of the pack being replayed, "" for none; `complete`: all of the image
     is on this node's disk, and the kernel reads it there. `notes` tell what was not as usual.
+    `state` is the folder of the server that has it, this mount's or another's.
     """
 
     directory: str
@@ -128,6 +129,7 @@ class Mounted:
     offline: bool
     complete: bool = False
     notes: tuple[str, ...] = ()
+    state: str = ""
 
 
 def mount(
@@ -227,9 +229,11 @@ def serve(
     """Serve in this process, which must have one thread, until the image is unmounted."""
     from bootseer.fuse.handover import supervise
     from bootseer.fuse.options import MountOptions
+    from bootseer.imageprefetch.telling import FaultLog
     from bootseer.imageprefetch.worker import Worker
 
     log = background.Log(settings.log_file)
+    faults = FaultLog(os.path.join(state.folder, runtime.FAULTS))
 
     def died(worker: int) -> None:
         nonlocal helper
@@ -247,7 +251,7 @@ def serve(
     )
     try:
         supervise(
-            lambda: Worker(settings, state, tell, log.say, helper).front,
+            lambda: Worker(settings, state, tell, log.say, faults, helper).front,
             state.front,
             options,
             on_death=died,

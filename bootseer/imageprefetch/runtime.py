@@ -1,12 +1,12 @@
 """What this node's image servers say of themselves, for whoever mounts or unmounts beside them.
 
-`<runtime>/images/<random>/` belongs to one server: `lock` (held by its processes as long as one
-of them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
-server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is
-mounted nowhere in the server's namespace: others may still use it), `ending` (once nobody will
-be served any more), `metadata` (where the cache
-has no room for it), `touches` (what was recorded so far), `ahead` (what others read ahead). All of
-it goes with the server; what a killed one left is removed by whoever comes next. Where somebody
+`<runtime>/images/<random>/` belongs to one server: `lock` (held by its processes as long as one of
+them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
+server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is mounted
+nowhere in the server's namespace: others may still use it), `ending` (once nobody will be served
+any more), `metadata` (where the cache has no room for it), `touches` (what was recorded so far),
+`ahead` (what others read ahead), `faults` (what readers meet: see `telling.FaultLog`). All of it
+goes with the server; what a killed one left is removed by whoever comes next. Where somebody
 mounted over an image of ours, the image cannot be unmounted, and its folder stays until it can.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
@@ -33,6 +33,7 @@ from bootseer.light_dataclasses import dataclass
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
 LEFT, ENDING = "left", "ending"
 SPARE_META, TOUCHES, AHEAD = "metadata", "touches", "ahead"
+FAULTS = "faults"
 _BORN_WITHIN_S = 3600.0
 
 
@@ -285,7 +286,8 @@ def folder_of(mounted: Mounted, runtime: str) -> str:
 
 
 def _remove(folder: str) -> None:
-    for name in (META, SPARE_META, TOUCHES, AHEAD, SERVER, f"{SERVER}.new", LEFT, ENDING, LOCK):
+    of_server = (SERVER, f"{SERVER}.new", FAULTS, LEFT, ENDING, LOCK)
+    for name in (META, SPARE_META, TOUCHES, AHEAD, *of_server):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.recorder import WINDOW_S
@@ -14,7 +15,8 @@ from bootseer.errors import UsageError
 from bootseer.imageprefetch import image_config as image_config_file
 from bootseer.imageprefetch import mounting, running, trees
 from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.log_follower import following
+from bootseer.imageprefetch.mounting import Mounted, MountSettings
 from bootseer.imageprefetch.podmanwords import check_options, check_platform
 from bootseer.imageprefetch.recording import FirstStepWatch
 from bootseer.imageprefetch.running import Command, ImageConfig, choose_runner
@@ -43,6 +45,8 @@ class RecordSettings:
     podman_options: Sequence[str] = ()
     options: StoreOptions = DEFAULTS
     plain_http: bool | None = None
+    deadline_s: float = 60.0
+    log_file: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,10 +64,11 @@ class Recorded:
     trace: Trace | None
 
 
-def record(settings: RecordSettings) -> Recorded:
+def record(settings: RecordSettings, complain: Callable[[str], None] | None = None) -> Recorded:
     """Mount the image apart from all others, run the command on it, and keep what it read.
 
     Nothing is replayed and nothing is filled meanwhile, and the page cache has nothing of it.
+    `complain` is called, by another thread, with each fault that the image's server meets.
     Raises what mounting raises. Call it in a process that has one thread.
     """
     check_workload(settings.workload)
@@ -94,7 +99,8 @@ def record(settings: RecordSettings) -> Recorded:
                 events_dir=events,
                 options=settings.podman_options,
             )
-            code = running.run(command, runner, recorded if settings.stop else None)
+            with _following(mounted, settings, complain):
+                code = running.run(command, runner, recorded if settings.stop else None)
         # A command that broke off tells nothing of what a start reads.
         failed = code != 0 and not recorded()
         start = TraceStore(traces).load(settings.workload)
@@ -102,6 +108,14 @@ def record(settings: RecordSettings) -> Recorded:
             return Recorded(mounted.digest, code, failed, None, None)
         store = TraceStore(LocalStore(cache).trace_folder(mounted.digest))
         return Recorded(mounted.digest, code, failed, start, store.add(start))
+
+
+def _following(
+    mounted: Mounted, settings: RecordSettings, complain: Callable[[str], None] | None
+) -> contextlib.AbstractContextManager[None]:
+    if complain is None:
+        return contextlib.nullcontext()
+    return following(mounted.state, settings.ref, complain)
 
 
 class _Recorded:
@@ -133,6 +147,8 @@ def _mount_settings(
         events_dir=events,
         options=settings.options,
         plain_http=settings.plain_http,
+        deadline_s=settings.deadline_s,
+        log_file=settings.log_file,
     )
 
 

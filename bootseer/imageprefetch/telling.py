@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bootseer.errors import DeadlineError, StoreUnavailableError
+from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
 from bootseer.profiler import events
 
 if TYPE_CHECKING:
@@ -18,14 +21,56 @@ if TYPE_CHECKING:
 MOUNT, REPLAY, READS, FAULT = "image.mount", "image.replay", "image.reads", "image.fault"
 
 
+_MOST_BYTES = 64 << 10
+_EVERY_S = 0.1
+
+
+class FaultLog:
+    """The file by which all whose containers read through one server hear of its faults.
+
+    A line is a kind and a text, in JSON. A fault that goes on is written again and again, for who
+    comes later; the file is cut when it is long. Nothing raises.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        self._lock = threading.Lock()
+        self._written_s: dict[str, float] = {}
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with contextlib.suppress(OSError):  # whose runtime directory is full has its mount
+            self._fd = os.open(path, flags, 0o600)
+
+    def write(self, kind: str, text: str) -> None:
+        """A fault of some kind; from any thread."""
+        now_s = time.monotonic()
+        with self._lock, contextlib.suppress(OSError):
+            if self._fd < 0 or now_s - self._written_s.get(kind, -_EVERY_S) < _EVERY_S:
+                return
+            self._written_s[kind] = now_s
+            if os.fstat(self._fd).st_size > _MOST_BYTES:
+                os.ftruncate(self._fd, 0)
+            os.write(self._fd, json.dumps([kind, text]).encode() + b"\n")
+
+
 class Story:
     """One server's events and log lines; `say` writes to the log. Every kind of fault is told once.
 
-    `notes` are for the caller: choices that are not as usual.
+    So is every outage: one that begins `again_s` after another and after reads that succeeded is
+    a new one. In `faults` all are written each time they are met. `notes` are for the caller:
+    choices that are not as usual.
     """
 
-    def __init__(self, ref: str, workload: str, say: Callable[[str], None]) -> None:
-        self._ref, self._say = ref, say
+    def __init__(
+        self,
+        ref: str,
+        workload: str,
+        say: Callable[[str], None],
+        faults: FaultLog,
+        *,
+        again_s: float,
+    ) -> None:
+        self._ref, self._say, self._faults, self._again_s = ref, say, faults, again_s
+        self._outage, self._outage_s, self._came = 0, 0.0, (0, 0)
         self._about = {"bootseer.image.ref": ref, "bootseer.image.workload": workload}
         self._writer = events.open_writer()
         self._said: set[str] = set()
@@ -41,19 +86,38 @@ class Story:
 
     def fault(self, kind: str, text: str) -> None:
         """What readers do not see, once a kind."""
+        self._tell(kind, kind, text)
+
+    def _tell(self, which: str, kind: str, text: str) -> None:
+        self._faults.write(f"{os.getpid()} {which}", text)
         with self._lock:
-            if kind in self._said:
+            if which in self._said:
                 return
-            self._said.add(kind)
+            self._said.add(which)
         self._say(f"{self._ref}: {text}")
         told = {"error.type": kind, "error.message": text, **self._about}
         self._writer.point(FAULT, "fallback", told)
 
-    def read_failed(self, offset: int, error: BaseException) -> None:
-        """A reader got EIO."""
+    def read_failed(self, offset: int, error: BaseException, came: tuple[int, int]) -> None:
+        """A reader got EIO.
+
+        `came` is how many reads have waited and got their bytes, and how many bytes were fetched.
+        """
         text = f"a read at {offset} got an input/output error: {error}"
         away = isinstance(error, (StoreUnavailableError, DeadlineError))
-        self.fault("read outage" if away else f"read {type(error).__name__}", text)
+        kind = "read outage" if away else f"read {type(error).__name__}"
+        if isinstance(error, CorruptDataError):  # what else is read says nothing of these bytes
+            self.fault(kind, text)
+            return
+        with self._lock:
+            now_s = time.monotonic()
+            # Both: what is cached is waited for in an outage too, and late bytes may be of no use.
+            grown = came[0] > self._came[0] and came[1] > self._came[1]
+            if not self._outage or (grown and now_s - self._outage_s >= self._again_s):
+                self._outage, self._outage_s = self._outage + 1, now_s
+            self._came = came
+            which = f"{kind} {self._outage}"
+        self._tell(which, kind, text)
 
     def begin(self, name: str) -> None:
         """A span begins."""

@@ -19,7 +19,7 @@ from bootseer.imageprefetch.announcing import Announced
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.noting import Noting
 from bootseer.imageprefetch.resolving import Opened, Resolver
-from bootseer.imageprefetch.telling import MOUNT, Story
+from bootseer.imageprefetch.telling import MOUNT, FaultLog, Story
 from bootseer.storage import waits
 
 if TYPE_CHECKING:
@@ -42,11 +42,14 @@ class Worker:
         state: runtime.State,
         tell: Tell,
         say: Callable[[str], None],
+        faults: FaultLog,
         helper: socket | None = None,
     ) -> None:
         self._settings, self._state, self._tell, self._say = settings, state, tell, say
         self._helper = helper
-        self._story = Story(settings.ref, settings.workload, say)
+        self._story = Story(
+            settings.ref, settings.workload, say, faults, again_s=settings.deadline_s
+        )
         self._server: ImageServer | None = None
         self._complete: CompleteImage | None = None  # instead of a server
         self._opened: Opened | None = None
@@ -322,7 +325,9 @@ class Worker:
 
     def _read_failed(self, offset: int, error: BaseException) -> None:
         """A reader got EIO; where the bytes are wrong at their source, no further start shall."""
-        self._story.read_failed(offset, error)
+        server = self._server
+        came = (server.reads.waits, server.fetched().bytes) if server is not None else (0, 0)
+        self._story.read_failed(offset, error, came)
         opened = self._opened
         if isinstance(error, CorruptDataError) and opened is not None:
             LocalStore(self._settings.cache).condemn(opened.digest, opened.block_image)
@@ -342,6 +347,7 @@ class Worker:
             "offline": bool(opened and opened.offline),
             "complete": server.sealed,
             "notes": self._story.notes,
+            "state": server.state,
         }
 
     def _data_key(self) -> str:

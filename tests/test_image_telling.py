@@ -1,0 +1,66 @@
+"""What a server of an image tells of its faults, and who hears of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from bootseer.errors import CorruptDataError, DeadlineError
+from bootseer.imageprefetch import log_follower, runtime, telling
+from bootseer.imageprefetch.telling import FaultLog, Story
+
+
+def test_a_long_file_of_faults_is_cut_and_followed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "_EVERY_S", 0.0)
+    path = tmp_path / runtime.FAULTS
+    log = FaultLog(str(path))
+    log.write("old", "of long ago")
+    heard: list[str] = []
+    with log_follower.following(str(tmp_path), "a:1", heard.append):
+        log.write("first", "x" * 100)
+        until(lambda: heard, "the first one")
+        written = 0
+        while path.stat().st_size >= written:
+            written = path.stat().st_size
+            log.write("first", "x" * 1000)
+        assert written < 2 * telling._MOST_BYTES
+        log.write("last", "the end")
+        until(lambda: len(heard) == 2, "the last one")
+    assert heard == [f"a:1: {'x' * 100}", "a:1: the end"]
+
+
+def test_the_last_words_of_a_server_whose_folder_is_gone_are_heard(tmp_path: Path) -> None:
+    log = FaultLog(str(tmp_path / runtime.FAULTS))
+    heard: list[str] = []
+    with log_follower.following(str(tmp_path), "a:1", heard.append):
+        log.write("last", "the end")
+        (tmp_path / runtime.FAULTS).unlink()
+    assert heard == ["a:1: the end"]
+
+
+def test_an_outage_is_told_once_and_the_next_one_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    faults = FaultLog(str(tmp_path / runtime.FAULTS))
+
+    def failed(story: Story, at: int, error: Exception, came: tuple[int, int]) -> int:
+        story.read_failed(at, error, came)
+        return len(said)
+
+    late, wrong = DeadlineError("late"), CorruptDataError("wrong")
+    story = Story("a:1", "", said.append, faults, again_s=0.0)
+    assert failed(story, 1, late, (5, 100)) == 1
+    assert failed(story, 2, late, (5, 100)) == 1
+    assert failed(story, 3, late, (6, 100)) == 1, "what was cached came"
+    assert failed(story, 4, late, (6, 120)) == 1, "late bytes came"
+    assert failed(story, 5, late, (9, 900)) == 2
+    assert failed(story, 6, late, (9, 900)) == 2
+    assert failed(story, 7, wrong, (10, 950)) == 3
+    assert failed(story, 8, wrong, (20, 990)) == 3, "the same bytes are wrong still"
+    said.clear()
+    story = Story("a:1", "", said.append, faults, again_s=3600.0)
+    told = [failed(story, at, late, (at, at)) for at in range(100)]
+    assert told == [1] * 100, "a store that comes and goes fills no log"
