@@ -35,6 +35,7 @@ from bootseer.imageprefetch.running import (
 )
 from bootseer.imageprefetch.starting import RecordSettings, record
 from bootseer.storage.oci.platforms import this_platform
+from bootseer.storage.oci.registry import open_repository
 
 TOOLS = ("sh", "cat", "echo", "sleep", "id", "env", "pwd")
 CONFIG = {
@@ -454,6 +455,70 @@ class TestContainers:
         assert len(causes) == 1, error
         assert registry.host in causes[0].removeprefix(f"bootseer: {name}")
         assert "a read at" in (lab.folder / "log").read_text()
+        assert mounts.gone()
+
+    @pytest.mark.parametrize("agent", [False, True])
+    def test_an_image_alone_of_another_platform_is_not_mounted(
+        self, lab: Lab, registry: Any, mounts: Mounts, agent: bool
+    ) -> None:
+        """No index names it, so its config alone tells: podman is left to do as it does."""
+        other = "arm64" if this_platform().architecture != "arm64" else "amd64"
+        image = Image(layers("other"), config=CONFIG, architecture=other)
+        made = write_layout(lab.folder / "l", image, tag="1")
+        name = registry.push(made.source, f"run/other{agent}".lower(), "1")
+        report = build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        assert report.block_image
+        why = f"{name} has no image for {this_platform()}; it is one for linux/{other}"
+        bootseer = [sys.executable, "-m", "bootseer", "image"]
+        (lab.folder / "mnt").mkdir()
+        with contextlib.ExitStack() as stack:
+            if agent:
+                command = [*bootseer, "agent"]
+                started = stack.enter_context(subprocess.Popen(command, env=lab.environment))
+                stack.callback(started.terminate)
+                until(lambda: (lab.runtime / "images/agent.sock").exists(), "an agent")
+            for words in (
+                ["mount", name, f"{lab.folder}/mnt"],
+                ["mount", "--deadline", "9", name, f"{lab.folder}/mnt"],
+                ["record", name, "--with", "chroot", "--", "echo", "ran"],
+            ):
+                done = subprocess.run(
+                    [*bootseer, *words],
+                    env=lab.environment,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert done.returncode == NotSupportedError.exit_code, (words, done)
+                assert done.stderr.splitlines()[-1].endswith(why), words
+                assert (done.stdout, done.stderr.count("\n")) == ("", 1), words
+                assert mounts.gone()
+            out, error = lab.run(name)
+            assert out == "from cmd\n"  # by podman, whose image it is
+            assert f"bootseer: podman pulls the image: {why}\n" in error
+            assert "mounted" not in error
+        assert mounts.gone()
+
+    @pytest.mark.parametrize("command", ["mount", "run"])
+    def test_what_platform_an_image_alone_is_for_is_asked_once(
+        self, lab: Lab, own_registry: Any, mounts: Mounts, command: str
+    ) -> None:
+        registry = own_registry()
+        made = write_layout(lab.folder / "l", Image(layers("mine"), config=CONFIG), tag="1")
+        name = registry.push(made.source, "run/mine", "1")
+        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        with open_repository(name)[0] as repository:
+            config = repository.image("1")[1].config.digest
+        before = len(registry.requests())
+        if command == "run":
+            assert lab.run(name)[0] == "from cmd\n"
+        else:
+            (lab.folder / "mnt").mkdir()
+            words = [sys.executable, "-m", "bootseer", "image", "mount", name, f"{lab.folder}/mnt"]
+            subprocess.run(words, env=lab.environment, check=True)
+            mounts.umount(f"{lab.folder}/mnt")
+        asked = [one for one in registry.requests()[before:] if config in one.path]
+        assert len(asked) == 1, asked
         assert mounts.gone()
 
     def test_a_program_that_waits_for_its_bytes_can_be_ended(

@@ -29,6 +29,7 @@ MODULES = (
     "bootseer.cli.image_umount",
     "bootseer.imageprefetch.mounting",
     "bootseer.imageprefetch.completing",
+    "bootseer.imageprefetch.image_config",
     "bootseer.imageprefetch.interrupts",
     "bootseer.imageprefetch.ownsets",
     "bootseer.imageprefetch.trees",

@@ -96,6 +96,7 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
     bootseer/imageprefetch/noting bootseer/blockimage/hotset bootseer/blockimage/opened
     bootseer/storage/errand bootseer/imageprefetch/first_look bootseer/imageprefetch/pieces
+    bootseer/imageprefetch/image_config
     bootseer/imageprefetch/resolving bootseer/imageprefetch/telling
     bootseer/imageprefetch/worker bootseer/imageprefetch/helped_repository
     bootseer/imageprefetch/completing bootseer/blockimage/arena

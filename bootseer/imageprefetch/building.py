@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -166,17 +165,12 @@ class _Ears:
 def _check_platform(repository: Repository, manifest: Manifest, wanted: Platform, ref: str) -> None:
     """An image that no index names is taken whatever it is for: its config says so alone."""
     from bootseer.imageprefetch import image_config
-    from bootseer.storage.oci.manifest import Platform
     from bootseer.storage.oci.platforms import check_platform
 
     raw = repository.blob(manifest.config, limit_bytes=image_config.LIMIT_BYTES)
-    try:
-        about = json.loads(raw)
-        names = [about.get(name) or "" for name in ("os", "architecture", "variant")]
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise CorruptDataError(f"the config of {ref} is damaged: {error}") from error
-    if all(isinstance(name, str) for name in names) and names[1]:
-        check_platform(Platform(*names), wanted, ref)
+    offered = image_config.platform_of(raw)
+    if offered is not None:
+        check_platform(offered, wanted, ref)
 
 
 class _Job:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from bootseer.contexts import Closing
 from bootseer.errors import CorruptDataError, StoreUnavailableError
 from bootseer.imageprefetch import registry_helper
-from bootseer.imageprefetch.registry_helper import IMAGE, MANIFEST, READY, REFERRERS, STREAM
+from bootseer.imageprefetch.registry_helper import CONFIG, IMAGE, MANIFEST, READY, REFERRERS, STREAM
 from bootseer.storage.oci.manifest import (
     Descriptor,
     Index,
     Manifest,
     Platform,
     check_bytes,
+    digest_of,
     parse_manifest,
 )
 
@@ -92,6 +93,14 @@ class HelpedRepository(Closing):
         raw, media_type = answer
         size_bytes = len(raw) if isinstance(descriptor, str) else descriptor.size_bytes
         return _parsed(raw, media_type, Descriptor(media_type, digest, size_bytes))
+
+    def config(self, digest: str) -> bytes | None:
+        """An image's config with this digest, where the helper has it."""
+        answer = self._answer(CONFIG, digest)
+        if answer is None or digest_of(answer[0]) != digest:
+            return None
+        raw: bytes = answer[0]
+        return raw
 
     def blob(self, descriptor: Descriptor, *, limit_bytes: int) -> bytes:
         """As `Repository.blob`."""

@@ -158,6 +158,7 @@ def _mounted_words(
     wanted = dataclasses.replace(
         settings.mount,
         directory=tree,
+        platform_known=True,  # its config, which we read anyway, tells
         not_begun=os.path.join(own, _NOT_BEGUN),
     )
     begun_s = settings.mount.look_begun_s or time.monotonic()
@@ -213,6 +214,7 @@ def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
     raw = image_config.kept(digest, local)
     if raw is None:
         raw = _fetched_config(mount, digest, local, begun_s)
+    image_config.check_machine(raw, mount.ref)
     return running.parse_config(raw)
 
 

@@ -63,7 +63,8 @@ class MountSettings:
     them); `hot` replays the hot set.
     Where the file `not_begun` is there when the image is unmounted, nothing began: then what was
     read is recorded no more.
-    With `nosuid` neither setuid programs nor devices of the image work at `directory`.
+    With `nosuid` neither setuid programs nor devices of the image work at `directory`. An image
+    of another platform than this machine's is refused, unless that was seen to (`platform_known`).
     """
 
     ref: str
@@ -91,6 +92,7 @@ class MountSettings:
     share: bool = True
     log_file: str = ""
     not_begun: str = ""
+    platform_known: bool = False
 
 
 def encoded(settings: MountSettings) -> str:
@@ -140,8 +142,8 @@ def mount(
     """Mount, and leave the server running in the background; returns once the tree is there.
 
     Raises NotFoundError for an image without a block image, UsageError for a name that is none,
-    NotSupportedError where this machine or user cannot mount, and what the registry raises; then
-    nothing is left behind. Call it in a process that has one thread.
+    NotSupportedError where this machine or user cannot mount, or runs no such image, and what the
+    registry raises; then nothing is left behind. Call it in a process that has one thread.
 
     `helper` is the link of a registry helper for this mount; it is closed here. `meanwhile` is
     called while the server comes up: it may import, but must not start a thread or raise.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bootseer.storage.options import StoreOptions
 
 IMAGE, REFERRERS, MANIFEST, READY, STREAM = "image", "referrers", "manifest", "ready", "stream"
+CONFIG = "config"
 LONGEST_WAIT_S = 3.0  # for a connection or a byte; whoever needs it longer asks for themselves
 LIFE_S = 15.0  # for all but the stream: a registry can drip bytes for hours
 CONFIG_S = 10.0  # for the config, once nothing else is asked
@@ -125,12 +126,18 @@ class _Helper:
             )
             keep.start()
             self._propose(repository, descriptor)
+            if self._tells_config(descriptor):
+                keep.join(CONFIG_S)
             self._say(READY)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             digest = self._asked()
             if digest:
                 self._stream(repository, digest)
             keep.join(CONFIG_S)
+
+    def _tells_config(self, image: Descriptor) -> bool:
+        """Whether the server wants the config, which alone tells what no index says."""
+        return self._keep_config_in is None and image.platform is None
 
     def _propose(self, repository: Repository, image: Descriptor) -> None:
         import threading
@@ -158,14 +165,19 @@ class _Helper:
     def _keep_config(
         self, repository: Repository, descriptor: Descriptor, manifest: Manifest
     ) -> None:
-        if self._keep_config_in is None:
+        tells = self._tells_config(descriptor)
+        if self._keep_config_in is None and not tells:
             return
         from bootseer.errors import BootseerError
-        from bootseer.imageprefetch.image_config import fetch_and_keep
+        from bootseer.imageprefetch.image_config import LIMIT_BYTES, fetch_and_keep
         from bootseer.imageprefetch.localstore import LocalStore
 
         try:
-            fetch_and_keep(repository, descriptor, manifest, LocalStore(self._keep_config_in))
+            if tells:
+                raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)
+                self._say(CONFIG, manifest.config.digest, raw)
+            elif self._keep_config_in is not None:
+                fetch_and_keep(repository, descriptor, manifest, LocalStore(self._keep_config_in))
         except (BootseerError, OSError):
             pass  # who needs it fetches it
 

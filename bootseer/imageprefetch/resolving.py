@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from bootseer.blocks.source import BlockSource
     from bootseer.imageprefetch.helped_repository import HelpedRepository
-    from bootseer.storage.oci.manifest import Descriptor
+    from bootseer.storage.oci.manifest import Descriptor, Manifest
     from bootseer.storage.oci.registry import Repository, RepositoryReader
 
 HURRIED_S = 3.0  # how long a registry is waited for when all is here already
@@ -94,7 +94,8 @@ class Resolver:
 
     `scratch` is a directory for metadata that the cache cannot take. `helper` is the link of a
     registry helper, which has asked for all that is needed first. `look_s` bounds all that is
-    asked before the mount, from `look_begun_s` on; see `first_look`.
+    asked before the mount, from `look_begun_s` on; see `first_look`. Unless its platform is known
+    to be right, an image is opened for this machine's alone.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Resolver:
         scratch: str,
         note: Note,
         helper: socket | None = None,
+        platform_known: bool = False,
     ) -> None:
         from bootseer.storage.oci.reference import parse_reference
 
@@ -122,6 +124,8 @@ class Resolver:
         self._unbounded: RepositoryReader | None = None
         self._opening = threading.Lock()
         self._helped: HelpedRepository | None = None
+        self._platform_known = platform_known
+        self._alone: tuple[Descriptor, Manifest] | None = None  # an image that no index named
         self._offline = False
         self._published = True  # until the registry says otherwise
         # a digest may be an index's, of which only this machine's image is kept
@@ -169,7 +173,10 @@ class Resolver:
         A registry that cannot be reached is replaced by what this node knows from earlier.
         """
         try:
-            return self.repository.image(self.reference.version)[0].digest
+            found, manifest = self.repository.image(self.reference.version)
+            if not self._platform_known:
+                self._alone = found, manifest
+            return found.digest
         except _GONE as error:
             if not self._pinned or self._local.image(self._pinned) is None:
                 raise
@@ -213,6 +220,7 @@ class Resolver:
     # --- with the registry -----------------------------------------------------------------
 
     def _from_registry(self, digest: str, wanted: str) -> Opened:
+        config = self._asked_config()
         listed = self.repository.referrers(digest)
         found = None if wanted else block_image_of(self.repository, listed)
         block = wanted or (found.digest if found is not None else "")
@@ -232,6 +240,7 @@ class Resolver:
             chosen = self._chosen(listed, digest, block)
         finally:
             manifest = asked.result()
+        self._check_platform(config)
         parts = Parts.of(manifest, block)
         self._published = chosen is not None and chosen[1].workload == self._workload
         if chosen is not None and not self._has_better(digest, block, chosen[1]):
@@ -240,6 +249,38 @@ class Resolver:
             except BootseerError as error:
                 self._do_without(error, digest, block)
         return self._without_pack(digest, parts)
+
+    def _asked_config(self) -> Asked[bytes] | None:
+        """The image's config, asked for meanwhile where nobody else does."""
+        if self._alone is None or self._alone[0].platform is not None or self._helped is not None:
+            return None
+        return Asked(self._config)
+
+    def _config(self) -> bytes:
+        from bootseer.imageprefetch import image_config
+
+        assert self._alone is not None
+        image, manifest = self._alone
+        raw = image_config.kept(image.digest, self._local)
+        if raw is None and self._helped is not None:
+            raw = self._helped.config(manifest.config.digest)
+        return raw or image_config.fetch_and_keep(self.repository, image, manifest, self._local)
+
+    def _check_platform(self, config: Asked[bytes] | None) -> None:
+        """Raise NotSupportedError for another platform's; an index was chosen from by platform."""
+        if self._alone is None:
+            return
+        platform = self._alone[0].platform
+        if platform is not None:
+            from bootseer.storage.oci.platforms import check_alone
+
+            check_alone(platform, self._ref)
+            return
+        from bootseer.imageprefetch import image_config
+
+        raw = config.result() if config is not None else self._config()
+        with contextlib.suppress(CorruptDataError):  # it says nothing, then
+            image_config.check_machine(raw, self._ref)
 
     def _chosen(
         self, listed: Sequence[Descriptor], digest: str, block_image: str

@@ -136,6 +136,7 @@ def _mount_settings(
     return MountSettings(
         ref=settings.ref,
         directory=tree,
+        platform_known=True,
         workload=settings.workload,
         cache=cache,
         share=False,  # a server of its own, whoever has mounted the image
@@ -161,6 +162,6 @@ def image_config(settings: RecordSettings) -> ImageConfig:
     )
     with repository:
         _, manifest = repository.image(reference.version)
-        return running.parse_config(
-            repository.blob(manifest.config, limit_bytes=image_config_file.LIMIT_BYTES)
-        )
+        raw = repository.blob(manifest.config, limit_bytes=image_config_file.LIMIT_BYTES)
+    image_config_file.check_machine(raw, settings.ref)
+    return running.parse_config(raw)

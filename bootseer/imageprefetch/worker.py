@@ -105,6 +105,7 @@ class Worker:
             scratch=self._state.folder,
             note=self._story.note,
             helper=self._helper,
+            platform_known=settings.platform_known,
         )
 
     def _bring_up(self) -> None:

@@ -92,7 +92,13 @@ class BlockImageMounter:
         }
         name = _by_digest(image)
         self._helper.mount(
-            MountSettings(ref=name, directory=directory, options=self._hurried, **shared)
+            MountSettings(
+                ref=name,
+                directory=directory,
+                options=self._hurried,
+                platform_known=True,  # which one it wants is containerd's to say
+                **shared,
+            )
         )
 
     def umount(self, directory: str) -> None:

@@ -64,6 +64,17 @@ def check_platform(offered: Platform, wanted: Platform, what: str) -> None:
         raise NotSupportedError(f"{what} has no image for {wanted}; it is one for {offered}")
 
 
+def check_alone(offered: Platform, what: str) -> None:
+    """Raise NotSupportedError where an image that no index names is not for this machine.
+
+    As podman does, this heeds no variant, which few such images name and some of them wrongly.
+    """
+    here = this_platform()
+    architecture = _GO_NAMES.get(offered.architecture, offered.architecture)
+    if (offered.os or here.os, architecture) != (here.os, here.architecture):
+        raise NotSupportedError(f"{what} has no image for {here}; it is one for {offered}")
+
+
 def _rank(offered: Platform | None, wanted: Platform) -> int:
     """How well an offer fits; 0 when it does not."""
     if offered is None or (offered.os, offered.architecture) != (wanted.os, wanted.architecture):
