@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
+import json
 import os
 import random
 import signal
@@ -34,6 +35,7 @@ from bootseer.storage.oci.manifest import (
     digest_of,
     manifest_bytes,
 )
+from bootseer.storage.oci.platforms import this_platform
 from bootseer.storage.oci.registry import Repository, open_repository
 
 
@@ -122,7 +124,8 @@ def publish(
 
 
 def _stock(repository: Repository, files: Mapping[str, bytes], tag: str) -> Descriptor:
-    config = b'{"architecture": "amd64", "os": "linux"}'
+    here = this_platform()
+    config = json.dumps({"architecture": here.architecture, "os": here.os}).encode()
     repository.push_blob(config, digest_of(config), len(config))
     layer = hashlib.sha256(repr(sorted(files)).encode()).hexdigest().encode()
     repository.push_blob(layer, digest_of(layer), len(layer))

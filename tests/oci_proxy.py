@@ -20,6 +20,7 @@ import pytest
 from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer.storage.oci.manifest import (
+    ACCEPT,
     OCI_CONFIG,
     OCI_MANIFEST,
     Descriptor,
@@ -58,6 +59,8 @@ class Gate(FakeServer):
     def ask(self, request: Request) -> tuple[int, str, dict[str, object], bytes]:
         """What the registry answers, its own address replaced by ours."""
         sent = {k: v for k, v in request.headers.items() if k not in ("host", "connection")}
+        if "/manifests/" in request.target:  # some clients send a header for each type
+            sent["accept"] = ACCEPT
         connection = http.client.HTTPConnection(self._upstream, timeout=30)
         try:
             connection.request(

@@ -18,8 +18,11 @@ import click
 import pytest
 from image_mounts import Mounts, mounts_below, noise, unread_bytes
 from images_lab import Image, directory, file, symlink, write_layout
+from oci_proxy import Gate
 from waiting import until
+from web_fakes import Request, head
 
+from bootseer.blockimage import artifact
 from bootseer.cli import root
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch import lazyrun, podmanwords
@@ -34,6 +37,7 @@ from bootseer.imageprefetch.running import (
     podman_words,
 )
 from bootseer.imageprefetch.starting import RecordSettings, record
+from bootseer.storage.oci.manifest import Manifest
 from bootseer.storage.oci.platforms import this_platform
 from bootseer.storage.oci.registry import open_repository
 
@@ -85,6 +89,44 @@ def layers(name: str) -> list[list[Any]]:
     users = file("etc/passwd", b"root:x:0:0::/:/bin/sh\nbob:x:1234:55::/:/bin/sh\n")
     places = [directory("bin"), directory("etc"), directory("tmp", mode=0o1777), directory("data")]
     return [[*places, *tools, users, file("data/name", name.encode())]]
+
+
+FAULTS = ("401", "500", "circle", "flipped", "truncated")
+
+
+class Spoiler:
+    """FAKE, for fault injection: a gate's rule that spoils each answer about some blobs."""
+
+    def __init__(self, gate: Gate, blobs: set[str], fault: str) -> None:
+        self._gate, self._blobs, self._fault = gate, blobs, fault
+        self.struck = 0
+
+    def __call__(self, sock: Any, request: Request) -> bool | None:
+        if request.method != "GET" or request.target.rpartition("/")[2] not in self._blobs:
+            return None
+        self.struck += 1
+        if self._fault in ("401", "500", "circle"):
+            status = {"401": "401 No", "500": "500 Oh", "circle": "307 There"}[self._fault]
+            to = {"Location": request.target} if self._fault == "circle" else {}
+            sock.sendall(head(status, Content_Length=2, **to) + b"{}")
+            return True
+        status_code, reason, headers, body = self._gate.ask(request)
+        spoiled = bytearray(body)
+        spoiled[len(spoiled) // 2] ^= 1
+        part = spoiled if self._fault == "flipped" else body[: len(body) // 2]
+        sock.sendall(head(f"{status_code} {reason}", **headers) + part)
+        return self._fault == "flipped"
+
+
+def parts_of(name: str) -> dict[str, str]:
+    """The digests of the parts of an image's block image, by their kinds."""
+    repository, reference = open_repository(name)
+    with repository:
+        image, _ = repository.image(reference.version)
+        (block,) = repository.referrers(image.digest, artifact.ARTIFACT)
+        manifest = repository.manifest(block.digest)
+    assert isinstance(manifest, Manifest)
+    return {layer.media_type: layer.digest for layer in manifest.layers}
 
 
 class Lab:
@@ -519,6 +561,59 @@ class TestContainers:
             mounts.umount(f"{lab.folder}/mnt")
         asked = [one for one in registry.requests()[before:] if config in one.path]
         assert len(asked) == 1, asked
+        assert mounts.gone()
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_a_registry_that_spoils_the_mount_costs_a_line_and_podman_pulls(
+        self, lab: Lab, own_registry: Any, mounts: Mounts, fault: str
+    ) -> None:
+        registry = own_registry()
+        name = lab.published(registry, "spoiled", 0)
+        blobs = parts_of(name)
+        with Gate(registry.host) as gate:
+            spoil = Spoiler(gate, {blobs[kind] for kind in (artifact.META, artifact.TABLE)}, fault)
+            gate.rules.append(spoil)
+            begun_s = time.monotonic()
+            through = name.replace(registry.host, gate.authority)
+            child = lab.start(through, "--entrypoint", "cat", "--", "/data/name")
+            assert child.stderr is not None
+            line = child.stderr.readline()
+            passed_s = time.monotonic() - begun_s
+            out, error = child.communicate(timeout=120)
+            assert spoil.struck
+        assert line.startswith("bootseer: podman pulls the image: "), line
+        assert len(line) > len("bootseer: podman pulls the image: \n")
+        assert passed_s < 5.0 + 6.0, "longer than a first look may take"
+        assert (child.returncode, out) == (0, "spoiled"), error
+        assert "bootseer: " not in error
+        assert mounts.gone()
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_a_registry_that_spoils_what_is_read_is_one_cause(
+        self, lab: Lab, own_registry: Any, mounts: Mounts, fault: str
+    ) -> None:
+        registry = own_registry()
+        name = lab.published(registry, "spoils", 2)
+        script = "echo ready; read go; cat f0 f1 > /dev/null; exit 3"
+        with Gate(registry.host) as gate:
+            through = name.replace(registry.host, gate.authority)
+            words = ["--no-fill", "--no-record", "--deadline", "2", through, "--interactive"]
+            words += ["--entrypoint", "sh", "--", "-c", script]
+            with lab.start(*words, stdin=subprocess.PIPE) as child:
+                assert child.stdout is not None
+                assert child.stdout.readline() == "ready\n"
+                spoil = Spoiler(gate, {parts_of(name)[artifact.DATA]}, fault)
+                gate.rules.append(spoil)
+                begun_s = time.monotonic()
+                _, error = child.communicate("go\n", timeout=120)
+                passed_s = time.monotonic() - begun_s
+            assert spoil.struck
+        assert child.returncode == 3, error
+        assert "Input/output error" in error, "no read failed"
+        causes = [line for line in error.splitlines() if line.startswith(f"bootseer: {through}: ")]
+        assert len(causes) == 1, error
+        assert "a read at " in causes[0]
+        assert passed_s < 60, "each read waited anew"
         assert mounts.gone()
 
     def test_a_program_that_waits_for_its_bytes_can_be_ended(
