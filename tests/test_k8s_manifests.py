@@ -231,6 +231,50 @@ def test_the_component_puts_into_varied_jobs_what_inject_does(tmp_path: Path) ->
         assert job["spec"] == wanted["spec"]
 
 
+REAL_FORMS = sorted((Path(__file__).parent / "data/jobs").glob("*.yaml"))
+OVERLAY = (
+    "namePrefix: team-\nnamespace: training\nimages: [{name: python, newTag: '3.13'}]\n"
+    "labels: [{pairs: {app.kubernetes.io/part-of: trials}, includeTemplates: true}]\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", OVERLAY], ids=["plain", "overlay"])
+def test_the_component_on_jobs_of_real_form(tmp_path: Path, more: str) -> None:
+    """Some lists there and some not, beside other objects: its first form stopped at each."""
+    relative = Path(*[".."] * len(tmp_path.resolve().parts), *ROOT.parts[1:])
+    for name, components in (("bare", ""), ("with", f"'{relative}/components/job'")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in REAL_FORMS:
+            (folder / path.name).write_bytes(path.read_bytes())
+        files = ", ".join(path.name for path in REAL_FORMS)
+        (folder / "kustomization.yaml").write_text(
+            f"resources: [{files}]\ncomponents: [{components}]\n{more}", encoding="utf-8"
+        )
+    bare, built = build(tmp_path / "bare"), build(tmp_path / "with")
+    assert len(bare) == len(built) == 5
+    jobs = 0
+    for before, after in zip(bare, built, strict=True):
+        if before["kind"] != "Job":
+            assert after == before
+            continue
+        jobs += 1
+        kubernetes_validate.validate(after, VERSIONS[-1], strict=True)
+        first = before["spec"]["template"]["spec"]["containers"][0]["name"]
+        options = dataclasses.replace(manifests.OPTIONS, container=first)
+        raw = yaml.safe_dump(before, sort_keys=False)
+        result = inject.inject(yamltext.decode(raw.encode(), "job.yaml"), options)
+        assert not result.refusals
+        (wanted,) = documents(result.raw)
+        for spec in (wanted["spec"]["template"]["spec"], after["spec"]["template"]["spec"]):
+            for node in (spec, *spec["containers"]):
+                for key in {"env", "volumeMounts", "volumes"} & node.keys():
+                    node[key] = sorted(node[key], key=lambda entry: str(entry["name"]))
+        assert after == wanted
+    assert jobs == len(REAL_FORMS) == 3
+
+
 @pytest.mark.slow
 def test_what_a_job_says_under_our_names_is_overwritten_whole(tmp_path: Path) -> None:
     """As found: a `value` of the Job's own stood beside our `valueFrom`, which no server takes."""
