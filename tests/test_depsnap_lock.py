@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
+import bootseer
 from bootseer.depsnap import records
 from bootseer.depsnap.format.malformed import fault
 from bootseer.depsnap.keying import pins, pip_settings, requirements, resolver, roots, uvrun
@@ -386,6 +388,35 @@ def test_without_uv_the_report_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     asked = resolver.Resolution(installs, "/usr/bin/python3", {"PATH": ""}, str(tmp_path), 5)
     assert asked.lock() is None
     assert asked.why == resolver.NO_RESOLVER
+
+
+@pytest.mark.slow
+def test_without_uv_each_start_says_so(node: Node, tmp_path: Path) -> None:
+    """Whole commands of a bootseer beside which, and on whose PATH, there is no uv."""
+    bare = tmp_path / "bare"
+    subprocess.run([uv(), "venv", "-q", "--python", sys.executable, bare], check=True)
+    (site,) = bare.glob("lib/python3*/site-packages")
+    ours = [sysconfig.get_path("purelib"), str(Path(bootseer.__file__).parent.parent)]
+    (site / "ours.pth").write_text("\n".join(ours) + "\n", encoding="utf-8")
+    assert shutil.which("uv", path="/usr/bin:/bin") is None
+    for result in ("published", "restored", "in place"):
+        words = [bare / "bin/python", "-m", "bootseer", "deps", "run", "--publish", "inline"]
+        words += ["--store", node.store, "--cache", node.cache, "--form", "archive"]
+        done = subprocess.run(
+            [*words, "--", *node.install],
+            cwd=node.home,
+            env=node.environ() | {"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert node.last() == ("ok", result)
+        if result == "published":
+            node.fresh()
+            continue
+        (line,) = done.stderr.splitlines()
+        assert resolver.NO_RESOLVER in line
+        assert "for up to 7 days" in line
 
 
 def test_a_resolver_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -125,6 +125,24 @@ def test_a_module_of_the_jobs_path_is_the_jobs_alone(programs: Path, tmp_path: P
     assert (place.installs, place.fallbacks()) == (1, {})
 
 
+@pytest.mark.parametrize("command", ["run", "start"])
+@pytest.mark.parametrize("stream", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_closed_stream_is_closed_for_the_job_too(
+    programs: Path, tmp_path: Path, command: str, stream: str
+) -> None:
+    """What we open must not become the job's standard input."""
+    job = ["sh", "-c", "ls /proc/$$/fd >seen; exit 7"]
+    told = []
+    for words in (job, [str(programs / "bootseer"), command, "--", *job]):
+        line = ["/bin/sh", "-c", f'exec "$@" {stream}', "-", *words]
+        environ = {"PATH": "/usr/bin:/bin", "BOOTSEER_EVENTS": str(tmp_path / "events")}
+        code = subprocess.run(
+            line, cwd=tmp_path, env=environ, capture_output=True, check=False, timeout=120
+        ).returncode
+        told.append((code, (tmp_path / "seen").read_text().split()))
+    assert told[0] == told[1]
+
+
 def test_by_a_link_and_by_a_bare_name(programs: Path, tmp_path: Path) -> None:
     link, words = tmp_path / "a link", ["run", "--", "sh", "-c", "exit 7"]
     link.symlink_to(programs / "bootseer")

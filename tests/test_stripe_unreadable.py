@@ -108,6 +108,25 @@ def test_a_mount_shows_the_others(root: Path, tmp_path: Path, backend: str) -> N
         assert mount.said.count("damaged") == 1
 
 
+@pytest.mark.parametrize("backend", ["own", "fusepy"])
+def test_a_mount_of_the_folder_waits_for_no_fifo(root: Path, tmp_path: Path, backend: str) -> None:
+    """Opening one waits for a writer: whoever may write to the folder held up every mount."""
+    (root / "b.stripes/CURRENT").unlink()
+    os.mkfifo(root / "b.stripes/CURRENT")
+    with served(root, tmp_path / "m", backend=backend) as mount:
+        m = mount.directory
+        assert in_time(lambda: sorted(os.listdir(m))) == ["a", "b", "c", "d"]
+        assert in_time((m / "a").read_bytes) == content(100_000)
+        assert refusal(lambda: (m / "b").open("rb")) == errno.EIO
+        assert "b.stripes/CURRENT" in mount.said
+        assert "a FIFO (named pipe)" in mount.said
+        assert "; remove it" in mount.said
+        # One that comes while the folder is mounted holds up nobody either.
+        (root / "d.stripes/CURRENT").unlink()
+        os.mkfifo(root / "d.stripes/CURRENT")
+        assert in_time((m / "a").read_bytes) == content(100_000)
+
+
 class Refusing(WrappedStore):
     """A FAKE store, for fault injection: reading some checkpoints' pointers fails."""
 
