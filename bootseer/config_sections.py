@@ -126,8 +126,9 @@ class CheckpointSettings:
     )
     load: tuple[str, ...] = _setting(
         (),
-        "Command that brings the checkpoint to `to` without bootseer. Empty: on a fault of ours "
-        "the job starts without it.",
+        "Command that brings the checkpoint to `to` without bootseer; a store that hangs, or gives "
+        "less than 64 KiB in 4 s, is left to it. Empty: such a store is waited for, and on a fault "
+        "of ours the job starts without it.",
         words=True,
     )
     form: Literal["auto", "mount", "copy"] = _setting(
