@@ -74,6 +74,26 @@ def test_ls_of_a_directory_calls_a_file_without_its_manifest_damaged(tmp_path: P
     assert listed.stderr.endswith(" is missing; put the checkpoint anew\n")
 
 
+def test_a_small_file_whose_object_is_gone_is_damage(tmp_path: Path) -> None:
+    """The checkpoint lists it. Reading it said to check the path, as for a name of nothing."""
+    run, shown = tmp_path / "run", tmp_path / "store/run"
+    run.mkdir()
+    (run / "large").write_bytes(content(5_000_000))
+    (run / "small").write_bytes(b"x")
+    assert stripe("put", run, shown).returncode == 0
+    (small,) = tmp_path.glob("store/run.stripes/v-*/data/small")
+    small.unlink()
+    for words in (["cat", shown / "small"], ["get", shown / "small", tmp_path / "small"]):
+        done = stripe(*words)
+        assert (done.returncode, done.stdout) == (6, ""), done.stderr
+        assert "/data/small in " in done.stderr
+        assert done.stderr.endswith("; the checkpoint is incomplete, put it anew\n")
+    assert stripe("get", shown, tmp_path / "all").returncode == 6
+    assert not (tmp_path / "all").exists()
+    assert stripe("get", shown / "large", tmp_path / "large").returncode == 0
+    assert stripe("cat", shown / "other").returncode == 3
+
+
 def test_gc_goes_on_with_the_others(root: Path) -> None:
     put_bytes(store_of(root), "d", b"again", root.parent)
     done = stripe("gc", "--grace", 0, root)

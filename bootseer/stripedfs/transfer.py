@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.stripedfs.layout import MAX_CHUNK_BYTES
-from bootseer.stripedfs.source import FileSource
+from bootseer.stripedfs.source import DigestedSource, FileSource
 from bootseer.stripedfs.stripes import Pool, Work
 
 if TYPE_CHECKING:
@@ -82,11 +83,20 @@ def views(batch: Sequence[Segment], buffer: memoryview) -> list[memoryview]:
 
 
 def fetch(fetcher: Fetcher, wanted: Sequence[tuple[Segment, memoryview]]) -> None:
-    """Fill every segment's memory with verified bytes."""
+    """Fill every segment's memory with verified bytes.
+
+    What a checkpoint lists and its store does not hold is damage, not a name that was mistyped.
+    """
     jobs = [(each.source, each.offset, view) for each, view in wanted if each.length]
     if not jobs:
         return
-    fetcher.read_many(jobs, deadline_s=DEADLINE_S)
+    try:
+        fetcher.read_many(jobs, deadline_s=DEADLINE_S)
+    except NotFoundError as error:
+        if not any(isinstance(each.source, DigestedSource) for each, _ in wanted):
+            raise
+        text = str(error).removesuffix("; check the path")
+        raise CorruptDataError(f"{text}; the checkpoint is incomplete, put it anew") from error
     for each, _ in wanted:
         if each.length and each.source.doubtful(each.offset, each.length):
             each.source.confirm()
