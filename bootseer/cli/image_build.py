@@ -99,7 +99,6 @@ def command(ref: str, as_json: bool, **given: Any) -> int:
     import dataclasses
 
     from bootseer.imageprefetch.building import build_image
-    from bootseer.stripedfs.settings import SILENT
 
     with progress.bar(ref) as shown:
         report = build_image(
@@ -107,7 +106,7 @@ def command(ref: str, as_json: bool, **given: Any) -> int:
             expect=shown.expect,
             progress=shown.advance,
             note=_say,
-            stage=_say if shown is SILENT else _say_nothing,  # a log has no bar
+            stage=_say_nothing if progress.has_bar() else _say,
         )
     if as_json:
         echo_json(dataclasses.asdict(report))

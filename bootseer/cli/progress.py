@@ -1,17 +1,53 @@
-"""A progress bar on standard error, where that is a terminal."""
+"""How far a transfer is, on standard error: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import click
+
+from bootseer.cli.size_text import shown
 from bootseer.stripedfs.settings import SILENT, Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
+
+
+TELL_EVERY_S = 30.0
+
+
+class _Lines:
+    """`Progress` as lines of a log, which a transfer that ends soon has none of."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title if title.isprintable() else repr(title)
+        self._lock = threading.Lock()
+        self._total = self._done = 0
+        self._began_s = self._told_s = time.monotonic()
+
+    def expect(self, size_bytes: int) -> None:
+        with self._lock:
+            self._total += size_bytes
+
+    def advance(self, size_bytes: int) -> None:
+        with self._lock:
+            self._done += size_bytes
+            now_s = time.monotonic()
+            if now_s - self._told_s < TELL_EVERY_S:
+                return
+            self._told_s = now_s
+            line = (
+                f"bootseer: {self._title}: {shown(self._done)} of {shown(self._total)}, "
+                f"for {now_s - self._began_s:.0f} s"
+            )
+        with suppress(OSError, ValueError):  # nobody reads it: no reason to end the transfer
+            click.echo(line, err=True)
 
 
 class _Bar:
@@ -29,11 +65,16 @@ class _Bar:
         self._bars.update(self._task, advance=size_bytes)
 
 
+def has_bar() -> bool:
+    """Whether `bar` shows one."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextmanager
 def bar(title: str) -> Iterator[Progress]:
-    """Show how far the block inside is; nothing is shown where nobody looks."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield SILENT
+    """Show how far the block inside is: by a bar on a terminal, else a line every half minute."""
+    if not has_bar():
+        yield SILENT if sys.stderr is None else _Lines(title)
         return
     from rich.console import Console
     from rich.progress import (
