@@ -25,6 +25,7 @@ Usage: bootseer run [OPTIONS] [--] COMMAND [ARGUMENT]...
 Run COMMAND as one measured phase. Standard input, output and error, the terminal, signals and
 the exit code (128+N after signal N, 126 not executable, 127 not found) are the command's own. One
 difference: a signal that a process sends to the whole group (kill -- -GROUP) reaches it twice.
+Killed by SIGKILL, this program leaves COMMAND running.
 
 Options, each with the environment variable that does the same (lists split at commas, colons):
   --phase NAME      name of the phase, `job` by default        BOOTSEER_RUN_PHASE
