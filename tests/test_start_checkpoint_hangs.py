@@ -18,6 +18,7 @@ import pytest
 from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer.entrypoint import checkpoint_part
+from bootseer.stripedfs.pacing import Pace, PacedFetcher
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +94,43 @@ def test_a_store_that_stops_is_left_to_a_plain_command_that_waits(
     assert b"going on the plain way" in done.stderr
     assert float((tmp_path / "plain").read_text()) - began_s < WITHIN_S
     assert not (tmp_path / "to").is_mount()
+
+
+def test_a_store_that_is_slow_and_moves_is_not_given_up(tmp_path: Path) -> None:
+    """128 KiB a second and connection: longer than one that stands still is waited for."""
+    data = os.urandom(SIZE_BYTES)
+
+    def answer(server: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if "range" not in request.headers:
+            return serve_range(data, sock, request)
+        start, end = request.span
+        span = f"bytes {start}-{end - 1}/{SIZE_BYTES}"
+        sock.sendall(head("206 Partial", Content_Length=end - start, Content_Range=span))
+        for at in range(start, end, 32 << 10):
+            server.ended.wait(0.25)
+            sock.sendall(data[at : min(at + (32 << 10), end)])
+        return True
+
+    with FakeServer(answer) as server:
+        began_s = time.monotonic()
+        done = start(tmp_path, server, form="copy")
+        assert time.monotonic() - began_s > 1.5 * checkpoint_part.LOOK_S
+    assert b"plain way" not in done.stderr
+    assert not (tmp_path / "plain").exists()
+    assert (tmp_path / "to/model.pt").read_bytes() == data
+
+
+def test_what_takes_its_time_here_is_not_the_stores_fault() -> None:
+    """A copy whose bytes have come and are being written; one that has not begun to fetch."""
+    with PacedFetcher() as fetcher:
+        pace = Pace(fetcher, 0.0)
+        begun = pace.end_s()
+        assert pace.end_s() == begun  # it looks for what there is: no progress
+        pace.expect(1 << 30)
+        assert pace.end_s() > begun
+        fetcher.waiting = 1
+        waits = pace.end_s()
+        assert pace.end_s() == waits
 
 
 def test_without_a_plain_command_a_store_that_stops_is_waited_for(tmp_path: Path) -> None:
