@@ -15,6 +15,7 @@ from bootseer.profiler.collect import k8s
 
 CONTAINERS = "containers: [{name: main, image: i, command: [x]}]"
 TEMPLATE = f"template: {{metadata: {{labels: {{app: a}}}}, spec: {{{CONTAINERS}}}}}"
+PARALLEL = f"podManagementPolicy: Parallel, {TEMPLATE}"
 OVERWRITE = 'ray.io/overwrite-container-cmd: "true"'
 RAY_SPEC = f"headGroupSpec: {{{TEMPLATE}}}"
 JOBSET_LABELS = {
@@ -165,6 +166,16 @@ CASES = [
     ),
     ("apps/v1", "Deployment", TEMPLATE, {"labels": {"pod-template-hash": "h"}}, "pod-uid", 0),
     ("apps/v1", "StatefulSet", TEMPLATE, {"labels": {"app": "a"}}, "pod-uid", 0),
+    (
+        "apps/v1",
+        "StatefulSet",
+        f"podManagementPolicy: OrderedReady, {TEMPLATE}",
+        {"labels": {"app": "a"}},
+        "pod-uid",
+        0,
+    ),
+    ("apps/v1", "StatefulSet", PARALLEL, {"labels": {"app": "a"}}, "team/train", 0),
+    ("example.com/v1", "StatefulSet", PARALLEL, {"labels": {"app": "a"}}, "pod-uid", 0),
 ]
 
 
@@ -228,10 +239,29 @@ def test_pods_that_were_not_injected_are_told_apart_likewise(
     assert k8s.pods([pod])[0].job_uid == uid
 
 
+def test_a_stateful_sets_pods_made_at_once_are_one_start() -> None:
+    """Each was a start of its own, though a job's ranks are made like that to find each other."""
+    new = done(manifest("apps/v1", "StatefulSet", PARALLEL))
+    (spec,) = pods_of(new)
+    marks = {"labels": {"app": "a", "statefulset.kubernetes.io/pod-name": "train-0"}}
+    ranks = []
+    for number in range(2):
+        pod = make_pod(spec, marks, "StatefulSet")
+        pod["metadata"] |= {"name": f"train-{number}", "uid": f"uid-{number}"}
+        check_both_sides(pod, "team/train")
+        ranks += k8s.pods([pod])
+    assert len({rank.job_uid for rank in ranks}) == 1
+    # Its uid stays when all its pods are made anew, so it is no run's.
+    assert all("bootseer.run_uid" not in rank.resource for rank in ranks)
+    nameless = done(manifest("apps/v1", "StatefulSet", PARALLEL).replace("name: train, ", ""))
+    check_both_sides(make_pod(pods_of(nameless)[0], marks, "StatefulSet"), "pod-uid")
+
+
 def test_who_has_but_a_name_is_told_so() -> None:
     for version, kind, spec, *_ in CASES:
         (found,) = check.check(text(manifest(version, kind, spec)), Options())
         has_name = kind in ("PyTorchJob", "TFJob", "MPIJob", "RayCluster", "LeaderWorkerSet")
+        has_name = has_name or (version, spec) == ("apps/v1", PARALLEL)
         assert any("made again under its name" in note for note in found.notes) is has_name
     (found,) = check.check(text(manifest("example.com/v1", "Other", TEMPLATE)), Options())
     assert any("each pod is a start of its own" in note for note in found.notes)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from bootseer.kubernetes.pods import Pod, is_of
-from bootseer.kubernetes.yamltext import child, labels
+from bootseer.kubernetes.yamltext import child, labels, scalar
 
 OWN_MARK = "bootseer.io/job-uid"
 """Label or annotation by which a manifest names the start itself."""
@@ -22,12 +22,14 @@ class Identity:
 
     `is_name`: the field has the job's name alone. It is told apart from others by the namespace,
     but not from an earlier job of that name, which a report tells apart by the pods' uids
-    (`bootseer.profiler.report.runs`). `attempt`: the field that counts the job's restarts,
+    (`bootseer.profiler.report.runs`). `name` is that name where no field has it, so that it is
+    written into the pods. `attempt`: the field that counts the job's restarts,
     "" where its operator sets none.
     """
 
     field: str = "metadata.uid"
     is_name: bool = False
+    name: str = ""
     attempt: str = ""
     text: str = ""
 
@@ -99,8 +101,10 @@ IDENTITIES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], Identity]] = (
 )
 """(API group, kinds, what the pod's path begins with, identity); the first that fits holds.
 
-Pods of any other kind are starts of their own: those of a Deployment, ReplicaSet, DaemonSet or
-StatefulSet are replaced one by one, and a step of an Argo workflow waits for no other.
+Pods of any other kind are starts of their own: those of a Deployment, ReplicaSet or DaemonSet are
+replaced one by one, and a step of an Argo workflow waits for no other. So are those of a kind that
+is unknown here: nothing tells whether they start together. A StatefulSet makes each pod when the
+one before is ready, unless it is told to make them all at once.
 """
 
 
@@ -115,4 +119,14 @@ def identify(pod: Pod, job_uid: str = "") -> Identity:
     for group, kinds, places, identity in IDENTITIES:
         if is_of(pod, group, kinds) and (not places or pod.path.startswith(places)):
             return identity
+    if _starts_at_once(pod):
+        return Identity(is_name=True, name=pod.owner_name)
     return OWN_UID
+
+
+def _starts_at_once(pod: Pod) -> bool:
+    """Whether it is a StatefulSet's that makes its pods together; these have no field in common that
+    is its own (kubernetes/kubernetes, pkg/controller/statefulset/stateful_set_utils.go)."""
+    policy = scalar(child(pod.owner, "spec", "podManagementPolicy"))
+    is_set = is_of(pod, "apps", ("StatefulSet",)) and pod.path.startswith("spec.template.")
+    return is_set and policy == "Parallel" and bool(pod.owner_name)

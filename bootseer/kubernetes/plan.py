@@ -143,9 +143,12 @@ def _job_uid(identity: Identity) -> list[Mapping[str, Value]]:
     if identity.text:
         return [_text("BOOTSEER_JOB_UID", identity.text.replace("$", "$$"))]
     if identity.is_name:
+        name = _field("BOOTSEER_JOB_NAME", identity.field)
+        if identity.name:
+            name = _text("BOOTSEER_JOB_NAME", identity.name.replace("$", "$$"))
         return [
             _field("BOOTSEER_JOB_NAMESPACE", "metadata.namespace"),
-            _field("BOOTSEER_JOB_NAME", identity.field),
+            name,
             # Kubernetes puts in what stands before it in the list.
             _text("BOOTSEER_JOB_UID", "$(BOOTSEER_JOB_NAMESPACE)/$(BOOTSEER_JOB_NAME)"),
         ]
