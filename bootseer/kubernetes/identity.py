@@ -125,8 +125,8 @@ def identify(pod: Pod, job_uid: str = "") -> Identity:
 
 
 def _starts_at_once(pod: Pod) -> bool:
-    """Whether it is a StatefulSet's that makes its pods together; these have no field in common that
-    is its own (kubernetes/kubernetes, pkg/controller/statefulset/stateful_set_utils.go)."""
+    """Whether it is a StatefulSet's that makes its pods together; no field of theirs is its own
+    (kubernetes/kubernetes, pkg/controller/statefulset/stateful_set_utils.go)."""
     policy = scalar(child(pod.owner, "spec", "podManagementPolicy"))
     is_set = is_of(pod, "apps", ("StatefulSet",)) and pod.path.startswith("spec.template.")
     return is_set and policy == "Parallel" and bool(pod.owner_name)
