@@ -6,11 +6,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from filemode_tools import PAGE, cold, resident
+from waiting import until
 
 from bootseer.blocks.extent import covered_bytes
 from bootseer.errors import CorruptDataError, UsageError
@@ -52,14 +52,17 @@ def within(tmp_path: Path, **more: int | float) -> ReplaySettings:
     return ReplaySettings(roots=(str(tmp_path),), **more)
 
 
+def wait_for_pages(count: int, *paths: Path) -> None:
+    """What was asked for may still be on its way from the disk."""
+    until(lambda: sum(covered_bytes(resident(path)) for path in paths) >= count * PAGE)
+
+
 def test_exactly_the_recorded_pages_come(tmp_path: Path) -> None:
     one, two = cold(tmp_path / "one", 3 << 20), cold(tmp_path / "two", 100)
     cold(tmp_path / "three", PAGE)
     done = replay(traced((one, 5, 200), (two, 0, 1), (one, 600, 3)), within(tmp_path))
     assert (done.files, done.size_bytes, done.skipped) == (2, 203 * PAGE + 100, {})
-    end = time.monotonic() + 20  # what was asked for may still be on its way from the disk
-    while covered_bytes(resident(one) + resident(two)) < 204 * PAGE and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_for_pages(204, one, two)
     assert resident(one) == [(5 * PAGE, 200 * PAGE), (600 * PAGE, 3 * PAGE)]
     assert resident(two) == [(0, PAGE)]
     assert resident(tmp_path / "three") == []
@@ -127,6 +130,7 @@ def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
     one = cold(tmp_path / "one", 2 << 20)
     done = replay(traced((one, 0, 512)), within(tmp_path, most_bytes=10 * PAGE))
     assert done.size_bytes == 10 * PAGE
+    wait_for_pages(10, one)
     assert resident(one) == [(0, 10 * PAGE)]
     assert 0 < free_bytes() < 1 << 45
 
@@ -135,6 +139,7 @@ def test_what_few_starts_read_is_not_read_ahead(tmp_path: Path) -> None:
     one, two = cold(tmp_path / "one", PAGE), cold(tmp_path / "two", PAGE)
     kept = filetraces.merge([traced((one, 0, 1), (two, 0, 1)), *[traced((one, 0, 1))] * 4])
     assert replay(kept, within(tmp_path, share=0.5)).files == 1
+    wait_for_pages(1, one)
     assert (resident(one), resident(two)) == ([(0, PAGE)], [])
 
 
