@@ -18,7 +18,7 @@ import pytest
 import wheelhouse
 
 from bench import __main__ as program
-from bench import depsnap, depsnap_commands, events, floors, harness, revisions, wrapper
+from bench import depsnap, depsnap_commands, events, floors, fuse, harness, revisions, wrapper
 from bootseer.cli import read_ahead
 
 pytestmark = pytest.mark.slow
@@ -370,6 +370,31 @@ def test_every_floor_stands_beside_its_figure(
     (repository / "measured.py").write_text("2\n")
     forget()
     assert f"{pairs} | held (stale) |" in program.results_page()
+
+
+def test_a_floor_of_many_rounds_is_not_told_of_fewer(
+    monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    bounds = [
+        floors.Floor("c", "s", "peer", at_least=2.4, rounds=rounds, kinds=kinds)
+        for rounds in (2, 3)
+        for kinds in ((floors.PAIRS,), floors.BOTH)
+    ]
+    monkeypatch.setattr(floors, "FLOORS", {"events": bounds})
+    measure(monkeypatch, 1.0, 2.0)  # 2.5 x by pairs, 2.33 x by medians
+    page = program.results_page()
+    row = "| events | c | s | peer | ≥ 2.4 times in ≥ {} rounds | 2.5 (median of ratios)"
+    assert f"{row.format(2)} | held |" in page
+    assert f"{row.format(3)} | too few rounds |" in page
+    medians = "2.33 (ratio of medians)"
+    assert f"{row.format(2)}, {medians} | MISSED |" in page
+    assert f"{row.format(3)}, {medians} | MISSED in too few rounds |" in page
+
+
+def test_each_mount_of_a_command_has_its_floors() -> None:
+    """A case that is measured without one could miss it unseen."""
+    with_floor = {floor.case for floor in floors.FLOORS["fuse"]}
+    assert set(fuse.CASES) - with_floor == set(fuse.PASSED)
 
 
 def test_each_bench_names_what_it_measures_and_it_is_there() -> None:
