@@ -404,6 +404,34 @@ def test_a_pod_held_by_a_gate_waited_until_it_was_placed() -> None:
 
 
 @pytest.mark.parametrize(
+    "held",
+    [
+        {"spec": {"schedulingGates": [{"name": "example.com/quota"}]}},
+        {"status": {"conditions": [{"type": "PodScheduled", "status": "False"}
+                                   | {"reason": "SchedulingGated", "lastTransitionTime": None}]}},
+    ],
+    ids=["gates", "condition"],
+)  # fmt: skip
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_gate_that_was_seen_counts_when_it_is_gone(
+    held: dict[str, Any], *, watched: bool
+) -> None:
+    """The newest form of the pod alone was looked at, and has no gate: an hour of own work."""
+    before, after = make_pod(), make_pod()
+    for key, value in held.items():
+        before[key] = {**before.get(key, {}), **value}
+    placed = make_event("Scheduled", "assigned", 0, firstTimestamp=clock(40))
+    documents = [before, placed, after]
+    if watched:
+        documents = [{"type": "MODIFIED", "object": one} for one in documents]
+    read = k8s.parse("\n".join(map(json.dumps, documents)), "watch")
+    [pod] = k8s.pods(read)
+    assert lengths(pod) == {"queue": 2400.0}
+    [pod] = k8s.pods([placed, after])  # nothing tells of it
+    assert lengths(pod) == {"schedule": 2400.0}
+
+
+@pytest.mark.parametrize(
     ("status", "event", "named"),
     [
         ({"reason": "Evicted", "message": "low on memory"}, "Evicted", "Evicted"),

@@ -10,7 +10,8 @@ API) and, after ten alike, with a prefix to its message (client-go, tools/record
 tools/events/event_broadcaster.go).
 
 Phases: `queue` (from the Job's creation, or the first FailedScheduling, until the last one; with
-scheduling gates until the pod was placed, as nothing tells when the last gate went), `schedule`
+scheduling gates until the pod was placed, as nothing tells when the last gate went; of gates that
+were gone when it was read first nothing tells but Kueue's label), `schedule`
 (until the scheduler chose the node), `image.pull` for each container (with `image.pull.wait` for
 the wait in kubelet's queue where that is told apart, and `image.pull.retry` from the first failed
 pull to the next good one), `container.init`, `container.start` (image there → process started),
@@ -196,6 +197,9 @@ def _pods(items: list[Item], job_uid: str | None) -> Iterator[Pod]:
     events: dict[str, list[_Event]] = {}
     created: dict[str, int] = {}
     jobs: dict[str, _Job] = {}
+    gated = {
+        item["metadata"].get("uid") for item in items if _kind(item) == "Pod" and _is_gated(item)
+    }
     items = _newest(items)
     for item in items:
         if _kind(item) == "Event":
@@ -207,7 +211,22 @@ def _pods(items: list[Item], job_uid: str | None) -> Iterator[Pod]:
     for item in items:
         if _kind(item) == "Pod":
             seen = sorted(events.get(item["metadata"]["uid"], []), key=lambda e: e.first_ns)
-            yield _pod(item, seen, created, jobs, job_uid)
+            was_gated = item["metadata"]["uid"] in gated
+            yield _pod(item, seen, created, jobs, job_uid, was_gated=was_gated)
+
+
+def _is_gated(item: Item) -> bool:
+    """Whether a pod, as it was read, is held by a scheduling gate, or was made to be by Kueue.
+
+    A gate that is gone leaves nothing in a pod: only what was read before, as by a watch, tells of
+    it (kubernetes/kubernetes, pkg/registry/core/pod/strategy.go, applySchedulingGatedCondition).
+    """
+    conditions = (item.get("status") or {}).get("conditions") or []
+    return (
+        (item["metadata"].get("labels") or {}).get(_KUEUE) == "true"
+        or bool(item["spec"].get("schedulingGates"))
+        or any(one.get("reason") == "SchedulingGated" for one in conditions)
+    )
 
 
 def _newest(items: list[Item]) -> list[Item]:
@@ -278,6 +297,8 @@ def _pod(
     created: dict[str, int],
     jobs: dict[str, _Job],
     job_uid: str | None,
+    *,
+    was_gated: bool,
 ) -> Pod:
     metadata = item["metadata"]
     owner = _owner(metadata)
@@ -285,7 +306,7 @@ def _pod(
     uid = job_uid or _job_uid(metadata, owner, environment)
     job = jobs.get(owner.get("uid", ""))
     spans = [
-        *_placing(item, events, created, job),
+        *_placing(item, events, created, job, was_gated=was_gated),
         *_containers(item, events),
         *_pod_end(item, events),
     ]
@@ -388,7 +409,12 @@ def _resource(item: Item, owner: Item, uid: str) -> dict[str, Any]:
 
 
 def _placing(
-    item: Item, events: list[_Event], created: dict[str, int], job: _Job | None
+    item: Item,
+    events: list[_Event],
+    created: dict[str, int],
+    job: _Job | None,
+    *,
+    was_gated: bool,
 ) -> Iterator[Span]:
     """`queue` and `schedule`."""
     metadata = item["metadata"]
@@ -413,19 +439,17 @@ def _placing(
     if bound:  # last times are whole seconds, and may be later than the placing that they precede
         first_ns = max([made_ns, *(event.first_ns for event in failed)])
         ready_ns = max(first_ns, min(ready_ns, bound[0]))
-    gated = (metadata.get("labels") or {}).get(_KUEUE) == "true"
-    gated = gated or bool(item["spec"].get("schedulingGates"))
-    if gated and bound:
+    if was_gated and bound:
         ready_ns = max(ready_ns, bound[0])
     attributes = {"bootseer.source": "k8s", "bootseer.wait": True}
     begin_ns = min(job_ns or made_ns, made_ns)
-    held = gated and ready_ns > begin_ns
+    held = was_gated and ready_ns > begin_ns
     if failed or held or (job_ns and job_ns + loglines.SECOND_NS <= made_ns):
         last = max(failed, key=lambda event: event.last_ns, default=None)
         why = last.message[:300] if last else "scheduling gates" if held else ""
         reason = {"bootseer.reason": why} if why else {}
         yield Span("queue", begin_ns, ready_ns, "ok", {**attributes, **reason})
-    if bound and not gated:
+    if bound and not was_gated:
         # An object's own creation time is cut to whole seconds.
         rough = {} if failed or made_ns == fine_ns else {"bootseer.uncertainty_s": 1}
         end_ns = max(bound[0], ready_ns)
