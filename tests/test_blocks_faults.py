@@ -322,6 +322,40 @@ def test_an_outage_is_waited_for_once_and_says_its_cause(tmp_path: Path) -> None
         assert line.out_s > first, "it is the same outage as long as reads go on to fail"
 
 
+def test_reads_are_given_up_only_while_nothing_at_all_comes(tmp_path: Path) -> None:
+    source = Source(tmp_path, noise(64 * KIB), block_bytes=8 * KIB)
+    asked, ended = threading.Event(), threading.Event()
+
+    def hangs(request: Request) -> Fault | None:
+        asked.set()
+        request.attempt.on_cancel(ended.set)
+        ended.wait(60)
+        request.attempt.on_cancel(None)
+        return Fault(error=gone())
+
+    source.store = FaultyStore(source.store, hangs)
+    patient = FetchSettings(demand_deadline_s=3600, outage_deadline_s=0.2, hedge_s=0)
+    with Fetcher(patient) as fetcher:
+        there = threading.Event()
+        assert fetcher.held(source, 0, 8 * KIB, there.set) is None
+        assert asked.wait(30)
+        board = fetcher._engine.board
+        fetcher.give_up(100.0)
+        assert not there.is_set(), "it has not waited for long"
+        (group,) = board._held
+        group.deadline_s -= 200.0  # as if it had begun so long ago
+        line = board.object_of(source).line
+        line.landed_s = time.monotonic() - 50.0
+        fetcher.give_up(100.0)
+        assert not there.is_set(), "the store is slow, but something came"
+        line.landed_s = 0.0
+        fetcher.give_up(100.0)
+        assert there.wait(30)
+        with pytest.raises(DeadlineError, match="nothing came for 100 s"):
+            fetcher.held(source, 0, 8 * KIB)
+        assert board.patience_s(board.object_of(source), time.monotonic()) == 0.2
+
+
 def test_a_store_that_is_back_is_noticed_however_slow_it_is(tmp_path: Path) -> None:
     """Its first byte takes three times as long as reads wait in an outage."""
     source = Source(tmp_path, noise(800 * KIB), block_bytes=8 * KIB)

@@ -69,6 +69,23 @@ def damage(path: Path, at: int) -> None:
 # --- the registry --------------------------------------------------------------------------------
 
 
+def test_a_server_that_others_share_is_not_hurried_by_one(mounts: Mounts, image: Published) -> None:
+    one, two = mounts.mount(image.ref), mounts.mount(image.ref)
+    server = mounts.server()
+    assert two.state == one.state == server.state
+    assert not runtime.was_asked_to_end(server)
+    runtime.ask_to_end(one.state)
+    assert not runtime.was_asked_to_end(server)
+    mounts.umount(two)
+    assert runtime.was_asked_to_end(server)
+    os.utime(f"{server.state}/{runtime.ASKED}", (0, 0))
+    assert not runtime.was_asked_to_end(server), "it did not mean to end"
+    runtime.ask_to_end(one.state)
+    assert runtime.was_asked_to_end(server)
+    mounts.umount(one)
+    assert mounts.gone()
+
+
 def test_a_lost_registry_gives_errors_and_a_found_one_the_bytes(
     mounts: Mounts, own: Any, image: Published
 ) -> None:

@@ -637,6 +637,32 @@ class TestContainers:
         assert child.returncode == 9
         assert mounts.gone()
 
+    def test_a_first_process_that_waits_for_its_bytes_can_be_ended(
+        self, lab: Lab, own_registry: Any, mounts: Mounts
+    ) -> None:
+        """It has no handler, so the kernel keeps TERM from it; and could not run one now."""
+        registry = own_registry()
+        script = "read go; exec cat f0"
+        with lab.waiting(registry, "first", 2, script, "--deadline", "3600") as (name, child):
+            assert child.stdin is not None
+            registry.pause()
+            try:
+                child.stdin.write("go\n")
+                child.stdin.flush()
+                while not unread_bytes(registry.host):  # the read is under way, and hangs
+                    assert child.poll() is None
+                    time.sleep(0.01)
+                child.send_signal(signal.SIGTERM)
+                _, error = child.communicate(timeout=100)
+            finally:
+                registry.resume()
+        assert child.returncode == 1
+        assert "Input/output error" in error
+        causes = [line for line in error.splitlines() if line.startswith(f"bootseer: {name}: ")]
+        assert len(causes) == 1, error
+        assert "was asked to end" in causes[0]
+        assert mounts.gone()
+
     def test_a_signal_is_the_containers_and_the_tree_goes_with_it(
         self, lab: Lab, ref: str, mounts: Mounts
     ) -> None:

@@ -173,6 +173,13 @@ class ImageServer:
 
         return self._fetcher.stats.total() if self._fetcher is not None else Counters()
 
+    def give_up(self, stalled_s: float) -> None:
+        """Fail the reads that have waited so long while nothing came: see `Fetcher.give_up`."""
+        with self._lock:
+            fetcher = None if self._closed else self._fetcher
+        if fetcher is not None:
+            fetcher.give_up(stalled_s)
+
     def start_is_over(self) -> None:
         """Nothing is recorded any more: the kernel may read ahead as it does elsewhere."""
         self._recorded, self._start_over = False, True

@@ -307,6 +307,17 @@ class Fetcher(Closing):
             effects = engine.effects()
         engine.act(effects)
 
+    def give_up(self, stalled_s: float) -> None:
+        """Fail each read by `held` that has waited so long while its store brought nothing at all.
+
+        For who need not wait any longer, whatever `demand_deadline_s` is.
+        """
+        engine = self._usable()
+        with engine.lock:
+            engine.board.give_up(stalled_s, time.monotonic())
+            effects = engine.effects()
+        engine.act(effects)
+
     def close(self) -> None:
         """End every request; who waits gets StoreUnavailableError. Twice is safe."""
         if os.getpid() == self._pid:

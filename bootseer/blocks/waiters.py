@@ -57,6 +57,20 @@ class Waiters(Shelf):
         self.withdraw(group)
         self._wake_if_done(group)
 
+    def give_up(self, stalled_s: float, now_s: float) -> None:
+        """Fail the held reads that have waited so long for a store that brought nothing meanwhile.
+
+        Those that follow wait as in any outage.
+        """
+        for group, (found, _) in list(self._held.items()):
+            line, began_s = found.line, group.deadline_s - self.settings.demand_deadline_s
+            if group.told or now_s - max(began_s, line.landed_s) < stalled_s:
+                continue
+            line.out_s = now_s
+            why = f": {line.error}" if line.error is not None else "; see the store"
+            error = f"nothing came for {stalled_s:g} s, and who reads was asked to end{why}"
+            self.fail_group(group, DeadlineError(error))
+
     def withdraw(self, group: Group) -> None:
         """Take a group off all blocks it still waits for, and cancel what then nobody needs.
 

@@ -7,6 +7,7 @@ without us.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ def run(
     with contextlib.ExitStack() as stack:
         try:
             words, place, mounted = _mounted_words(settings, options, stack, tell, mount)
-            digest = mounted.digest
+            digest, state = mounted.digest, mounted.state
             if complain is not None:
                 from bootseer.imageprefetch.log_follower import following
 
@@ -90,10 +91,11 @@ def run(
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
             stack.close()
             tell(Way(reason=describe(error)))
-            words, place, digest = _plain_words(settings, options), "", ""
-        from bootseer.imageprefetch import running
+            words, place, digest, state = _plain_words(settings, options), "", "", ""
+        from bootseer.imageprefetch import running, runtime
 
-        code = running.run_foreground(words)
+        asked = functools.partial(runtime.ask_to_end, state) if state else _unheard
+        code = running.run_foreground(words, asked)
         last = settings.options[-1] if settings.options else "-"
         if code == _PODMANS_OWN_FAULT and not last.startswith("-") and complain is not None:
             complain(f"if {last!r} is of the command to be run, put -- before that command")
@@ -107,6 +109,9 @@ def run(
             with contextlib.suppress(OSError), open(os.path.join(place, _NOT_BEGUN), "wb"):
                 pass
         return code
+
+
+def _unheard() -> None: ...
 
 
 def _lost_its_server(settings: RunSettings, place: str, digest: str) -> bool:

@@ -199,13 +199,16 @@ def _is_missing(tree: str, path: str) -> bool:
     return False
 
 
-def run_foreground(words: Sequence[str]) -> int:
-    """Run a program to its end, with our terminal and streams; returns as `run` does."""
+def run_foreground(words: Sequence[str], asked: Callable[[], None] = lambda: None) -> int:
+    """Run a program to its end, with our terminal and streams; returns as `run` does.
+
+    `asked` is called, any number of times, when it is asked to end (SIGTERM).
+    """
     try:
         process = subprocess.Popen(list(words))
     except OSError as error:
         raise from_os_error(error, f"run {words[0]}") from error
-    return _await(process.pid, None, lambda: None)
+    return _await(process.pid, None, lambda: None, asked)
 
 
 def run(command: Command, runner: str, until: Callable[[], bool] | None = None) -> int:
@@ -240,10 +243,21 @@ def _by_podman(command: Command, until: Callable[[], bool] | None) -> int:
     return _await(process.pid, until, kill)
 
 
-def _await(pid: int, until: Callable[[], bool] | None, kill: Callable[[], None]) -> int:
+def _await(
+    pid: int,
+    until: Callable[[], bool] | None,
+    kill: Callable[[], None],
+    asked: Callable[[], None] = lambda: None,
+) -> int:
     asked_s = 0.0
+
+    def pass_on(got: int, _: object) -> None:
+        os.kill(pid, got)
+        if got == signal.SIGTERM:
+            asked()
+
     old = {
-        number: signal.signal(number, lambda got, _: os.kill(pid, got))
+        number: signal.signal(number, pass_on)
         for number in _PASSED_ON
         if signal.getsignal(number) is not signal.SIG_IGN  # nohup's wish is for the command too
     }

@@ -5,9 +5,10 @@ them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which th
 server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is mounted
 nowhere in the server's namespace: others may still use it), `ending` (once nobody will be served
 any more), `metadata` (where the cache has no room for it), `touches` (what was recorded so far),
-`ahead` (what others read ahead), `faults` (what readers meet: see `telling.FaultLog`). All of it
-goes with the server; what a killed one left is removed by whoever comes next. Where somebody
-mounted over an image of ours, the image cannot be unmounted, and its folder stays until it can.
+`ahead` (what others read ahead), `faults` (what readers meet: see `telling.FaultLog`), `asked`
+(once a container on its tree was asked to end). All of it goes with the server; what a killed one
+left is removed by whoever comes next. Where somebody mounted over an image of ours, the image
+cannot be unmounted, and its folder stays until it can.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
 """
@@ -33,8 +34,9 @@ from bootseer.light_dataclasses import dataclass
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
 LEFT, ENDING = "left", "ending"
 SPARE_META, TOUCHES, AHEAD = "metadata", "touches", "ahead"
-FAULTS = "faults"
+FAULTS, ASKED = "faults", "asked"
 _BORN_WITHIN_S = 3600.0
+_ASKED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,25 @@ class State:
     def remove(self) -> None:
         """Take away the image's mounts, the front and the folder; nothing raises."""
         _clear(self.folder)
+
+
+def ask_to_end(folder: str) -> None:
+    """Say that the container on a server's tree is asked to end now; nothing raises."""
+    _mark(folder, ASKED)
+    with contextlib.suppress(OSError):
+        os.utime(os.path.join(folder, ASKED))
+
+
+def was_asked_to_end(server: Server) -> bool:
+    """Whether the container was, within the last minute, that uses a server, which nobody shares.
+
+    One that goes on for longer does not mean to end.
+    """
+    try:
+        since_s = time.time() - os.stat(os.path.join(server.state, ASKED)).st_mtime
+    except OSError:
+        return False
+    return since_s < _ASKED_S and len(mounts_of(server)) <= 1
 
 
 def _mark(folder: str, name: str) -> None:
@@ -286,7 +307,7 @@ def folder_of(mounted: Mounted, runtime: str) -> str:
 
 
 def _remove(folder: str) -> None:
-    of_server = (SERVER, f"{SERVER}.new", FAULTS, LEFT, ENDING, LOCK)
+    of_server = (SERVER, f"{SERVER}.new", FAULTS, ASKED, LEFT, ENDING, LOCK)
     for name in (META, SPARE_META, TOUCHES, AHEAD, *of_server):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from bootseer.imageprefetch.mounting import MountSettings
 
 
+ASKED_S = 5.0
+"""So long reads of a container that was asked to end may wait while nothing comes for them."""
+
+
 class Worker:
     """One life of a server. `front` is what the FUSE mount serves, from the first moment on."""
 
@@ -322,6 +326,9 @@ class Worker:
     def _has_ended(self) -> bool:
         """Looked at every second: whose command was killed has no use for its tree any more."""
         container_folders.sweep(self._settings.runtime)
+        server, told = self._server, self._state.server
+        if server is not None and told is not None and runtime.was_asked_to_end(told):
+            server.give_up(ASKED_S)  # a program that waits in vain hears of no signal
         return self._ended.is_set()
 
     def _read_failed(self, offset: int, error: BaseException) -> None:
