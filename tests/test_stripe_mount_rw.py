@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -462,48 +459,3 @@ def test_a_copied_tree_is_the_same(mount: Served, root: Path, tmp_path: Path) ->
         (source / "deep" / str(size) / "x").write_bytes(content(size))
     in_time(lambda: shutil.copytree(source, mount.directory / "copy"))
     shell("diff -r copy ../tree", mount.directory)
-
-
-REFUSALS = {errno.ESPIPE, errno.ESTALE, errno.EBUSY, errno.EBADF, errno.EPERM}
-"""What docs/checkpoints.md says of writes elsewhere than at the end, of files that are removed or
-read while they are written, and of FIFOs, hard links and owners."""
-OTHERWISE = re.compile(
-    r"_ignore_errors|TestRmTree.test_on_error|test_chmod_follow_symlinks_true"
-    r"|CommandLineTest.test_create_command|test_create_non_existent_file_for_append"
-)
-"""In the first, a child process prints what closing a removed file told it. The second runs as
-root, where it cannot succeed, as its suite takes EBUSY (it opens a file for writing twice) for a
-missing right. The third has no link to follow: the suites make all theirs with absolute targets.
-The last two are test_zipfile's: a child process, and the test itself, catch the ESPIPE.
-"""
-SUITES = {"test_tempfile": 0.25, "test_shutil": 0.25, "test_pathlib": 0.25, "test_zipfile": 0.6}
-"""Python's tests, and the most that may be refused of each: a zip archive is not written from its
-start to its end."""
-CHOSEN = {"test_pathlib": ("-k", "PosixPathTest")}
-"""`Path`, and a class made of it, are tested by the same calls again."""
-
-
-@pytest.mark.debian("libpython3.11-testsuite")  # of Debian's Python; any other has them
-@pytest.mark.parametrize("suite", SUITES)
-def test_pythons_own_tests_meet_refusals_that_docs_name_alone(mount: Served, suite: str) -> None:
-    assert find_spec(f"test.{suite}"), "this Python was installed without its own tests"
-    done = subprocess.run(
-        [sys.executable, "-m", "unittest", "-q", *CHOSEN.get(suite, ()), f"test.{suite}"],
-        cwd=mount.directory,
-        env={**os.environ, "TMPDIR": str(mount.directory)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    told = re.split(r"^={70}$", done.stderr, flags=re.MULTILINE)
-    count = re.search(r"^Ran (\d+) tests", told[-1], flags=re.MULTILINE)
-    assert count is not None, done.stderr
-    assert len(told) - 1 < int(count[1]) * SUITES[suite], done.stderr
-    for each in told[1:]:
-        if OTHERWISE.search(each):
-            continue
-        numbers = {int(n) for n in re.findall(r"^\w+: \[Errno (\d+)\]", each, re.MULTILINE)}
-        assert each.startswith("\nERROR"), each
-        assert numbers, each
-        assert numbers <= REFUSALS, each
-    assert in_time(lambda: (mount.directory / "after").write_bytes(b"x")) == 1
