@@ -314,6 +314,36 @@ def test_a_files_description_changes_with_its_bytes(
     assert found[0]["b"] == found[1]["b"]
 
 
+@pytest.mark.parametrize(
+    "url", ["striped::{}", "striped::file://{}", "striped://{}", "striped://{}::{}"]
+)
+def test_a_url_with_an_absolute_path_stays_one(
+    fs: StripedFileSystem, root: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Through each call that `datasets` makes to find a file, to keep it by its tag, and to read
+    it (datasets 5.2, `data_files.py` and `utils/file_utils.py`): it globs, puts the protocol
+    before what it found, and its own paths make two slashes of three."""
+    monkeypatch.chdir(tmp_path)
+    path, given = f"{root}/x", url.format(f"{root}/x", f"{root}/x")
+    seen = []
+    for seed in range(2):
+        fs.pipe_file(path, content(SIZE, seed))
+        files, found = fsspec.core.url_to_fs(given)
+        assert isinstance(files, StripedFileSystem)
+        assert (found, list(files.glob(found))) == (path, [path])
+        for again in (f"striped://{path}", files.unstrip_protocol(path)):
+            for one in (again, again.replace(":///", "://"), f"{again}::{path}"):
+                files, token, (found,) = fsspec.get_fs_token_paths(one)
+                assert (token != "", found) == (True, path)
+                with files.open(found) as file:
+                    assert file.read() == content(SIZE, seed)
+        files, found = fsspec.core.url_to_fs(given)
+        seen.append(files.info(found)["ETag"])
+        files.get_file(found, str(tmp_path / "got"))
+        assert (tmp_path / "got").read_bytes() == content(SIZE, seed)
+    assert seen[0] != seen[1]
+
+
 def test_text_compression_and_pickles(fs: StripedFileSystem, root: str) -> None:
     with fs.open(f"{root}/t.gz", "wt", compression="gzip") as file:
         file.write("one\ntwo\n")
@@ -354,6 +384,8 @@ def test_caches_of_fsspec_read_through_us(
     [
         ("striped::file:///a/b/", "/a/b"),
         ("striped:///a/b", "/a/b"),
+        ("striped://a/b", "/a/b"),
+        ("striped://https://host/dir/x", "https://host/dir/x"),
         ("/a", "/a"),
         ("striped::webhdfs://nn:9870/dir/x", "/dir/x"),
         ("striped::hdfs://nameservice/", "/"),

@@ -16,6 +16,9 @@ SCHEMES = ("file", "hdfs", "webhdfs", "webhdfss")
 
 def strip(path: str) -> str:
     """The path that stands behind the prefixes: `/dir/name`, or a whole URL for http(s)."""
+    if path.startswith("striped://") and "://" not in path[len("striped://") :]:
+        # A URL's path is absolute; `datasets` makes two slashes of three.
+        path = "/" + path.removeprefix("striped://").lstrip("/")
     for prefix in PREFIXES:
         path = path.removeprefix(prefix)
     scheme, mark, rest = path.partition("://")
