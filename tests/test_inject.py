@@ -334,6 +334,52 @@ def test_a_null_with_a_mark_is_refused(null: str) -> None:
         assert reason in refusal(raw)
 
 
+EXPLICIT = """\
+kind: Pod
+spec:
+  hostNetwork: true
+  ? initContainers
+  : {0}
+  ? volumes # none
+  : {1}
+  containers:
+  - name: a
+    ? env
+
+    : {2}
+    ? command
+    : {3}
+    ? volumeMounts
+    : {4}
+"""
+
+
+def test_an_empty_null_behind_a_question_mark_is_refused() -> None:
+    """What fills it was written between the key and its colon: no YAML any more, exit code 0."""
+    names = ("initContainers", "volumes", "env", "command", "volumeMounts")
+    asked = Options(command=("train",))
+    for name in names:
+        raw = EXPLICIT.format(*("" if name == each else "null" for each in names))
+        assert f"{name} is null, which cannot be filled here" in refusal(raw, asked)
+        bare = raw.replace("\n\n", "\n").splitlines(keepends=True)
+        at = next(n for n, line in enumerate(bare) if f"? {name}" in line)
+        raw = "".join(bare[: at + 1] + bare[at + 2 :])  # without a colon
+        assert f"{name} is null, which cannot be filled here" in refusal(raw, asked)
+    for null in ("null", "[]"):
+        raw = EXPLICIT.format(*[null] * 5)
+        new = done(raw, command=("train",))
+        assert pods_of(new)[0]["containers"][0]["command"][3:] == ["train"]
+        assert (taken_out(new), done(new, command=("train",))) == (raw, new)
+
+
+@pytest.mark.parametrize("key", ["? hostNetwork", "?\n    hostNetwork"])
+def test_a_first_key_with_a_question_mark_is_no_place_for_others(key: str) -> None:
+    """The column of the keys that were added is not that of its letters."""
+    body = "\n  : true\n  dnsPolicy: None\n  containers: [{name: a, command: [x]}]\n"
+    reason = refusal(f"kind: Pod\nspec:\n  {key}{body}")
+    assert "line 3: write the first key without a question mark" in reason
+
+
 def test_a_command_that_nobody_knows_is_asked_for() -> None:
     def lost(image: str) -> ImageConfig:
         raise NotFoundError(f"the registry x does not have {image}")

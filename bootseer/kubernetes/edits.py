@@ -110,6 +110,8 @@ def _in_place_of_null(
     if at < key.end_mark.index or text.raw[at : at + 1] in ("&", "!"):  # an alias, or has a mark
         raise _no_null(text, key, null)
     if not mapping.flow_style:
+        if not written and _is_explicit(text, key):  # behind its colon, which is a line of its own
+            raise _no_null(text, key, null)
         line = text.line_end(at if written else key.start_mark.index)
         lines = _whole_lines(text, line, new, column)
         return [Edit(at, WAS_NULL), lines] if written else [lines]
@@ -156,6 +158,12 @@ def _check_colon(text: Text, key: yaml.Node) -> None:
         raise CannotEditError(f"{text.where(key)}: remove the spaces before the colon")
 
 
+def _is_explicit(text: Text, key: yaml.Node) -> bool:
+    """Whether a key in block style is written `? key`, with its colon on a line below, or none."""
+    end = key.end_mark.index
+    return not text.raw[end : text.line_end(end)].lstrip(" \t").startswith(":")
+
+
 def check_key(text: Text, mapping: yaml.MappingNode, name: str) -> None:
     """CannotEditError where a key of a mapping in flow style is written the way ours are."""
     for key, key_node, _ in yamltext.pairs(mapping):
@@ -198,6 +206,8 @@ def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) ->
         at = opening(text, mapping, "{")
         return Edit(at, inline + (", " if mapping.value else ""))
     start = mapping.value[0][0].start_mark.index
+    if _is_explicit(text, mapping.value[0][0]):
+        raise CannotEditError(f"{text.where(mapping)}: write the first key without a question mark")
     column = text.column(start)
     if not text.raw[text.line_start(start) : start].strip():
         return _whole_lines(text, text.line_start(start), new, column)
