@@ -165,6 +165,39 @@ def test_a_log_comes_through_a_pipe_by_its_path(tmp_path: Path, place: str) -> N
     assert b"1 checkpoint.load end" in done.stdout
 
 
+@pytest.mark.parametrize("place", ["/dev/null", "/dev/stdin"])
+def test_the_null_device_is_an_empty_log(tmp_path: Path, place: str) -> None:
+    """It was refused as a device; it ends at once."""
+    (tmp_path / "r.ini").write_text(RULES)
+    words = ("log", "--rules", str(tmp_path / "r.ini"), place)
+    done = run_from("< /dev/null", tmp_path, *words)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == f"{place}: nothing matched in 0 lines\n".encode()
+    asked = run_from("< /dev/null", tmp_path, "k8s", place)
+    assert (asked.returncode, asked.stdout) == (6, b"")
+    assert f"{place}: holds no Kubernetes object".encode() in asked.stderr
+
+
+@pytest.mark.parametrize("words", [("log", "--rules", "torchrun", "-"), ("k8s", "-")])
+def test_a_closed_standard_input_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """It was a traceback."""
+    done = run_from("<&-", tmp_path, *words)
+    said = b"bootseer: cannot read standard input: it is closed; name a file, or give it one\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", said)
+
+
+def run_from(redirection: str, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """By a shell, which gives it that standard input."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "-", sys.executable, "-m", "bootseer"]
+    return subprocess.run(
+        [*command, "import", *words],
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "BOOTSEER_EVENTS": str(tmp_path / "ev")},
+        timeout=120,
+        check=False,
+    )
+
+
 def test_a_rule_files_error_names_its_place(tmp_path: Path) -> None:
     (tmp_path / "r.ini").write_text("[a]\nphase = x\nbegin = (\n")
     done = bootseer(tmp_path, "log", "--rules", str(tmp_path / "r.ini"), "-")

@@ -165,6 +165,25 @@ def test_what_is_asked_wrongly_is_one_line(words: tuple[str, ...], code: int, me
     assert b"Traceback" not in done.stderr
 
 
+def test_the_null_device_is_an_empty_manifest() -> None:
+    """It was refused as a device; a closed standard input was a traceback."""
+    for path in ("/dev/null", "/dev/stdin", "-"):
+        for name in ("inject", "uninject"):
+            done = run_from("< /dev/null", name, "-f", path)
+            assert (done.returncode, done.stdout) == (0, b""), done.stderr
+            done = run_from("<&-", name, "-f", path)
+            if path == "-":
+                said = b"cannot read standard input: it is closed; name a file, or give it one\n"
+                assert (done.returncode, done.stderr) == (2, b"bootseer: " + said)
+            assert b"Traceback" not in done.stderr
+
+
+def run_from(redirection: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """By a shell, which gives it that standard input."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "-", sys.executable, "-m", "bootseer"]
+    return subprocess.run([*command, *words], capture_output=True, check=False, timeout=120)
+
+
 def test_a_manifest_without_pods_is_written_as_it_was() -> None:
     raw = b"kind: ConfigMap\ndata: {a: b}\n"
     done = bootseer("inject", "-f", "-", data=raw)

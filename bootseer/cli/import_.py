@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -140,7 +139,7 @@ def _failed(pod: k8s.Pod) -> list[k8s.Span]:
 def _read(name: str) -> str:
     try:
         with contextlib.ExitStack() as stack:
-            given = sys.stdin.buffer if name == "-" else None
+            given = inputs.standard_input() if name == "-" else None
             stream = given or stack.enter_context(open(name, "rb", opener=inputs.opener))
             return stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -267,7 +266,7 @@ def load_rules(names: Iterable[str]) -> list[logrules.Rule]:
 @contextlib.contextmanager
 def _open_log(name: str) -> Iterator[IO[bytes]]:
     if name == "-":
-        yield sys.stdin.buffer
+        yield inputs.standard_input()
         return
     try:
         stream = open(name, "rb", buffering=0, opener=inputs.opener)  # noqa: SIM115 - closed below

@@ -100,7 +100,7 @@ injection_options = together(
 def read(path: str) -> tuple[bytes, str]:
     """A file's bytes and the name that messages call it by."""
     if path == "-":
-        return sys.stdin.buffer.read(), "standard input"
+        return inputs.standard_input().read(), "standard input"
     try:
         with open(path, "rb", opener=inputs.opener) as file:
             return file.read(), path
