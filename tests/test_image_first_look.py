@@ -153,6 +153,66 @@ def test_a_look_ends_in_time_at_whichever_request_the_registry_fails(
     resolver.repository.close()
 
 
+class Spoiled:
+    """FAKE: a rule by which all requests for one blob hang until `over`, or get a spoilt answer."""
+
+    def __init__(self, gate: Gate, digest: str, fault: str) -> None:
+        self._gate, self._digest, self._fault = gate, digest, fault
+        self.struck, self.over = threading.Event(), threading.Event()
+
+    def rule(self, sock: Any, request: Request) -> bool | None:
+        if self._digest not in request.target:
+            return None
+        self.struck.set()
+        if self._fault == "late":
+            until(lambda: self.over.is_set() or self._gate.ended.is_set(), "the fault's end")
+            return None
+        if self._fault != "flipped":
+            sock.sendall(head(f"{self._fault} Oh", Content_Length=2) + b"{}")
+            return True
+        status, reason, headers, body = self._gate.ask(request)
+        sock.sendall(head(f"{status} {reason}", **headers) + body[:-1] + bytes((body[-1] ^ 1,)))
+        return True
+
+
+@pytest.mark.parametrize("helped", [False, True])
+@pytest.mark.parametrize("fault", ["404", "401", "500", "flipped", "late"])
+@pytest.mark.root
+@pytest.mark.debian("docker-registry")
+def test_no_mount_depends_on_the_config_of_an_image_alone(
+    fault: str,
+    helped: bool,
+    image: Published,
+    gate: Gate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked for the platform alone; an answer that is late comes after the look."""
+    isolate(tmp_path, monkeypatch)
+    ref = image.ref.replace(image.ref.partition("/")[0], gate.authority)
+    with open_repository(image.ref)[0] as repository:
+        bad = Spoiled(gate, repository.image("1")[1].config.digest, fault)
+    gate.rules = [bad.rule]
+    link = None
+    if helped:
+        link = registry_helper.start(ref, workload="", plain_http=None, options=lambda: DEFAULTS)
+    resolver = Resolver(
+        ref, LocalStore(str(tmp_path)), scratch=str(tmp_path), note=print, helper=link
+    )
+    opened = resolver.open(resolver.digest())
+    assert bad.struck.is_set()
+    assert not bad.over.is_set()
+    bad.over.set()
+    assert opened.hot_set == image.packs[""], "the hot set is used as ever"
+    assert opened.image.frames is not None
+    opened.image.frames.close()
+    resolver.dismiss_helper()
+    for thread in threading.enumerate():
+        if thread.name in ("image-ask", "store-call"):  # what was left behind
+            thread.join(60)
+    resolver.repository.close()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.root
 @pytest.mark.debian("docker-registry")

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+from oci_proxy import Gate
 from waiting import until
+from web_fakes import Request
 
 import bootseer
 from bootseer.errors import BootseerError
@@ -81,6 +83,34 @@ def test_a_helper_answers_all_that_a_mount_asks(image: Published) -> None:
         assert not asked
         assert helped.blob(expected[1].config, limit_bytes=4096)
         assert asked == [1]  # what the helper does not know
+
+
+def test_a_config_that_comes_late_is_no_part_of_the_stream(image: Published, registry: Any) -> None:
+    """FAKE: a gate that answers for the config once the helper is ready."""
+    come, answered = threading.Event(), threading.Event()
+    with open_repository(image.ref)[0] as plain:
+        expected = all_of(plain, "1")
+    config = expected[1].config.digest
+
+    def late(sock: Any, request: Request) -> bool | None:
+        if config not in request.target:
+            return None
+        until(come.is_set, "the helper")
+        kept = gate.forward(sock, request)
+        answered.set()
+        return kept
+
+    with Gate(registry.host) as gate:
+        gate.rules = [late]
+        ref = image.ref.replace(registry.host, gate.authority)
+        link = registry_helper.start(ref, workload="", plain_http=None, options=lambda: DEFAULTS)
+        with counting(image) as (asked, opened), HelpedRepository(link, opened) as helped:
+            assert helped.image("1")[1] == expected[1]
+            assert helped.config(config) is None
+            come.set()
+            until(answered.is_set, "the config")
+            assert all_of(helped, "1") == expected
+            assert not asked
 
 
 class Cut:

@@ -94,8 +94,13 @@ class HelpedRepository(Closing):
         size_bytes = len(raw) if isinstance(descriptor, str) else descriptor.size_bytes
         return _parsed(raw, media_type, Descriptor(media_type, digest, size_bytes))
 
+    @property
+    def answers(self) -> bool:
+        """Whether the helper is there still, or has said all that it knows."""
+        return self._listening or self._ready
+
     def config(self, digest: str) -> bytes | None:
-        """An image's config with this digest, where the helper has it."""
+        """An image's config with this digest, where the helper has it in time."""
         answer = self._answer(CONFIG, digest)
         if answer is None or digest_of(answer[0]) != digest:
             return None

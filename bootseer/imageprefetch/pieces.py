@@ -11,7 +11,7 @@ from bootseer.blockimage import hotset
 from bootseer.blockimage.media_types import BLOCK_IMAGE as ARTIFACT
 from bootseer.blockimage.media_types import DATA, META, TABLE
 from bootseer.blockimage.pack import Boot, parse_boot
-from bootseer.errors import CorruptDataError
+from bootseer.errors import CorruptDataError, DeadlineError
 from bootseer.imageprefetch.localstore import KeptPack
 from bootseer.light_dataclasses import dataclass
 
@@ -61,9 +61,11 @@ class Asked(Generic[T]):
         except BaseException as error:  # handed over to the thread that waits
             self._error = error
 
-    def result(self) -> T:
-        """What was found; raises what asking raised."""
-        self._thread.join()
+    def result(self, wait_s: float | None = None) -> T:
+        """What was found; raises what asking raised, DeadlineError where that takes longer."""
+        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            raise DeadlineError(f"no answer within {wait_s:g} s")
         if self._error is not None:
             raise self._error
         return self._found[0]

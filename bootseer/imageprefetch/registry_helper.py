@@ -37,6 +37,7 @@ CONFIG = "config"
 LONGEST_WAIT_S = 3.0  # for a connection or a byte; whoever needs it longer asks for themselves
 LIFE_S = 15.0  # for all but the stream: a registry can drip bytes for hours
 CONFIG_S = 10.0  # for the config, once nothing else is asked
+TELLING_S = 0.25  # for one that only tells the platform, which no mount is to wait for
 PIECE_BYTES = 256 << 10
 LENGTH_BYTES = 4
 _DIGEST_BYTES = 512
@@ -100,6 +101,7 @@ class _Helper:
 
         self._link, self._workload, self._keep_config_in = link, workload, keep_config_in
         self._lock = threading.Lock()
+        self._is_ready = False
 
     def serve(self, ref: str, plain_http: bool | None, options: StoreOptions) -> None:
         """Say what is known of the image, then stream the blob that is asked for."""
@@ -126,14 +128,16 @@ class _Helper:
             )
             keep.start()
             self._propose(repository, descriptor)
-            if self._tells_config(descriptor):
-                keep.join(CONFIG_S)
+            tells = self._tells_config(descriptor)
+            if tells:
+                keep.join(TELLING_S)
             self._say(READY)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             digest = self._asked()
             if digest:
                 self._stream(repository, digest)
-            keep.join(CONFIG_S)
+            if not tells:
+                keep.join(CONFIG_S)
 
     def _tells_config(self, image: Descriptor) -> bool:
         """Whether the server wants the config, which alone tells what no index says."""
@@ -184,6 +188,9 @@ class _Helper:
     def _say(self, *message: Any) -> None:
         body = marshal.dumps(message)
         with self._lock:
+            if self._is_ready and message[0] == CONFIG:
+                return  # too late: what comes now is the stream's
+            self._is_ready = self._is_ready or message[0] == READY
             self._link.sendall(len(body).to_bytes(LENGTH_BYTES, sys.byteorder) + body)
 
     def _asked(self) -> str:

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 HURRIED_S = 3.0  # how long a registry is waited for when all is here already
 LOOK_S = 120.0  # how long it may take to give all that a mount needs
+CONFIG_LOOK_S = 5.0  # for the config, which may tell that the image is for other machines
+CONFIG_S = 0.25  # of that, once all else has been answered
 _GONE = (StoreUnavailableError, DeadlineError, AccessDeniedError)
 
 Note = Callable[[str], None]
@@ -252,7 +254,9 @@ class Resolver:
 
     def _asked_config(self) -> Asked[bytes] | None:
         """The image's config, asked for meanwhile where nobody else does."""
-        if self._alone is None or self._alone[0].platform is not None or self._helped is not None:
+        if self._alone is None or self._alone[0].platform is not None:
+            return None
+        if self._helped is not None and self._helped.answers:
             return None
         return Asked(self._config)
 
@@ -262,9 +266,24 @@ class Resolver:
         assert self._alone is not None
         image, manifest = self._alone
         raw = image_config.kept(image.digest, self._local)
-        if raw is None and self._helped is not None:
-            raw = self._helped.config(manifest.config.digest)
-        return raw or image_config.fetch_and_keep(self.repository, image, manifest, self._local)
+        if raw is not None:
+            return raw
+        # A look of its own: where this one is given up, the mount's goes on.
+        look = FirstLook(self._ref, CONFIG_LOOK_S, lambda: None)
+        repository = BoundedRepository(self._own_repository, look)
+        return image_config.fetch_and_keep(repository, image, manifest, self._local)
+
+    def _config_in_time(self, config: Asked[bytes] | None) -> bytes | None:
+        """The config, where it comes about as soon as all else; no mount depends on it."""
+        with contextlib.suppress(BootseerError):
+            if config is None and self._helped is not None and self._alone is not None:
+                told = self._helped.config(self._alone[1].config.digest)
+                if told is not None or self._helped.answers:
+                    return told
+                config = self._asked_config()  # the helper has ended meanwhile
+            if config is not None:
+                return config.result(CONFIG_S)
+        return None
 
     def _check_platform(self, config: Asked[bytes] | None) -> None:
         """Raise NotSupportedError for another platform's; an index was chosen from by platform."""
@@ -278,9 +297,10 @@ class Resolver:
             return
         from bootseer.imageprefetch import image_config
 
-        raw = config.result() if config is not None else self._config()
-        with contextlib.suppress(CorruptDataError):  # it says nothing, then
-            image_config.check_machine(raw, self._ref)
+        raw = self._config_in_time(config)
+        if raw is not None:
+            with contextlib.suppress(CorruptDataError):  # it says nothing, then
+                image_config.check_machine(raw, self._ref)
 
     def _chosen(
         self, listed: Sequence[Descriptor], digest: str, block_image: str
