@@ -126,9 +126,8 @@ class CheckpointSettings:
     )
     load: tuple[str, ...] = _setting(
         (),
-        "Command that brings the checkpoint to `to` without bootseer; a store that hangs, or gives "
-        "less than 64 KiB in 4 s, is left to it. Empty: such a store is waited for, and on a fault "
-        "of ours the job starts without it.",
+        "Command that brings the checkpoint to `to` without bootseer. Empty: on a fault of ours "
+        "the job starts without it.",
         words=True,
     )
     form: Literal["auto", "mount", "copy"] = _setting(
@@ -156,7 +155,9 @@ class CheckpointSettings:
     deadline_s: float = _setting(
         600.0,
         "Seconds that our own work may take before the job starts (for a mount: until it "
-        "answers), then the part is ended and falls back.",
+        "answers), then the part is ended and falls back. With `load`, a store that does not say "
+        "within 4 s what the checkpoint is falls back then; one that hangs later is waited for "
+        "until this deadline (by a mount for 180 s at most).",
         minimum=0.1,
     )
 

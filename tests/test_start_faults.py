@@ -229,6 +229,34 @@ def test_a_library_of_ours_is_broken(place: Place) -> None:
     started_plainly(place, "deps.install", "ImportError: no such thing")
 
 
+def test_a_part_that_failed_waits_for_no_thread_that_hangs() -> None:
+    """Fault injection: the part is a fake whose thread hangs. The plain way waits for us."""
+    part = (
+        "import sys, threading, time\n"
+        "from bootseer.entrypoint import child, parts\n"
+        "class Fake:\n"
+        "    def run(self, *_):\n"
+        "        threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "        raise OSError('the store is away')\n"
+        "parts.by_name = lambda name: Fake()\n"
+        "child.SOCKET_FD = int(sys.argv[1])\n"
+        "sys.exit(child.main())\n"
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = [sys.executable, "-c", part, str(theirs.fileno())]
+        with subprocess.Popen(words, pass_fds=[theirs.fileno()]) as process:
+            theirs.close()
+            message = {"part": "fake", "action": "run", "request": {}, "parent": os.getpid()}
+            ours.sendall(json.dumps(message).encode())
+            ours.shutdown(socket.SHUT_WR)
+            try:
+                assert b"the store is away" in ours.recv(1 << 16)
+                assert process.wait(timeout=60) == 0
+            finally:
+                process.kill()
+
+
 def test_our_interpreter_is_gone(place: Place) -> None:
     script = "import sys; sys.executable = '/no/python'; sys.argv[0] = 'bootseer'\n"
     script += "from bootseer.cli.main import main; sys.exit(main())"

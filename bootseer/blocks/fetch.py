@@ -104,14 +104,6 @@ class Fetcher(Closing):
         """Memory mapped for blocks now."""
         return self._engine.board.pool.mapped_bytes
 
-    @property
-    def received_bytes(self) -> int:
-        """What came over the wire until now, by requests under way too."""
-        engine = self._engine
-        with engine.lock:
-            under_way = sum(flight.attempt.received_bytes for flight in engine.board.flights)
-        return engine.stats.total().bytes + under_way
-
     def read_into(
         self,
         source: BlockSource,

@@ -131,14 +131,13 @@ def _block_bytes(checkpoint: CheckpointSettings) -> int:
 
 
 def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
-    """Copy the checkpoint. Its store has `look_s` to say what there is, and to bring anything."""
-    from bootseer.blocks.settings import FetchSettings
+    """Copy the checkpoint. Its store has `look_s` to say what there is."""
+    from bootseer.blocks.fetch import Fetcher, FetchSettings
     from bootseer.storage import retry
-    from bootseer.storage.errand import until, within
+    from bootseer.storage.errand import within
     from bootseer.storage.urls import redact
     from bootseer.stripedfs.getting import get_found
     from bootseer.stripedfs.locating import locate
-    from bootseer.stripedfs.pacing import Pace, PacedFetcher
 
     def look() -> tuple[Store, Found]:
         with retry.limited(look_s):
@@ -152,16 +151,8 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
         if not found.is_folder:
             os.makedirs(checkpoint.to, exist_ok=True)
         settings = FetchSettings(memory_bytes=_block_bytes(checkpoint))
-        with PacedFetcher(settings) as fetcher:
-            if look_s == math.inf:
-                get_found(store, found, checkpoint.to, fetcher)
-                return
-            pace = Pace(fetcher, look_s)
-            until(
-                lambda: get_found(store, found, checkpoint.to, fetcher, progress=pace),
-                pace.end_s,
-                f"copying {redact(checkpoint.url)} hardly moved for {look_s:g} s",
-            )
+        with Fetcher(settings) as fetcher:
+            get_found(store, found, checkpoint.to, fetcher)
     except OSError as error:
         raise UsageError(f"cannot make the directory {checkpoint.to}: {error.strerror}") from error
     finally:

@@ -255,13 +255,9 @@ class _Supervisor:
             self.refusal = getattr(errors, name, BootseerError)(text)
 
     def _stop(self, pid: int, process: int) -> int:
-        """Have the worker unmount and end; it is killed when it does not.
-
-        At once while it is still being built: nobody uses it yet, and its store may hang.
-        """
+        """Have the worker unmount and end; it is killed when it does not."""
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        serves = self.serving_since is not None
-        limit_s = self.options.unmount_grace_s + _LAST_S if serves else 0.0
+        limit_s = self.options.unmount_grace_s + _LAST_S
         if not readable(process, timeout_s=limit_s):
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -35,8 +35,6 @@ from bootseer.stripedfs.mountsettings import MountSettings
 from bootseer.stripedfs.versions import SUFFIX
 
 START_LIMIT_S = 180.0
-BEGIN_S = 1.0
-"""For the server to come up where the look at the store has a limit: somebody has another way."""
 
 
 def mount(settings: MountSettings) -> None:
@@ -48,7 +46,7 @@ def mount(settings: MountSettings) -> None:
     background.start(
         lambda tell: serve(settings, on_ready=lambda: tell({})),
         what=settings.mountpoint,
-        limit_s=min(START_LIMIT_S, settings.look_s + BEGIN_S),
+        limit_s=START_LIMIT_S,
         waits_for=f"the store to answer for {redact(settings.url)}",
         log_file=settings.log_file,
         unlogged="give --log-file FILE, or --foreground, to see why",
