@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fuse_mounts import own_mounts
 
 from bench import fuse, harness
 
@@ -17,8 +19,15 @@ BUFFERED, DIRECT = ["buffered 1", "buffered 4"], ["direct 1", "direct 4"]
 RANDOM = ["random 4k x1", "random 4k x4"]
 
 
+@pytest.fixture(autouse=True)
+def mounted_apart() -> Iterator[None]:
+    """A namespace that another test begins meanwhile would keep an image's server from ending."""
+    with own_mounts():
+        yield
+
+
 def mounts() -> list[str]:
-    lines = Path("/proc/self/mounts").read_text().splitlines()
+    lines = Path("/proc/thread-self/mounts").read_text().splitlines()
     return [line for line in lines if "bootseer-bench-" in line]
 
 
