@@ -91,6 +91,8 @@ def layers(name: str) -> list[list[Any]]:
     return [[*places, *tools, users, file("data/name", name.encode())]]
 
 
+OLDER = {"amd64": "386", "arm64": "arm"}
+"""What kernels usually run besides."""
 FAULTS = ("401", "500", "circle", "flipped", "truncated")
 
 
@@ -539,6 +541,39 @@ class TestContainers:
             assert out == "from cmd\n"  # by podman, whose image it is
             assert f"bootseer: podman pulls the image: {why}\n" in error
             assert "mounted" not in error
+        assert mounts.gone()
+
+    @pytest.mark.parametrize("said", ["", "unknown", "upper", "older"])
+    def test_an_image_alone_that_may_run_here_is_mounted(
+        self, lab: Lab, registry: Any, mounts: Mounts, said: str
+    ) -> None:
+        here = this_platform().architecture
+        said = {"upper": here.upper(), "older": OLDER.get(here, "")}.get(said, said)
+        image = Image(layers("fits"), config=CONFIG, architecture=said)
+        made = write_layout(lab.folder / "l", image, tag="1")
+        name = registry.push(made.source, f"run/fits{said}".lower(), "1")
+        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        mounts.umount(mounts.mount(name))
+        out, error = lab.run(name)
+        assert out == "from cmd\n"
+        assert "bootseer: mounted sha256:" in error
+        assert mounts.gone()
+
+    @pytest.mark.parametrize(("said", "fits"), [("", True), ("riscv64", False)])
+    def test_what_a_layout_says_of_an_image_alone_is_heeded(
+        self, lab: Lab, mounts: Mounts, said: str, fits: bool
+    ) -> None:
+        write_layout(lab.folder / "l", Image(layers("laid"), config=CONFIG), tag="1")
+        name = f"oci-layout:{lab.folder}/l:1"
+        build_image(BuildSettings(ref=name, cache_dir=str(lab.folder / "build")))
+        index = lab.folder / "l/index.json"
+        listed = json.loads(index.read_text())
+        for one in listed["manifests"]:
+            one["platform"] = {"os": "linux", "architecture": said}
+        index.write_text(json.dumps(listed))
+        refused = pytest.raises(NotSupportedError, match="it is one for linux/riscv64")
+        with contextlib.nullcontext() if fits else refused:
+            mounts.umount(mounts.mount(name))
         assert mounts.gone()
 
     @pytest.mark.parametrize("command", ["mount", "run"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, CorruptDataError, NotSupportedError, UsageError
+from bootseer.storage.oci import platforms
 from bootseer.storage.oci.challenge import (
     Challenge,
     merge_scopes,
@@ -216,6 +218,39 @@ def test_without_this_platform_the_error_names_those_there_are() -> None:
             "the image",
         )
     assert this_platform().os == "linux"
+
+
+@pytest.mark.parametrize(
+    ("here", "offered", "fits"),
+    [
+        ("amd64", "linux/amd64", True),
+        ("amd64", "Linux/X86_64", True),
+        ("amd64", "linux/", True),
+        ("amd64", "/AMD64", True),
+        ("amd64", "unknown/unknown", True),
+        ("amd64", "linux/noarch", True),
+        ("amd64", "linux/All", True),
+        ("amd64", "linux/386", True),
+        ("amd64", "linux/i686", True),
+        ("amd64", "linux/arm64", False),
+        ("amd64", "linux/arm", False),
+        ("amd64", "windows/amd64", False),
+        ("386", "linux/amd64", False),
+        ("arm64", "linux/AArch64", True),
+        ("arm64", "linux/arm", True),
+        ("arm64", "linux/amd64", False),
+        ("arm64", "linux/386", False),
+        ("riscv64", "linux/riscv64", True),
+        ("riscv64", "linux/arm64", False),
+    ],
+)
+def test_an_image_alone_is_refused_where_it_surely_cannot_run(
+    here: str, offered: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platforms, "this_platform", lambda: Platform("linux", here))
+    refused = pytest.raises(NotSupportedError, match=f"has no image for linux/{here}; it is one")
+    with contextlib.nullcontext() if fits else refused:
+        platforms.check_alone(Platform(*offered.split("/")), "x:1")
 
 
 def test_challenges_are_taken_apart_with_their_quoted_commas() -> None:

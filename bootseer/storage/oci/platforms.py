@@ -20,6 +20,8 @@ _GO_NAMES = {
     "s390x": "s390x",
     "riscv64": "riscv64",
 }
+_SAYS_NOTHING = frozenset(("", "unknown", "noarch", "all"))
+_RUNS_TOO = {"amd64": "386", "arm64": "arm"}
 
 
 def this_platform() -> Platform:
@@ -67,11 +69,14 @@ def check_platform(offered: Platform, wanted: Platform, what: str) -> None:
 def check_alone(offered: Platform, what: str) -> None:
     """Raise NotSupportedError where an image that no index names is not for this machine.
 
-    As podman does, this heeds no variant, which few such images name and some of them wrongly.
+    As podman does, this heeds no variant, which few such images name and some of them wrongly. It
+    lets through what names no architecture, and what most kernels of this machine's run as well.
     """
     here = this_platform()
-    architecture = _GO_NAMES.get(offered.architecture, offered.architecture)
-    if (offered.os or here.os, architecture) != (here.os, here.architecture):
+    system, architecture = offered.os.lower(), offered.architecture.lower()
+    architecture = _GO_NAMES.get(architecture, architecture)
+    fitting = {here.architecture, _RUNS_TOO.get(here.architecture), *_SAYS_NOTHING}
+    if system not in ("", "unknown", here.os) or architecture not in fitting:
         raise NotSupportedError(f"{what} has no image for {here}; it is one for {offered}")
 
 
