@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FIRST_STEP = "first_step"
 POLL_S = 0.1
 IDLE_S = 1.0  # between looks at a mount that nobody reads yet
-LOOK_SHARE = 0.1  # of what starts touch: who reads less has looked, or crashed, not started
+LOOK_SHARE = 0.1  # of what starts touch: who reads less and unmounts has looked, not started
 _MARK = b'"first_step"'  # what no other line of an event file is likely to hold
 _MOST_BYTES = 4 << 20  # read of one file at a time
 
@@ -124,8 +124,7 @@ class StartRecording:
     """Ends a recorder at the first step, and merges its trace into a store; a context manager.
 
     `full` is asked once, at the end: whether this was a cold start to which nothing was replayed.
-    One that ends without a first step, having touched next to nothing of what starts do, is none in
-    any case: somebody looked, or the command crashed at its beginning, again and again.
+    One that ends by unmount, having touched next to nothing of what starts do, is none in any case.
     `journal` gets the touches in small steps meanwhile; one that is resumed for a server that died
     tells since when (`begun_ns`) the first step is looked for. `ended` is called with the merged
     trace, or with None where nothing was touched or kept; nothing is where `began` says, at the
@@ -220,7 +219,7 @@ class StartRecording:
 
     def _unless_look(self, trace: Trace) -> Trace:
         """The trace; of what was no start but somebody's look, one that counts for no start."""
-        if not trace.starts or self.why == "first step":
+        if not trace.starts or self.why != "unmount":
             return trace
         try:
             known = self._store.load(trace.workload)
