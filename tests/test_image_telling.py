@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,26 @@ def test_the_last_words_of_a_server_whose_folder_is_gone_are_heard(tmp_path: Pat
         log.write("last", "the end")
         (tmp_path / runtime.FAULTS).unlink()
     assert heard == ["a:1: the end"]
+
+
+def test_without_a_folder_nothing_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent of an earlier version names none: the file of that name here is somebody's."""
+    monkeypatch.chdir(tmp_path)
+    log = FaultLog(runtime.FAULTS)
+    heard: list[str] = []
+    with log_follower.following("", "a:1", heard.append):
+        log.write("wrong", "not ours")
+    assert heard == []
+
+
+def test_a_fifo_instead_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / runtime.FAULTS)
+    heard: list[str] = []
+    with log_follower.following(str(tmp_path), "a:1", heard.append):
+        pass
+    assert heard == []
 
 
 def test_an_outage_is_told_once_and_the_next_one_again(tmp_path: Path) -> None:

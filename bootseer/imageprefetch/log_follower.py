@@ -12,13 +12,20 @@ import threading
 from collections.abc import Callable, Iterator
 
 from bootseer.imageprefetch.runtime import FAULTS
+from bootseer.regular_files import open_to_read
 
 POLL_S = 0.2
 
 
 @contextlib.contextmanager
 def following(state: str, ref: str, complain: Callable[[str], None]) -> Iterator[None]:
-    """Pass on, once a kind, what the server with the folder `state` tells from now on of `ref`."""
+    """Pass on, once a kind, what the server with the folder `state` tells from now on of `ref`.
+
+    An agent of an earlier version names no folder ("").
+    """
+    if not state:
+        yield
+        return
     follower = LogFollower(os.path.join(state, FAULTS), ref, complain)
     follower.start()
     try:
@@ -44,7 +51,7 @@ class LogFollower:
     def start(self) -> None:
         """Follow the file from its present end."""
         try:  # held open: it goes with its server, whose last words count
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_to_read(self._path)
             self._at = os.fstat(self._fd).st_size
         except OSError:
             pass
