@@ -84,6 +84,105 @@ def test_pods_that_were_replaced_one_after_the_other_are_no_run(tmp_path: Path) 
     assert "run-of-same-name" not in kinds_of(report)
 
 
+def add_rank(
+    folder: Path, name: str, uid: str, rank: int | None, at_s: float, *, step_s: float | None = None
+) -> None:
+    """One more process of a pod, which waits for others; its first step is `step_s` later."""
+    about = {"k8s__pod__name": name, "k8s__pod__uid": uid, "k8s__namespace__name": "team"}
+    file = EventFile(f"n{rank}", rank, bootseer__job_uid="team/train", **about)
+    file.span("imports", at_s, at_s + 1)
+    file.span("rendezvous", at_s + 1, None if step_s is None else at_s + step_s, wait=True)
+    if step_s is not None:
+        file.point("first_step", at_s + step_s)
+    file.write(folder)
+
+
+def durations_of(report: Report) -> list[float]:
+    return [round(start.duration_s, 3) for start in reversed(report.starts)]
+
+
+def test_pods_that_are_added_later_are_a_start_of_their_own(tmp_path: Path) -> None:
+    """A set scaled up a day later was one start that lasted a day."""
+    for rank in range(4):
+        write_pod(tmp_path, f"train-{rank}", f"uid-{rank}", rank, rank // 2 * 24 * HOUR_S + rank)
+    report = report_of(tmp_path)
+    assert durations_of(report) == [21, 21]
+    assert [start.ranks for start in report.starts] == [2, 2]
+    assert all(start.complete for start in report.starts)
+    assert kinds_of(report) == ["run-of-same-name"]
+
+
+@pytest.mark.parametrize("apart_s", [200, HOUR_S])
+def test_pods_that_a_rolling_restart_replaces_are_starts(tmp_path: Path, apart_s: float) -> None:
+    """The whole restart was one start, and lasted as long as all of it."""
+    for rank in range(4):
+        write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, 0)
+        at_s = 24 * HOUR_S + (3 - rank) * apart_s
+        write_pod(tmp_path, f"train-{rank}", f"b{rank}", rank, at_s)
+    report = report_of(tmp_path)
+    assert durations_of(report) == [20] * 5
+    assert kinds_of(report) == ["run-of-same-name"] * 4
+
+
+def test_one_pod_that_is_replaced_while_others_work_is_a_start(tmp_path: Path) -> None:
+    """It was the others' start, which lasted a day then, and the first pod an earlier try."""
+    for rank in range(4):
+        write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, 0)
+    write_pod(tmp_path, "train-2", "b2", 2, 24 * HOUR_S)
+    report = report_of(tmp_path)
+    assert durations_of(report) == [20, 20]
+    assert kinds_of(report) == ["run-of-same-name"]
+
+
+def test_a_late_pod_that_the_others_wait_for_is_of_their_start(tmp_path: Path) -> None:
+    for rank in range(3):
+        add_rank(tmp_path, f"train-{rank}", f"uid-{rank}", rank, 0, step_s=HOUR_S + 20)
+    write_pod(tmp_path, "train-3", "uid-3", 3, HOUR_S)
+    report = report_of(tmp_path)
+    assert (durations_of(report), kinds_of(report)) == ([HOUR_S + 20], [])
+
+
+def test_a_pod_that_is_made_again_before_its_step_is_of_the_start(tmp_path: Path) -> None:
+    """Evicted: the others were at work, but the start was not over."""
+    for rank in range(4):
+        write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, 0, until_s=10 if rank == 3 else 20)
+    write_pod(tmp_path, "train-3", "b3", 3, HOUR_S)
+    report = report_of(tmp_path)
+    assert (durations_of(report), kinds_of(report)) == ([HOUR_S + 20], ["earlier-try"])
+
+
+@pytest.mark.parametrize("when_s", [-60, 60])
+@pytest.mark.parametrize("step_s", [None, 400])
+def test_ranks_that_start_again_for_a_new_pod_keep_it(
+    tmp_path: Path, when_s: float, step_s: float | None
+) -> None:
+    """As elastic jobs do, as soon as a pod is gone, or when its successor comes."""
+    at_s = 24 * HOUR_S
+    for rank in range(4):
+        write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, 0)
+        if rank < 3:
+            add_rank(tmp_path, f"train-{rank}", f"a{rank}", rank, at_s + when_s, step_s=step_s)
+    write_pod(tmp_path, "train-3", "b3", 3, at_s)
+    report = report_of(tmp_path)
+    assert len(report.starts) == 1
+    assert "run-of-same-name" not in kinds_of(report)
+
+
+def test_a_pod_with_a_rank_that_waits_is_not_at_work(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_pod(tmp_path, "train-0", "a0", rank, 0)
+    add_rank(tmp_path, "train-0", "a0", 2, 0)
+    write_pod(tmp_path, "train-1", "a1", 3, HOUR_S)
+    assert len(report_of(tmp_path).starts) == 1
+
+
+def test_clocks_that_are_a_minute_apart_make_no_start(tmp_path: Path) -> None:
+    """Nodes' clocks are raw where runs are told apart: one looks done before the other began."""
+    for rank in range(2):
+        write_pod(tmp_path, f"train-{rank}", f"uid-{rank}", rank, 60 * rank)
+    assert len(report_of(tmp_path).starts) == 1
+
+
 def test_a_pod_that_does_not_know_its_uid_joins_its_import(tmp_path: Path) -> None:
     """A container's id, by which its events know the place then, is no other pod."""
     for rank in range(2):

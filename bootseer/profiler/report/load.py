@@ -47,7 +47,8 @@ DETAILS = {
     "other-unit": "times in seconds, milliseconds or microseconds where nanoseconds belong; read "
     "as what they must be, without the monotonic clock",
     "run-of-same-name": "the job was made again under its name, which is all that its pods know it "
-    "by: a start of its own, told from the one before by the pods' uids",
+    "by, or a pod was added or replaced while all others were at work: a start of its own, told "
+    "from the one before by the pods' uids",
     "negative-duration": "a phase ended before it began; its length is unknown",
     "end-without-begin": "the end of a phase whose begin is missing",
     "duplicate-event": "an event that was already read",

@@ -10,26 +10,44 @@ that has the name of an earlier one, if most of the earlier run's pods are made 
 and were over by then: fewer, and those whose earlier ones were still there, are pods of the same
 run that were replaced, see `tries`. Pods whose names are new belong to the run whose pods they
 began closest to.
+
+A pod also begins a start of its own where all before it are sure to be at work without it: each
+had its first step well before, and began nothing after that. So do pods that are added later, or
+replaced one by one, where none waits for the others. Ranks that wait for a pod have no step yet,
+and those that a new pod starts again begin something.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 
 from bootseer.profiler.report.columns import extent_of
+from bootseer.profiler.report.lanes import FIRST_STEP
 from bootseer.profiler.report.records import Source, Start
+
+_SETTLED_NS = 120 * 10**9
+"""So long before a pod the others had their first step: clocks, raw here, may be a minute apart."""
 
 
 class _Pod:
     """One pod of a job, from its first to its last event; `run_uid` is that of the object that made
     it, None where unknown."""
 
-    __slots__ = ("begin_ns", "end_ns", "name", "run_uid", "uid")
+    __slots__ = ("_settled_ns", "begin_ns", "end_ns", "name", "run_uid", "sources", "uid")
 
     def __init__(self, uid: str, source: Source) -> None:
         self.uid, self.name, self.run_uid = uid, source.identity.pod or "", source.identity.run_uid
         self.begin_ns, self.end_ns = _extent(source)
+        self.sources = [source]
+        self._settled_ns: float | None = None
+
+    def settled_ns(self) -> float:
+        """When the last first step of its ranks was, behind which it began nothing; else never."""
+        if self._settled_ns is None:
+            self._settled_ns = _settled_ns(self.sources)
+        return self._settled_ns
 
 
 class _Run:
@@ -83,6 +101,7 @@ def _pods_of(sources: Iterable[Source]) -> list[_Pod]:
         else:
             begin_ns, end_ns = _extent(source)
             pod.begin_ns, pod.end_ns = min(pod.begin_ns, begin_ns), max(pod.end_ns, end_ns)
+            pod.sources.append(source)
             pod.run_uid = pod.run_uid or who.run_uid
     return list(found.values())
 
@@ -99,6 +118,8 @@ def _find_runs(pods: Sequence[_Pod]) -> list[_Run]:
                 forward = _count_forward(run, pods, number)
                 if is_other or _is_made_again(run, pods, number, forward):
                     run = _begin_run(runs, forward)
+            if run.pods and _is_settled(run, pod.begin_ns):
+                run = _begin_run(runs, 0)
         run.add(pod)
         if run.run_uid:
             known[run.run_uid] = run
@@ -131,6 +152,27 @@ def _is_made_again(run: _Run, pods: Sequence[_Pod], number: int, forward: int) -
         if run.run_uid is None or pod.run_uid != run.run_uid:
             ahead.add(pod.name)
     return (len(ahead) + forward) * 2 > len(run.names) - forward
+
+
+def _is_settled(run: _Run, begin_ns: int) -> bool:
+    """Whether all pods of a run were at work when another one began."""
+    before_ns = begin_ns - _SETTLED_NS
+    is_late = run.pods[-1].begin_ns <= before_ns  # the least that it takes, and quickly known
+    return is_late and all(pod.settled_ns() <= before_ns for pod in run.pods)
+
+
+def _settled_ns(sources: Sequence[Source]) -> float:
+    step_ns = last_ns = -math.inf
+    waiting = {source.identity.rank for source in sources} - {None}
+    for source in sources:
+        for span in source.spans:
+            if span.name == FIRST_STEP:
+                if span.end_ns is not None and span.status != "error":
+                    step_ns = max(step_ns, span.end_ns + source.offset_ns)
+                    waiting.discard(source.identity.rank)
+            elif span.begin_ns is not None and not span.point:
+                last_ns = max(last_ns, span.begin_ns + source.offset_ns)
+    return math.inf if waiting or last_ns > step_ns else step_ns
 
 
 def _begin_run(runs: list[_Run], forward: int) -> _Run:
