@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import pytest
 from fuse_mounts import refusal
 from stripe_faces import CHUNK, content, put_bytes, store_of, stripe
 
+from bootseer.errors import DeadlineError, StoreUnavailableError
+from bootseer.fuse import background
+from bootseer.fuse.mount import open_mount
 from bootseer.fuse.mounts import unmount
+from bootseer.fuse.options import MountOptions
 from bootseer.stripedfs import faultlog
 
 
@@ -39,7 +45,9 @@ def test_one_that_has_grown_is_put_aside_over_the_one_before(folder: Path) -> No
         assert sorted(os.listdir(folder)) == [path.name, aside.name]
 
 
-def test_what_is_no_file_of_ours_is_not_written_to(folder: Path, tmp_path: Path) -> None:
+def test_what_is_no_file_of_ours_is_not_written_to(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = Path(faultlog.own_log())
     path.unlink()
     os.mkfifo(path)  # opening it to write would wait for a reader
@@ -51,6 +59,74 @@ def test_what_is_no_file_of_ours_is_not_written_to(folder: Path, tmp_path: Path)
     path.unlink()
     path.mkdir()
     assert faultlog.own_log() == ""
+    assert [str(path) in each.getMessage() for each in caplog.records] == [True] * 3
+
+
+def test_one_that_others_could_read_is_closed_to_them(folder: Path) -> None:
+    path = Path(faultlog.own_log())
+    for mode in (0o644, 0o666):
+        path.chmod(mode)
+        assert Path(faultlog.own_log()).stat().st_mode & 0o777 == 0o600
+
+
+def test_mounts_that_begin_together_lose_nothing_of_it(folder: Path) -> None:
+    """Who came second put the new, empty file over what the first had put aside."""
+    text = "old\n" * (faultlog.MOST_BYTES // 4 + 1)
+    together = multiprocessing.get_context("fork")
+    for _ in range(20):
+        path = Path(faultlog.own_log())
+        path.write_text(text)
+        gate = together.Barrier(8)
+        ends = [
+            together.Process(target=lambda g=gate: (g.wait(), faultlog.own_log())) for _ in range(8)
+        ]
+        for each in ends:
+            each.start()
+        for each in ends:
+            each.join()
+            assert each.exitcode == 0
+        assert (folder / "checkpoint.log.1").read_text() == text
+        assert path.read_text() == ""
+
+
+@pytest.mark.root
+def test_a_home_that_hangs_costs_its_second(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault injection: it lies on a FUSE mount that nobody serves. Mounts waited without end."""
+    home = tmp_path / "state"
+    home.mkdir()
+    device = open_mount(str(home), MountOptions())
+    try:
+        assert faultlog.own_log() == ""
+        with pytest.raises(DeadlineError, match="cannot write the log"):
+            background.Log(str(home / "named.log"))
+    finally:
+        unmount(str(home), lazily=True)
+        os.close(device)
+    (said,) = caplog.records
+    assert "did not answer within 1 s" in said.getMessage()
+
+
+def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
+    """Fault injection: a pipe that is full."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    log = background.Log(str(fifo))
+    log.say("x" * (1 << 17))
+    log.say("and no more")
+    os.close(reader)
+
+
+def test_a_mount_that_takes_too_long_says_so_in_its_log(folder: Path) -> None:
+    path = Path(faultlog.own_log())
+    with pytest.raises(StoreUnavailableError, match=r"took too long; see .*checkpoint\.log"):
+        background.start(
+            lambda _: time.sleep(60), what="/m", limit_s=0.2, waits_for="x:1", log_file=str(path)
+        )
+    (line,) = path.read_text().splitlines()
+    assert " /m: not mounted, waited for x:1: " in line
 
 
 @pytest.mark.root
@@ -68,5 +144,6 @@ def test_a_mount_in_the_background_says_there_why_a_read_failed(
         assert refusal((directory / "ckpt").read_bytes) == errno.EIO
         (line,) = (folder / "checkpoint.log").read_text().splitlines()
         assert "stripe-00001" in line
+        assert f" {directory}: " in line
     finally:
         unmount(str(directory), lazily=True)

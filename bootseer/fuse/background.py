@@ -19,6 +19,7 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
+from bootseer.proc_files import call_within
 from bootseer.readiness import readable
 
 USERS_NAMED = 5
@@ -26,6 +27,7 @@ END_S = 10.0
 TELL_AFTER_S, TELL_EVERY_S = 5.0, 30.0
 """Who waits so long for a mount is told; the server that waits for the store has no streams."""
 
+LOG_LIMIT_S = 1.0
 UNLOGGED = "give --log-file FILE to see why"
 WAITING = "waiting"
 """Key of what a server may tell, any number of times, before its answer: `why` its last try failed,
@@ -36,23 +38,34 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 class Log:
-    """Lines with their time, appended to a file or written to standard error."""
+    """Lines with their time, appended to a file or written to standard error.
 
-    def __init__(self, path: str) -> None:
+    `about` stands before each, where several servers share a file. A file system that hangs is
+    waited for a second: it must not keep a mount's users.
+    """
+
+    def __init__(self, path: str, about: str = "") -> None:
         self._fd = 2
+        self._about = about if about.isprintable() else repr(about)
         if path:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             try:
-                self._fd = os.open(
-                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-                )
+                self._fd = call_within(LOG_LIMIT_S, os.open, path, flags, 0o644)
+            except TimeoutError as error:
+                raise DeadlineError(f"cannot write the log {path}: {error}") from error
             except OSError as error:
                 raise from_os_error(error, f"write the log {path}") from error
 
     def say(self, text: str) -> None:
         """One line; a log that cannot be written is given up silently."""
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n"
-        with contextlib.suppress(OSError):
-            os.write(self._fd, line.encode(errors="backslashreplace"))
+        about = f"{self._about}: " if self._about else ""
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {about}{text}\n"
+        try:
+            call_within(LOG_LIMIT_S, os.write, self._fd, line.encode(errors="backslashreplace"))
+        except TimeoutError:
+            self._fd = -1
+        except (OSError, RuntimeError):  # the latter: no thread can be started
+            pass
 
 
 def start(
@@ -87,12 +100,15 @@ def start(
         os.close(told)
         _background(serve, tell, log_file, keep)
     os.close(tell)
+    wait = _Wait(waits_for or f"the mount at {what}", limit_s, tries)
     try:
         if meanwhile is not None:
             meanwhile()
-        wait = _Wait(waits_for or f"the mount at {what}", limit_s, tries)
         answer = _received(told, what, wait, f"see {log_file}" if log_file else unlogged)
-    except BaseException:  # an interrupt too: no server that nobody asked for
+    except BaseException as error:  # an interrupt too: no server that nobody asked for
+        if log_file and isinstance(error, StoreUnavailableError):
+            with contextlib.suppress(BootseerError):  # it names the log, so something stands there
+                Log(log_file, what).say(f"not mounted, waited for {wait.waits_for}: {error}")
         _end(pid)
         raise
     finally:
@@ -199,7 +215,7 @@ class _Wait:
     """
 
     def __init__(self, waits_for: str, limit_s: float, tries: int) -> None:
-        self._waits_for, self._tries, self._why = waits_for, tries, ""
+        self.waits_for, self._tries, self._why = waits_for, tries, ""
         self._began_s = time.monotonic()
         self._end_s = self._last_s = self._began_s + limit_s
         self._tell_s = self._began_s + TELL_AFTER_S
@@ -227,7 +243,7 @@ class _Wait:
 
         logging.getLogger(__name__).warning(
             "bootseer: waiting for %s for %d s now, and for up to %d s more%s%s",
-            self._waits_for,
+            self.waits_for,
             now_s - self._began_s,
             max(0.0, self._last_s - now_s),
             f" (try {self._tries})" if self._tries else "",

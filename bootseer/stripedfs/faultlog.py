@@ -3,39 +3,64 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 
 from bootseer.config_paths import user_directory
+from bootseer.proc_files import call_within
 
 MOST_BYTES = 1 << 20
+LIMIT_S = 1.0
+"""For a home that hangs, as on a network: a mount does not wait for its log."""
 
 
 def own_log() -> str:
-    """Where this user's mounts tell what went wrong; "" where nothing can be kept.
+    """Where this user's mounts tell what went wrong; "" where nothing can be kept, with a warning.
 
     Nobody else may read it. One that has grown is put aside, over the one before, so that two of
     them are kept at most; a mount that has it open goes on in what was put aside.
     """
     folder = user_directory("XDG_STATE_HOME", ".local/state", None)
     path = os.path.join(folder, "checkpoint.log")
+    try:
+        call_within(LIMIT_S, _make, folder, path)
+    except (OSError, RuntimeError) as error:  # the latter: no thread can be started
+        import logging  # ten milliseconds, which nearly every mount can save
+
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        logging.getLogger(__name__).warning(
+            "bootseer: no log of what goes wrong in this mount: %s: %s", path, why
+        )
+        return ""
+    return path
+
+
+def _make(folder: str, path: str) -> None:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        if _size_of(path) > MOST_BYTES:
-            os.replace(path, path + ".1")
+    while True:
         fd = os.open(path, flags, 0o600)
         try:
             opened = os.fstat(fd)
+            if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():
+                raise OSError("it is no regular file of this user")
+            if opened.st_mode & 0o077:
+                os.fchmod(fd, 0o600)
+            if opened.st_size <= MOST_BYTES or not _put_aside(fd, path):
+                return
         finally:
             os.close(fd)
-        if stat.S_ISREG(opened.st_mode) and opened.st_uid == os.geteuid():
-            return path
-    return ""
 
 
-def _size_of(path: str) -> int:
+def _put_aside(fd: int, path: str) -> bool:
+    """Whether there is another file to be looked at now; False while somebody else does this."""
     try:
-        return os.lstat(path).st_size
-    except FileNotFoundError:
-        return 0
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # Who had the lock before may have put it aside, and what is there now is not to be lost.
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.lstat(path), os.fstat(fd)):
+            os.replace(path, path + ".1")
+    return True
