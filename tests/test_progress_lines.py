@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,15 +26,34 @@ def test_long_transfers_say_now_and_then_how_far_they_are(
         ["stripe", "verify", "--json", url],
         ["stripe", "get", "--json", url, str(tmp_path / "copy")],
     )
-    for every_s in (progress.TELL_EVERY_S, 0.0):
+    for every_s in (progress.TELL_EVERY_S, 0.001):
         monkeypatch.setattr(progress, "TELL_EVERY_S", every_s)
         for words in commands:
             done = CliRunner().invoke(group, words, catch_exceptions=False)
             assert done.exit_code == 0, done.output
             assert done.stdout.startswith(("{", "["))
             lines = done.stderr.splitlines()
-            assert bool(lines) is (every_s == 0), lines
+            assert bool(lines) is (every_s == 0.001), lines
             assert all(line.startswith("bootseer: ") for line in lines)
-            if lines:
-                assert "model.pt: 5.0 MiB of 5.0 MiB, for " in lines[-1]
+            assert all("model.pt: " in line and " MiB, for " in line for line in lines[1:])
         (tmp_path / "copy").unlink()
+
+
+def test_a_transfer_that_hangs_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines came with the next batch alone, of up to 128 MiB."""
+    monkeypatch.setattr(progress, "TELL_EVERY_S", 0.01)
+    said = ""
+    with progress.bar("put x") as told:
+        told.expect(4 << 20)
+        told.advance(1 << 20)
+        end_s = time.monotonic() + 60
+        while "put x: 1.0 MiB of 4.0 MiB, for 0 s\n" not in said and time.monotonic() < end_s:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert "put x: 1.0 MiB of 4.0 MiB, for 0 s\n" in said
+    tellers = [each for each in threading.enumerate() if each.name == "progress"]
+    for each in tellers:
+        each.join(timeout=60)
+        assert not each.is_alive()

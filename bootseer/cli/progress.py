@@ -23,13 +23,26 @@ TELL_EVERY_S = 30.0
 
 
 class _Lines:
-    """`Progress` as lines of a log, which a transfer that ends soon has none of."""
+    """`Progress` as lines of a log, which a transfer that ends soon has none of.
+
+    A thread tells them: a transfer that is slow, or hangs, would not do so itself.
+    """
 
     def __init__(self, title: str) -> None:
         self._title = title if title.isprintable() else repr(title)
         self._lock = threading.Lock()
         self._total = self._done = 0
-        self._began_s = self._told_s = time.monotonic()
+        self._began_s = time.monotonic()
+        self._ended = threading.Event()
+        self._teller = threading.Thread(target=self._tell, name="progress", daemon=True)
+
+    def __enter__(self) -> _Lines:
+        with suppress(RuntimeError):  # no thread can be started: no reason to end the transfer
+            self._teller.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()  # nobody waits for it: who reads its lines may have stopped to
 
     def expect(self, size_bytes: int) -> None:
         with self._lock:
@@ -38,16 +51,16 @@ class _Lines:
     def advance(self, size_bytes: int) -> None:
         with self._lock:
             self._done += size_bytes
-            now_s = time.monotonic()
-            if now_s - self._told_s < TELL_EVERY_S:
-                return
-            self._told_s = now_s
-            line = (
-                f"bootseer: {self._title}: {shown(self._done)} of {shown(self._total)}, "
-                f"for {now_s - self._began_s:.0f} s"
-            )
-        with suppress(OSError, ValueError):  # nobody reads it: no reason to end the transfer
-            click.echo(line, err=True)
+
+    def _tell(self) -> None:
+        while not self._ended.wait(TELL_EVERY_S):
+            with self._lock:
+                line = (
+                    f"bootseer: {self._title}: {shown(self._done)} of {shown(self._total)}, "
+                    f"for {time.monotonic() - self._began_s:.0f} s"
+                )
+            with suppress(OSError, ValueError):  # nobody reads it
+                click.echo(line, err=True)
 
 
 class _Bar:
@@ -74,7 +87,11 @@ def has_bar() -> bool:
 def bar(title: str) -> Iterator[Progress]:
     """Show how far the block inside is: by a bar on a terminal, else a line every half minute."""
     if not has_bar():
-        yield SILENT if sys.stderr is None else _Lines(title)
+        if sys.stderr is None:
+            yield SILENT
+            return
+        with _Lines(title) as lines:
+            yield lines
         return
     from rich.console import Console
     from rich.progress import (
