@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, refusal
 from stripe_faces import content, put_bytes, served, store_of, stripe
+from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
@@ -88,6 +90,19 @@ def test_a_small_file_whose_object_is_gone_is_damage(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (6, ""), done.stderr
         assert "/data/small in " in done.stderr
         assert done.stderr.endswith("; the checkpoint is incomplete, put it anew\n")
+
+    def answer(server: FakeServer, sock: socket.socket, request: Request) -> bool:
+        path = tmp_path / "store" / request.target.lstrip("/")
+        if path.is_file():
+            return serve_range(path.read_bytes(), sock, request, ETag='"a"')
+        sock.sendall(head("404 Not Found", Content_Length=0))
+        return True
+
+    with FakeServer(answer) as server:  # a web server words it otherwise
+        done = stripe("cat", f"http://{server.authority}/run/small")
+    assert done.returncode == 6, done.stderr
+    assert "check the" not in done.stderr
+    assert done.stderr.endswith("; the checkpoint is incomplete, put it anew\n")
     assert stripe("get", shown, tmp_path / "all").returncode == 6
     assert not (tmp_path / "all").exists()
     assert stripe("get", shown / "large", tmp_path / "large").returncode == 0

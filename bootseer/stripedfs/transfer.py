@@ -95,7 +95,7 @@ def fetch(fetcher: Fetcher, wanted: Sequence[tuple[Segment, memoryview]]) -> Non
     except NotFoundError as error:
         if not any(isinstance(each.source, DigestedSource) for each, _ in wanted):
             raise
-        text = str(error).removesuffix("; check the path")
+        text = str(error).partition("; check the ")[0]  # the path, or the name: of no use here
         raise CorruptDataError(f"{text}; the checkpoint is incomplete, put it anew") from error
     for each, _ in wanted:
         if each.length and each.source.doubtful(each.offset, each.length):
