@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from waiting import until
 
 from bootseer.cli import progress
 from bootseer.cli.root import group
@@ -57,3 +61,30 @@ def test_a_transfer_that_hangs_says_how_far_it_is(
     for each in tellers:
         each.join(timeout=60)
         assert not each.is_alive()
+
+
+def test_nobody_reads_it_and_the_transfer_ends_well(tmp_path: Path) -> None:
+    """The thread that tells hangs then, with the lock of standard error's buffer."""
+    code = (
+        "import time\n"
+        "from bootseer.cli import progress\n"
+        "progress.TELL_EVERY_S = 0.001\n"
+        "with progress.bar('x' * 2000):\n"
+        "    open('begun', 'w').close()\n"
+        "    while not __import__('os').path.exists('full'): time.sleep(0.01)\n"
+    )
+    reading, writing = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", code], stderr=writing, cwd=tmp_path) as process:
+        try:
+            until(lambda: (tmp_path / "begun").exists())
+            until(lambda: _is_full(writing))
+            (tmp_path / "full").touch()
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
+            os.close(reading)
+            os.close(writing)
+
+
+def _is_full(pipe: int) -> bool:
+    return not select.select([], [pipe], [], 0)[1]

@@ -176,6 +176,16 @@ def test_a_pod_with_a_rank_that_waits_is_not_at_work(tmp_path: Path) -> None:
     assert len(report_of(tmp_path).starts) == 1
 
 
+def test_pods_that_tell_moments_alone_are_not_at_work(tmp_path: Path) -> None:
+    """As `bootseer start` without parts: nobody knows when these begin to work."""
+    for number in range(3):
+        about = {"k8s__pod__name": f"train-{number}", "k8s__pod__uid": f"u{number}"}
+        about["k8s__namespace__name"] = "team"
+        file = EventFile(f"n{number}", None, bootseer__job_uid="team/train", **about)
+        file.point("start", 200.0 * number).write(tmp_path)
+    assert len(report_of(tmp_path).starts) == 1
+
+
 def test_clocks_that_are_a_minute_apart_make_no_start(tmp_path: Path) -> None:
     """Nodes' clocks are raw where runs are told apart: one looks done before the other began."""
     for rank in range(2):

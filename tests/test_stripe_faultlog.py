@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from fuse_mounts import refusal
 from stripe_faces import CHUNK, content, put_bytes, store_of, stripe
+from waiting import until
 
 from bootseer.errors import DeadlineError, StoreUnavailableError
 from bootseer.fuse import background
@@ -116,7 +118,19 @@ def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
     log = background.Log(str(fifo))
     log.say("x" * (1 << 17))
     log.say("and no more")
+    said = b""
+
+    def drained() -> bool:
+        nonlocal said
+        with contextlib.suppress(BlockingIOError):
+            said += os.read(reader, 1 << 20)
+        log.say("it goes on")
+        return b" it goes on\n" in said
+
+    until(drained)
     os.close(reader)
+    assert said.count(b"x") == 1 << 17
+    assert b"and no more" not in said
 
 
 def test_a_mount_that_takes_too_long_says_so_in_its_log(folder: Path) -> None:

@@ -55,12 +55,11 @@ class _Lines:
     def _tell(self) -> None:
         while not self._ended.wait(TELL_EVERY_S):
             with self._lock:
-                line = (
-                    f"bootseer: {self._title}: {shown(self._done)} of {shown(self._total)}, "
-                    f"for {time.monotonic() - self._began_s:.0f} s"
-                )
+                done, total = self._done, self._total
+            far = f"{shown(done)} of {shown(total)}" if total else "nothing yet"
+            after_s = time.monotonic() - self._began_s
             with suppress(OSError, ValueError):  # nobody reads it
-                click.echo(line, err=True)
+                click.echo(f"bootseer: {self._title}: {far}, for {after_s:.0f} s", err=True)
 
 
 class _Bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import math
@@ -46,26 +47,33 @@ class Log:
 
     def __init__(self, path: str, about: str = "") -> None:
         self._fd = 2
+        self._lock, self._hung_in = _thread.allocate_lock(), 0
         self._about = about if about.isprintable() else repr(about)
         if path:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             try:
                 self._fd = call_within(LOG_LIMIT_S, os.open, path, flags, 0o644)
-            except TimeoutError as error:
+            except (TimeoutError, RuntimeError) as error:  # the latter: no thread can be started
                 raise DeadlineError(f"cannot write the log {path}: {error}") from error
             except OSError as error:
                 raise from_os_error(error, f"write the log {path}") from error
 
     def say(self, text: str) -> None:
-        """One line; a log that cannot be written is given up silently."""
+        """One line. What cannot be written is dropped silently, and so is what comes meanwhile."""
         about = f"{self._about}: " if self._about else ""
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {about}{text}\n"
+        with self._lock:
+            if self._hung_in == os.getpid():  # not of the process that forked us, which goes on
+                return
+            with contextlib.suppress(OSError, RuntimeError):
+                call_within(LOG_LIMIT_S, self._write, line.encode(errors="backslashreplace"))
+
+    def _write(self, line: bytes) -> None:
+        self._hung_in = os.getpid()
         try:
-            call_within(LOG_LIMIT_S, os.write, self._fd, line.encode(errors="backslashreplace"))
-        except TimeoutError:
-            self._fd = -1
-        except (OSError, RuntimeError):  # the latter: no thread can be started
-            pass
+            os.write(self._fd, line)
+        finally:
+            self._hung_in = 0
 
 
 def start(
@@ -98,7 +106,7 @@ def start(
     pid = os.fork()
     if pid == 0:
         os.close(told)
-        _background(serve, tell, log_file, keep)
+        _background(serve, tell, log_file, what, keep)
     os.close(tell)
     wait = _Wait(waits_for or f"the mount at {what}", limit_s, tries)
     try:
@@ -106,10 +114,12 @@ def start(
             meanwhile()
         answer = _received(told, what, wait, f"see {log_file}" if log_file else unlogged)
     except BaseException as error:  # an interrupt too: no server that nobody asked for
-        if log_file and isinstance(error, StoreUnavailableError):
-            with contextlib.suppress(BootseerError):  # it names the log, so something stands there
-                Log(log_file, what).say(f"not mounted, waited for {wait.waits_for}: {error}")
-        _end(pid)
+        try:
+            if log_file and isinstance(error, StoreUnavailableError):
+                with contextlib.suppress(BootseerError):  # it names the log: something stands there
+                    Log(log_file, what).say(f"not mounted, waited for {wait.waits_for}: {error}")
+        finally:
+            _end(pid)
         raise
     finally:
         os.close(told)
@@ -128,7 +138,11 @@ def _end(pid: int) -> None:
 
 
 def _background(
-    serve: Callable[[Tell], None], tell: int, log_file: str, keep: Sequence[int] | None
+    serve: Callable[[Tell], None],
+    tell: int,
+    log_file: str,
+    what: str,
+    keep: Sequence[int] | None,
 ) -> NoReturn:
     code, waiting = 1, True
     try:
@@ -154,7 +168,7 @@ def _background(
                 write_answer(tell, answer)
         else:
             with contextlib.suppress(BootseerError):
-                Log(log_file).say(answer["text"])
+                Log(log_file, what).say(answer["text"])
     finally:
         os._exit(code)
 

@@ -275,7 +275,7 @@ class Resolver:
 
     def _config_in_time(self, config: Asked[bytes] | None) -> bytes | None:
         """The config, where it comes about as soon as all else; no mount depends on it."""
-        with contextlib.suppress(BootseerError):
+        with contextlib.suppress(Exception):
             if config is None and self._helped is not None and self._alone is not None:
                 told = self._helped.config(self._alone[1].config.digest)
                 if told is not None or self._helped.answers:

@@ -46,7 +46,8 @@ def _make(folder: str, path: str) -> None:
             if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():
                 raise OSError("it is no regular file of this user")
             if opened.st_mode & 0o077:
-                os.fchmod(fd, 0o600)
+                with contextlib.suppress(OSError):  # file systems without modes
+                    os.fchmod(fd, 0o600)
             if opened.st_size <= MOST_BYTES or not _put_aside(fd, path):
                 return
         finally:
@@ -54,10 +55,10 @@ def _make(folder: str, path: str) -> None:
 
 
 def _put_aside(fd: int, path: str) -> bool:
-    """Whether there is another file to be looked at now; False while somebody else does this."""
+    """Whether there is another file to be looked at now; False where this one stays as it is."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # somebody else does this; or there are no locks here, and it goes on growing
         return False
     # Who had the lock before may have put it aside, and what is there now is not to be lost.
     with contextlib.suppress(FileNotFoundError):

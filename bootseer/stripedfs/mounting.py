@@ -66,9 +66,8 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     if settings.writable and settings.backend != "own":
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
-    log = Log(
-        settings.log_file, settings.mountpoint
-    )  # before anything that may hang: who gave up is sent there
+    # Before anything that may hang: who gave up is sent there.
+    log = Log(settings.log_file, settings.mountpoint)
     _load_store(settings.url)
     looking = f"cannot look at {redact(settings.url)}"
     in_a_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)

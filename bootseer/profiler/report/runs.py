@@ -172,7 +172,7 @@ def _settled_ns(sources: Sequence[Source]) -> float:
                     waiting.discard(source.identity.rank)
             elif span.begin_ns is not None and not span.point:
                 last_ns = max(last_ns, span.begin_ns + source.offset_ns)
-    return math.inf if waiting or last_ns > step_ns else step_ns
+    return math.inf if waiting or step_ns == -math.inf or last_ns > step_ns else step_ns
 
 
 def _begin_run(runs: list[_Run], forward: int) -> _Run:

@@ -11,9 +11,12 @@ from bootseer.storage.oci.manifest import Descriptor, Platform
 
 _GO_NAMES = {
     "x86_64": "amd64",
+    "x86-64": "amd64",
     "amd64": "amd64",
     "aarch64": "arm64",
     "arm64": "arm64",
+    "armhf": "arm",
+    "armel": "arm",
     "i386": "386",
     "i686": "386",
     "ppc64le": "ppc64le",
