@@ -7,6 +7,8 @@ BIN := .venv/bin
 
 # Set, it would have each of some thousand Python processes compile the same modules again.
 test test-fast k8s-test soak: export PYTHONDONTWRITEBYTECODE :=
+# Set, standard error has no buffer, and a thread that hangs in it is in nobody's way.
+test test-fast k8s-test soak: export PYTHONUNBUFFERED :=
 
 .PHONY: demo test test-fast k8s-test image soak fresh lint format bench docs setup clean
 

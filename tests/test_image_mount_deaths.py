@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import page_cache
 import pytest
 from filemode_tools import resident
 from image_mounts import Mounts, evict, mounts_below, publish, some_files, tree_of
 from oci_proxy import Gate, Halves
+from waiting import until
 
 from bootseer.blockimage import artifact
 from bootseer.blockimage.serving import ImageServer
@@ -150,17 +152,17 @@ def test_servers_killed_while_hot_frames_come_and_are_warmed(
         halves = Halves(gate, image.packs[""], least_bytes=pack_bytes // 2, cuts=3)
         gate.rules = [halves.rule]
         ref = ref.replace(registry.host, gate.authority)
-        mounted = mounts.mount(ref, record=True, fill=True)
-        server = mounts.server()
-        found: list[dict[str, bytes]] = []
+        with page_cache.staying():
+            mounted = mounts.mount(ref, record=True, fill=True)
+            server = mounts.server()
+            found: list[dict[str, bytes]] = []
 
-        def read_all() -> None:
-            found.append(tree_of(mounted.directory))
+            def read_all() -> None:
+                found.append(tree_of(mounted.directory))
 
-        readers = [threading.Thread(target=read_all) for _ in range(4)]
-        assert halves.is_halfway()
-        while not resident(Path(mounted.directory) / min(files)):
-            time.sleep(0.01)  # warming has begun
+            readers = [threading.Thread(target=read_all) for _ in range(4)]
+            assert halves.is_halfway()
+            until(lambda: resident(Path(mounted.directory) / min(files)), "warming has begun")
         for reader in readers:
             reader.start()
         for _ in range(3):

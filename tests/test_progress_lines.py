@@ -78,7 +78,7 @@ def test_a_transfer_that_hangs_says_how_far_it_is(
 
 
 def test_nobody_reads_it_and_the_transfer_ends_well(tmp_path: Path) -> None:
-    """The thread that tells hangs then, with the lock of standard error's buffer."""
+    """Its thread hung in that write; a command that ended in that moment hung as well."""
     code = (
         "import time\n"
         "from bootseer.cli import progress\n"
@@ -92,6 +92,9 @@ def test_nobody_reads_it_and_the_transfer_ends_well(tmp_path: Path) -> None:
         try:
             until(lambda: (tmp_path / "begun").exists())
             until(lambda: _is_full(writing))
+            for _ in range(50):
+                assert not _writes_to_a_pipe(process.pid)
+                time.sleep(0.01)
             (tmp_path / "full").touch()
             assert process.wait(timeout=60) == 0
         finally:
@@ -102,3 +105,8 @@ def test_nobody_reads_it_and_the_transfer_ends_well(tmp_path: Path) -> None:
 
 def _is_full(pipe: int) -> bool:
     return not select.select([], [pipe], [], 0)[1]
+
+
+def _writes_to_a_pipe(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").glob("*/wchan")
+    return any("pipe_write" in task.read_text() for task in tasks)

@@ -149,6 +149,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         os.kill(pid, 9)
 
 
+@pytest.mark.usefixtures("page_cache_stays")
 def test_the_first_start_records_and_the_second_reads_ahead(job: Job) -> None:
     said = job.recorded(3, 4, 40)["attributes"]
     assert said["bootseer.image.ended_by"] == "first step"
@@ -286,6 +287,7 @@ def test_as_the_first_process_of_a_container(job: Job) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.usefixtures("page_cache_stays")
 def test_user_65534_on_a_read_only_root_reads_ahead() -> None:
     place = Path(f"/tmp/bootseer-{os.getpid()}-{time.monotonic_ns()}")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
 import time
@@ -58,8 +59,24 @@ class _Lines:
                 done, total = self._done, self._total
             far = f"{shown(done)} of {shown(total)}" if total else "nothing yet"
             after_s = time.monotonic() - self._began_s
+            if not _takes_a_line():
+                continue
             with suppress(OSError, ValueError):  # nobody reads it
                 click.echo(f"bootseer: {self._title}: {far}, for {after_s:.0f} s", err=True)
+
+
+def _takes_a_line() -> bool:
+    """Whether standard error takes a line at once.
+
+    A write to a pipe that nobody reads would wait, and the command's end with it.
+    """
+    try:
+        descriptor = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # none, or no file
+        return sys.stderr is not None
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return poll.poll(0) == [(descriptor, select.POLLOUT)]
 
 
 class _Bar:
