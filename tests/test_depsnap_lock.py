@@ -482,7 +482,12 @@ def test_the_resolver_looks_where_pip_is_told_to_look(tmp_path: Path, wheels: Pa
             assert set(lock.pinned) == {"bootseer-alpha", "bootseer-beta"}
 
 
-def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None:
+def test_settings_of_pip_are_said_to_uv_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = tmp_path / "machine.conf"  # what this machine's pip is told is none of ours
+    machines.write_text("[global]\nconstraint = /c1 /c2\nindex-url = https://lowest\n")
+    monkeypatch.setattr(pip_settings, "FOR_ALL", (str(machines),))
     config = tmp_path / "xdg"
     (config / "pip").mkdir(parents=True)
     (config / "pip/pip.conf").write_text(
@@ -496,6 +501,7 @@ def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None
     assert {name: made[name] for name in made.keys() - environ.keys()} == {
         "UV_DEFAULT_INDEX": "https://high",
         "UV_FIND_LINKS": "/w1,/w2",
+        "UV_CONSTRAINT": "/c1 /c2",
         "UV_INSECURE_HOST": "h",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "SSL_CERT_FILE": "/other.pem",
