@@ -243,15 +243,18 @@ def _answers(mountpoint: str) -> bool:
 
 
 class MountPoint:
-    """One mount of ours, known by its device number: whatever is put there later stays.
+    """One mount of ours, known by its device number and source: whatever is put there later stays.
 
+    The number alone would not do: the kernel gives it to the next mount once this one has gone.
     A passed descriptor is somebody else's to unmount: every method does nothing for it.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
         found = None if is_passed(target) else find_mount(target)
-        self._device = found.device if found is not None and found.kind == KIND else ""
+        self._device, self._source = "", ""
+        if found is not None and found.kind == KIND:
+            self._device, self._source = found.device, found.source
 
     @property
     def present(self) -> bool:
@@ -259,7 +262,8 @@ class MountPoint:
         if not self._device:
             return False
         found = find_mount(self.target)
-        return found is not None and found.device == self._device
+        ours = (self._device, KIND, self._source)
+        return found is not None and (found.device, found.kind, found.source) == ours
 
     def unmount(self, *, lazily: bool = False, force: bool = False) -> None:
         """See `unmount`. Raises BusyError and the like; a mount that is gone is fine."""
