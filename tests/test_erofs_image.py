@@ -132,7 +132,7 @@ def test_the_kernel_shows_what_was_built(
 
 @pytest.mark.root
 @pytest.mark.debian("erofs-utils")
-@pytest.mark.parametrize("length", (1, 10, 11, 12, 44))
+@pytest.mark.parametrize("length", [1, 10, 11, 12, 44])
 def test_an_image_never_ends_with_its_last_inode(tmp_path: Path, length: int) -> None:
     """fsck.erofs 1.5 looks for attributes behind each inode, were it beyond the file's end."""
     names = [b"%03d" % number for number in range(33)] + [b"z" * length]
