@@ -137,8 +137,11 @@ def test_an_image_never_ends_with_its_last_inode(tmp_path: Path, length: int) ->
     """fsck.erofs 1.5 looks for attributes behind each inode, were it beyond the file's end."""
     names = [b"%03d" % number for number in range(33)] + [b"z" * length]
     entries = [folder_of(b""), *(Entry(path=name, kind=Kind.FIFO) for name in names)]
-    shown = seen(build(entries, str(tmp_path)), tmp_path)
+    built = build(entries, str(tmp_path))
+    shown = seen(built, tmp_path)
     assert shown.keys() == {entry.path for entry in entries}
+    added = Path(built.meta_path).read_bytes().endswith(bytes(erofs.BLOCK_BYTES))
+    assert added == (length in (11, 12))  # these inodes alone end with a block
 
 
 @pytest.mark.root
