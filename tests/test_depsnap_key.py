@@ -445,6 +445,36 @@ def test_each_input_changes_the_key(project: Project, tmp_path: Path) -> None:
     assert len(set(seen.values())) == len(seen), seen
 
 
+@pytest.mark.parametrize("at", ["XDG_CONFIG_DIRS", "HOME", "PIP_CONFIG_FILE", "PIP_CONSTRAINT"])
+def test_what_a_constraint_that_settings_name_says_counts(
+    project: Project, tmp_path: Path, at: str
+) -> None:
+    """A machine's pip.conf names one as often as a command line does."""
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "of-all.txt").write_text("-c of-some.txt\n")
+    (tmp_path / "of-some.txt").write_text("six<2\n")
+    named = f"{tmp_path}/nowhere.txt {tmp_path}/of-all.txt https://h/more.txt"
+    file = tmp_path / {"XDG_CONFIG_DIRS": "pip/pip.conf", "HOME": ".pip/pip.conf"}.get(at, "chosen")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"[install]\nconstraint = {named}\n")
+    values = {"PIP_CONFIG_FILE": str(file), "PIP_CONSTRAINT": named}
+    project.environ[at] = values.get(at, str(tmp_path))
+    first = project.key().digest
+    assert project.key().digest == first
+    (tmp_path / "of-some.txt").write_text("six<3\n")
+    assert project.key().digest != first
+
+
+def test_settings_of_pip_count_wherever_xdg_puts_them(project: Project, tmp_path: Path) -> None:
+    project.environ["XDG_CONFIG_DIRS"] = f"{tmp_path}/one:{tmp_path}/two"
+    seen = {project.key().digest}
+    for place in ("one/pip/pip.conf", "two/pip/pip.conf", "two/uv/uv.toml"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text("# a word\n")
+        seen.add(project.key().digest)
+    assert len(seen) == 4
+
+
 def test_packages_of_the_system_count_where_they_are_seen(tmp_path: Path) -> None:
     """pip installs nothing again that lies below the environment."""
     base = tmp_path / "base"

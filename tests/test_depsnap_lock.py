@@ -482,12 +482,10 @@ def test_the_resolver_looks_where_pip_is_told_to_look(tmp_path: Path, wheels: Pa
             assert set(lock.pinned) == {"bootseer-alpha", "bootseer-beta"}
 
 
-def test_settings_of_pip_are_said_to_uv_in_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machines = tmp_path / "machine.conf"  # what this machine's pip is told is none of ours
+def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None:
+    machines = tmp_path / "machine/pip/pip.conf"  # what this machine's pip is told is none of ours
+    machines.parent.mkdir(parents=True)
     machines.write_text("[global]\nconstraint = /c1 /c2\nindex-url = https://lowest\n")
-    monkeypatch.setattr(pip_settings, "FOR_ALL", (str(machines),))
     config = tmp_path / "xdg"
     (config / "pip").mkdir(parents=True)
     (config / "pip/pip.conf").write_text(
@@ -495,7 +493,12 @@ def test_settings_of_pip_are_said_to_uv_in_its_own_words(
         "cert = /ca.pem\npre = no\n[install]\nindex-url = https://high\n"
     )
     (tmp_path / "pip.conf").write_text("[global]\nfind_links = /w1 /w2\ntrusted-host = h\n")
-    environ = {"XDG_CONFIG_HOME": str(config), "PIP_CERT": "/other.pem", "UV_INDEX": "https://mine"}
+    environ = {
+        "XDG_CONFIG_DIRS": f"/nonexistent:{tmp_path}/machine",
+        "XDG_CONFIG_HOME": str(config),
+        "PIP_CERT": "/other.pem",
+        "UV_INDEX": "https://mine",
+    }
     made = pip_settings.environment_for_uv(environ, str(tmp_path))
     assert made.items() >= environ.items()
     assert {name: made[name] for name in made.keys() - environ.keys()} == {
@@ -508,6 +511,10 @@ def test_settings_of_pip_are_said_to_uv_in_its_own_words(
     }
     nothing = pip_settings.environment_for_uv({**environ, "PIP_CONFIG_FILE": os.devnull}, "")
     assert "UV_DEFAULT_INDEX" not in nothing
+    (tmp_path / "chosen").write_text("[global]\nno-index = yes\n")
+    chosen = {**environ, "PIP_CONFIG_FILE": str(tmp_path / "chosen")}  # pip leaves the user's out
+    made = pip_settings.environment_for_uv(chosen, "")
+    assert (made["UV_NO_INDEX"], made["UV_DEFAULT_INDEX"]) == ("1", "https://lowest")
     broken = {"PIP_CONFIG_FILE": str(tmp_path / "broken"), "HOME": "/nonexistent"}
     (tmp_path / "broken").write_text("index-url = without a section\n")
     assert pip_settings.environment_for_uv(broken, "").items() >= broken.items()

@@ -57,12 +57,9 @@ _NEUTRAL = frozenset(
 _PATH_VARIABLES = frozenset(
     f"{tool}_{name}"
     for tool in ("PIP", "UV")
-    for name in ("CONSTRAINT", "REQUIREMENT", "CONFIG_FILE", "OVERRIDE", "BUILD_CONSTRAINT")
+    for name in ("CONSTRAINT", "REQUIREMENT", "OVERRIDE", "BUILD_CONSTRAINT")
 )
-_SETTINGS = (
-    *(*pip_settings.FOR_ALL, *pip_settings.FOR_USER),
-    *("/etc/uv/uv.toml", "/etc/xdg/uv/uv.toml", "~/.config/uv/uv.toml"),
-)
+_UV_FOR_ALL = "/etc/uv/uv.toml"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -235,10 +232,14 @@ def environment(
             continue
         out.append(Ingredient(f"variable {name}", redact.text(environ[name])))
         if name in _PATH_VARIABLES:
-            out += _settings_file(os.path.join(cwd, environ[name]))
-    own = [os.path.join(prefix, "pip.conf")] if prefix else []
-    for path in [*_SETTINGS, *own]:
-        out += _settings_file(_expand(path, environ))
+            out += _lists(environ[name].split(), cwd)
+    of_pip = pip_settings.files(environ, prefix)
+    folders = [*pip_settings.machine_folders(environ), pip_settings.user_folder(environ)]
+    of_uv = [_UV_FOR_ALL, *(os.path.join(folder, "uv", "uv.toml") for folder in folders)]
+    of_uv += [environ["UV_CONFIG_FILE"]] if environ.get("UV_CONFIG_FILE") else []
+    for path in (*of_pip, *of_uv):
+        out += _settings_file(os.path.join(cwd, path))
+    out += _lists(pip_settings.named_files([os.path.join(cwd, p) for p in of_pip]), cwd)
     return [*out, *_project_settings(cwd)]
 
 
@@ -260,20 +261,24 @@ def _elsewhere(q: Question) -> list[str]:
     return [place for place in dict.fromkeys(found) if place != q.cwd]
 
 
-def _expand(path: str, environ: Mapping[str, str]) -> str:
-    if path.startswith("~/.config/") and environ.get("XDG_CONFIG_HOME"):
-        return os.path.join(environ["XDG_CONFIG_HOME"], path.removeprefix("~/.config/"))
-    if path.startswith("~/"):
-        return os.path.join(environ.get("HOME", "/"), path[2:])
-    return path
-
-
 def _settings_file(path: str) -> list[Ingredient]:
     try:
         text = requirements.read_text(path)
     except NotFoundError:
         return []
     return [Ingredient(f"settings {path}", requirements.digest_text(text))]
+
+
+def _lists(words: Sequence[str], cwd: str) -> list[Ingredient]:
+    """Files of requirements or constraints that settings name, with what they include."""
+    out = []
+    for word in words:
+        try:
+            texts = requirements.closure([word], cwd) if "://" not in word else {}
+        except NotFoundError:
+            continue  # pip itself will complain
+        out += [Ingredient(f"settings {p}", requirements.digest_text(t)) for p, t in texts.items()]
+    return out
 
 
 def base_state(target: Target, exclude: Sequence[str] = ()) -> str:

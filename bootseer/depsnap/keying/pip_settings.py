@@ -1,6 +1,7 @@
-"""What pip is told by its settings files and variables, said again to uv.
+"""What pip is told by its settings files and variables: it decides, and is said again to uv.
 
 uv reads nothing of pip's: asked by itself, it would take another index than the install does.
+Which files pip reads, and in which order, is of its `_internal/configuration.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.regular_files import opener
 
-# Of https://pip.pypa.io/en/stable/topics/configuration/: later files win over earlier ones.
-FOR_ALL = ("/etc/xdg/pip/pip.conf", "/etc/pip.conf")
-FOR_USER = ("~/.pip/pip.conf", "~/.config/pip/pip.conf")
+FOR_ALL = "/etc/pip.conf"
 _SECTIONS = ("global", "install")
+_NAME_FILES = ("constraint", "requirement", "build-constraint")
 
 # By pip's name of an option: uv's variable, and what stands between several values there.
 _AS_UV = {
@@ -37,7 +37,7 @@ def environment_for_uv(environ: Mapping[str, str], prefix: str) -> dict[str, str
     best version of all its indexes, and so does uv here.
     """
     out = {"UV_INDEX_STRATEGY": "unsafe-best-match", **environ}
-    told = _of_files(_files(environ, prefix)) | _of_variables(environ)
+    told = _of_files(files(environ, prefix)) | _of_variables(environ)
     for option, (variable, between) in _AS_UV.items():
         value = told.get(option, "")
         if option in _SWITCHES:
@@ -49,15 +49,34 @@ def environment_for_uv(environ: Mapping[str, str], prefix: str) -> dict[str, str
     return out
 
 
-def _files(environ: Mapping[str, str], prefix: str) -> list[str]:
-    named = environ.get("PIP_CONFIG_FILE")
-    if named == os.devnull:
+def files(environ: Mapping[str, str], prefix: str) -> list[str]:
+    """Where pip looks for settings, there or not: later files win over earlier ones."""
+    chosen = environ.get("PIP_CONFIG_FILE", "")
+    if chosen == os.devnull:
         return []
-    home = environ.get("HOME", "/")
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    user = [p.replace("~/.config", config).replace("~", home) for p in FOR_USER]
-    own = [os.path.join(prefix, "pip.conf")] if prefix else []
-    return [*FOR_ALL, *user, *own, *([named] if named else [])]
+    out = [*(os.path.join(f, "pip", "pip.conf") for f in machine_folders(environ)), FOR_ALL]
+    if not (chosen and os.path.exists(chosen)):
+        legacy = os.path.join(environ.get("HOME", "/"), ".pip")
+        out += [os.path.join(f, "pip.conf") for f in (legacy, f"{user_folder(environ)}/pip")]
+    out += [os.path.join(prefix, "pip.conf")] if prefix else []
+    return [*out, *([chosen] if chosen else [])]
+
+
+def machine_folders(environ: Mapping[str, str]) -> list[str]:
+    """Where settings for all users lie, by the XDG Base Directory Specification."""
+    named = environ.get("XDG_CONFIG_DIRS", "")
+    return named.split(os.pathsep) if named.strip() else ["/etc/xdg"]
+
+
+def user_folder(environ: Mapping[str, str]) -> str:
+    """Where settings of this user lie, by the same."""
+    return environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
+
+
+def named_files(paths: Sequence[str]) -> list[str]:
+    """The lists and constraints that settings files name: each install by pip reads them."""
+    told = _of_files(paths)
+    return [word for option in _NAME_FILES for word in told.get(option, "").split()]
 
 
 def _of_files(paths: Sequence[str]) -> dict[str, str]:
