@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from fuse_mounts import end_mount, in_time, output
 from fuse_trees import pattern
+from waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -263,6 +264,32 @@ def test_a_lazily_unmounted_file_is_served_until_it_is_closed(tmp_path: Path) ->
             file.seek(4 * MIB)
             assert in_time(lambda: file.read(10)) == CONTENT[4 * MIB : 4 * MIB + 10]
         assert mount.says() == "ended"
+
+
+def test_what_serves_there_next_is_left_alone(tmp_path: Path) -> None:
+    """A start that follows at once has the same name, place and device number as the last."""
+
+    def same_number() -> bool:
+        with supervised(tmp_path) as mount:
+            assert mount.says() == "ready"
+            before = line_of(mount)
+            mount.process.send_signal(signal.SIGSTOP)  # as a slow end of it
+            subprocess.run(["umount", mount.where], check=True)
+            with supervised(tmp_path) as again:
+                assert again.says() == "ready"
+                same = line_of(again) == before
+                mount.process.send_signal(signal.SIGCONT)
+                assert mount.says() == "ended"
+                assert mount.process.wait(60) == 0
+                assert in_time((again.where / "f").read_bytes) == CONTENT
+        return same
+
+    until(same_number, "a mount that has the number of the last")
+
+
+def line_of(mount: Supervised) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if f" {mount.where} " in line]
 
 
 def test_the_supervisors_death_unmounts_and_ends_the_worker(tmp_path: Path) -> None:

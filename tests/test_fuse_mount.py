@@ -25,7 +25,14 @@ from bootseer.errors import (
 from bootseer.fuse import mount as mount_module
 from bootseer.fuse.loop import Loop
 from bootseer.fuse.mount import open_mount, receive_descriptor, send_descriptor
-from bootseer.fuse.mounts import MountPoint, find_mount, parse_mountinfo, shown_at, unmount
+from bootseer.fuse.mounts import (
+    MountPoint,
+    find_mount,
+    has_ended,
+    parse_mountinfo,
+    shown_at,
+    unmount,
+)
 from bootseer.fuse.operations import Inode
 from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount, handshake
@@ -148,6 +155,57 @@ def test_a_mount_that_got_our_number_is_left_alone(tmp_path: Path) -> None:
     try:  # again where a mount of another test got the number first
         until(same_number, "a mount that has our number")
     finally:
+        end_mount(tmp_path)
+
+
+@root
+def test_a_server_that_got_our_number_is_left_alone(tmp_path: Path) -> None:
+    """Nothing but who answers tells two mounts of one name at one place apart."""
+
+    def same_number() -> bool:
+        device = open_mount(str(tmp_path), MountOptions())
+        try:
+            handshake(device, MountOptions())
+            mine = find_mount(str(tmp_path))
+            point = MountPoint(str(tmp_path), lambda: has_ended(device))
+            assert point.present
+            unmount(str(tmp_path))
+            assert not point.present
+            with Mount(tree(), str(tmp_path)):
+                same = find_mount(str(tmp_path)) == mine
+                assert not point.present
+                point.unmount(lazily=True)
+                point.abandon()
+                assert in_time((tmp_path / "f").read_bytes) == CONTENT
+        finally:
+            os.close(device)
+        return same
+
+    try:
+        until(same_number, "a mount that has our number")
+    finally:
+        end_mount(tmp_path)
+
+
+@root
+def test_a_mount_whose_connection_was_ended_is_still_ours(tmp_path: Path) -> None:
+    device = open_mount(str(tmp_path), MountOptions())
+    try:
+        handshake(device, MountOptions())
+        point = MountPoint(str(tmp_path), lambda: has_ended(device))
+        assert not has_ended(device)
+        user = os.open(tmp_path, os.O_PATH)
+        try:  # the force takes the connection, and the use keeps the mount
+            with pytest.raises(BusyError):
+                unmount(str(tmp_path), force=True)
+            assert has_ended(device)
+            assert point.present
+        finally:
+            os.close(user)
+        point.abandon()
+        assert find_mount(str(tmp_path)) is None
+    finally:
+        os.close(device)
         end_mount(tmp_path)
 
 

@@ -6,6 +6,8 @@ import errno
 import os
 import threading
 
+from bootseer.fuse.mounts import has_ended
+
 
 class Device:
     """`with device as fd:` may write to it; `close` waits for who does.
@@ -31,6 +33,14 @@ class Device:
             self._users -= 1
             if self._closed:
                 self._changed.notify_all()
+
+    def ended(self) -> bool:
+        """Whether its mount is over; after `close` it may be."""
+        try:
+            with self as descriptor:
+                return has_ended(descriptor)
+        except OSError:
+            return True
 
     def close(self) -> None:
         """No later use; twice is safe."""

@@ -31,7 +31,7 @@ from bootseer.fuse.backing import OpenInodes
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import MountPoint, absolute
+from bootseer.fuse.mounts import MountPoint, absolute, has_ended
 from bootseer.fuse.notify import Notifier
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
@@ -91,7 +91,7 @@ def supervise(
     options = options or MountOptions()
     mountpoint = absolute(mountpoint)
     device = open_mount(mountpoint, options)
-    point = MountPoint(mountpoint)
+    point = MountPoint(mountpoint, lambda: has_ended(device))
     try:
         settled = handshake(device, options)
         point.set_read_ahead(options.read_ahead_kib)

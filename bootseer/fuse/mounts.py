@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import (
@@ -242,15 +243,30 @@ def _answers(mountpoint: str) -> bool:
     return not any(dead)
 
 
+def has_ended(descriptor: int) -> bool:
+    """Whether the mount of a `/dev/fuse` descriptor is over (Linux: fs/fuse/dev.c, fuse_dev_poll).
+
+    One that lost its name while files are open is not.
+    """
+    import select  # in the standard library of every server, and of nobody who only looks
+
+    watched = select.poll()
+    watched.register(descriptor, 0)
+    return bool(watched.poll(0))
+
+
 class MountPoint:
     """One mount of ours, known by its device number and source: whatever is put there later stays.
 
-    The number alone would not do: the kernel gives it to the next mount once this one has gone.
-    A passed descriptor is somebody else's to unmount: every method does nothing for it.
+    While the mount lives its number is nobody else's. Once `ended` says that it is over, the
+    kernel may have given the number to the next one, which may be a server's like ours: then only
+    what nobody answers is taken for ours. A passed descriptor is somebody else's to unmount: every
+    method does nothing for it.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, ended: Callable[[], bool] = lambda: False) -> None:
         self.target = target
+        self._ended = ended
         found = None if is_passed(target) else find_mount(target)
         self._device, self._source = "", ""
         if found is not None and found.kind == KIND:
@@ -261,9 +277,12 @@ class MountPoint:
         """Whether it is (still) what is mounted there."""
         if not self._device:
             return False
+        over = self._ended()  # asked first: what is found while it is not over is ours
         found = find_mount(self.target)
         ours = (self._device, KIND, self._source)
-        return found is not None and (found.device, found.kind, found.source) == ours
+        if found is None or (found.device, found.kind, found.source) != ours:
+            return False
+        return not (over and _answers(self.target))
 
     def unmount(self, *, lazily: bool = False, force: bool = False) -> None:
         """See `unmount`. Raises BusyError and the like; a mount that is gone is fine."""

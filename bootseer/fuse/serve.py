@@ -17,7 +17,7 @@ from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.loop import Loop
 from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import MountPoint, absolute, can_mount, is_passed
+from bootseer.fuse.mounts import MountPoint, absolute, can_mount, has_ended, is_passed
 from bootseer.fuse.notify import Notifier
 from bootseer.fuse.operations import Data, Operations
 from bootseer.fuse.options import MountOptions
@@ -81,13 +81,13 @@ class Mount:
     def start(self) -> None:
         """Mount, and serve in threads; returns once the mount answers. Raises as `open_mount`."""
         device = open_mount(self.mountpoint, self.options)
+        point = MountPoint(self.mountpoint, lambda: has_ended(device))
         try:
             settled = handshake(device, self.options)
-            self._point = MountPoint(self.mountpoint)
-            self._point.set_read_ahead(self.options.read_ahead_kib)
+            point.set_read_ahead(self.options.read_ahead_kib)
             self.adopt(device, settled)
         except BaseException:  # a mount without a server would hang its readers
-            MountPoint(self.mountpoint).abandon()
+            point.abandon()
             os.close(device)
             self._device = None
             raise
@@ -105,8 +105,8 @@ class Mount:
         `open_inodes` are those of the server before this one. `on_death` is called when a thread
         of the server fails; by default the mount is ended.
         """
-        self._point = MountPoint(self.mountpoint)
         device = self._device = Device(descriptor)
+        self._point = MountPoint(self.mountpoint, device.ended)
         if settled.passthrough and open_inodes is None:
             open_inodes = OpenInodes()
         backings = Backings(descriptor, open_inodes, self._faults)
