@@ -1,9 +1,9 @@
 """A process that reads a lot and tells how much memory that took; run as a program by tests.
 
-Arguments as JSON: `what` (`stream`, `small`, `held`), `url` of a file, `budget_bytes`, `count` of
-small reads. Prints JSON: `read_bytes`, `marks` (the bytes found at the positions in `positions`),
-`grown_bytes` (`stream`: the peak above what the process had before the first read; else from a
-fifth of the reads to the last).
+Arguments as JSON: `what` (`stream`, `small`, `held`), `url` of a file, `budget_bytes`, `parts` to
+stream (first byte and the one after the last), `count` of small reads. Prints JSON: `read_bytes`,
+`marks` (the bytes found at the positions in `positions`), `grown_bytes` (`stream`: the peak above
+what the process had before the first read; else from a fifth of the reads to the last).
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ def stream(file: Any, words: dict[str, Any]) -> dict[str, Any]:
     before = memory_bytes("VmRSS")
     buffer = bytearray(1 << 20)
     total, marks = 0, []
-    while count := file.readinto(buffer):
-        marks += [buffer[p - total] for p in words["positions"] if total <= p < total + count]
-        total += count
+    for start, end in words["parts"]:
+        at = file.seek(start)
+        while at < end and (count := file.readinto(buffer)):
+            marks += [buffer[p - at] for p in words["positions"] if at <= p < at + count]
+            at += count
+        total += at - start
     return {
         "read_bytes": total,
         "marks": marks,
