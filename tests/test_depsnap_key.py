@@ -60,6 +60,19 @@ from bootseer.errors import DeadlineError, NotFoundError, UsageError
         (["uv", "pip", "install", "--torch-backend", "cpu", "x"], "uv", {"requirements": ("x",)}),
         (["python3", "-m", "venv", "--copies", "/v"], "venv", {"target": "/v"}),
         (["env", "A=b", "pip", "install", "x"], "pip", {"requirements": ("x",)}),
+        (
+            ["env", "PIP_CONSTRAINT=/c", "A=$B", "pip", "install", "x"],
+            "pip",
+            {"variables": (("PIP_CONSTRAINT", "/c"),)},
+        ),
+        (["sh", "-c", "PIP_CONSTRAINT=$PWD/c pip install x"], "other", {"program": "pip"}),
+        (["sh", "-c", "cd $A; PIP_CONSTRAINT=c pip install x"], "other", {"program": "pip"}),
+        (["sh", "-c", "cd $A; PIP_CONSTRAINT=/c pip install x"], "pip", {"folder": ""}),
+        (
+            ["uv", "--config-file", "u.toml", "pip", "install", "x"],
+            "uv",
+            {"settings_file": "u.toml"},
+        ),
         (["A=b", "make", "deps"], "other", {"program": "make"}),
         (["python", "setup.py", "install"], "other", {"program": "python"}),
     ],
@@ -68,6 +81,15 @@ def test_plan_of_one_command(command: list[str], tool: str, attributes: dict[str
     (found,) = plan(command)
     assert found.tool == tool
     assert {name: getattr(found, name) for name in attributes} == attributes
+
+
+def test_variables_of_a_script_are_those_of_the_commands_behind_them() -> None:
+    script = "A=1; export A B=2; C=3 pip install x && A=4; D=5; env B=6 sh -c 'E=7 pip install y'"
+    given = [dict(install.variables) for install in plan(["env", "Z=0", "sh", "-c", script])]
+    assert given == [
+        {"Z": "0", "A": "1", "B": "2", "C": "3"},
+        {"Z": "0", "A": "4", "B": "6", "E": "7"},
+    ]
 
 
 def test_plan_of_a_script() -> None:
@@ -177,6 +199,7 @@ def test_whole_root_swallows_the_rest(tmp_path: Path) -> None:
 
 def test_variable_of_pip_names_the_target(tmp_path: Path) -> None:
     assert found(["pip", "install", "six"], tmp_path, PIP_TARGET="/t").paths == ["/t"]
+    assert found(["env", "PIP_TARGET=/t", "pip", "install", "six"], tmp_path).paths == ["/t"]
 
 
 def test_system_prefix(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def find(
         if install.tool == "mkdir":
             folders += [_absolute(folder, place_of(install, cwd)) for folder in install.folders]
             continue
-        found, asked = _destinations(install, environ, place_of(install, cwd), roots, asked_of)
+        its = variables_of(install, environ)
+        found, asked = _destinations(install, its, place_of(install, cwd), roots, asked_of)
         roots += found
         python = asked or python
     if all(install.tool == "other" for install in installs):
@@ -144,8 +145,14 @@ def place_of(install: Install, cwd: str) -> str:
     return _absolute(install.folder, cwd) if install.folder else cwd
 
 
+def variables_of(install: Install, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables that an install runs with."""
+    return {**environ, **dict(install.variables)} if install.variables else environ
+
+
 def _placed(install: Install, environ: Mapping[str, str]) -> Install:
     """The install where uv's variable lets it run."""
+    environ = variables_of(install, environ)
     named = environ.get("UV_WORKING_DIR") or environ.get("UV_WORKING_DIRECTORY")
     told = any(word.partition("=")[0] == "--directory" for word in install.words)
     if not named or told or os.path.basename(install.program) != "uv":
@@ -430,7 +437,8 @@ def begin_asking(command: Sequence[str], environ: Mapping[str, str], cwd: str) -
     installs = [_placed(install, environ) for install in plan(command)]
     if len(installs) != 1 or installs[0].tool not in ("pip", "uv"):
         return
-    interpreter = _interpreter(installs[0], environ, place_of(installs[0], cwd))
+    its = variables_of(installs[0], environ)
+    interpreter = _interpreter(installs[0], its, place_of(installs[0], cwd))
     try:
         _ASKED[interpreter] = _Asked(interpreter, environ)
     except (OSError, ValueError):
