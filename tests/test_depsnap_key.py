@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -16,9 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import command, key, redact, requirements, resolver, roots
+from bootseer.depsnap.keying import (
+    command,
+    key,
+    pip_settings,
+    redact,
+    requirements,
+    resolver,
+    roots,
+)
 from bootseer.depsnap.keying.command import plan
-from bootseer.errors import DeadlineError, NotFoundError, UsageError
+from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
 
@@ -498,6 +507,196 @@ def test_settings_of_pip_count_wherever_xdg_puts_them(project: Project, tmp_path
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize(
+    "included",
+    ["nowhere.txt", "${C_HOME}/x.txt", '"a b.txt"', "file:///nowhere/x.txt", "file:/nowhere/x.txt"],
+)
+def test_a_list_counts_though_what_it_includes_is_not_there(
+    project: Project, tmp_path: Path, included: str
+) -> None:
+    """One name that could not be read took all lists of a setting out of the key."""
+    project.environ["PIP_CONSTRAINT"] = f"{tmp_path}/c.txt"
+    seen = set()
+    for text in ("zzz<2", "zzz<3"):
+        (tmp_path / "c.txt").write_text(f"-c {included}\n{text}\n")
+        made = project.key()
+        seen.add(made.digest)
+        assert made.digest == project.key().digest
+        assert "not found" in {i.value for i in made.ingredients}
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    "included", ["'${C_HOME}/a b.txt'", '"a b.txt"', "a\\ b.txt", "file:/HERE/a%20b.txt#x"]
+)
+@pytest.mark.parametrize("at", ["settings", "the command"])
+def test_what_is_included_is_found_as_pip_finds_it(
+    project: Project, tmp_path: Path, included: str, at: str
+) -> None:
+    name = included.replace("/HERE", str(tmp_path))
+    (tmp_path / "c.txt").write_text(f"six<9\n-c \\\n  {name}  # why\n")
+    project.environ["C_HOME"] = str(tmp_path)
+    if at == "settings":
+        project.environ["PIP_CONSTRAINT"] = f"file://localhost{tmp_path}/c.txt"
+    command = project.command + (["-c", f"FILE:{tmp_path}/c.txt"] if at == "the command" else [])
+    seen = set()
+    for text in ("zzz<2", "zzz<3"):
+        (tmp_path / "a b.txt").write_text(text)
+        seen.add(project.key(command).digest)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        ("{pip} install six", {"PIP_CONSTRAINT": "file://{home}/sub/c.txt"}),
+        ("{pip} install six", {"PIP_CONSTRAINT": "file:{home}/sub/c.txt"}),
+        ("{pip} install six", {"PIP_constraint": "{home}/sub/c.txt"}),
+        ("{uv} six", {"UV_EXCLUDE": "sub/c.txt"}),
+        ("{uv} --config-file sub/c.txt six", {}),
+        ("{uv} --directory sub --config-file c.txt six", {}),
+        ("{uv} --directory sub six", {"UV_CONSTRAINT": "c.txt"}),
+        ("{uv} six", {"UV_CONSTRAINT": "c.txt", "UV_WORKING_DIR": "sub"}),
+        ("{uv} six", {"UV_CONFIG_FILE": "c.txt", "UV_WORKING_DIR": "sub"}),
+        ("env PIP_CONSTRAINT=sub/c.txt {pip} install six", {}),
+        ("env PIP_CONFIG_FILE=sub/p.conf {pip} install six", {}),
+        ("sh -c 'PIP_CONSTRAINT={home}/sub/c.txt {pip} install six'", {}),
+        ("sh -c 'export PIP_CONSTRAINT=c.txt; cd sub; {pip} install six'", {}),
+        ("sh -c 'cd sub && {pip} install six'", {"PIP_CONSTRAINT": "c.txt"}),
+        ("sh -c 'cd sub && {pip} install six'", {"PIP_CONFIG_FILE": "p.conf"}),
+    ],
+)
+def test_what_is_named_counts_wherever_and_however_it_is_named(
+    project: Project, words: str, variables: dict[str, str]
+) -> None:
+    pip = project.command[0]
+    names = {"home": str(project.home), "pip": pip}
+    names["uv"] = f"uv pip install --python {pip.removesuffix('/bin/pip')}"
+    project.environ |= {name: value.format(**names) for name, value in variables.items()}
+    (project.home / "sub").mkdir()
+    (project.home / "sub/p.conf").write_text("[global]\nconstraint = sub/c.txt c.txt\n")
+    seen = set()
+    for text in ("zzz<2", "zzz<3"):
+        (project.home / "sub/c.txt").write_text(text)
+        made = project.key(shlex.split(words.format(**names)))
+        seen.add(made.digest)
+    assert len(seen) == 2
+    assert any(i.name in ("settings sub/c.txt", "settings c.txt") for i in made.ingredients)
+
+
+def test_a_constraint_of_two_checkouts_is_one(tmp_path: Path, venv: Path) -> None:
+    seen = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        project = Project(tmp_path / name, venv)
+        project.environ |= {"PIP_CONFIG_FILE": "p.conf", "UV_CONSTRAINT": "c.txt"}
+        (project.home / "c.txt").write_text("six<2\n")
+        (project.home / "p.conf").write_text("[install]\nconstraint = c.txt\n")
+        seen.add(project.key().digest)
+    assert len(seen) == 1
+
+
+def test_settings_that_name_no_list_are_not_parsed(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What parses them takes a start longer to import than all that it reads."""
+    monkeypatch.setattr(pip_settings, "FOR_ALL", "/nonexistent")
+    monkeypatch.setitem(sys.modules, "configparser", None)
+    project.environ |= {"XDG_CONFIG_DIRS": "/nonexistent", "PIP_CONFIG_FILE": f"{tmp_path}/p.conf"}
+    (tmp_path / "p.conf").write_text("[global]\nindex-url = https://h/simple\n")
+    first = project.key().digest
+    (tmp_path / "p.conf").write_text("[global]\nindex-url = https://h/other\n")
+    assert project.key().digest != first
+    (tmp_path / "p.conf").write_text("[global]\nCONSTRAINT = c.txt\n")
+    with pytest.raises(ImportError):
+        project.key()
+
+
+@pytest.mark.parametrize("at", ["-r", "-c", "PIP_CONSTRAINT"])
+def test_a_variable_in_a_list_counts_with_its_value(
+    project: Project, tmp_path: Path, at: str
+) -> None:
+    login = "--extra-index-url https://${LOGIN}:${PHRASE}@h/simple"
+    (tmp_path / "r.txt").write_text(f"{login}\nsix==${{SIX_V}}\nx==${{MY_TOKEN}}\n")
+    command = [*project.command, *([at, f"{tmp_path}/r.txt"] if at[0] == "-" else [])]
+    project.environ |= {"LOGIN": SECRET, "PHRASE": SECRET, "MY_TOKEN": SECRET}
+    project.environ |= {"PIP_CONSTRAINT": f"{tmp_path}/r.txt"} if at[0] != "-" else {}
+    unset = project.key(command)
+    keys = {unset.digest}
+    for version in ("1.16", "1.17"):
+        project.environ["SIX_V"] = version
+        keys.add(project.key(command).digest)
+    assert len(keys) == 3
+    assert unset.closed is (at != "-r"), "what fills it in may be any version"
+    names = {i.name for i in project.key(command).ingredients}
+    assert "variable SIX_V" in names
+    assert not names & {"variable LOGIN", "variable PHRASE", "variable MY_TOKEN"}
+    assert SECRET not in json.dumps(project.key(command).explain())
+
+
+@pytest.mark.parametrize("option", ["requirement", "editable", "group"])
+@pytest.mark.parametrize("at", ["variables", "a file"])
+def test_what_settings_install_besides_is_an_indexs_to_decide(
+    project: Project, tmp_path: Path, option: str, at: str
+) -> None:
+    (project.home / "pkg").mkdir()
+    (project.home / "r.txt").write_text("idna\n./pkg\n")
+    (project.home / "pkg/pyproject.toml").write_text("[project]\nname='x'\n")
+    value = {"requirement": "r.txt", "editable": "./pkg", "group": "pkg/pyproject.toml:g"}[option]
+    assert project.key().closed
+    pinned = [project.command[0], "install", "six==1.16"]
+    assert project.key(pinned).all_exact
+    if at == "variables":
+        project.environ[f"PIP_{option.upper()}"] = value
+    else:
+        project.environ["PIP_CONFIG_FILE"] = "p.conf"
+        (project.home / "p.conf").write_text(f"[install]\n{option} = {value}\n")
+    made = project.key()
+    assert not made.closed
+    assert not project.key(pinned).all_exact
+    assert not made.owns({"six": "1.16"})
+    assert project.key([pinned[0], "uninstall", "-y", "six"]).closed
+    (project.home / "pkg/pyproject.toml").write_text("[project]\nname='y'\n")
+    assert project.key().digest != made.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ("constraint = /dev/null", {}),
+        ("constraint = a\0b", {}),
+        ("constraint = .", {}),
+        ("constraint = " + "n" * 300, {}),
+        ("constraint = pipe", {"PIP_CONSTRAINT": "c.txt"}),
+        ("", {"PIP_CONSTRAINT": "/dev/null"}),
+        ("", {"UV_CONFIG_FILE": "/dev/null"}),
+        ("", {"UV_CONFIG_FILE": "."}),
+        ("", {"PIP_CONFIG_FILE": "."}),
+        ("", {"PIP_CONFIG_FILE": "loop"}),
+        ("", {"XDG_CONFIG_DIRS": "loop"}),
+    ],
+)
+def test_what_pip_and_uv_pass_over_costs_no_key(
+    project: Project, text: str, variables: dict[str, str]
+) -> None:
+    (project.home / "loop").symlink_to("loop")
+    os.mkfifo(project.home / "pipe")
+    (project.home / "c.txt").write_text("six<2\n")
+    (project.home / "p.conf").write_text(f"[global]\n{text}\n")
+    project.environ |= {"PIP_CONFIG_FILE": "p.conf", **variables}
+    assert project.key().closed
+    (project.home / "c.txt").write_text("six<3\n")
+    project.key()
+
+
+@pytest.mark.parametrize("name", ["PIP_CONSTRAINT", "PIP_CONFIG_FILE", "UV_CONFIG_FILE"])
+def test_a_fifo_that_settings_name_has_no_key(project: Project, name: str) -> None:
+    os.mkfifo(project.home / "pipe")
+    project.environ[name] = "pipe"
+    with pytest.raises(CorruptDataError, match="FIFO"):
+        project.key()
+
+
 def test_packages_of_the_system_count_where_they_are_seen(tmp_path: Path) -> None:
     """pip installs nothing again that lies below the environment."""
     base = tmp_path / "base"
@@ -662,3 +861,15 @@ def wheels(tmp_path: Path) -> Path:
     folder = tmp_path / "wheels"
     make_wheel(folder, "bootseer_alpha", "1.0")
     return folder
+
+
+def test_lists_that_settings_name_are_resolved_with_the_rest(
+    project: Project, wheels: Path
+) -> None:
+    make_wheel(wheels, "bootseer_beta", "1.0")
+    (project.home / "more.txt").write_text("bootseer-beta\n")
+    project.environ["PIP_REQUIREMENT"] = "more.txt"
+    words = ["install", "--no-index", f"--find-links={wheels}", "bootseer-alpha"]
+    lock = resolved(project, [project.command[0], *words]).lock()
+    assert lock is not None
+    assert lock.pinned == {"bootseer-alpha": "1.0", "bootseer-beta": "1.0"}
