@@ -211,6 +211,35 @@ def test_variable_of_pip_names_the_target(tmp_path: Path) -> None:
     assert found(["env", "PIP_TARGET=/t", "pip", "install", "six"], tmp_path).paths == ["/t"]
 
 
+@pytest.mark.parametrize("option", ["target", "prefix", "root"])
+def test_settings_of_pip_name_the_target(tmp_path: Path, option: str) -> None:
+    """`pip config set install.target DIR` is as good as the word."""
+    conf = tmp_path / "pip/pip.conf"
+    conf.parent.mkdir()
+    conf.write_text(f"[install]\n{option} = /t\n")
+    pip = [sys.executable, "-m", "pip", "install"]
+    assert found([*pip, "six"], tmp_path, XDG_CONFIG_HOME=str(tmp_path)).paths == ["/t"]
+    word = found([*pip, "--target", "/u", "six"], tmp_path, XDG_CONFIG_HOME=str(tmp_path))
+    assert word.paths == ["/u"]
+
+
+def test_settings_of_pip_install_for_the_user(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nuser = yes\n")
+    pip = [sys.executable, "-m", "pip", "install", "six"]
+    target = found(pip, tmp_path, PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))
+    assert target.python is not None
+    assert target.paths == [target.python.user_base]
+    assert found(pip, tmp_path, PIP_USER="1").paths == target.paths
+
+
+def test_variables_name_the_python(tmp_path: Path, venv: Path) -> None:
+    """Of the active environment and a named Python, uv and pip take the named one."""
+    python = str(venv / "bin/python")
+    uv = ["uv", "pip", "install", "six"]
+    assert found(uv, tmp_path, UV_PYTHON=python, VIRTUAL_ENV="/other").paths == [str(venv)]
+    assert found(["pip", "install", "six"], tmp_path, PIP_PYTHON=python).paths == [str(venv)]
+
+
 def test_system_prefix(tmp_path: Path) -> None:
     python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
     target = found([python, "-m", "pip", "install", "six"], tmp_path)

@@ -535,3 +535,23 @@ def test_file_that_changes_while_it_is_packed_is_not_published(node: Node) -> No
     node.fresh()
     node.run()
     assert node.last() == ("ok", "published")
+
+
+@pytest.mark.parametrize("named", ["-r requirements.txt", "bootseer-alpha==1.0", "alpha.whl"])
+def test_what_goes_where_we_do_not_look_is_installed_each_time(tmp_path: Path, named: str) -> None:
+    """A setting that we do not know leads elsewhere: the roots stay as they were, and so does the
+    note of them, while what was installed may be gone."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels, tool="uv")
+    elsewhere = node.home / "elsewhere"
+    (node.home / "uv.toml").write_text(f'[pip]\ntarget = "{elsewhere}"\n')
+    words = [str(wheel)] if named == "alpha.whl" else named.split()
+    command = [uv(), "pip", "install", "-q", "--python", str(node.place), "--no-index"]
+    command += ["--find-links", str(wheels), *words]
+    for _ in range(2):
+        done = node.run(command=command)
+        assert done.returncode == 0, done.stderr
+        assert (elsewhere / "bootseer_alpha").is_dir(), (done.stderr, node.ends())
+        shutil.rmtree(elsewhere)

@@ -184,6 +184,11 @@ def brought(prepared: Prepared) -> dict[str, str]:
     return {n: v for n, v in key.packages(prepared.target).items() if before.get(n) != v}
 
 
+def stands(prepared: Prepared) -> bool:
+    """Whether what the inputs name stands in the roots, as far as they name packages."""
+    return prepared.key.wanted <= key.packages(prepared.target).keys()
+
+
 def note_in_place(
     settings: DepsSettings,
     prepared: Prepared,

@@ -540,6 +540,8 @@ class _Run:
     def _note_now(self, prepared: prepare.Prepared, ended_s: float) -> None:
         """Remember what the command has just left; nothing of it waits for the index."""
         packages = prepare.brought(prepared)
+        if not packages and not prepare.stands(prepared):
+            return  # it went by something that we do not know of, and installed elsewhere
         known = prepared.key.owns(packages) or prepared.judge.resolution.ended
         lock = prepared.judge.lock_of(packages) if known else ""
         prepare.note_in_place(self.settings, prepared, ended_s, lock, packages)

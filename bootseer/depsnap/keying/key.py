@@ -79,6 +79,7 @@ class Key:
     closed: bool
     all_exact: bool = False
     pinned: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    wanted: frozenset[str] = frozenset()
 
     def at(self, state: str) -> Key:
         """The same question's key for roots that hold `state` before."""
@@ -146,6 +147,7 @@ def make(question: Question) -> Key:
         closed=not (files.open_ended or told.open_ended),
         all_exact=files.all_exact and not told.open_ended,
         pinned=files.pinned,
+        wanted=files.wanted,
     )
 
 

@@ -16,6 +16,7 @@ _SECTIONS = ("global", "install")
 _LISTS = ("constraint", "requirement", "build-constraint")
 _MORE = ("requirement", "editable", "group")
 _SIGNS = ("constraint", *_MORE)
+_PLACES = ("target", "prefix", "root", "user")
 
 # By pip's name of an option: uv's variable, and what stands between several values there.
 _AS_UV = {
@@ -41,7 +42,7 @@ def environment_for_uv(environ: Mapping[str, str], told: Mapping[str, str]) -> d
     for option, (variable, between) in _AS_UV.items():
         value = told.get(option, "")
         if option in _SWITCHES:
-            value = _SWITCHES[option] if value.lower() in _YES else ""
+            value = _SWITCHES[option] if is_on(told, option) else ""
         elif between:
             value = between.join(value.split())
         if value and variable not in out:
@@ -104,6 +105,18 @@ def naming(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     Most texts name none: those are not parsed.
     """
     return _told([t for t in texts if any(sign in t.lower() for sign in _SIGNS)], environ)
+
+
+def placing(environ: Mapping[str, str], prefix: str, cwd: str) -> dict[str, str]:
+    """As `read`, of what says where pip installs to."""
+    texts = [_text(os.path.join(cwd, path)) for path in files(environ, prefix, cwd)]
+    told = _told([t for t in texts if any(sign in t.lower() for sign in _PLACES)], environ)
+    return {option: told[option] for option in _PLACES if option in told}
+
+
+def is_on(options: Mapping[str, str], option: str) -> bool:
+    """Whether a switch is set (pip: _internal/utils/misc.py, strtobool)."""
+    return options.get(option, "").lower() in _YES
 
 
 def lists(options: Mapping[str, str]) -> list[str]:

@@ -30,6 +30,8 @@ _EDITABLE = r"(?m)^\s*(?:-e|--editable)[=\s]*(\S+)"
 _DESCRIPTIONS = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
 _LISTS = r".*requirements.*\.(?:txt|in)"
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
+_NAME = re.compile(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~][^;@]*)?")
+_ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tgz")
 _VARIABLE = r"\$\{([A-Z0-9_]+)\}"
 NOT_FOUND = "not found"
 _UNREADABLE = "unreadable"
@@ -42,7 +44,8 @@ class Inputs:
 
     `open_ended` tells that an index decides too; `pinned` are the exact versions that lists and
     constraints name: where these cover all that an install brought, an index had no say after all.
-    `variables` are those that a list is filled in from, by name.
+    `variables` are those that a list is filled in from, by name. `wanted` are the packages that
+    must stand there afterwards, on any machine, by their normal names.
     """
 
     digests: Mapping[str, str]
@@ -50,6 +53,7 @@ class Inputs:
     pinned: Mapping[str, str] = dataclasses.field(default_factory=dict)
     all_exact: bool = False
     variables: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
 
 
 def read_text(path: str) -> str:
@@ -198,6 +202,7 @@ def inputs(
     found: dict[str, str] = {}
     pinned: dict[str, str] = {}
     variables: frozenset[str] = frozenset()
+    names: set[str] = set()
     open_ended, all_exact = False, True
     for install in installs:
         here, its = place_of(install, cwd), variables_of(install, environ or {})
@@ -221,12 +226,14 @@ def inputs(
         found |= _editable(install.editable, here, cwd)
         open_ended |= not _closed(install, plain, here)
         wanted = _wanted((*install.requirements, *install.editable), plain)
+        names |= _names(wanted) if not install.removes else set()
         exact = [pin for word in wanted if (pin := pins.exact(word))]
         all_exact &= len(files) == len(install.requirement_files) and len(exact) == len(wanted)
         limits = _wanted((), [_COMMENT.sub("", text) for text in others.values()])
         pinned |= dict(pin for word in limits if (pin := pins.exact(word)))
         pinned |= dict(exact)
-    return Inputs(found, open_ended, pinned, all_exact and open_ended, variables)
+    exact_alone = all_exact and open_ended
+    return Inputs(found, open_ended, pinned, exact_alone, variables, frozenset(names))
 
 
 def _closed(install: Install, texts: Sequence[str], cwd: str) -> bool:
@@ -247,6 +254,13 @@ def _wanted(words: Sequence[str], texts: Sequence[str]) -> list[str]:
     lines = [line for t in texts for line in t.replace("\\\n", " ").splitlines()]
     found = (word.partition(" --")[0].strip() for word in (*words, *lines))
     return [word for word in found if word and not word.startswith("-")]
+
+
+def _names(wanted: Iterable[str]) -> set[str]:
+    """Normal names of the packages that requirements name for every machine."""
+    names = {os.path.basename(w).partition("-")[0] for w in wanted if w.endswith(".whl")}
+    found = (_NAME.fullmatch(word) for word in wanted if not word.endswith(_ARCHIVES))
+    return {pins.normal_name(name) for name in names | {match[1] for match in found if match}}
 
 
 def _project(folder: str, cwd: str) -> dict[str, str]:

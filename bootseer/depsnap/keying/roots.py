@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.depsnap.keying import pip_settings
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import DeadlineError, UsageError
 from bootseer.readiness import readable
@@ -171,13 +172,18 @@ def _destinations(
         assert install.target is not None
         python = asked_of(_interpreter(install, environ, cwd))
         return [Root(_absolute(install.target, cwd), "the virtual environment it makes")], python
-    fixed = install.target or install.prefix or install.root
-    fixed = fixed or (_pip_setting(environ) if install.tool == "pip" else None)
     interpreter = _interpreter(install, environ, cwd)
+    in_made = any(inside(interpreter, root.path) for root in made)
+    told: Mapping[str, str] = {}
+    if install.tool == "pip":
+        asked = None if in_made else asked_of(interpreter)
+        told = pip_settings.placing(environ, asked.prefix if asked else "", cwd)
+    fixed = install.target or install.prefix or install.root
+    fixed = fixed or told.get("target") or told.get("prefix") or told.get("root")
     if fixed:
         option = "--target, --prefix or --root"
         return [Root(_absolute(fixed, cwd), option)], asked_of(interpreter)
-    if any(inside(interpreter, root.path) for root in made):
+    if in_made:
         return [], None  # the environment that an earlier command of the line makes
     if install.tool == "uv-sync":
         place = _project_environment(install, environ, cwd)
@@ -185,7 +191,8 @@ def _destinations(
     python = asked_of(interpreter)
     if python is None:
         return _environment_of(interpreter), None
-    return _prefix_roots(install, python), python
+    user = install.user or pip_settings.is_on(told, "user")
+    return _prefix_roots(install, python, user=user), python
 
 
 def _environment_of(interpreter: str) -> list[Root]:
@@ -194,10 +201,6 @@ def _environment_of(interpreter: str) -> list[Root]:
     if os.path.basename(head) == "bin" and os.path.isabs(head):
         return [Root(os.path.dirname(head), "the environment of " + interpreter)]
     return []
-
-
-def _pip_setting(environ: Mapping[str, str]) -> str | None:
-    return environ.get("PIP_TARGET") or environ.get("PIP_PREFIX") or environ.get("PIP_ROOT")
 
 
 def project_folder(install: Install, environ: Mapping[str, str], cwd: str) -> str:
@@ -251,11 +254,11 @@ def _described(folder: str) -> dict[str, Any]:
         return {}
 
 
-def _prefix_roots(install: Install, python: Python) -> list[Root]:
+def _prefix_roots(install: Install, python: Python, *, user: bool) -> list[Root]:
     purelib = python.paths.get("purelib", "")
     virtual = python.prefix != python.base_prefix
     unwritable = not virtual and not os.access(purelib, os.W_OK) and os.path.isdir(purelib)
-    if install.user or (unwritable and install.tool == "pip"):
+    if user or (unwritable and install.tool == "pip"):
         return [Root(python.user_base, "the user's base directory")]
     if virtual:
         return [Root(python.prefix, "the virtual environment of " + python.executable)]
@@ -273,7 +276,11 @@ def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
     if install.python:
         return _named_python(install.python, search, cwd)
     if install.tool == "pip":
+        if environ.get("PIP_PYTHON"):
+            return _named_python(environ["PIP_PYTHON"], search, cwd)
         return _python_of_script(install.program, search, cwd)
+    if install.tool == "uv" and environ.get("UV_PYTHON"):
+        return _named_python(environ["UV_PYTHON"], search, cwd)
     if install.tool == "uv-sync":
         inside = os.path.join(_project_environment(install, environ, cwd), "bin/python")
         return inside if os.path.exists(inside) else _named_python("python3", search, cwd)
