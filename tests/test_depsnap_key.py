@@ -237,7 +237,79 @@ def test_variables_name_the_python(tmp_path: Path, venv: Path) -> None:
     python = str(venv / "bin/python")
     uv = ["uv", "pip", "install", "six"]
     assert found(uv, tmp_path, UV_PYTHON=python, VIRTUAL_ENV="/other").paths == [str(venv)]
-    assert found(["pip", "install", "six"], tmp_path, PIP_PYTHON=python).paths == [str(venv)]
+    for pip in (["pip"], [sys.executable, "-m", "pip"]):
+        assert found([*pip, "install", "six"], tmp_path, PIP_PYTHON=python).paths == [str(venv)]
+        (tmp_path / "pip.conf").write_text(f"[global]\npython = {python}\n")
+        told = found([*pip, "install", "six"], tmp_path, PIP_CONFIG_FILE=f"{tmp_path}/pip.conf")
+        assert told.paths == [str(venv)]
+
+
+@pytest.mark.parametrize("variables", [{"UV_PYTHON": "3"}, {"UV_SYSTEM_PYTHON": "0"}, {}])
+def test_a_version_alone_leaves_uv_its_environments(
+    tmp_path: Path, venv: Path, variables: dict[str, str]
+) -> None:
+    words = [] if variables else ["-p", "3"]
+    uv = ["uv", "pip", "install", *words, "six"]
+    assert found(uv, tmp_path, VIRTUAL_ENV=str(venv), **variables).paths == [str(venv)]
+
+
+def test_an_uninstall_heeds_no_target(tmp_path: Path, venv: Path) -> None:
+    pip = [str(venv / "bin/python"), "-m", "pip", "uninstall", "-y", "six"]
+    assert found(pip, tmp_path, PIP_TARGET="/t").paths == [str(venv)]
+
+
+def test_an_interpreter_is_asked_once(
+    tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    ask = roots.ask
+    monkeypatch.setattr(roots, "ask", lambda *words: asked.append(1) or ask(*words))
+    found([str(venv / "bin/python"), "-m", "pip", "install", "--target", "t", "six"], tmp_path)
+    assert asked == [1]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "(export PIP_TARGET=/t; pip install six); pip install idna",
+        "PIP_TARGET=/t; pip install six",
+        "[ -e /flag ] && export PIP_TARGET=/t; pip install six",
+        "export VIRTUAL_ENV=$PWD/b; uv pip install six",
+        "export PATH=$PWD/b/bin:$PATH; pip install six",
+        "pip install `cat list`",
+        "uv pip install wheels/*.whl",
+        "pip install -r /dev/stdin < list",
+    ],
+)
+def test_what_a_shell_alone_knows_is_not_captured(tmp_path: Path, script: str) -> None:
+    with pytest.raises(UsageError, match="--also"):
+        found(["sh", "-c", script], tmp_path)
+
+
+def test_variables_in_a_scripts_words_count(project: Project) -> None:
+    command = ["sh", "-c", "pip install --no-deps $PACKAGES"]
+    seen = set()
+    for value in ("six", "idna", "idna"):
+        project.environ["PACKAGES"] = value
+        seen.add(project.key(command).digest)
+    assert len(seen) == 2
+
+
+def test_what_the_commands_own_path_brings_in_reach_counts(
+    project: Project, tmp_path: Path
+) -> None:
+    command = ["env", f"PYTHONPATH={tmp_path}/more", *project.command]
+    first = project.key(command).digest
+    (tmp_path / "more/numpy-2.dist-info").mkdir(parents=True)
+    assert project.key(command).digest != first
+
+
+def test_only_what_a_list_itself_names_must_stand(project: Project) -> None:
+    (project.home / "c.txt").write_text("idna<3\n")
+    (project.home / "requirements.txt").write_text("-c c.txt\nsix==1\nalpha ; sys_platform=='x'\n")
+    assert project.key().wanted == {"six"}
+    (project.home / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    assert project.key(["uv", "pip", "install", "-r", "pyproject.toml"]).wanted == set()
 
 
 def test_system_prefix(tmp_path: Path) -> None:

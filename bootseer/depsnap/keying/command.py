@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_UNKNOWN = "$"  # no value that a shell assigns as it stands
+_CONDITIONS = re.compile(r"\(|\|\||&&[^;\n]*\bexport\b[^;\n]*[;\n]")
+"""In a script: what lets its variables be those of some of its commands alone."""
 _PIP = re.compile(r"pip[0-9.]*")
 _PYTHON = re.compile(r"python[0-9.]*")
 # Words of a script that install nothing.
@@ -122,6 +125,10 @@ def _of_script(script: str, variables: Mapping[str, str]) -> list[tuple[dict[str
         values |= assigned | {name: value for name, equals, value in named if equals}
         names = exported.keys() | {name for name, _, _ in named}
         exported |= {name: value for name, value in values.items() if name in names}
+        # Whether the start exports it already, words do not tell, nor for which commands it is.
+        exported |= {name: _UNKNOWN for name in assigned if name not in exported}
+        if _CONDITIONS.search(script):
+            exported |= dict.fromkeys(values, _UNKNOWN)
     return found
 
 
@@ -158,6 +165,10 @@ def _split_script(script: str) -> list[list[str]]:
         for token in lexer:
             if token in _OPERATORS:
                 parts.append([])
+            elif ">" in token and not token.strip("<>&|"):
+                next(lexer, None)  # where the output goes
+                if parts[-1][-1:] and parts[-1][-1].isdigit():
+                    parts[-1].pop()  # which of them
             else:
                 parts[-1].append(token)
     except ValueError:
@@ -176,18 +187,32 @@ def plan(command: Sequence[str]) -> list[Install]:
         if found is None:
             continue
         named = {n: v for n, v in variables.items() if _is_naming(n)}
-        unknown = found.tool not in ("venv", "mkdir") and not all(map(_is_plain, named.values()))
+        plain = all(map(_is_plain, named.values())) and _is_plain(_searched(found, variables))
+        unknown = any(map(_is_open, words)) or (found.tool not in ("venv", "mkdir") and not plain)
         if unknown or (here is None and _depends_on_place(found, named)):
             found = Install("other", found.program)
         elif here:
             found = dataclasses.replace(found, folder=os.path.join(here, found.folder))
-        plain = tuple((name, value) for name, value in variables.items() if _is_plain(value))
-        out.append(dataclasses.replace(found, words=tuple(words), variables=plain))
+        told = tuple((name, value) for name, value in variables.items() if _is_plain(value))
+        out.append(dataclasses.replace(found, words=tuple(words), variables=told))
     return out
 
 
 def _is_naming(variable: str) -> bool:
-    return variable.startswith(("PIP_", "UV_")) and variable.upper().endswith(_NAMING)
+    ours = variable.startswith(("PIP_", "UV_")) and variable.upper().endswith(_NAMING)
+    return ours or variable in ("VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+def _searched(install: Install, variables: Mapping[str, str]) -> str:
+    """The PATH that decides which Python it is for; "" where its words do, or it is the start's."""
+    by_word = any("/" in word for word in (install.program, install.python or ""))
+    return "" if by_word else variables.get("PATH", "")
+
+
+def _is_open(word: str) -> bool:
+    """Whether other things decide what a word is, or what is read in its place."""
+    pattern = word.endswith(".whl") and _UNSURE.search(word)
+    return "`" in word or word.startswith("<") or bool(pattern)
 
 
 def _is_plain(value: str) -> bool:

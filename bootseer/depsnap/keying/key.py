@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
-from bootseer.depsnap.keying import pins, pip_settings, redact, requirements
+from bootseer.depsnap.keying import pins, pip_settings, redact, requirements, uv_settings
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import (
     ALSO,
@@ -56,7 +57,7 @@ _NEUTRAL = frozenset(
     )
 )
 _LISTS_OF_UV = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_BUILD_CONSTRAINT", "UV_EXCLUDE")
-_UV_FOR_ALL = "/etc/uv/uv.toml"
+_IN_WORDS = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ def make(question: Question) -> Key:
     stable += [Ingredient("roots", _json(q.target.paths)), Ingredient(_BEFORE, q.state)]
     stable += [Ingredient(n, d) for n, d in sorted({**files.digests, **named}.items())]
     told = _settings(q)
-    stable += _variables(q.environ, q.key_env, files.variables | told.variables)
+    in_words = _named_in(q.target.installs)
+    stable += _variables(q.environ, q.key_env, files.variables | told.variables | in_words)
     stable += [Ingredient(n, d) for n, d in told.digests.items()]
     for place in (q.cwd, *_elsewhere(q)):
         stable += _project_settings(place)
@@ -177,7 +179,10 @@ def _in_reach(q: Question) -> list[Ingredient]:
     python = q.target.python
     if python is None or _makes_closed_environment(q.target.installs):
         return []
-    folders = [*python.search, *q.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    folders = list(python.search)
+    for environ, place, _ in _whereabouts(q):
+        given = environ.get("PYTHONPATH", "").split(os.pathsep)
+        folders += [os.path.join(place, folder) for folder in given if folder]
     if _sees_user_site(python):
         folders.append(python.user_site)
     folders = [os.path.join(q.cwd, f) for f in dict.fromkeys(folders) if f]
@@ -189,6 +194,15 @@ def _in_reach(q: Question) -> list[Ingredient]:
         if name.endswith((".dist-info", ".egg-info", ".egg-link"))
     )
     return [Ingredient("packages in reach", _sha256(names))] if names else []
+
+
+def seen_outside(target: Target, environ: Mapping[str, str]) -> set[str]:
+    """Names of the packages that an installer may find satisfied outside of the roots."""
+    folders = [*target.python.search, target.python.user_site] if target.python else []
+    for variables in (environ, *(variables_of(i, environ) for i in target.installs)):
+        folders += [f for f in variables.get("PYTHONPATH", "").split(os.pathsep) if f]
+    names = (n for f in dict.fromkeys(folders) for n in _top_level(f))
+    return set(pins.of_distributions(n for n in names if n.endswith((".dist-info", ".egg-info"))))
 
 
 def _makes_closed_environment(installs: Sequence[Install]) -> bool:
@@ -235,6 +249,12 @@ def _variables(
     return out
 
 
+def _named_in(installs: Sequence[Install]) -> frozenset[str]:
+    """Variables that a shell puts into the words of installs."""
+    texts = [text for i in installs for text in (*i.words, *(v for _, v in i.variables))]
+    return frozenset(name for text in texts for name in _IN_WORDS.findall(text))
+
+
 def _settings(q: Question) -> requirements.Inputs:
     """What settings files of pip and uv say, with the lists that they and variables name.
 
@@ -246,9 +266,7 @@ def _settings(q: Question) -> requirements.Inputs:
     prefix = q.target.python.prefix if q.target.python else ""
     for environ, place, own in _whereabouts(q):
         of_pip = pip_settings.files(environ, prefix, place)
-        folders = [*pip_settings.machine_folders(environ), pip_settings.user_folder(environ)]
-        of_uv = [_UV_FOR_ALL, *(os.path.join(folder, "uv", "uv.toml") for folder in folders)]
-        of_uv += [path for path in (environ.get("UV_CONFIG_FILE"), own) if path]
+        of_uv = [*uv_settings.files(environ), *([own] if own else [])]
         texts = [_settings_file(path, place, q.cwd, found) for path in of_pip]
         for path in of_uv:
             _settings_file(path, place, q.cwd, found)

@@ -16,7 +16,7 @@ _SECTIONS = ("global", "install")
 _LISTS = ("constraint", "requirement", "build-constraint")
 _MORE = ("requirement", "editable", "group")
 _SIGNS = ("constraint", *_MORE)
-_PLACES = ("target", "prefix", "root", "user")
+_PLACES = ("target", "prefix", "root", "user", "python")
 
 # By pip's name of an option: uv's variable, and what stands between several values there.
 _AS_UV = {
@@ -96,7 +96,8 @@ def _home(environ: Mapping[str, str]) -> str:
 
 def read(environ: Mapping[str, str], prefix: str, cwd: str) -> dict[str, str]:
     """What a pip that runs in `cwd` is told, by option; a file that cannot be read says nothing."""
-    return _told([_text(os.path.join(cwd, path)) for path in files(environ, prefix, cwd)], environ)
+    texts = [text_of(os.path.join(cwd, path)) for path in files(environ, prefix, cwd)]
+    return _told(texts, environ)
 
 
 def naming(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -109,7 +110,7 @@ def naming(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
 
 def placing(environ: Mapping[str, str], prefix: str, cwd: str) -> dict[str, str]:
     """As `read`, of what says where pip installs to."""
-    texts = [_text(os.path.join(cwd, path)) for path in files(environ, prefix, cwd)]
+    texts = [text_of(os.path.join(cwd, path)) for path in files(environ, prefix, cwd)]
     told = _told([t for t in texts if any(sign in t.lower() for sign in _PLACES)], environ)
     return {option: told[option] for option in _PLACES if option in told}
 
@@ -137,7 +138,8 @@ def _told(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     return _of_files([text for text in texts if text]) | _of_variables(environ)
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
+    """A settings file's text, "" for one that cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape", opener=opener) as file:
             return file.read()

@@ -31,6 +31,7 @@ _DESCRIPTIONS = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
 _LISTS = r".*requirements.*\.(?:txt|in)"
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _NAME = re.compile(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~][^;@]*)?")
+_LIST_ENDS = (".txt", ".in")
 _ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tgz")
 _VARIABLE = r"\$\{([A-Z0-9_]+)\}"
 NOT_FOUND = "not found"
@@ -226,14 +227,17 @@ def inputs(
         found |= _editable(install.editable, here, cwd)
         open_ended |= not _closed(install, plain, here)
         wanted = _wanted((*install.requirements, *install.editable), plain)
-        names |= _names(wanted) if not install.removes else set()
+        named = [os.path.normpath(os.path.join(here, f)) for f in files if f.endswith(_LIST_ENDS)]
+        lines = [_COMMENT.sub("", texts[path]) for path in named]
+        names |= _names(_wanted(install.requirements, lines))
         exact = [pin for word in wanted if (pin := pins.exact(word))]
         all_exact &= len(files) == len(install.requirement_files) and len(exact) == len(wanted)
         limits = _wanted((), [_COMMENT.sub("", text) for text in others.values()])
         pinned |= dict(pin for word in limits if (pin := pins.exact(word)))
         pinned |= dict(exact)
     exact_alone = all_exact and open_ended
-    return Inputs(found, open_ended, pinned, exact_alone, variables, frozenset(names))
+    left = frozenset() if any(install.removes for install in installs) else frozenset(names)
+    return Inputs(found, open_ended, pinned, exact_alone, variables, left)
 
 
 def _closed(install: Install, texts: Sequence[str], cwd: str) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.keying import pip_settings
+from bootseer.depsnap.keying import pip_settings, uv_settings
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import DeadlineError, UsageError
 from bootseer.readiness import readable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT_S = 10.0
 """After it the install runs plainly: a key without what the interpreter tells is another key."""
-ALSO = "--also"
+ALSO, NAMED = "--also", "--target, --prefix or --root"
 """Why of a root that the user named."""
 PROBE = """
 import os, site, sys, sysconfig
@@ -112,13 +112,16 @@ def find(
     folders: list[str] = []
     late: list[str] = []
     python: Python | None = None
+    heard: dict[str, Python | None] = {}
 
     def asked_of(interpreter: str) -> Python | None:
-        try:
-            return ask(interpreter, environ)
-        except DeadlineError as error:
-            late.append(str(error))
-            return None
+        if interpreter not in heard:
+            try:
+                heard[interpreter] = ask(interpreter, environ)
+            except DeadlineError as error:
+                late.append(str(error))
+                heard[interpreter] = None
+        return heard[interpreter]
 
     for install in installs:
         if install.tool == "other":
@@ -131,6 +134,8 @@ def find(
             folders += [_absolute(folder, place_of(install, cwd)) for folder in install.folders]
             continue
         its = variables_of(install, environ)
+        if install.tool == "uv" and not also and _is_sent_elsewhere(install, its, cwd):
+            raise UsageError("uv's settings say where it writes; name its directories with --also")
         found, asked = _destinations(install, its, place_of(install, cwd), roots, asked_of)
         roots += found
         python = asked or python
@@ -149,6 +154,18 @@ def place_of(install: Install, cwd: str) -> str:
 def variables_of(install: Install, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The variables that an install runs with."""
     return {**environ, **dict(install.variables)} if install.variables else environ
+
+
+def _is_sent_elsewhere(install: Install, environ: Mapping[str, str], cwd: str) -> bool:
+    """Whether a settings file of uv says where it installs, and its words do not."""
+    if install.target or install.prefix:
+        return False
+    place = place_of(install, cwd)
+    above, project = (upwards(place, name) for name in ("uv.toml", "pyproject.toml"))
+    paths = [*uv_settings.files(environ), install.settings_file, f"{above or place}/uv.toml"]
+    texts = [pip_settings.text_of(os.path.join(place, path)) for path in paths if path]
+    described = pip_settings.text_of(f"{project or place}/pyproject.toml")
+    return uv_settings.name_place(texts, described)
 
 
 def _placed(install: Install, environ: Mapping[str, str]) -> Install:
@@ -178,11 +195,14 @@ def _destinations(
     if install.tool == "pip":
         asked = None if in_made else asked_of(interpreter)
         told = pip_settings.placing(environ, asked.prefix if asked else "", cwd)
+        if told.get("python") and install.python in (None, install.program):
+            interpreter = _named_python(told["python"], environ.get("PATH", os.defpath), cwd)
+            in_made = any(inside(interpreter, root.path) for root in made)
+        told = {} if install.removes else told  # `uninstall` has none of the others
     fixed = install.target or install.prefix or install.root
     fixed = fixed or told.get("target") or told.get("prefix") or told.get("root")
     if fixed:
-        option = "--target, --prefix or --root"
-        return [Root(_absolute(fixed, cwd), option)], asked_of(interpreter)
+        return [Root(_absolute(fixed, cwd), NAMED)], asked_of(interpreter)
     if in_made:
         return [], None  # the environment that an earlier command of the line makes
     if install.tool == "uv-sync":
@@ -273,18 +293,17 @@ def _prefix_roots(install: Install, python: Python, *, user: bool) -> list[Root]
 def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
     """The path of the interpreter an install is for; it may not exist yet."""
     search = environ.get("PATH", os.defpath)
-    if install.python:
-        return _named_python(install.python, search, cwd)
+    named = install.python or (environ.get("UV_PYTHON") if install.tool == "uv" else None)
+    # A version alone lets uv choose among environments before it looks for a Python.
+    if named and (install.tool != "uv" or "/" in named or os.path.isdir(os.path.join(cwd, named))):
+        return _named_python(named, search, cwd)
     if install.tool == "pip":
-        if environ.get("PIP_PYTHON"):
-            return _named_python(environ["PIP_PYTHON"], search, cwd)
         return _python_of_script(install.program, search, cwd)
-    if install.tool == "uv" and environ.get("UV_PYTHON"):
-        return _named_python(environ["UV_PYTHON"], search, cwd)
     if install.tool == "uv-sync":
         inside = os.path.join(_project_environment(install, environ, cwd), "bin/python")
         return inside if os.path.exists(inside) else _named_python("python3", search, cwd)
-    if install.tool == "uv" and not (install.system or environ.get("UV_SYSTEM_PYTHON")):
+    system = install.system or pip_settings.is_on(environ, "UV_SYSTEM_PYTHON")
+    if install.tool == "uv" and not system:
         environment = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
         above = upwards(cwd, ".venv")
         environment = environment or (above and os.path.join(above, ".venv"))
@@ -292,7 +311,7 @@ def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
             return os.path.join(_absolute(environment, cwd), "bin", "python")
     if install.tool == "other" and environ.get("VIRTUAL_ENV"):
         return os.path.join(_absolute(environ["VIRTUAL_ENV"], cwd), "bin", "python")
-    return _named_python("python3", search, cwd)
+    return _named_python(named or "python3", search, cwd)
 
 
 def _named_python(name: str, search: str, cwd: str) -> str:
