@@ -68,6 +68,7 @@ class Node:
         self.count = base / "installs"
         self.passed = base / "steps"
         self.number = 1
+        self.variables: dict[str, str] = {}
         self.home.mkdir()
         (self.home / "requirements.txt").write_text("bootseer-alpha\n")
         self.make_venv()
@@ -108,7 +109,8 @@ class Node:
     def environ(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("BOOTSEER", "PIP", "UV"))}
         kept["PATH"] = f"{os.path.dirname(sys.executable)}:{kept['PATH']}"
-        return kept | {"BOOTSEER_EVENTS": str(self.events), "HOME": str(self.home.parent)}
+        kept |= {"BOOTSEER_EVENTS": str(self.events), "HOME": str(self.home.parent)}
+        return kept | self.variables
 
     def cli(self, *words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -16,9 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import command, key, redact, requirements, resolver, roots
+from bootseer.depsnap.keying import (
+    command,
+    key,
+    pip_settings,
+    redact,
+    requirements,
+    resolver,
+    roots,
+)
 from bootseer.depsnap.keying.command import plan
-from bootseer.errors import DeadlineError, NotFoundError, UsageError
+from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
 
@@ -60,6 +69,19 @@ from bootseer.errors import DeadlineError, NotFoundError, UsageError
         (["uv", "pip", "install", "--torch-backend", "cpu", "x"], "uv", {"requirements": ("x",)}),
         (["python3", "-m", "venv", "--copies", "/v"], "venv", {"target": "/v"}),
         (["env", "A=b", "pip", "install", "x"], "pip", {"requirements": ("x",)}),
+        (
+            ["env", "PIP_CONSTRAINT=/c", "A=$B", "pip", "install", "x"],
+            "pip",
+            {"variables": (("PIP_CONSTRAINT", "/c"),)},
+        ),
+        (["sh", "-c", "PIP_CONSTRAINT=$PWD/c pip install x"], "other", {"program": "pip"}),
+        (["sh", "-c", "cd $A; PIP_CONSTRAINT=c pip install x"], "other", {"program": "pip"}),
+        (["sh", "-c", "cd $A; PIP_CONSTRAINT=/c pip install x"], "pip", {"folder": ""}),
+        (
+            ["uv", "--config-file", "u.toml", "pip", "install", "x"],
+            "uv",
+            {"settings_file": "u.toml"},
+        ),
         (["A=b", "make", "deps"], "other", {"program": "make"}),
         (["python", "setup.py", "install"], "other", {"program": "python"}),
     ],
@@ -68,6 +90,15 @@ def test_plan_of_one_command(command: list[str], tool: str, attributes: dict[str
     (found,) = plan(command)
     assert found.tool == tool
     assert {name: getattr(found, name) for name in attributes} == attributes
+
+
+def test_variables_of_a_script_are_those_of_the_commands_behind_them() -> None:
+    script = "A=1; export A B=2; C=3 pip install x && A=4; D=5; env B=6 sh -c 'E=7 pip install y'"
+    given = [dict(install.variables) for install in plan(["env", "Z=0", "sh", "-c", script])]
+    assert given == [
+        {"Z": "0", "A": "1", "B": "2", "C": "3"},
+        {"Z": "0", "A": "4", "B": "6", "E": "7"},
+    ]
 
 
 def test_plan_of_a_script() -> None:
@@ -177,6 +208,108 @@ def test_whole_root_swallows_the_rest(tmp_path: Path) -> None:
 
 def test_variable_of_pip_names_the_target(tmp_path: Path) -> None:
     assert found(["pip", "install", "six"], tmp_path, PIP_TARGET="/t").paths == ["/t"]
+    assert found(["env", "PIP_TARGET=/t", "pip", "install", "six"], tmp_path).paths == ["/t"]
+
+
+@pytest.mark.parametrize("option", ["target", "prefix", "root"])
+def test_settings_of_pip_name_the_target(tmp_path: Path, option: str) -> None:
+    """`pip config set install.target DIR` is as good as the word."""
+    conf = tmp_path / "pip/pip.conf"
+    conf.parent.mkdir()
+    conf.write_text(f"[install]\n{option} = /t\n")
+    pip = [sys.executable, "-m", "pip", "install"]
+    assert found([*pip, "six"], tmp_path, XDG_CONFIG_HOME=str(tmp_path)).paths == ["/t"]
+    word = found([*pip, "--target", "/u", "six"], tmp_path, XDG_CONFIG_HOME=str(tmp_path))
+    assert word.paths == ["/u"]
+
+
+def test_settings_of_pip_install_for_the_user(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nuser = yes\n")
+    pip = [sys.executable, "-m", "pip", "install", "six"]
+    target = found(pip, tmp_path, PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))
+    assert target.python is not None
+    assert target.paths == [target.python.user_base]
+    assert found(pip, tmp_path, PIP_USER="1").paths == target.paths
+
+
+def test_variables_name_the_python(tmp_path: Path, venv: Path) -> None:
+    """Of the active environment and a named Python, uv and pip take the named one."""
+    python = str(venv / "bin/python")
+    uv = ["uv", "pip", "install", "six"]
+    assert found(uv, tmp_path, UV_PYTHON=python, VIRTUAL_ENV="/other").paths == [str(venv)]
+    for pip in (["pip"], [sys.executable, "-m", "pip"]):
+        assert found([*pip, "install", "six"], tmp_path, PIP_PYTHON=python).paths == [str(venv)]
+        (tmp_path / "pip.conf").write_text(f"[global]\npython = {python}\n")
+        told = found([*pip, "install", "six"], tmp_path, PIP_CONFIG_FILE=f"{tmp_path}/pip.conf")
+        assert told.paths == [str(venv)]
+
+
+@pytest.mark.parametrize("variables", [{"UV_PYTHON": "3"}, {"UV_SYSTEM_PYTHON": "0"}, {}])
+def test_a_version_alone_leaves_uv_its_environments(
+    tmp_path: Path, venv: Path, variables: dict[str, str]
+) -> None:
+    words = [] if variables else ["-p", "3"]
+    uv = ["uv", "pip", "install", *words, "six"]
+    assert found(uv, tmp_path, VIRTUAL_ENV=str(venv), **variables).paths == [str(venv)]
+
+
+def test_an_uninstall_heeds_no_target(tmp_path: Path, venv: Path) -> None:
+    pip = [str(venv / "bin/python"), "-m", "pip", "uninstall", "-y", "six"]
+    assert found(pip, tmp_path, PIP_TARGET="/t").paths == [str(venv)]
+
+
+def test_an_interpreter_is_asked_once(
+    tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    ask = roots.ask
+    monkeypatch.setattr(roots, "ask", lambda *words: asked.append(1) or ask(*words))
+    found([str(venv / "bin/python"), "-m", "pip", "install", "--target", "t", "six"], tmp_path)
+    assert asked == [1]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "(export PIP_TARGET=/t; pip install six); pip install idna",
+        "PIP_TARGET=/t; pip install six",
+        "[ -e /flag ] && export PIP_TARGET=/t; pip install six",
+        "export VIRTUAL_ENV=$PWD/b; uv pip install six",
+        "export PATH=$PWD/b/bin:$PATH; pip install six",
+        "pip install `cat list`",
+        "uv pip install wheels/*.whl",
+        "pip install -r /dev/stdin < list",
+    ],
+)
+def test_what_a_shell_alone_knows_is_not_captured(tmp_path: Path, script: str) -> None:
+    with pytest.raises(UsageError, match="--also"):
+        found(["sh", "-c", script], tmp_path)
+
+
+def test_variables_in_a_scripts_words_count(project: Project) -> None:
+    command = ["sh", "-c", "pip install --no-deps $PACKAGES"]
+    seen = set()
+    for value in ("six", "idna", "idna"):
+        project.environ["PACKAGES"] = value
+        seen.add(project.key(command).digest)
+    assert len(seen) == 2
+
+
+def test_what_the_commands_own_path_brings_in_reach_counts(
+    project: Project, tmp_path: Path
+) -> None:
+    command = ["env", f"PYTHONPATH={tmp_path}/more", *project.command]
+    first = project.key(command).digest
+    (tmp_path / "more/numpy-2.dist-info").mkdir(parents=True)
+    assert project.key(command).digest != first
+
+
+def test_only_what_a_list_itself_names_must_stand(project: Project) -> None:
+    (project.home / "c.txt").write_text("idna<3\n")
+    (project.home / "requirements.txt").write_text("-c c.txt\nsix==1\nalpha ; sys_platform=='x'\n")
+    assert project.key().wanted == {"six"}
+    (project.home / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    assert project.key(["uv", "pip", "install", "-r", "pyproject.toml"]).wanted == set()
 
 
 def test_system_prefix(tmp_path: Path) -> None:
@@ -475,6 +608,196 @@ def test_settings_of_pip_count_wherever_xdg_puts_them(project: Project, tmp_path
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize(
+    "included",
+    ["nowhere.txt", "${C_HOME}/x.txt", '"a b.txt"', "file:///nowhere/x.txt", "file:/nowhere/x.txt"],
+)
+def test_a_list_counts_though_what_it_includes_is_not_there(
+    project: Project, tmp_path: Path, included: str
+) -> None:
+    """One name that could not be read took all lists of a setting out of the key."""
+    project.environ["PIP_CONSTRAINT"] = f"{tmp_path}/c.txt"
+    seen = set()
+    for text in ("zzz<2", "zzz<3"):
+        (tmp_path / "c.txt").write_text(f"-c {included}\n{text}\n")
+        made = project.key()
+        seen.add(made.digest)
+        assert made.digest == project.key().digest
+        assert "not found" in {i.value for i in made.ingredients}
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    "included", ["'${C_HOME}/a b.txt'", '"a b.txt"', "a\\ b.txt", "file:/HERE/a%20b.txt#x"]
+)
+@pytest.mark.parametrize("at", ["settings", "the command"])
+def test_what_is_included_is_found_as_pip_finds_it(
+    project: Project, tmp_path: Path, included: str, at: str
+) -> None:
+    name = included.replace("/HERE", str(tmp_path))
+    (tmp_path / "c.txt").write_text(f"six<9\n-c \\\n  {name}  # why\n")
+    project.environ["C_HOME"] = str(tmp_path)
+    if at == "settings":
+        project.environ["PIP_CONSTRAINT"] = f"file://localhost{tmp_path}/c.txt"
+    command = project.command + (["-c", f"FILE:{tmp_path}/c.txt"] if at == "the command" else [])
+    seen = set()
+    for text in ("zzz<2", "zzz<3"):
+        (tmp_path / "a b.txt").write_text(text)
+        seen.add(project.key(command).digest)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        ("{pip} install six", {"PIP_CONSTRAINT": "file://{home}/sub/c.txt"}),
+        ("{pip} install six", {"PIP_CONSTRAINT": "file:{home}/sub/c.txt"}),
+        ("{pip} install six", {"PIP_constraint": "{home}/sub/c.txt"}),
+        ("{uv} six", {"UV_EXCLUDE": "sub/c.txt"}),
+        ("{uv} --config-file sub/c.txt six", {}),
+        ("{uv} --directory sub --config-file c.txt six", {}),
+        ("{uv} --directory sub six", {"UV_CONSTRAINT": "c.txt"}),
+        ("{uv} six", {"UV_CONSTRAINT": "c.txt", "UV_WORKING_DIR": "sub"}),
+        ("{uv} six", {"UV_CONFIG_FILE": "c.txt", "UV_WORKING_DIR": "sub"}),
+        ("env PIP_CONSTRAINT=sub/c.txt {pip} install six", {}),
+        ("env PIP_CONFIG_FILE=sub/p.conf {pip} install six", {}),
+        ("sh -c 'PIP_CONSTRAINT={home}/sub/c.txt {pip} install six'", {}),
+        ("sh -c 'export PIP_CONSTRAINT=c.txt; cd sub; {pip} install six'", {}),
+        ("sh -c 'cd sub && {pip} install six'", {"PIP_CONSTRAINT": "c.txt"}),
+        ("sh -c 'cd sub && {pip} install six'", {"PIP_CONFIG_FILE": "p.conf"}),
+    ],
+)
+def test_what_is_named_counts_wherever_and_however_it_is_named(
+    project: Project, words: str, variables: dict[str, str]
+) -> None:
+    pip = project.command[0]
+    names = {"home": str(project.home), "pip": pip}
+    names["uv"] = f"uv pip install --python {pip.removesuffix('/bin/pip')}"
+    project.environ |= {name: value.format(**names) for name, value in variables.items()}
+    (project.home / "sub").mkdir()
+    (project.home / "sub/p.conf").write_text("[global]\nconstraint = sub/c.txt c.txt\n")
+    seen = set()
+    for text in ("zzz<2", "zzz<3"):
+        (project.home / "sub/c.txt").write_text(text)
+        made = project.key(shlex.split(words.format(**names)))
+        seen.add(made.digest)
+    assert len(seen) == 2
+    assert any(i.name in ("settings sub/c.txt", "settings c.txt") for i in made.ingredients)
+
+
+def test_a_constraint_of_two_checkouts_is_one(tmp_path: Path, venv: Path) -> None:
+    seen = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        project = Project(tmp_path / name, venv)
+        project.environ |= {"PIP_CONFIG_FILE": "p.conf", "UV_CONSTRAINT": "c.txt"}
+        (project.home / "c.txt").write_text("six<2\n")
+        (project.home / "p.conf").write_text("[install]\nconstraint = c.txt\n")
+        seen.add(project.key().digest)
+    assert len(seen) == 1
+
+
+def test_settings_that_name_no_list_are_not_parsed(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What parses them takes a start longer to import than all that it reads."""
+    monkeypatch.setattr(pip_settings, "FOR_ALL", "/nonexistent")
+    monkeypatch.setitem(sys.modules, "configparser", None)
+    project.environ |= {"XDG_CONFIG_DIRS": "/nonexistent", "PIP_CONFIG_FILE": f"{tmp_path}/p.conf"}
+    (tmp_path / "p.conf").write_text("[global]\nindex-url = https://h/simple\n")
+    first = project.key().digest
+    (tmp_path / "p.conf").write_text("[global]\nindex-url = https://h/other\n")
+    assert project.key().digest != first
+    (tmp_path / "p.conf").write_text("[global]\nCONSTRAINT = c.txt\n")
+    with pytest.raises(ImportError):
+        project.key()
+
+
+@pytest.mark.parametrize("at", ["-r", "-c", "PIP_CONSTRAINT"])
+def test_a_variable_in_a_list_counts_with_its_value(
+    project: Project, tmp_path: Path, at: str
+) -> None:
+    login = "--extra-index-url https://${LOGIN}:${PHRASE}@h/simple"
+    (tmp_path / "r.txt").write_text(f"{login}\nsix==${{SIX_V}}\nx==${{MY_TOKEN}}\n")
+    command = [*project.command, *([at, f"{tmp_path}/r.txt"] if at[0] == "-" else [])]
+    project.environ |= {"LOGIN": SECRET, "PHRASE": SECRET, "MY_TOKEN": SECRET}
+    project.environ |= {"PIP_CONSTRAINT": f"{tmp_path}/r.txt"} if at[0] != "-" else {}
+    unset = project.key(command)
+    keys = {unset.digest}
+    for version in ("1.16", "1.17"):
+        project.environ["SIX_V"] = version
+        keys.add(project.key(command).digest)
+    assert len(keys) == 3
+    assert unset.closed is (at != "-r"), "what fills it in may be any version"
+    names = {i.name for i in project.key(command).ingredients}
+    assert "variable SIX_V" in names
+    assert not names & {"variable LOGIN", "variable PHRASE", "variable MY_TOKEN"}
+    assert SECRET not in json.dumps(project.key(command).explain())
+
+
+@pytest.mark.parametrize("option", ["requirement", "editable", "group"])
+@pytest.mark.parametrize("at", ["variables", "a file"])
+def test_what_settings_install_besides_is_an_indexs_to_decide(
+    project: Project, tmp_path: Path, option: str, at: str
+) -> None:
+    (project.home / "pkg").mkdir()
+    (project.home / "r.txt").write_text("idna\n./pkg\n")
+    (project.home / "pkg/pyproject.toml").write_text("[project]\nname='x'\n")
+    value = {"requirement": "r.txt", "editable": "./pkg", "group": "pkg/pyproject.toml:g"}[option]
+    assert project.key().closed
+    pinned = [project.command[0], "install", "six==1.16"]
+    assert project.key(pinned).all_exact
+    if at == "variables":
+        project.environ[f"PIP_{option.upper()}"] = value
+    else:
+        project.environ["PIP_CONFIG_FILE"] = "p.conf"
+        (project.home / "p.conf").write_text(f"[install]\n{option} = {value}\n")
+    made = project.key()
+    assert not made.closed
+    assert not project.key(pinned).all_exact
+    assert not made.owns({"six": "1.16"})
+    assert project.key([pinned[0], "uninstall", "-y", "six"]).closed
+    (project.home / "pkg/pyproject.toml").write_text("[project]\nname='y'\n")
+    assert project.key().digest != made.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ("constraint = /dev/null", {}),
+        ("constraint = a\0b", {}),
+        ("constraint = .", {}),
+        ("constraint = " + "n" * 300, {}),
+        ("constraint = pipe", {"PIP_CONSTRAINT": "c.txt"}),
+        ("", {"PIP_CONSTRAINT": "/dev/null"}),
+        ("", {"UV_CONFIG_FILE": "/dev/null"}),
+        ("", {"UV_CONFIG_FILE": "."}),
+        ("", {"PIP_CONFIG_FILE": "."}),
+        ("", {"PIP_CONFIG_FILE": "loop"}),
+        ("", {"XDG_CONFIG_DIRS": "loop"}),
+    ],
+)
+def test_what_pip_and_uv_pass_over_costs_no_key(
+    project: Project, text: str, variables: dict[str, str]
+) -> None:
+    (project.home / "loop").symlink_to("loop")
+    os.mkfifo(project.home / "pipe")
+    (project.home / "c.txt").write_text("six<2\n")
+    (project.home / "p.conf").write_text(f"[global]\n{text}\n")
+    project.environ |= {"PIP_CONFIG_FILE": "p.conf", **variables}
+    assert project.key().closed
+    (project.home / "c.txt").write_text("six<3\n")
+    project.key()
+
+
+@pytest.mark.parametrize("name", ["PIP_CONSTRAINT", "PIP_CONFIG_FILE", "UV_CONFIG_FILE"])
+def test_a_fifo_that_settings_name_has_no_key(project: Project, name: str) -> None:
+    os.mkfifo(project.home / "pipe")
+    project.environ[name] = "pipe"
+    with pytest.raises(CorruptDataError, match="FIFO"):
+        project.key()
+
+
 def test_packages_of_the_system_count_where_they_are_seen(tmp_path: Path) -> None:
     """pip installs nothing again that lies below the environment."""
     base = tmp_path / "base"
@@ -639,3 +962,15 @@ def wheels(tmp_path: Path) -> Path:
     folder = tmp_path / "wheels"
     make_wheel(folder, "bootseer_alpha", "1.0")
     return folder
+
+
+def test_lists_that_settings_name_are_resolved_with_the_rest(
+    project: Project, wheels: Path
+) -> None:
+    make_wheel(wheels, "bootseer_beta", "1.0")
+    (project.home / "more.txt").write_text("bootseer-beta\n")
+    project.environ["PIP_REQUIREMENT"] = "more.txt"
+    words = ["install", "--no-index", f"--find-links={wheels}", "bootseer-alpha"]
+    lock = resolved(project, [project.command[0], *words]).lock()
+    assert lock is not None
+    assert lock.pinned == {"bootseer-alpha": "1.0", "bootseer-beta": "1.0"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import pwd
 import shlex
 import shutil
 import socket
@@ -131,6 +132,21 @@ def test_a_pinned_list_has_one_key_whether_it_was_resolved_or_not(node: Node) ->
     body = json.loads(record.read_text())
     assert body["lock"] == records.OWN
     assert body["packages"] == {"bootseer-alpha": "1.0", "bootseer-beta": "1.0"}
+
+
+@pytest.mark.slow
+def test_a_changed_constraint_is_no_restore_of_what_the_old_one_let_in(node: Node) -> None:
+    """pip fills in a name that stands in it. Here no resolver tells the two starts apart."""
+    make_wheel(node.wheels, "bootseer_alpha", "2.0")
+    (node.home / "x.txt").write_text("bootseer-beta<2\n")
+    node.variables |= {"PIP_CONSTRAINT": "c.txt", "C_HOME": str(node.home)}
+    for limit, version in (("2", "1.0"), ("3", "2.0")):
+        (node.home / "c.txt").write_text(f"-c ${{C_HOME}}/x.txt\nbootseer-alpha<{limit}\n")
+        assert node.run("--resolve-timeout", 0).returncode == 0
+        (found,) = node.place.glob("lib/python3*/site-packages/bootseer_alpha-*.dist-info")
+        assert found.name == f"bootseer_alpha-{version}.dist-info"
+        node.fresh()
+    assert node.installs == 2
 
 
 @pytest.mark.usefixtures("by_uv")
@@ -499,7 +515,12 @@ def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None
         "PIP_CERT": "/other.pem",
         "UV_INDEX": "https://mine",
     }
-    made = pip_settings.environment_for_uv(environ, str(tmp_path))
+
+    def said(environ: dict[str, str], prefix: str = "") -> dict[str, str]:
+        told = pip_settings.read(environ, prefix, str(tmp_path))
+        return pip_settings.environment_for_uv(environ, told)
+
+    made = said(environ, str(tmp_path))
     assert made.items() >= environ.items()
     assert {name: made[name] for name in made.keys() - environ.keys()} == {
         "UV_DEFAULT_INDEX": "https://high",
@@ -509,18 +530,34 @@ def test_settings_of_pip_are_said_to_uv_in_its_own_words(tmp_path: Path) -> None
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "SSL_CERT_FILE": "/other.pem",
     }
-    nothing = pip_settings.environment_for_uv({**environ, "PIP_CONFIG_FILE": os.devnull}, "")
+    nothing = said({**environ, "PIP_CONFIG_FILE": os.devnull})
     assert "UV_DEFAULT_INDEX" not in nothing
     (tmp_path / "chosen").write_text("[global]\nno-index = yes\n")
     chosen = {**environ, "PIP_CONFIG_FILE": str(tmp_path / "chosen")}  # pip leaves the user's out
-    made = pip_settings.environment_for_uv(chosen, "")
+    made = said(chosen)
     assert (made["UV_NO_INDEX"], made["UV_DEFAULT_INDEX"]) == ("1", "https://lowest")
     broken = {"PIP_CONFIG_FILE": str(tmp_path / "broken"), "HOME": "/nonexistent"}
     (tmp_path / "broken").write_text("index-url = without a section\n")
-    assert pip_settings.environment_for_uv(broken, "").items() >= broken.items()
+    assert said(broken).items() >= broken.items()
     os.mkfifo(tmp_path / "fifo")  # nobody writes into it
     waiting = {"PIP_CONFIG_FILE": str(tmp_path / "fifo"), "HOME": "/nonexistent"}
-    assert pip_settings.environment_for_uv(waiting, "").items() >= waiting.items()
+    assert said(waiting).items() >= waiting.items()
+
+
+def test_those_settings_count_that_pip_heeds(tmp_path: Path) -> None:
+    machine, chosen = tmp_path / "all/pip/pip.conf", tmp_path / "chosen"
+    machine.parent.mkdir(parents=True)
+    machine.write_text("[global]\nconstraint = c.txt\npre = yes\n[install]\n--no_deps = 1\n")
+    chosen.write_text("[global]\npre =\n[install]\nconstraint =\n--find-links = /w\n")
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": "~/all:~", "PIP_CONFIG_FILE": "chosen"}
+    environ |= {"PIP_Index_URL": "https://h", "PIP___CERT": "/mine.pem", "PIP_FIND_LINKS": ""}
+    told = pip_settings.read(environ, "", str(tmp_path))
+    wanted = {"constraint": "c.txt", "find-links": "/w", "index-url": "https://h"}
+    assert told.items() >= (wanted | {"cert": "/mine.pem", "no-deps": "1"}).items()
+    assert "pre" not in told, "a later file takes back what an earlier one says in that section"
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert f"{home}/.config/pip/pip.conf" in pip_settings.files({}, "", str(tmp_path))
+    assert "/.pip/pip.conf" in pip_settings.files({"HOME": ""}, "", str(tmp_path))
 
 
 def test_a_resolver_tells_uv_nothing_of_an_environment_that_is_being_made(tmp_path: Path) -> None:

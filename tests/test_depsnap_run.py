@@ -535,3 +535,71 @@ def test_file_that_changes_while_it_is_packed_is_not_published(node: Node) -> No
     node.fresh()
     node.run()
     assert node.last() == ("ok", "published")
+
+
+@pytest.mark.parametrize("by", ["uv.toml", "pyproject.toml", "nobody knows"])
+@pytest.mark.parametrize("named", ["-r requirements.txt", "bootseer-alpha==1.0", "alpha.whl"])
+def test_what_goes_where_we_do_not_look_is_installed_each_time(
+    tmp_path: Path, named: str, by: str
+) -> None:
+    """A setting leads elsewhere: the roots stay as they were, and so would a note of them, while
+    what was installed may be gone."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels, tool="uv")
+    elsewhere = node.home / "elsewhere"
+    said = f'target = "{elsewhere}"\n'
+    if by == "nobody knows":  # an option that a later uv may have, or a wrapper of that name
+        program = tmp_path / "bin/uv"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {uv()} "$@" --target {elsewhere}\n')
+        program.chmod(0o755)
+    else:
+        program = Path(uv())
+        table = "[pip]\n" if by == "uv.toml" else "[tool.uv.pip]\n"
+        (node.home / by).write_text(table + said)
+    words = [str(wheel)] if named == "alpha.whl" else named.split()
+    command = [str(program), "pip", "install", "-q", "--python", str(node.place), "--no-index"]
+    command += ["--find-links", str(wheels), *words]
+    for _ in range(2):
+        done = node.run(command=command)
+        assert done.returncode == 0, done.stderr
+        assert (elsewhere / "bootseer_alpha").is_dir(), (done.stderr, node.ends())
+        shutil.rmtree(elsewhere)
+    assert not node.archives()
+
+
+@pytest.mark.parametrize("output", ["2>&1", "> log", ">>log 2>&1", "&>log", ">/dev/null"])
+def test_where_a_scripts_output_goes_is_no_requirement(tmp_path: Path, output: str) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels, tool="uv")
+    command = ["bash", "-c", f"{shlex.join(node.plain)} {output}"]
+    results = []
+    for _ in range(2):
+        done = node.run(command=command)
+        assert done.returncode == 0, done.stderr
+        results.append(node.last())
+    node.fresh()
+    node.run(command=command)
+    results.append(node.last())
+    assert results == [("ok", "published"), ("ok", "in place"), ("ok", "restored")]
+
+
+def test_a_satisfied_install_is_in_place_the_next_time(tmp_path: Path) -> None:
+    """By the system below the environment: nothing comes to the roots, and nothing is missing."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    make_wheel(wheels, "bootseer_alpha", "1.0")
+    node = Node(tmp_path, wheels)
+    below = tmp_path / "below"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--find-links", str(wheels)]
+    subprocess.run([*pip, "--target", str(below), "bootseer-alpha"], check=True)
+    (site,) = node.place.glob("lib/python3*/site-packages")
+    (site / "below.pth").write_text(f"{below}\n")
+    node.run()
+    node.run()
+    assert node.last() == ("ok", "in place")
+    assert node.installs == 1

@@ -83,6 +83,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     wheels.mkdir()
     make_wheel(wheels, "bootseer_alpha", "1.0")
     node = Node(tmp_path, wheels)
+    # A machine's pip.conf that names a constraint file is parsed, by what most starts do without.
+    node.variables["PIP_CONFIG_FILE"] = os.devnull
     (node.home / "requirements.txt").write_text("bootseer-alpha==1.0\n", encoding="utf-8")
     yield node
     tree.unplace(str(node.place), str(node.cache / "trees"))

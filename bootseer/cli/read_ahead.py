@@ -20,12 +20,13 @@ _DEPS_RUN = """
     keyword reprlib collections/__init__ functools enum re/_constants re/_parser re/_casefix
     re/_compiler copyreg re/__init__ signal collections/abc bootseer/light_dataclasses
     bootseer/depsnap/keying/command lib-dynload/math lib-dynload/select bootseer/readiness
-    bootseer/regular_files bootseer/depsnap/keying/roots contextlib _weakrefset threading
+    bootseer/regular_files bootseer/depsnap/keying/pip_settings bootseer/depsnap/keying/uv_settings
+    bootseer/depsnap/keying/roots contextlib _weakrefset threading
     lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed bootseer/depsnap/model
     bootseer/storage/__init__ bootseer/storage/attempt bootseer/storage/options
     bootseer/storage/base bootseer/depsnap/records bootseer/depsnap/keying/pins lib-dynload/_sha256
-    bootseer/sha256 bootseer/depsnap/keying/pip_settings bootseer/depsnap/keying/redact
+    bootseer/sha256 bootseer/depsnap/keying/redact
     bootseer/depsnap/keying/requirements bootseer/depsnap/keying/key
     bootseer/depsnap/keying/resolver bootseer/depsnap/fitting bootseer/depsnap/install
     bootseer/depsnap/reach lib-dynload/fcntl bootseer/atomic bootseer/depsnap/time_limit

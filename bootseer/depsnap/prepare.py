@@ -184,6 +184,18 @@ def brought(prepared: Prepared) -> dict[str, str]:
     return {n: v for n, v in key.packages(prepared.target).items() if before.get(n) != v}
 
 
+def stands(prepared: Prepared, environ: Mapping[str, str]) -> bool:
+    """Whether what the inputs name stands in the roots or below them, as far as they name packages.
+
+    In directories that the user names, packages may lie deeper than is looked.
+    """
+    found, wanted = prepared.target, prepared.key.wanted
+    if any(root.why in (roots.ALSO, roots.NAMED) for root in found.roots):
+        return True
+    missing = wanted - key.packages(found).keys()
+    return not missing or missing <= key.seen_outside(found, environ)
+
+
 def note_in_place(
     settings: DepsSettings,
     prepared: Prepared,

@@ -500,7 +500,8 @@ class _Run:
         try:
             if plan.prepared is not None:
                 plan.prepared.judge.resolution.settle()
-                self._note_now(plan.prepared, ended_s)
+                if not self._note_now(plan.prepared, ended_s):
+                    return
         except Exception as error:
             # The border: without a note the next start looks again; this one has what it needs.
             self._fault(error)
@@ -537,12 +538,18 @@ class _Run:
             # The border: the command has failed by itself, and so does the start.
             self._fault(error)
 
-    def _note_now(self, prepared: prepare.Prepared, ended_s: float) -> None:
-        """Remember what the command has just left; nothing of it waits for the index."""
+    def _note_now(self, prepared: prepare.Prepared, ended_s: float) -> bool:
+        """Remember what the command has just left; nothing of it waits for the index.
+
+        False where it went by something that we do not know of, and installed elsewhere.
+        """
         packages = prepare.brought(prepared)
+        if not packages and not prepare.stands(prepared, self.settings.environ):
+            return False
         known = prepared.key.owns(packages) or prepared.judge.resolution.ended
         lock = prepared.judge.lock_of(packages) if known else ""
         prepare.note_in_place(self.settings, prepared, ended_s, lock, packages)
+        return True
 
     def _command(self) -> tuple[int, float]:
         from bootseer.depsnap import subphases

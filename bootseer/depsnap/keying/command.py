@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_UNKNOWN = "$"  # no value that a shell assigns as it stands
+_CONDITIONS = re.compile(r"\(|\|\||&&[^;\n]*\bexport\b[^;\n]*[;\n]")
+"""In a script: what lets its variables be those of some of its commands alone."""
 _PIP = re.compile(r"pip[0-9.]*")
 _PYTHON = re.compile(r"python[0-9.]*")
 # Words of a script that install nothing.
@@ -53,6 +56,11 @@ _CONSTRAINT = (
     *("-c", "--constraint", "--constraints", "--override", "--overrides"),
     *("-b", "--build-constraint", "--build-constraints", "--excludes"),
 )
+_NAMING = (
+    *("CONSTRAINT", "REQUIREMENT", "OVERRIDE", "EXCLUDE", "EDITABLE", "GROUP", "CONFIG_FILE"),
+    *("TARGET", "PREFIX", "ROOT", "PROJECT", "ENVIRONMENT", "WORKING_DIR", "WORKING_DIRECTORY"),
+)
+"""Ends of the variables of pip and uv that name what they read, or where they write."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class Install:
     """One simple command as far as its destination is concerned. Paths are as written.
 
     `removes`: it only uninstalls. `folders` are the directories that a `mkdir` makes, `project`
-    is what uv's `--project` names, `folder` where a `cd` or uv's `--directory` lets it run.
+    is what uv's `--project` names, `folder` where a `cd` or uv's `--directory` lets it run,
+    `settings_file` what its `--config-file` names; `variables` are those that the line gives it.
     """
 
     tool: Tool
@@ -80,28 +89,61 @@ class Install:
     folders: tuple[str, ...] = ()
     project: str | None = None
     folder: str = ""
+    settings_file: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
 
 
-def simple_commands(command: Sequence[str]) -> list[list[str]]:
-    """Split `sh -c 'a && b'` into its simple commands; another command is one of itself."""
-    words = _without_assignments(command)
+def simple_commands(
+    command: Sequence[str], given: Mapping[str, str] | None = None
+) -> list[tuple[dict[str, str], list[str]]]:
+    """Split `sh -c 'a && b'` into its simple commands; another command is one of itself.
+
+    Each comes with the variables that are assigned for it, on top of those `given`.
+    """
+    variables, words = _assigned(command)
+    variables = {**(given or {}), **variables}
     if not words:
         return []
     name = os.path.basename(words[0])
     if name in ("sh", "bash", "dash", "zsh", "ash"):
         script = _shell_script(words[1:])
         if script is not None:
-            return [w for part in _split_script(script) for w in simple_commands(part)]
-    return [words]
+            return _of_script(script, variables)
+    return [(variables, words)]
 
 
-def _without_assignments(command: Sequence[str]) -> list[str]:
+def _of_script(script: str, variables: Mapping[str, str]) -> list[tuple[dict[str, str], list[str]]]:
+    found = []
+    values: dict[str, str] = {}
+    exported = dict(variables)
+    for part in _split_script(script):
+        assigned, words = _assigned(part)
+        if words and words[0] != "export":
+            found += simple_commands(part, exported)
+            continue
+        named = [word.partition("=") for word in words[1:]]
+        values |= assigned | {name: value for name, equals, value in named if equals}
+        names = exported.keys() | {name for name, _, _ in named}
+        exported |= {name: value for name, value in values.items() if name in names}
+        # Whether the start exports it already, words do not tell, nor for which commands it is.
+        exported |= {name: _UNKNOWN for name in assigned if name not in exported}
+        if _CONDITIONS.search(script):
+            exported |= dict.fromkeys(values, _UNKNOWN)
+    return found
+
+
+def _assigned(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables that a simple command is given in front of its words, and these."""
     words = list(command)
-    while words and (
-        _ASSIGNMENT.match(words[0]) or os.path.basename(words[0]) in ("env", "exec", "command")
-    ):
+    variables: dict[str, str] = {}
+    while words:
+        if _ASSIGNMENT.match(words[0]):
+            name, _, value = words[0].partition("=")
+            variables[name] = value
+        elif os.path.basename(words[0]) not in ("env", "exec", "command"):
+            break
         words = words[1:]
-    return words
+    return variables, words
 
 
 def _shell_script(arguments: Sequence[str]) -> str | None:
@@ -123,6 +165,10 @@ def _split_script(script: str) -> list[list[str]]:
         for token in lexer:
             if token in _OPERATORS:
                 parts.append([])
+            elif ">" in token and not token.strip("<>&|"):
+                next(lexer, None)  # where the output goes
+                if parts[-1][-1:] and parts[-1][-1].isdigit():
+                    parts[-1].pop()  # which of them
             else:
                 parts[-1].append(token)
     except ValueError:
@@ -134,18 +180,44 @@ def plan(command: Sequence[str]) -> list[Install]:
     """Every install that a command line visibly makes, in order; never raises."""
     here: str | None = ""
     out = []
-    for words in simple_commands(command):
+    for variables, words in simple_commands(command):
         if words[0] == "cd":
             here = _moved(here, words[1:], command)
         found = _plan_one(words)
         if found is None:
             continue
-        if here is None and _depends_on_place(found):
+        named = {n: v for n, v in variables.items() if _is_naming(n)}
+        plain = all(map(_is_plain, named.values())) and _is_plain(_searched(found, variables))
+        unknown = any(map(_is_open, words)) or (found.tool not in ("venv", "mkdir") and not plain)
+        if unknown or (here is None and _depends_on_place(found, named)):
             found = Install("other", found.program)
         elif here:
             found = dataclasses.replace(found, folder=os.path.join(here, found.folder))
-        out.append(dataclasses.replace(found, words=tuple(words)))
+        told = tuple((name, value) for name, value in variables.items() if _is_plain(value))
+        out.append(dataclasses.replace(found, words=tuple(words), variables=told))
     return out
+
+
+def _is_naming(variable: str) -> bool:
+    ours = variable.startswith(("PIP_", "UV_")) and variable.upper().endswith(_NAMING)
+    return ours or variable in ("VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+def _searched(install: Install, variables: Mapping[str, str]) -> str:
+    """The PATH that decides which Python it is for; "" where its words do, or it is the start's."""
+    by_word = any("/" in word for word in (install.program, install.python or ""))
+    return "" if by_word else variables.get("PATH", "")
+
+
+def _is_open(word: str) -> bool:
+    """Whether other things decide what a word is, or what is read in its place."""
+    pattern = word.endswith(".whl") and _UNSURE.search(word)
+    return "`" in word or word.startswith("<") or bool(pattern)
+
+
+def _is_plain(value: str) -> bool:
+    """Whether a shell assigns these very characters."""
+    return not value.startswith("~") and "$" not in value and "`" not in value
 
 
 def _moved(here: str | None, to: Sequence[str], command: Sequence[str]) -> str | None:
@@ -156,10 +228,12 @@ def _moved(here: str | None, to: Sequence[str], command: Sequence[str]) -> str |
     return os.path.join(here, to[0])
 
 
-def _depends_on_place(found: Install) -> bool:
-    """Whether it does something else in another directory, as far as its words tell."""
+def _depends_on_place(found: Install, variables: Mapping[str, str]) -> bool:
+    """Whether it does something else in another directory, as far as words and variables tell."""
     named = [*found.requirement_files, *found.constraint_files, *found.folders]
+    named += [word for value in variables.values() for word in value.split()]
     named += [p for p in (found.target, found.prefix, found.root, found.project) if p]
+    named += [found.settings_file] if found.settings_file else []
     named += [p for p in (found.python, found.program, *found.requirements) if p and "/" in p]
     named += [p for p in found.requirements if p[:1] == "." or p.endswith(".whl")]
     named += found.editable
@@ -214,8 +288,8 @@ def _pip(program: str, rest: Sequence[str], python: str | None) -> Install | Non
 def _uv(program: str, rest: Sequence[str]) -> Install | None:
     options, positional = _options(rest, _VALUED)
     found = _uv_alone(program, rest, options, positional)
-    folder = _last(options, "--directory")
-    return dataclasses.replace(found, folder=folder) if found and folder else found
+    folder, file = (_last(options, name) or "" for name in ("--directory", "--config-file"))
+    return dataclasses.replace(found, folder=folder, settings_file=file) if found else None
 
 
 def _uv_alone(

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
-from bootseer.depsnap.keying import pins, pip_settings, redact, requirements
+from bootseer.depsnap.keying import pins, pip_settings, redact, requirements, uv_settings
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.roots import (
     ALSO,
@@ -26,9 +27,10 @@ from bootseer.depsnap.keying.roots import (
     place_of,
     project_folder,
     upwards,
+    variables_of,
 )
 from bootseer.depsnap.model import WORK_PREFIX
-from bootseer.errors import NotFoundError, UsageError
+from bootseer.errors import UsageError
 from bootseer.regular_files import opener
 
 TYPE_CHECKING = False
@@ -54,12 +56,8 @@ _NEUTRAL = frozenset(
         *("INSECURE_HOST", "RUN_RECURSION_DEPTH", "NO_WARN_SCRIPT_LOCATION", "NO_WARN_CONFLICTS"),
     )
 )
-_PATH_VARIABLES = frozenset(
-    f"{tool}_{name}"
-    for tool in ("PIP", "UV")
-    for name in ("CONSTRAINT", "REQUIREMENT", "OVERRIDE", "BUILD_CONSTRAINT")
-)
-_UV_FOR_ALL = "/etc/uv/uv.toml"
+_LISTS_OF_UV = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_BUILD_CONSTRAINT", "UV_EXCLUDE")
+_IN_WORDS = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +80,7 @@ class Key:
     closed: bool
     all_exact: bool = False
     pinned: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    wanted: frozenset[str] = frozenset()
 
     def at(self, state: str) -> Key:
         """The same question's key for roots that hold `state` before."""
@@ -136,19 +135,21 @@ def make(question: Question) -> Key:
     stable += _in_reach(q)
     stable += [Ingredient("roots", _json(q.target.paths)), Ingredient(_BEFORE, q.state)]
     stable += [Ingredient(n, d) for n, d in sorted({**files.digests, **named}.items())]
-    stable += environment(
-        q.environ, q.key_env, q.cwd, q.target.python.prefix if q.target.python else ""
-    )
-    for place in _elsewhere(q):
+    told = _settings(q)
+    in_words = _named_in(q.target.installs)
+    stable += _variables(q.environ, q.key_env, files.variables | told.variables | in_words)
+    stable += [Ingredient(n, d) for n, d in told.digests.items()]
+    for place in (q.cwd, *_elsewhere(q)):
         stable += _project_settings(place)
     return Key(
         digest=_digest(stable),
         workload=workload,
         label=_digest([stable_command, Ingredient("roots", _json(q.target.paths))]),
         ingredients=tuple(stable),
-        closed=not files.open_ended,
-        all_exact=files.all_exact,
+        closed=not (files.open_ended or told.open_ended),
+        all_exact=files.all_exact and not told.open_ended,
         pinned=files.pinned,
+        wanted=files.wanted,
     )
 
 
@@ -178,7 +179,10 @@ def _in_reach(q: Question) -> list[Ingredient]:
     python = q.target.python
     if python is None or _makes_closed_environment(q.target.installs):
         return []
-    folders = [*python.search, *q.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    folders = list(python.search)
+    for environ, place, _ in _whereabouts(q):
+        given = environ.get("PYTHONPATH", "").split(os.pathsep)
+        folders += [os.path.join(place, folder) for folder in given if folder]
     if _sees_user_site(python):
         folders.append(python.user_site)
     folders = [os.path.join(q.cwd, f) for f in dict.fromkeys(folders) if f]
@@ -190,6 +194,15 @@ def _in_reach(q: Question) -> list[Ingredient]:
         if name.endswith((".dist-info", ".egg-info", ".egg-link"))
     )
     return [Ingredient("packages in reach", _sha256(names))] if names else []
+
+
+def seen_outside(target: Target, environ: Mapping[str, str]) -> set[str]:
+    """Names of the packages that an installer may find satisfied outside of the roots."""
+    folders = [*target.python.search, target.python.user_site] if target.python else []
+    for variables in (environ, *(variables_of(i, environ) for i in target.installs)):
+        folders += [f for f in variables.get("PYTHONPATH", "").split(os.pathsep) if f]
+    names = (n for f in dict.fromkeys(folders) for n in _top_level(f))
+    return set(pins.of_distributions(n for n in names if n.endswith((".dist-info", ".egg-info"))))
 
 
 def _makes_closed_environment(installs: Sequence[Install]) -> bool:
@@ -214,14 +227,15 @@ def _distribution() -> str:
     return " ".join(pairs.get(k, "").strip('"') for k in ("ID", "VERSION_ID")).strip()
 
 
-def environment(
-    environ: Mapping[str, str], extra: Sequence[str], cwd: str, prefix: str
+def _variables(
+    environ: Mapping[str, str], extra: Sequence[str], in_lists: frozenset[str]
 ) -> list[Ingredient]:
-    """The variables and settings files of pip and uv that decide what is installed."""
+    """The variables that decide what is installed; those `in_lists` may hold anything."""
     out = []
     for name in sorted(environ):
         chosen = name.startswith(("PIP_", "UV_")) and name not in _NEUTRAL
-        if not (chosen or name in _BUILD_VARIABLES or name in extra):
+        chosen = chosen or name in _BUILD_VARIABLES or name in extra
+        if not chosen and name not in in_lists:
             continue
         if redact.is_secret_variable(name):
             if name in extra:
@@ -230,17 +244,61 @@ def environment(
                     "copy what decides the install into a variable of another name"
                 )
             continue
-        out.append(Ingredient(f"variable {name}", redact.text(environ[name])))
-        if name in _PATH_VARIABLES:
-            out += _lists(environ[name].split(), cwd)
-    of_pip = pip_settings.files(environ, prefix)
-    folders = [*pip_settings.machine_folders(environ), pip_settings.user_folder(environ)]
-    of_uv = [_UV_FOR_ALL, *(os.path.join(folder, "uv", "uv.toml") for folder in folders)]
-    of_uv += [environ["UV_CONFIG_FILE"]] if environ.get("UV_CONFIG_FILE") else []
-    for path in (*of_pip, *of_uv):
-        out += _settings_file(os.path.join(cwd, path))
-    out += _lists(pip_settings.named_files([os.path.join(cwd, p) for p in of_pip]), cwd)
-    return [*out, *_project_settings(cwd)]
+        value = redact.text(environ[name])
+        out.append(Ingredient(f"variable {name}", value if chosen else sha256.of_text(value)))
+    return out
+
+
+def _named_in(installs: Sequence[Install]) -> frozenset[str]:
+    """Variables that a shell puts into the words of installs."""
+    texts = [text for i in installs for text in (*i.words, *(v for _, v in i.variables))]
+    return frozenset(name for text in texts for name in _IN_WORDS.findall(text))
+
+
+def _settings(q: Question) -> requirements.Inputs:
+    """What settings files of pip and uv say, with the lists that they and variables name.
+
+    Open where they let pip install more than the command's words tell.
+    """
+    found: dict[str, str] = {}
+    filled_in: frozenset[str] = frozenset()
+    adds = False
+    prefix = q.target.python.prefix if q.target.python else ""
+    for environ, place, own in _whereabouts(q):
+        of_pip = pip_settings.files(environ, prefix, place)
+        of_uv = [*uv_settings.files(environ), *([own] if own else [])]
+        texts = [_settings_file(path, place, q.cwd, found) for path in of_pip]
+        for path in of_uv:
+            _settings_file(path, place, q.cwd, found)
+        options = pip_settings.naming(texts, environ)
+        names = [name for v in _LISTS_OF_UV for name in environ.get(v, "").split()]
+        names += pip_settings.lists(options)
+        editable = options.get("editable", "").split()
+        named = requirements.listed(names, editable, environ, place, q.cwd)
+        found |= named.digests
+        filled_in |= named.variables
+        adds |= pip_settings.adds(options)
+    adds &= any(i.tool == "pip" and not i.removes for i in q.target.installs)
+    return requirements.Inputs(found, adds, variables=filled_in)
+
+
+def _whereabouts(q: Question) -> list[tuple[Mapping[str, str], str, str]]:
+    """Variables, directory and `--config-file` that a tool may have, those of the start first."""
+    found = [(q.environ, q.cwd, "")]
+    for i in q.target.installs:
+        its = (variables_of(i, q.environ), place_of(i, q.cwd), i.settings_file)
+        found += [its] if its not in found else []
+    return found
+
+
+def _settings_file(path: str, place: str, cwd: str, found: dict[str, str]) -> str:
+    """The text of a settings file, which is noted in `found`."""
+    full = os.path.join(place, path)
+    text, why = requirements.look(full)
+    if why != requirements.NOT_FOUND:
+        label = path if os.path.isabs(path) else requirements.short(full, cwd)
+        found[f"settings {label}"] = why or requirements.digest_text(text)
+    return text
 
 
 def _project_settings(cwd: str) -> list[Ingredient]:
@@ -257,28 +315,8 @@ def _project_settings(cwd: str) -> list[Ingredient]:
 def _elsewhere(q: Question) -> list[str]:
     """Directories other than the working one in which uv looks for settings."""
     uv = [i for i in q.target.installs if i.tool in ("uv", "uv-sync")]
-    found = [project_folder(i, q.environ, place_of(i, q.cwd)) for i in uv]
+    found = [project_folder(i, variables_of(i, q.environ), place_of(i, q.cwd)) for i in uv]
     return [place for place in dict.fromkeys(found) if place != q.cwd]
-
-
-def _settings_file(path: str) -> list[Ingredient]:
-    try:
-        text = requirements.read_text(path)
-    except NotFoundError:
-        return []
-    return [Ingredient(f"settings {path}", requirements.digest_text(text))]
-
-
-def _lists(words: Sequence[str], cwd: str) -> list[Ingredient]:
-    """Files of requirements or constraints that settings name, with what they include."""
-    out = []
-    for word in words:
-        try:
-            texts = requirements.closure([word], cwd) if "://" not in word else {}
-        except NotFoundError:
-            continue  # pip itself will complain
-        out += [Ingredient(f"settings {p}", requirements.digest_text(t)) for p, t in texts.items()]
-    return out
 
 
 def base_state(target: Target, exclude: Sequence[str] = ()) -> str:

@@ -13,7 +13,7 @@ SEEDS = frozenset({"pip", "setuptools", "wheel"})
 """What a new environment may bring by itself, which no list names."""
 _RUNS = re.compile(r"[-_.]+")
 _EXACT = re.compile(
-    r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s*,;\\]+)\s*(?:[;\\].*)?"
+    r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s*,;\\$]+)\s*(?:[;\\].*)?"
 )
 _DISTRIBUTION = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
-from bootseer.depsnap.keying.roots import place_of, which
+from bootseer.depsnap.keying.roots import place_of, variables_of, which
 from bootseer.light_dataclasses import dataclass, field
 
 TYPE_CHECKING = False
@@ -152,13 +152,24 @@ class Resolution:
             self._output = -1
 
     def _environment(self) -> dict[str, str]:
-        environ = dict(self.environ)
-        if self.python is not None and not any(install.tool == "uv" for install in self.installs):
-            prefix = os.path.dirname(os.path.dirname(self.python))
-            environ = pip_settings.environment_for_uv(environ, prefix)
+        asked = self._asked()[0]
+        environ = dict(variables_of(asked, self.environ))
+        if asked.settings_file:
+            environ["UV_CONFIG_FILE"] = asked.settings_file
+        if asked.tool == "pip":
+            environ = pip_settings.environment_for_uv(environ, self._told_to_pip())
         if self.limit_s < _RETRYING_LIMIT_S:
             environ.setdefault("UV_HTTP_RETRIES", "0")
         return environ
+
+    def _told_to_pip(self) -> dict[str, str]:
+        """What settings say, where it is pip that installs."""
+        asked = self._asked()[0]
+        if asked.tool != "pip" or self.python is None:
+            return {}
+        prefix = os.path.dirname(os.path.dirname(self.python))
+        environ = variables_of(asked, self.environ)
+        return pip_settings.read(environ, prefix, place_of(asked, self.cwd))
 
     def _asked(self) -> list[Install]:
         """The installs that an index is asked for."""
@@ -185,8 +196,11 @@ class Resolution:
         # The interpreter itself: uv keeps what it learns of a path, and an environment that is
         # being made anew while we ask would be taken for its base, by the install's uv as well.
         words += ["--python", os.path.realpath(self.python), *_index_words(asked[0].words)]
-        words += asked[0].requirement_files
-        lines = [*asked[0].requirements, *(f"-e {path}" for path in asked[0].editable)]
+        told = {option: value.split() for option, value in self._told_to_pip().items()}
+        words += [*asked[0].requirement_files, *told.get("requirement", ())]
+        words += [f"--group={group}" for group in told.get("group", ())]
+        editable = [*asked[0].editable, *told.get("editable", ())]
+        lines = [*asked[0].requirements, *(f"-e {path}" for path in editable)]
         names = "".join(line + "\n" for line in lines)
         if names:
             words.append("-")

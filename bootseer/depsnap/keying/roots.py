@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.depsnap.keying import pip_settings, uv_settings
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.errors import DeadlineError, UsageError
 from bootseer.readiness import readable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT_S = 10.0
 """After it the install runs plainly: a key without what the interpreter tells is another key."""
-ALSO = "--also"
+ALSO, NAMED = "--also", "--target, --prefix or --root"
 """Why of a root that the user named."""
 PROBE = """
 import os, site, sys, sysconfig
@@ -111,13 +112,16 @@ def find(
     folders: list[str] = []
     late: list[str] = []
     python: Python | None = None
+    heard: dict[str, Python | None] = {}
 
     def asked_of(interpreter: str) -> Python | None:
-        try:
-            return ask(interpreter, environ)
-        except DeadlineError as error:
-            late.append(str(error))
-            return None
+        if interpreter not in heard:
+            try:
+                heard[interpreter] = ask(interpreter, environ)
+            except DeadlineError as error:
+                late.append(str(error))
+                heard[interpreter] = None
+        return heard[interpreter]
 
     for install in installs:
         if install.tool == "other":
@@ -129,7 +133,10 @@ def find(
         if install.tool == "mkdir":
             folders += [_absolute(folder, place_of(install, cwd)) for folder in install.folders]
             continue
-        found, asked = _destinations(install, environ, place_of(install, cwd), roots, asked_of)
+        its = variables_of(install, environ)
+        if install.tool == "uv" and not also and _is_sent_elsewhere(install, its, cwd):
+            raise UsageError("uv's settings say where it writes; name its directories with --also")
+        found, asked = _destinations(install, its, place_of(install, cwd), roots, asked_of)
         roots += found
         python = asked or python
     if all(install.tool == "other" for install in installs):
@@ -144,8 +151,26 @@ def place_of(install: Install, cwd: str) -> str:
     return _absolute(install.folder, cwd) if install.folder else cwd
 
 
+def variables_of(install: Install, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables that an install runs with."""
+    return {**environ, **dict(install.variables)} if install.variables else environ
+
+
+def _is_sent_elsewhere(install: Install, environ: Mapping[str, str], cwd: str) -> bool:
+    """Whether a settings file of uv says where it installs, and its words do not."""
+    if install.target or install.prefix:
+        return False
+    place = place_of(install, cwd)
+    above, project = (upwards(place, name) for name in ("uv.toml", "pyproject.toml"))
+    paths = [*uv_settings.files(environ), install.settings_file, f"{above or place}/uv.toml"]
+    texts = [pip_settings.text_of(os.path.join(place, path)) for path in paths if path]
+    described = pip_settings.text_of(f"{project or place}/pyproject.toml")
+    return uv_settings.name_place(texts, described)
+
+
 def _placed(install: Install, environ: Mapping[str, str]) -> Install:
     """The install where uv's variable lets it run."""
+    environ = variables_of(install, environ)
     named = environ.get("UV_WORKING_DIR") or environ.get("UV_WORKING_DIRECTORY")
     told = any(word.partition("=")[0] == "--directory" for word in install.words)
     if not named or told or os.path.basename(install.program) != "uv":
@@ -164,13 +189,21 @@ def _destinations(
         assert install.target is not None
         python = asked_of(_interpreter(install, environ, cwd))
         return [Root(_absolute(install.target, cwd), "the virtual environment it makes")], python
-    fixed = install.target or install.prefix or install.root
-    fixed = fixed or (_pip_setting(environ) if install.tool == "pip" else None)
     interpreter = _interpreter(install, environ, cwd)
+    in_made = any(inside(interpreter, root.path) for root in made)
+    told: Mapping[str, str] = {}
+    if install.tool == "pip":
+        asked = None if in_made else asked_of(interpreter)
+        told = pip_settings.placing(environ, asked.prefix if asked else "", cwd)
+        if told.get("python") and install.python in (None, install.program):
+            interpreter = _named_python(told["python"], environ.get("PATH", os.defpath), cwd)
+            in_made = any(inside(interpreter, root.path) for root in made)
+        told = {} if install.removes else told  # `uninstall` has none of the others
+    fixed = install.target or install.prefix or install.root
+    fixed = fixed or told.get("target") or told.get("prefix") or told.get("root")
     if fixed:
-        option = "--target, --prefix or --root"
-        return [Root(_absolute(fixed, cwd), option)], asked_of(interpreter)
-    if any(inside(interpreter, root.path) for root in made):
+        return [Root(_absolute(fixed, cwd), NAMED)], asked_of(interpreter)
+    if in_made:
         return [], None  # the environment that an earlier command of the line makes
     if install.tool == "uv-sync":
         place = _project_environment(install, environ, cwd)
@@ -178,7 +211,8 @@ def _destinations(
     python = asked_of(interpreter)
     if python is None:
         return _environment_of(interpreter), None
-    return _prefix_roots(install, python), python
+    user = install.user or pip_settings.is_on(told, "user")
+    return _prefix_roots(install, python, user=user), python
 
 
 def _environment_of(interpreter: str) -> list[Root]:
@@ -187,10 +221,6 @@ def _environment_of(interpreter: str) -> list[Root]:
     if os.path.basename(head) == "bin" and os.path.isabs(head):
         return [Root(os.path.dirname(head), "the environment of " + interpreter)]
     return []
-
-
-def _pip_setting(environ: Mapping[str, str]) -> str | None:
-    return environ.get("PIP_TARGET") or environ.get("PIP_PREFIX") or environ.get("PIP_ROOT")
 
 
 def project_folder(install: Install, environ: Mapping[str, str], cwd: str) -> str:
@@ -244,11 +274,11 @@ def _described(folder: str) -> dict[str, Any]:
         return {}
 
 
-def _prefix_roots(install: Install, python: Python) -> list[Root]:
+def _prefix_roots(install: Install, python: Python, *, user: bool) -> list[Root]:
     purelib = python.paths.get("purelib", "")
     virtual = python.prefix != python.base_prefix
     unwritable = not virtual and not os.access(purelib, os.W_OK) and os.path.isdir(purelib)
-    if install.user or (unwritable and install.tool == "pip"):
+    if user or (unwritable and install.tool == "pip"):
         return [Root(python.user_base, "the user's base directory")]
     if virtual:
         return [Root(python.prefix, "the virtual environment of " + python.executable)]
@@ -263,14 +293,17 @@ def _prefix_roots(install: Install, python: Python) -> list[Root]:
 def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
     """The path of the interpreter an install is for; it may not exist yet."""
     search = environ.get("PATH", os.defpath)
-    if install.python:
-        return _named_python(install.python, search, cwd)
+    named = install.python or (environ.get("UV_PYTHON") if install.tool == "uv" else None)
+    # A version alone lets uv choose among environments before it looks for a Python.
+    if named and (install.tool != "uv" or "/" in named or os.path.isdir(os.path.join(cwd, named))):
+        return _named_python(named, search, cwd)
     if install.tool == "pip":
         return _python_of_script(install.program, search, cwd)
     if install.tool == "uv-sync":
         inside = os.path.join(_project_environment(install, environ, cwd), "bin/python")
         return inside if os.path.exists(inside) else _named_python("python3", search, cwd)
-    if install.tool == "uv" and not (install.system or environ.get("UV_SYSTEM_PYTHON")):
+    system = install.system or pip_settings.is_on(environ, "UV_SYSTEM_PYTHON")
+    if install.tool == "uv" and not system:
         environment = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
         above = upwards(cwd, ".venv")
         environment = environment or (above and os.path.join(above, ".venv"))
@@ -278,7 +311,7 @@ def _interpreter(install: Install, environ: Mapping[str, str], cwd: str) -> str:
             return os.path.join(_absolute(environment, cwd), "bin", "python")
     if install.tool == "other" and environ.get("VIRTUAL_ENV"):
         return os.path.join(_absolute(environ["VIRTUAL_ENV"], cwd), "bin", "python")
-    return _named_python("python3", search, cwd)
+    return _named_python(named or "python3", search, cwd)
 
 
 def _named_python(name: str, search: str, cwd: str) -> str:
@@ -430,7 +463,8 @@ def begin_asking(command: Sequence[str], environ: Mapping[str, str], cwd: str) -
     installs = [_placed(install, environ) for install in plan(command)]
     if len(installs) != 1 or installs[0].tool not in ("pip", "uv"):
         return
-    interpreter = _interpreter(installs[0], environ, place_of(installs[0], cwd))
+    its = variables_of(installs[0], environ)
+    interpreter = _interpreter(installs[0], its, place_of(installs[0], cwd))
     try:
         _ASKED[interpreter] = _Asked(interpreter, environ)
     except (OSError, ValueError):
