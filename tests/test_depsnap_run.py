@@ -566,6 +566,7 @@ def test_what_goes_where_we_do_not_look_is_installed_each_time(
         done = node.run(command=command)
         assert done.returncode == 0, done.stderr
         assert (elsewhere / "bootseer_alpha").is_dir(), (done.stderr, node.ends())
+        assert "--also" in done.stderr
         shutil.rmtree(elsewhere)
     assert not node.archives()
 

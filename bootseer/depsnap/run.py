@@ -545,6 +545,10 @@ class _Run:
         """
         packages = prepare.brought(prepared)
         if not packages and not prepare.stands(prepared, self.settings.environ):
+            self.outcome.notes.append(
+                "no snapshot kept: a setting led the install elsewhere than its words say; name "
+                "its directories with --also"
+            )
             return False
         known = prepared.key.owns(packages) or prepared.judge.resolution.ended
         lock = prepared.judge.lock_of(packages) if known else ""
