@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import threading
@@ -124,3 +125,37 @@ def test_a_log_is_named_only_where_there_is_one(given: dict[str, str], said: str
 def test_an_error_that_is_not_ours_is_told_by_its_class() -> None:
     told = background.packed(KeyError("x"))
     assert told == {"error": "BootseerError", "text": "mounting failed: KeyError: 'x'"}
+
+
+class _Hanging:
+    """Garbage, by a circle: what lets go of it in another process than its own waits for ever."""
+
+    def __init__(self, let_go: list[int]) -> None:
+        self._circle, self._let_go, self._process = self, let_go, os.getpid()
+
+    def __del__(self) -> None:
+        self._let_go.append(os.getpid())
+        while os.getpid() != self._process:
+            time.sleep(60)
+
+
+def test_a_server_never_lets_go_of_what_its_maker_had() -> None:
+    def collect() -> None:
+        gc.enable()
+        gc.collect()
+
+    def serve(tell: background.Tell) -> None:
+        collect()
+        tell({"let_go": let_go})
+
+    let_go: list[int] = []
+    gc.disable()
+    try:
+        _Hanging(let_go)
+        assert background.start(serve, what="/m", limit_s=60) == {"let_go": []}
+        background.in_a_child(collect, 60)
+        assert let_go == []
+        gc.collect()  # so it was garbage, and of a kind that is collected
+        assert let_go == [os.getpid()]
+    finally:
+        gc.enable()

@@ -49,7 +49,8 @@ _DEPS_RESTORE = """
     bootseer/depsnap/format/check bootseer/depsnap/format/index bootseer/depsnap/format/frames
     platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
     lib-dynload/binascii base64
-    bootseer/depsnap/restoring/worker bootseer/depsnap/restoring/apart bootseer/interpreter
+    bootseer/depsnap/restoring/worker bootseer/fork bootseer/depsnap/restoring/apart
+    bootseer/interpreter
     bootseer/blockimage/__init__ bootseer/blockimage/entries bootseer/blockimage/erofs
     bootseer/blockimage/metadata encodings/ascii
 """
@@ -78,8 +79,8 @@ _IMAGE_MOUNT = """
     bootseer/storage/oci/remote tomllib/_types tomllib/_re tomllib/_parser tomllib/__init__
     lib-dynload/unicodedata stringprep encodings/idna bootseer/blockimage/__init__
     bootseer/blockimage/media_types bootseer/cli/size_text bootseer/cli/image_outcome
-    bootseer/fuse/__init__ bootseer/readiness bootseer/fuse/background bootseer/fuse/mounts
-    lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
+    bootseer/fuse/__init__ bootseer/readiness bootseer/fork bootseer/fuse/background
+    bootseer/fuse/mounts lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
     bootseer/blockimage/treecalls bootseer/blockimage/erofsmount bootseer/imageprefetch/runtime
     bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
     bootseer/fuse/operations bootseer/fuse/wire bootseer/fuse/replies

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable
 
+from bootseer.fork import fork
 from bootseer.readiness import readable
 from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease
@@ -31,7 +32,7 @@ def detach(lease: Lease, reopen: Callable[[], Store], work: Callable[[Store], No
     lease.pause()
     ready, tell = os.pipe()
     try:
-        first = os.fork()
+        first = fork()
     except OSError:
         os.close(ready)
         os.close(tell)
@@ -53,7 +54,7 @@ def _child(
     code = 1
     try:
         os.setsid()
-        if os.fork() != 0:
+        if fork() != 0:
             os._exit(0)
         store = reopen()  # nothing is contacted yet; a path of it may be relative
         _quiet(tell)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import NoReturn
 
+from bootseer.fork import fork
 from bootseer.profiler import events
 
 NAME = b"bootseer-beside"
@@ -28,7 +29,7 @@ def begin(
     Raises OSError where no process can be made. Call it in a process that has one thread.
     """
     job = os.getpid()  # which `start` keeps when it becomes the job
-    between = os.fork()
+    between = fork()
     if between == 0:
         _orphan(part, module, request, environ, job)
     status = os.waitpid(between, 0)[1]
@@ -43,7 +44,7 @@ def _orphan(
     code = 1
     try:
         os.setsid()
-        if os.fork() == 0:
+        if fork() == 0:
             _detach()
             _run(part, module, request, environ, job)
         code = 0

@@ -20,6 +20,7 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
+from bootseer.fork import fork
 from bootseer.proc_files import call_within
 from bootseer.readiness import readable
 
@@ -103,7 +104,7 @@ def start(
     Call it in a process that has one thread.
     """
     told, tell = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.close(told)
         _background(serve, tell, log_file, what, keep)
@@ -285,7 +286,7 @@ def in_a_child(
     told, tell = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         answer: dict[str, Any] = {}
         try:

@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from bootseer import errors
 from bootseer.errors import BootseerError, NotSupportedError, StoreUnavailableError
+from bootseer.fork import fork
 from bootseer.fuse.backing import OpenInodes
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
@@ -196,7 +197,7 @@ class _Supervisor:
         supervisor = os.getpid()
         # A signal to the child must not reach our own pipe before the child has its own.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             os.close(ready)
             self._work(supervisor, tell, took_over)

@@ -23,6 +23,8 @@ import os
 import sys
 from _socket import SHUT_RDWR, socket, socketpair  # `socket` itself costs 5 ms
 
+from bootseer.fork import fork
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,10 +60,10 @@ def start(
     process that has one thread.
     """
     ours, theirs = socketpair()
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
-            if os.fork() == 0:  # a child of nobody's who might wait for all of theirs
+            if fork() == 0:  # a child of nobody's who might wait for all of theirs
                 ours.close()
                 _become_server(theirs)
                 _Helper(theirs, workload, keep_config_in).serve(ref, plain_http, options())

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from bootseer import errors
 from bootseer.errors import BootseerError, DeadlineError
+from bootseer.fork import fork
 from bootseer.readiness import readable
 
 _OK = b"="
@@ -41,7 +42,7 @@ def read_apart(
     except OSError as error:
         raise errors.from_os_error(error, f"ask {what}") from error
     try:
-        pid = os.fork()
+        pid = fork()
     except OSError as error:  # no more processes, or no memory
         os.close(out)
         os.close(into)

@@ -36,6 +36,7 @@ from bootseer.errors import (
     NoSpaceError,
     from_os_error,
 )
+from bootseer.fork import fork
 from bootseer.interpreter import command_for
 from bootseer.regular_files import open_to_read
 
@@ -232,7 +233,7 @@ class _Unpacking:
         failed = mmap.mmap(-1, 1)
         try:
             for _ in range(self._jobs):
-                pid = os.fork()
+                pid = fork()
                 if pid == 0:
                     os.close(tickets_in)
                     worker.child(self._job, tickets_out, results_in, failed)

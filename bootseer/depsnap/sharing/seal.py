@@ -10,6 +10,8 @@ from operator import attrgetter
 
 import xxhash
 
+from bootseer.fork import fork
+
 _MASK = (1 << 128) - 1
 # Enough directories to share out evenly, found before a second process is worth its fork.
 _SHARED_OUT = 256
@@ -65,7 +67,7 @@ def _walk(pending: list[tuple[str, str]], most: int | None = None) -> tuple[int,
 def _start(pending: list[tuple[str, str]]) -> tuple[int, int]:
     """Walk in a forked child; its process id and the pipe that brings its sums."""
     out, into = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         code = 1
         try:

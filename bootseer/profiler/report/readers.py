@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, BinaryIO
 
+from bootseer.fork import fork
 from bootseer.profiler.report.columns import Spans
 from bootseer.profiler.report.forked import may_fork, receive, send
 from bootseer.profiler.report.records import Identity
@@ -54,7 +55,7 @@ def packed_files(
                 source, sink = os.pipe()
                 pipes.append(stack.enter_context(open(source, "rb")))
                 with open(sink, "wb") as out:
-                    child = os.fork()
+                    child = fork()
                     if not child:
                         _serve(chunks[number::count], out, pipes, pack)
                     children.append(child)
