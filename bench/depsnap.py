@@ -58,6 +58,7 @@ MEASURES = (
     "bootseer/contexts.py",
     "bootseer/depsnap",
     "bootseer/errors.py",
+    "bootseer/fork.py",
     "bootseer/interpreter.py",
     "bootseer/light_dataclasses.py",
     "bootseer/profiler/__init__.py",

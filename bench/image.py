@@ -60,6 +60,7 @@ MEASURES = (
     "bootseer/config_paths.py",
     "bootseer/contexts.py",
     "bootseer/errors.py",
+    "bootseer/fork.py",
     "bootseer/fuse",
     "bootseer/imageprefetch",
     "bootseer/interpreter.py",
