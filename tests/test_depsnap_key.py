@@ -26,7 +26,7 @@ from bootseer.depsnap.keying import (
     resolver,
     roots,
 )
-from bootseer.depsnap.keying.command import plan
+from bootseer.depsnap.keying.command import plan, simple_commands
 from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
@@ -107,6 +107,27 @@ def test_plan_of_a_script() -> None:
     assert [f.tool for f in found] == ["venv", "pip", "uv"]
     assert found[1].program == "/v/bin/pip"
     assert found[1].requirements == ("six>1",)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("pip install a  # it's; b\npip install -r r\n", [["a"], ["-r", "r"]]),
+        ("pip install ./p.zip#egg=p && pip install c", [["./p.zip#egg=p"], ["c"]]),
+        ("pip install 'a # b' \"c #\" d\\ #e", [["a # b", "c #", "d #e"]]),
+        ("# pip install a\npip install b;#c", [["b"]]),
+        ("pip install \\\n  --target t a", [["--target", "t", "a"]]),
+        ("echo ${#x} $#; pip install a", [["a"]]),
+    ],
+)
+def test_comments_and_continued_lines_of_a_script_are_read_as_a_shell_does(
+    script: str, words: list[list[str]]
+) -> None:
+    simple = [part for _, part in simple_commands(["sh", "-c", script])]
+    assert [part[2:] for part in simple if part[:2] == ["pip", "install"]] == words
+    shown = script.replace("pip install", "printf '<%s>' pip install")
+    told = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True).stdout
+    assert told.endswith("".join(f"<{word}>" for part in words[-1:] for word in part))
 
 
 @pytest.mark.parametrize("command", [["pip", "list"], ["uv", "lock"], [], ["pip"], ["env"]])

@@ -155,11 +155,22 @@ def _shell_script(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def _without_comments(script: str) -> str:
+    """The script without comments and continued lines, as a shell reads it (POSIX, 2.2 and 2.3)."""
+    import re  # scripts alone need it
+
+    quoted = r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n]"""
+    word = rf"(?:{quoted}|[^\s;&|()'\"\\#])(?:{quoted}|[^\s;&|()'\"\\])*"
+    skipped = r"\\\n|#[^\n]*"
+    return re.sub(rf"({word})|{skipped}", lambda found: found[1] or "", script, flags=re.DOTALL)
+
+
 def _split_script(script: str) -> list[list[str]]:
     import shlex  # scripts alone need it
 
-    lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
+    lines = _without_comments(script).replace("\n", " ; ")
+    lexer = shlex.shlex(lines, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""  # which it sees within words, too
     parts: list[list[str]] = [[]]
     try:
         for token in lexer:
