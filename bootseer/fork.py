@@ -5,13 +5,19 @@ import os
 
 
 def fork() -> int:
-    """As `os.fork`; the child never collects what this process had.
+    """As `os.fork`; the child never collects garbage that this process had. Raises OSError.
 
     A finalizer may wait for a thread, and of all threads the child has one: a client of HDFS that
-    is let go of in a child waits for its runtime's for ever. Nor does a collection copy, page by
-    page, what both processes share. Raises OSError.
+    is let go of in a child waits for its runtime's for ever. (What the child itself drops the last
+    reference to, it does let go of.) Nor does a collection copy, page by page, what both share.
     """
-    pid = os.fork()
-    if pid == 0:
-        gc.freeze()
+    collects = gc.isenabled()
+    gc.disable()  # or what the fork itself calls in the child may begin a collection
+    try:
+        pid = os.fork()
+        if pid == 0:
+            gc.freeze()
+    finally:
+        if collects:
+            gc.enable()
     return pid

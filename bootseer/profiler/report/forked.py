@@ -15,6 +15,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, TypeVar
 
+from bootseer.fork import fork as fork_process
+
 _Result = TypeVar("_Result")
 
 _LENGTH = struct.Struct("<Q")
@@ -42,7 +44,7 @@ def _started(compute: Callable[[], object]) -> Iterator[BinaryIO]:
     source, sink = os.pipe()
     with open(source, "rb") as answer:
         with open(sink, "wb") as out:
-            child = os.fork()
+            child = fork_process()
             if not child:
                 _serve(compute, out)
         try:
