@@ -169,6 +169,18 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def kill_parts(place: Place) -> None:
+    """Kill all that a part began, and what it begins meanwhile, until there is none."""
+
+    def none_found() -> bool:
+        found = list(processes_of_parts(place))
+        for pid in found:
+            kill(pid)
+        return not found
+
+    until(none_found)
+
+
 def nothing_left(place: Place) -> None:
     """Wait until all parts of a place have ended by themselves; end those that have not."""
     try:

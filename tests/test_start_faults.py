@@ -16,6 +16,7 @@ from starting import (
     JOB_EXIT,
     Place,
     kill,
+    kill_parts,
     nothing_left,
     part_process,
     processes_of_parts,
@@ -168,8 +169,7 @@ def test_a_dead_lease_holder_holds_nobody_up(place: Place) -> None:
     leases = [lease.name for lease in place.store.rglob("lease/*.json")]
     assert len(leases) == 1
     os.killpg(holder.pid, signal.SIGKILL)
-    for pid in list(processes_of_parts(place)):
-        kill(pid)
+    kill_parts(place)
     holder.communicate()
     assert holder.returncode == -signal.SIGKILL
     place.extra("")
