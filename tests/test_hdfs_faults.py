@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -357,3 +359,62 @@ def flip(path: Path, at: int) -> None:
         [old] = file.read(1)
         file.seek(at)
         file.write(bytes([old ^ 0x55]))
+
+
+class Relay:
+    """Fault injection: passes connections to a server on, until those that it has are `silenced`.
+
+    They stay open and bring nothing any more, as behind a router that forgot them.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._generation, self.accepted = 0, 0
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def silence(self) -> None:
+        self._generation += 1
+
+    def close(self) -> None:
+        for end in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                theirs = socket.create_connection(self._to)
+                self.accepted += 1
+                self._open += [ours, theirs]
+                for ends in ((ours, theirs), (theirs, ours)):
+                    threading.Thread(
+                        target=self._pass, args=(*ends, self._generation), daemon=True
+                    ).start()
+
+    def _pass(self, source: socket.socket, to: socket.socket, generation: int) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if generation == self._generation:
+                    to.sendall(data)
+
+
+def test_a_connection_to_the_namenode_that_brings_nothing_is_not_asked_again(hdfs: Any) -> None:
+    """Each try waited on it, until none was left; of reads too."""
+    relay = Relay("127.0.0.1", int(hdfs.hdfs_url.rpartition(":")[2].partition("/")[0]))
+    try:
+        url = f"hdfs://127.0.0.1:{relay.port}/relayed-{os.getpid()}"
+        store = open_store(url, StoreOptions(stall_s=3.0, retry_s=60.0))
+        assert store.create("x", b"found")
+        for ask in (lambda: store.stat("x"), lambda: store.read("x", limit_bytes=5)):
+            ask()
+            before = relay.accepted
+            relay.silence()
+            ask()
+            assert relay.accepted > before
+    finally:
+        relay.close()

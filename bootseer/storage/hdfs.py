@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from bootseer.errors import (
     BusyError,
     CorruptDataError,
+    DeadlineError,
     NotFoundError,
     StoreUnavailableError,
 )
@@ -71,6 +72,9 @@ class HdfsStore(RenamingStore):
         def once() -> T:
             try:
                 return within(call, self._options.stall_s, what)
+            except DeadlineError:
+                self._clients.close()  # or each try would wait on the same connection
+                raise
             except Exception as error:  # the library raises many kinds, unnamed ones too
                 raise from_native_error(error, what) from error
 
@@ -128,6 +132,8 @@ class HdfsStore(RenamingStore):
             transfer.run(what)
         except Exception as error:  # as above
             self._readers.forget(path)
+            if isinstance(error, StoreUnavailableError) and not attempt.cancelled:
+                self._clients.close()  # as above
             self._raise_if_damaged(name, offset + transfer.received_bytes, error)
             raise from_native_error(error, what) from error
         if not transfer.complete:
