@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import pytest
 
 from bootseer.config_sections import CheckpointSettings
 from bootseer.entrypoint import checkpoint_part
-from bootseer.errors import StoreUnavailableError
+from bootseer.errors import NotFoundError, StoreUnavailableError
 from bootseer.fuse.mounts import find_mount, unmount
 from bootseer.profiler.report import analysis, load
 from bootseer.storage import retry
@@ -95,7 +96,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path)
     yield made
     if find_mount(str(made.to)) is not None:
-        unmount(str(made.to), lazily=True)
+        with contextlib.suppress(NotFoundError):  # it ends by itself too, with its job
+            unmount(str(made.to), lazily=True)
 
 
 @pytest.mark.root
