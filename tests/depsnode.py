@@ -100,7 +100,23 @@ class Node:
 
     def counted(self, command: Sequence[str]) -> list[str]:
         """A script that notes each time it really runs."""
+        if os.path.basename(command[0]).startswith(("python", "uv")):
+            return ["sh", "-c", f"exec {shlex.join([self.counting(command[0]), *command[1:]])}"]
         return ["sh", "-c", f"echo x >> {self.count}; exec {shlex.join(command)}"]
+
+    def counting(self, program: str) -> str:
+        """A program in place of `program` that notes when it installs or makes an environment."""
+        path = self.count.with_name("bin") / os.path.basename(program)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            "#!/bin/sh\n"
+            'case " $* " in *" install "* | *" uninstall "* | *" sync "* | *" venv "*)\n'
+            f"  echo x >> {self.count} ;;\n"
+            "esac\n"
+            f'exec {program} "$@"\n'
+        )
+        path.chmod(0o755)
+        return str(path)
 
     @property
     def installs(self) -> int:

@@ -85,7 +85,8 @@ def test_the_project_that_a_variable_names_is_in_the_key(tmp_path: Path) -> None
     environ = {"UV_PROJECT": str(tmp_path / "there")}
     found = requirements.inputs(plan(["uv", "sync"]), str(tmp_path / "here"), environ)
     assert sorted(found.digests) == [
-        f"file {tmp_path}/there/{n}" for n in ("pyproject.toml", "uv.lock")
+        f"editable {tmp_path}/there",
+        *(f"file {tmp_path}/there/{n}" for n in ("pyproject.toml", "uv.lock")),
     ]
     assert not found.open_ended
 
@@ -211,7 +212,8 @@ def test_what_a_new_environment_brings_keeps_no_snapshot_from_fitting(
         make = [sys.executable, "-m", "venv", str(node.place)]
         where = ["--no-index", "--find-links", str(wheels), "-r", "requirements.txt"]
         fill = [str(node.place / "bin/pip"), "install", "-q", *where]
-    command = ["sh", "-c", f"echo x >> {node.count}; {shlex.join(make)} && {shlex.join(fill)}"]
+    make[0] = node.counting(make[0])
+    command = ["sh", "-c", f"{shlex.join(make)} && {shlex.join(fill)}"]
     node.run("--resolve-timeout", 60 if late else 0, command=command)
     assert node.last() == ("ok", "published")
     node.fresh()

@@ -19,7 +19,8 @@ _DEPS_RUN = """
     bootseer/errors bootseer/depsnap/__init__ bootseer/depsnap/keying/__init__ types operator
     keyword reprlib collections/__init__ functools enum re/_constants re/_parser re/_casefix
     re/_compiler copyreg re/__init__ signal collections/abc bootseer/light_dataclasses
-    bootseer/depsnap/keying/command lib-dynload/math lib-dynload/select bootseer/readiness
+    bootseer/depsnap/keying/script bootseer/depsnap/keying/command lib-dynload/math
+    lib-dynload/select bootseer/readiness
     bootseer/regular_files bootseer/depsnap/keying/pip_settings bootseer/depsnap/keying/uv_settings
     bootseer/depsnap/keying/roots contextlib _weakrefset threading
     lib-dynload/_json json/scanner json/decoder json/encoder json/__init__

@@ -15,6 +15,7 @@ from bootseer.depsnap.capture import Captured
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.keying import redact
 from bootseer.depsnap.keying.key import Key
+from bootseer.depsnap.keying.roots import inside
 from bootseer.depsnap.model import ArchiveInfo
 from bootseer.errors import CorruptDataError
 from bootseer.storage.base import Store
@@ -22,6 +23,7 @@ from bootseer.storage.base import Store
 # Creating the files costs about as much again as reading and checking the archive.
 RESTORE_PER_VERIFY = 2.0
 _SHOWN_CHARACTERS = 200
+_LINKS = 40  # as many as the kernel follows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def _record(job: Publication, name: str, info: ArchiveInfo, publish_s: float) ->
             "machine": platform.machine(),
             "python": platform.python_version(),
             "cpus": str(os.cpu_count() or 0),
+            **_interpreters([d.root for d in job.captured.deltas]),
         },
         archive=records.Archive(
             name=name,
@@ -145,3 +148,21 @@ def _record(job: Publication, name: str, info: ArchiveInfo, publish_s: float) ->
             owners=info.owners,
         ),
     )
+
+
+def _interpreters(roots: Sequence[str]) -> dict[str, str]:
+    """The programs outside of the roots that are the Python of environments there."""
+    found = (_behind(root, os.path.join(root, "bin", "python")) for root in roots if root != "/")
+    paths = sorted({path for path in found if path})
+    return {records.INTERPRETERS: "\n".join(paths)} if paths else {}
+
+
+def _behind(root: str, path: str) -> str:
+    """What a link in a root leads to outside of it; "" for what is none."""
+    for _ in range(_LINKS):
+        if not os.path.islink(path):
+            return ""
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        if not inside(path, root):
+            return path
+    return ""

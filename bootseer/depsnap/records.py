@@ -19,6 +19,7 @@ index digest in it covers the archive.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 VERSION = 2
 """Version 1 had the lock in the key: its records are read, and never found by a key of today."""
 FOLDER = "deps"
+INTERPRETERS = "interpreters"
+"""In `host`, by line: programs outside of the roots that environments in them link to."""
 LIMIT_BYTES = 1 << 20
 # What an index may unpack to: names of deleted things, of which a record says nothing, and entries
 # with long names or attributes.
@@ -93,6 +96,12 @@ class Record:
     form: str = "archive"
     version: int = VERSION
     signature: str = ""
+
+
+def absent(record: Record) -> str:
+    """A Python that a record's environments link to and that is not on this machine, else ""."""
+    paths = filter(None, record.host.get(INTERPRETERS, "").split("\n"))
+    return next((path for path in paths if not os.path.exists(path)), "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -442,6 +442,9 @@ class _Run:
             if not prepared.judge.accepts(record.lock, packages, created_s):
                 raise fitting.NotFittingError
 
+        if missing := records.absent(record):
+            self.outcome.notes.append(f"a snapshot of the same inputs needs {missing}, not here")
+            return False
         if not prepared.key.owns(packages):
             prepared.judge.resolution.begin()
         try:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.depsnap.keying import script as scripts
+from bootseer.depsnap.keying.script import Opened, Part
+from bootseer.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,17 +21,45 @@ if TYPE_CHECKING:
 
     Tool = Literal["pip", "uv", "uv-sync", "venv", "mkdir", "other"]
 
-_OPERATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _UNKNOWN = "$"  # no value that a shell assigns as it stands
 _CONDITIONS = re.compile(r"\(|\|\||&&[^;\n]*\bexport\b[^;\n]*[;\n]")
 """In a script: what lets its variables be those of some of its commands alone."""
 _PIP = re.compile(r"pip[0-9.]*")
 _PYTHON = re.compile(r"python[0-9.]*")
-# Words of a script that install nothing.
 _UNSURE = re.compile(r"[$`*?\[{~]")
 """What a shell makes something else of."""
-_HARMLESS = frozenset({"echo", "printf", "set", "cd", "export", "true", ":", "sleep", "umask", "["})
+_FILLED_IN = r"(?:[\w.,\[\]=<>!~ -]|\$\{?[A-Za-z_]\w*\}?)+"
+"""A requirement with variables in it, whose values are looked at when they are known."""
+_NAMED = r"\$\{?([A-Za-z_]\w*)\}?"
+_SILENT = frozenset({"echo", "printf", "set", "export", "true", ":", "sleep", "umask"})
+"""Commands that change nothing for others, and whose failures neither do."""
+_ASKING = frozenset({"cd", "[", "test", "exit"})
+"""Those that change nothing else, as long as a script ends where they fail."""
+_FILTERS = frozenset({"tee", "cat", "head", "tail", "grep", "ts"})
+_QUESTIONS = frozenset(
+    [
+        "list",
+        "freeze",
+        "show",
+        "check",
+        "debug",
+        "inspect",
+        "index",
+        "help",
+        "hash",
+        "tree",
+        "cache",
+    ]
+)
+"""Commands of pip and `uv pip` that install nothing and write nothing that an install reads."""
+_QUESTIONS_OF_UV = (
+    ["version"],
+    ["self", "version"],
+    ["help"],
+    ["cache", "dir"],
+    ["cache", "clean"],
+)
 # Options that take a value as a word of its own, after the documents of pip and uv.
 _VALUED_TEXT = """
     -r --requirement --requirements -c --constraint --constraints -t --target --prefix --root -p
@@ -45,11 +76,32 @@ _VALUED_TEXT = """
     --no-editable-package --no-sources-package --output-format --prerelease-package --torch-backend
     --upgrade-group --use-deprecated --install-option
 """
+_FLAGS_TEXT = """
+    --no-editable --all-extras --no-deps --require-hashes --no-verify-hashes --require-build-hashes
+    --no-require-build-hashes --system --break-system-packages --no-break-system-packages
+    --no-build --exact --strict --user --no-index -U --upgrade --no-sources --reinstall
+    --compile-bytecode --no-build-isolation -n --no-cache --refresh --managed-python
+    --no-managed-python --no-python-downloads -q --quiet -v --verbose --system-certs --native-tls
+    --offline --no-progress --no-config --no-dev --only-dev --dev --no-default-groups --all-groups
+    --inexact --no-install-project --no-install-workspace --no-install-local --locked --frozen
+    --all-packages --no-project --seed -c --clear --force --allow-existing --system-site-packages
+    --relocatable --allow-empty-requirements --no-allow-empty-requirements --pre --force-reinstall
+    -I --ignore-installed --ignore-requires-python --use-pep517 --no-use-pep517
+    --check-build-dependencies --compile --no-compile --no-warn-script-location
+    --no-warn-conflicts --prefer-binary --no-clean --debug --require-virtualenv --no-input
+    --no-cache-dir --disable-pip-version-check --no-color --no-python-version-warning -y --yes
+    --copies --symlinks --upgrade-deps --without-pip --without-scm-ignore-files --no-pip
+    --no-setuptools --no-wheel --download --no-download --never-download --always-copy
+    --symlink-app-data --reset-app-data --no-periodic-update --no-vcs-ignore
+"""
+_KNOWN = frozenset(_FLAGS_TEXT.split())
 _VALUED = frozenset(_VALUED_TEXT.split())
 _VENV_VALUED_TEXT = """
     --prompt --app-data --discovery --try-first-with --creator --seeder --activators --pip
     --setuptools --wheel --extra-search-dir
 """
+_ELSEWHERE = frozenset({"--src", "--report"})
+"""Options by which an install writes what is in no root."""
 _VENV_VALUED = _VALUED.union(_VENV_VALUED_TEXT.split()) - {"-c"}  # `uv venv -c` is `--clear`
 _REQUIREMENT = ("-r", "--requirement", "--requirements")
 _CONSTRAINT = (
@@ -61,6 +113,12 @@ _NAMING = (
     *("TARGET", "PREFIX", "ROOT", "PROJECT", "ENVIRONMENT", "WORKING_DIR", "WORKING_DIRECTORY"),
 )
 """Ends of the variables of pip and uv that name what they read, or where they write."""
+_NAMING_ALL = frozenset(
+    (
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),
+        *("PYTHONUSERBASE", "PYTHONPATH"),
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,6 +128,7 @@ class Install:
     `removes`: it only uninstalls. `folders` are the directories that a `mkdir` makes, `project`
     is what uv's `--project` names, `folder` where a `cd` or uv's `--directory` lets it run,
     `settings_file` what its `--config-file` names; `variables` are those that the line gives it.
+    `doubt` says why something else may come of the line than what is read from it.
     """
 
     tool: Tool
@@ -91,11 +150,23 @@ class Install:
     folder: str = ""
     settings_file: str = ""
     variables: tuple[tuple[str, str], ...] = ()
+    doubt: str = ""
 
 
-def simple_commands(
-    command: Sequence[str], given: Mapping[str, str] | None = None
-) -> list[tuple[dict[str, str], list[str]]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Simple:
+    """A simple command: the variables that are assigned for it, its words, and the script's part.
+
+    `plain` as in `Script`; a command that is no script's shows its own failure.
+    """
+
+    variables: Mapping[str, str]
+    words: list[str]
+    part: Part
+    plain: bool = True
+
+
+def simple_commands(command: Sequence[str], given: Mapping[str, str] | None = None) -> list[Simple]:
     """Split `sh -c 'a && b'` into its simple commands; another command is one of itself.
 
     Each comes with the variables that are assigned for it, on top of those `given`.
@@ -106,28 +177,37 @@ def simple_commands(
         return []
     name = os.path.basename(words[0])
     if name in ("sh", "bash", "dash", "zsh", "ash"):
-        script = _shell_script(words[1:])
+        options, script = _shell_script(words[1:])
         if script is not None:
-            return _of_script(script, variables)
-    return [(variables, words)]
+            return _of_script(scripts.read(script, options, bash=name == "bash"), script, variables)
+    return [Simple(variables, words, Part(tuple(words), shows=True))]
 
 
-def _of_script(script: str, variables: Mapping[str, str]) -> list[tuple[dict[str, str], list[str]]]:
-    found = []
+def _of_script(script: scripts.Script, text: str, variables: Mapping[str, str]) -> list[Simple]:
+    found: list[Simple] = []
     values: dict[str, str] = {}
     exported = dict(variables)
-    for part in _split_script(script):
-        assigned, words = _assigned(part)
+    for part in script.parts:
+        assigned, words = _assigned(part.words)
         if words and words[0] != "export":
-            found += simple_commands(part, exported)
+            leaves = "exec" in part.words[: len(part.words) - len(words)]
+            for inner in simple_commands(part.words, exported):
+                shows = inner.part.shows and part.shows
+                own = dataclasses.replace(inner.part, shows=shows)
+                if inner.words == words:
+                    own = dataclasses.replace(part, words=inner.part.words)
+                plain = inner.plain and script.plain and not (leaves and part != script.parts[-1])
+                found.append(Simple(inner.variables, inner.words, own, plain))
             continue
+        if part.writes or part.reads:
+            found.append(Simple({}, [":"], part, script.plain))
         named = [word.partition("=") for word in words[1:]]
         values |= assigned | {name: value for name, equals, value in named if equals}
         names = exported.keys() | {name for name, _, _ in named}
         exported |= {name: value for name, value in values.items() if name in names}
         # Whether the start exports it already, words do not tell, nor for which commands it is.
         exported |= {name: _UNKNOWN for name in assigned if name not in exported}
-        if _CONDITIONS.search(script):
+        if _CONDITIONS.search(text):
             exported |= dict.fromkeys(values, _UNKNOWN)
     return found
 
@@ -146,72 +226,79 @@ def _assigned(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return variables, words
 
 
-def _shell_script(arguments: Sequence[str]) -> str | None:
-    for index, word in enumerate(arguments):
-        if word.startswith("-") and not word.startswith("--") and "c" in word[1:]:
-            return arguments[index + 1] if index + 1 < len(arguments) else None
-        if not word.startswith("-"):
-            return None
-    return None
-
-
-def _without_comments(script: str) -> str:
-    """The script without comments and continued lines, as a shell reads it (POSIX, 2.2 and 2.3)."""
-    import re  # scripts alone need it
-
-    quoted = r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n]"""
-    word = rf"(?:{quoted}|[^\s;&|()'\"\\#])(?:{quoted}|[^\s;&|()'\"\\])*"
-    skipped = r"\\\n|#[^\n]*"
-    return re.sub(rf"({word})|{skipped}", lambda found: found[1] or "", script, flags=re.DOTALL)
-
-
-def _split_script(script: str) -> list[list[str]]:
-    import shlex  # scripts alone need it
-
-    lines = _without_comments(script).replace("\n", " ; ")
-    lexer = shlex.shlex(lines, posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters = True, ""  # which it sees within words, too
-    parts: list[list[str]] = [[]]
-    try:
-        for token in lexer:
-            if token in _OPERATORS:
-                parts.append([])
-            elif ">" in token and not token.strip("<>&|"):
-                next(lexer, None)  # where the output goes
-                if parts[-1][-1:] and parts[-1][-1].isdigit():
-                    parts[-1].pop()  # which of them
-            else:
-                parts[-1].append(token)
-    except ValueError:
-        return []  # an unclosed quote: the shell will say so
-    return [part for part in parts if part]
+def _shell_script(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """A shell's own options, and the script that follows its `-c`."""
+    options: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0][:1] == "-" and rest[0] not in ("-", "--"):
+        word = rest.pop(0)
+        if word.startswith("--"):
+            options.append(word)
+            continue
+        if word != "-c":
+            options.append(word.replace("c", ""))
+        if "o" in word and rest:
+            options.append(rest.pop(0))
+        if "c" in word:
+            return options, rest[0] if rest else None
+    return options, None
 
 
 def plan(command: Sequence[str]) -> list[Install]:
     """Every install that a command line visibly makes, in order; never raises."""
     here: str | None = ""
-    out = []
-    for variables, words in simple_commands(command):
+    out: list[Install] = []
+    doubts: list[str] = []
+    before: Install | None = None
+    for simple in simple_commands(command):
+        words, variables = simple.words, simple.variables
         if words[0] == "cd":
             here = _moved(here, words[1:], command)
-        found = _plan_one(words)
+        options = _Options()
+        found = _plan_one(words, options)
+        doubts += filter(None, (_doubt(simple, found, before), options.doubt))
+        before = found
         if found is None:
             continue
         named = {n: v for n, v in variables.items() if _is_naming(n)}
         plain = all(map(_is_plain, named.values())) and _is_plain(_searched(found, variables))
-        unknown = any(map(_is_open, words)) or (found.tool not in ("venv", "mkdir") and not plain)
+        unknown = _is_open(found, variables) or (found.tool not in ("venv", "mkdir") and not plain)
         if unknown or (here is None and _depends_on_place(found, named)):
             found = Install("other", found.program)
         elif here:
             found = dataclasses.replace(found, folder=os.path.join(here, found.folder))
         told = tuple((name, value) for name, value in variables.items() if _is_plain(value))
         out.append(dataclasses.replace(found, words=tuple(words), variables=told))
-    return out
+    doubt = doubts[0] if doubts else ""
+    return [dataclasses.replace(install, doubt=doubt) for install in out] if doubt else out
+
+
+def _doubt(simple: Simple, found: Install | None, before: Install | None) -> str:
+    """Why a command of a line may do something else than what is kept of it; "" where it cannot.
+
+    `before` is the install just before it, whose output it may take.
+    """
+    part, program = simple.part, simple.words[0]
+    if not simple.plain:
+        return scripts.UNREAD
+    if part.reads:
+        return f"{program} reads a file in place of its input"
+    installs = found is not None and found.tool not in ("other", "mkdir")
+    if (part.writes and not installs) or (program == "tee" and before is None):
+        return f"{program} writes a file"
+    if program in _SILENT or (part.piped and program in _FILTERS):
+        return ""
+    if not part.shows:
+        return (
+            f"where {program} fails, the script goes on; begin it with `set -e`, or put `&&` "
+            "between its commands"
+        )
+    return ""
 
 
 def _is_naming(variable: str) -> bool:
     ours = variable.startswith(("PIP_", "UV_")) and variable.upper().endswith(_NAMING)
-    return ours or variable in ("VIRTUAL_ENV", "CONDA_PREFIX")
+    return ours or variable in _NAMING_ALL
 
 
 def _searched(install: Install, variables: Mapping[str, str]) -> str:
@@ -220,10 +307,40 @@ def _searched(install: Install, variables: Mapping[str, str]) -> str:
     return "" if by_word else variables.get("PATH", "")
 
 
-def _is_open(word: str) -> bool:
-    """Whether other things decide what a word is, or what is read in its place."""
-    pattern = word.endswith(".whl") and _UNSURE.search(word)
-    return "`" in word or word.startswith("<") or bool(pattern)
+def _is_open(found: Install, variables: Mapping[str, str]) -> bool:
+    """Whether its shell decides by what it is run, what it reads, or where it writes."""
+    named = [found.program, found.python, found.target, found.prefix, found.root, found.project]
+    named += [found.folder, found.settings_file, *found.folders, *found.editable]
+    named += [*found.requirement_files, *found.constraint_files]
+    if any(isinstance(word, Opened) for word in named):
+        return True
+    for word in found.requirements:
+        if isinstance(word, Opened) and not (
+            re.fullmatch(_FILLED_IN, word)
+            and all(_is_plain(variables.get(name, "")) for name in re.findall(_NAMED, word))
+        ):
+            return True
+    return False
+
+
+def filled_in(install: Install, environ: Mapping[str, str]) -> list[str]:
+    """The requirements of a command line as the variables that it runs with make them.
+
+    Raises UsageError where they make options or paths of them.
+    """
+    out: list[str] = []
+    for word in install.requirements:
+        if not isinstance(word, Opened):
+            out.append(word)
+            continue
+        words = re.sub(_NAMED, lambda found: environ.get(found[1], ""), word).split()
+        if any(w[:1] in "-.~" or re.search(r"[/$`*?\\{]|\.(?:whl|zip|t?gz)$", w) for w in words):
+            raise UsageError(
+                f"what the variables in {word} name is read by the command alone; "
+                "name its directories with --also"
+            )
+        out += words
+    return out
 
 
 def _is_plain(value: str) -> bool:
@@ -255,50 +372,60 @@ def _depends_on_place(found: Install, variables: Mapping[str, str]) -> bool:
     return found.tool == "uv" and found.python is None and not found.system
 
 
-def _plan_one(words: Sequence[str]) -> Install | None:
+def _plan_one(words: Sequence[str], options: _Options) -> Install | None:
     program, name = words[0], os.path.basename(words[0])
     rest = list(words[1:])
-    if name in _HARMLESS:
+    if isinstance(program, Opened):
+        return Install("other", program)
+    if name in _SILENT or name in _ASKING or name in _FILTERS:
         return None
     if _PYTHON.fullmatch(name):
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-            rest.pop(0)
+            valued = rest.pop(0) in ("-W", "-X")
+            rest = rest[1:] if valued else rest
         if rest[:2] == ["-m", "pip"]:
-            return _pip(program, rest[2:], python=program)
+            return _pip(program, rest[2:], python=program, options=options)
         if rest[:1] == ["-m"] and rest[1:2] in (["venv"], ["virtualenv"]):
-            return _venv(program, rest[2:])
+            return _venv(program, rest[2:], options)
         return Install("other", program)
     if _PIP.fullmatch(name):
-        return _pip(program, rest, python=None)
+        return _pip(program, rest, python=None, options=options)
     if name == "mkdir":
         return _mkdir(program, rest)
     if name == "virtualenv":
-        return _venv(program, rest)
+        return _venv(program, rest, options)
     if name == "uv":
-        return _uv(program, rest)
+        return _uv(program, rest, options)
     return Install("other", program)
 
 
-def _venv(program: str, rest: Sequence[str]) -> Install | None:
-    options, positional = _options(rest, _VENV_VALUED)
+def _venv(program: str, rest: Sequence[str], told: _Options) -> Install | None:
+    options, positional = told.read(rest, _VENV_VALUED)
     where = positional[0] if positional else (".venv" if os.path.basename(program) == "uv" else "")
     if not where:
         return None
+    if len(positional) > 1:
+        return Install("other", program)
     return Install("venv", program, python=_last(options, "-p", "--python"), target=where)
 
 
-def _pip(program: str, rest: Sequence[str], python: str | None) -> Install | None:
-    options, positional = _options(rest, _VALUED)
+def _pip(
+    program: str, rest: Sequence[str], *, python: str | None, options: _Options
+) -> Install | None:
+    found, positional = options.read(rest, _VALUED)
     if positional[:1] == ["uninstall"]:
-        return _removal("pip", program, options, python)
-    if positional[:1] != ["install"]:
-        return None
-    return _install("pip", program, options, positional[1:], python)
+        return _removal("pip", program, found, python)
+    if positional[:1] == ["install"]:
+        return _install("pip", program, found, positional[1:], python)
+    if positional and positional[0] not in _QUESTIONS:
+        return Install("other", program)
+    options.doubt = ""  # it only asks, whatever its options are
+    return None
 
 
-def _uv(program: str, rest: Sequence[str]) -> Install | None:
-    options, positional = _options(rest, _VALUED)
-    found = _uv_alone(program, rest, options, positional)
+def _uv(program: str, rest: Sequence[str], told: _Options) -> Install | None:
+    options, positional = told.read(rest, _VALUED)
+    found = _uv_alone(program, rest, options, positional, told)
     folder, file = (_last(options, name) or "" for name in ("--directory", "--config-file"))
     return dataclasses.replace(found, folder=folder, settings_file=file) if found else None
 
@@ -308,16 +435,19 @@ def _uv_alone(
     rest: Sequence[str],
     options: Mapping[str, list[str]],
     positional: Sequence[str],
+    told: _Options,
 ) -> Install | None:
     """What uv does in the directory that it runs in."""
     python = _last(options, "-p", "--python")
     project = _last(options, "--project")
     if positional[:1] == ["sync"]:
         return Install("uv-sync", program, python=python, project=project)
-    if positional[:1] == ["run"]:
-        return Install("other", program)  # what it runs may write anywhere; see `uvrun`
     if positional[:1] == ["venv"]:
-        return _venv(program, rest[rest.index("venv") + 1 :])
+        again = _Options()
+        before, after = rest[: rest.index("venv")], rest[rest.index("venv") + 1 :]
+        found = _venv(program, [*before, *after], again)
+        told.doubt = again.doubt
+        return found
     if positional[:2] == ["pip", "install"]:
         return _install("uv", program, options, positional[2:], python)
     if positional[:2] == ["pip", "uninstall"]:
@@ -325,6 +455,10 @@ def _uv_alone(
     if positional[:2] == ["pip", "sync"]:
         found = _install("uv", program, options, (), python)
         return dataclasses.replace(found, requirement_files=tuple(positional[2:]))
+    asks = positional[:1] == ["pip"] and positional[1:2] and positional[1] in _QUESTIONS
+    if positional and not asks and list(positional) not in _QUESTIONS_OF_UV:
+        return Install("other", program)
+    told.doubt = ""  # as of pip
     return None
 
 
@@ -361,38 +495,94 @@ def _install(
         user="--user" in options,
         system="--system" in options,
         requirement_files=tuple(f for o in _REQUIREMENT for f in options.get(o, [])),
-        constraint_files=tuple(f for o in _CONSTRAINT for f in options.get(o, [])),
+        constraint_files=(
+            *(f for o in _CONSTRAINT for f in options.get(o, [])),
+            *map(group_file, options.get("--group", [])),
+        ),
         requirements=tuple(names),
         editable=(*options.get("-e", []), *options.get("--editable", [])),
     )
 
 
-def _options(
-    words: Sequence[str], valued: frozenset[str]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Split words into options (with their values) and positional words."""
-    options: dict[str, list[str]] = {}
-    positional: list[str] = []
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if word == "--":
-            positional += words[index:]
-            break
-        if not word.startswith("-") or word == "-":
-            positional.append(word)
+def group_file(group: str) -> str:
+    """The project file that describes a dependency group, as `--group` names it."""
+    path, colon, _ = group.rpartition(":")
+    named = path if colon else "pyproject.toml"
+    return Opened(named) if colon and isinstance(group, Opened) else named
+
+
+def list_options(text: str) -> Iterator[tuple[str, str]]:
+    """The options of a requirement file that stand in lines of their own, with their values.
+
+    Raises UsageError for one that is not known: pip takes shortened ones too.
+    """
+    for line in text.splitlines():
+        words = line.strip()
+        if words[:1] != "-":
             continue
-        name, equals, value = word.partition("=")
-        if not equals and not word.startswith("--") and len(word) > 2 and word[:2] in valued:
-            name, equals, value = word[:2], "=", word[2:]
-        values = options.setdefault(name, [])
-        if equals:
-            values.append(value)
-        elif name in valued and index < len(words):
-            values.append(words[index])
-            index += 1
-    return options, positional
+        options = _Options()
+        found, _ = options.read(_split(words), _VALUED)
+        if options.doubt:
+            raise UsageError(f"in a requirement file, {options.doubt}")
+        yield from ((name, value) for name, values in found.items() for value in values)
+
+
+def _split(words: str) -> list[str]:
+    if any(sign in words for sign in "'\"\\"):
+        import shlex  # few names need quotes
+
+        try:
+            return shlex.split(words)
+        except ValueError:
+            pass  # pip itself will complain
+    return words.split()
+
+
+class _Options:
+    """Reads options; `doubt` names one that is not known, or leads elsewhere."""
+
+    def __init__(self) -> None:
+        self.doubt = ""
+
+    def read(
+        self, words: Sequence[str], valued: frozenset[str]
+    ) -> tuple[dict[str, list[str]], list[str]]:
+        """Split words into options (with their values) and positional words."""
+        options: dict[str, list[str]] = {}
+        positional: list[str] = []
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                positional += rest
+                break
+            if not word.startswith("-") or word == "-":
+                positional.append(word)
+                continue
+            name, equals, value = word.partition("=")
+            if not word.startswith("--"):
+                name, equals, value = word[:2], "", word[2:]
+                if name in valued:
+                    equals = "=" if value else ""
+                elif value:
+                    rest.insert(0, _as_opened("-" + value, word))
+            self._look(name, value if equals else "".join(rest[:1]), valued)
+            values = options.setdefault(name, [])
+            if equals:
+                values.append(_as_opened(value, word))
+            elif name in valued and rest:
+                values.append(rest.pop(0))
+        return options, positional
+
+    def _look(self, name: str, value: str, valued: frozenset[str]) -> None:
+        if name in _ELSEWHERE or (name == "--torch-backend" and value == "auto"):
+            self.doubt = f"what comes of {name} is not read from the command"
+        elif name not in valued and name not in _KNOWN:
+            self.doubt = f"the option {name} is not known"
+
+
+def _as_opened(text: str, of: str) -> str:
+    return Opened(text) if isinstance(of, Opened) else text
 
 
 def _last(options: Mapping[str, list[str]], *names: str) -> str | None:

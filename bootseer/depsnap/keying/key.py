@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
@@ -26,7 +26,6 @@ from bootseer.depsnap.keying.roots import (
     inside,
     place_of,
     project_folder,
-    upwards,
     variables_of,
 )
 from bootseer.depsnap.model import WORK_PREFIX
@@ -139,8 +138,10 @@ def make(question: Question) -> Key:
     in_words = _named_in(q.target.installs)
     stable += _variables(q.environ, q.key_env, files.variables | told.variables | in_words)
     stable += [Ingredient(n, d) for n, d in told.digests.items()]
-    for place in (q.cwd, *_elsewhere(q)):
-        stable += _project_settings(place)
+    by_uv = [
+        setting for place in (q.cwd, *_elsewhere(q)) for setting in _project_settings(place, q)
+    ]
+    stable += dict.fromkeys(by_uv)
     return Key(
         digest=_digest(stable),
         workload=workload,
@@ -301,20 +302,18 @@ def _settings_file(path: str, place: str, cwd: str, found: dict[str, str]) -> st
     return text
 
 
-def _project_settings(cwd: str) -> list[Ingredient]:
-    """uv's own settings for the directory above: a `uv.toml`, or a `pyproject.toml` with some."""
-    out = []
-    for name, mark in (("uv.toml", ""), ("pyproject.toml", "[tool.uv")):
-        folder = upwards(cwd, name)
-        text = requirements.read_text(os.path.join(folder, name)) if folder else ""
-        if text and mark in text:
-            out.append(Ingredient(f"settings {name}", requirements.digest_text(text)))
-    return out
+def _project_settings(place: str, q: Question) -> Iterator[Ingredient]:
+    """uv's own settings for a directory, and which Python is wished there, by whatever file."""
+    for path in (*uv_settings.above(place), *uv_settings.versions(q.environ)):
+        text, why = requirements.look(path)
+        if why != requirements.NOT_FOUND:
+            told = why or requirements.digest_text(text)
+            yield Ingredient(f"settings {requirements.short(path, q.cwd)}", told)
 
 
 def _elsewhere(q: Question) -> list[str]:
     """Directories other than the working one in which uv looks for settings."""
-    uv = [i for i in q.target.installs if i.tool in ("uv", "uv-sync")]
+    uv = [i for i in q.target.installs if i.tool in ("uv", "uv-sync", "venv")]
     found = [project_folder(i, variables_of(i, q.environ), place_of(i, q.cwd)) for i in uv]
     return [place for place in dict.fromkeys(found) if place != q.cwd]
 

@@ -7,6 +7,7 @@ nothing is left to resolve.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import re
@@ -15,8 +16,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
 from bootseer.depsnap.keying import pins, redact
-from bootseer.depsnap.keying.command import Install
-from bootseer.depsnap.keying.roots import place_of, project_folder, upwards, variables_of
+from bootseer.depsnap.keying.command import Install, filled_in, list_options
+from bootseer.depsnap.keying.roots import (
+    members_of,
+    place_of,
+    project_folder,
+    upwards,
+    variables_of,
+    workspace_of,
+)
 from bootseer.errors import UsageError, from_os_error
 from bootseer.regular_files import opener
 
@@ -25,14 +33,30 @@ SOURCE_LIMIT_BYTES = 512 << 20
 NOT_SOURCE = frozenset(
     (".git", ".hg", ".venv", "__pycache__", "build", "dist", "node_modules", ".mypy_cache")
 )
-_INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[= \t]*(\S.*)", re.MULTILINE)
-_EDITABLE = r"(?m)^\s*(?:-e|--editable)[=\s]*(\S+)"
+_BUILT = frozenset(("build", "dist"))
+"""What builds leave beside a package's description; deeper, it is a package's own."""
+_INCLUDING = frozenset({"-r", "--requirement", "-c", "--constraint"})
+_EDITABLE = frozenset({"-e", "--editable"})
 _DESCRIPTIONS = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
 _LISTS = r".*requirements.*\.(?:txt|in)"
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _NAME = re.compile(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~][^;@]*)?")
 _LIST_ENDS = (".txt", ".in")
-_ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tgz")
+_ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tgz", ".tar", ".tbz", ".txz", ".lzma", ".lz")
+_ADDRESSED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\])?\s*@\s*(\S.*)")
+_BOMS = (
+    *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),
+    *((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
+)
+_MOVED = frozenset(
+    (
+        *("-U", "--upgrade", "-P", "--upgrade-package", "--upgrade-group", "--resolution"),
+        *("--prerelease", "--prerelease-package", "--fork-strategy", "--exclude-newer"),
+        "--exclude-newer-package",
+    )
+)
+"""Options by which uv makes a lock anew."""
+_OF_LOCK = r'source = \{ (editable|directory|path) = "([^"]+)"'
 _VARIABLE = r"\$\{([A-Z0-9_]+)\}"
 NOT_FOUND = "not found"
 _UNREADABLE = "unreadable"
@@ -85,8 +109,14 @@ def _text(path: str) -> str:
         return ""
     if os.path.getsize(path) > FILE_LIMIT_BYTES:
         raise UsageError(f"key file {path} is larger than 64 MiB; name a lock file instead")
-    with open(path, encoding="utf-8", errors="surrogateescape", opener=opener) as file:
-        return file.read()
+    with open(path, "rb", opener=opener) as file:
+        data = file.read()
+    mark, encoding = next((m for m in _BOMS if data.startswith(m[0])), (b"", "utf-8"))
+    wide = encoding != "utf-8"  # whose decoder takes the mark off
+    text = data[0 if wide else len(mark) :].decode(
+        encoding, "replace" if wide else "surrogateescape"
+    )
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def digest_text(text: str) -> str:
@@ -125,22 +155,14 @@ def closure(
 
 def _included(text: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Paths of the files that a list includes (pip: _internal/req/req_file.py, preprocess)."""
-    plain = _filled_in(_COMMENT.sub("", text).replace("\\\n", ""), environ)
-    for words in _INCLUDE.findall(plain):
-        path = path_of(_first(words))
+    for option, name in list_options(_plain(text, environ)):
+        path = path_of(name) if option in _INCLUDING else None
         if path is not None:
             yield path
 
 
-def _first(words: str) -> str:
-    if any(sign in words for sign in "'\"\\"):
-        import shlex  # few names need quotes
-
-        try:
-            return (shlex.split(words) or [""])[0]
-        except ValueError:
-            pass  # pip itself will complain
-    return words.split()[0]
+def _plain(text: str, environ: Mapping[str, str]) -> str:
+    return _filled_in(_COMMENT.sub("", text).replace("\\\n", " "), environ)
 
 
 def path_of(name: str) -> str | None:
@@ -189,8 +211,7 @@ def listed(
     texts = closure(paths, place, environ, unread)
     found = {f"settings {short(p, cwd)}": digest_text(t) for p, t in texts.items()}
     found |= {f"settings {short(p, cwd)}": why for p, why in unread.items()}
-    plain = [_filled_in(_COMMENT.sub("", text), environ) for text in texts.values()]
-    for path in _local((), plain, place):
+    for path in _local((), [_plain(text, environ) for text in texts.values()], place):
         found[f"source {short(path, cwd)}"] = source_digest(path)
     found |= _editable(editable, place, cwd)
     return Inputs(found, open_ended=False, variables=_variables(texts.values()))
@@ -208,9 +229,13 @@ def inputs(
     for install in installs:
         here, its = place_of(install, cwd), variables_of(install, environ or {})
         if install.tool == "uv-sync":
-            project = _project(project_folder(install, its, here), cwd)
+            project = _project(install, project_folder(install, its, here), its, cwd)
             found |= project
             open_ended |= not any(label.endswith("uv.lock") for label in project)
+            open_ended |= any(
+                word.partition("=")[0] in _MOVED or (word[:2] in _MOVED and word[:2] != "--")
+                for word in install.words
+            )
         if install.tool not in ("pip", "uv"):
             open_ended |= install.tool == "other"
             all_exact &= install.tool in ("venv", "mkdir")
@@ -222,14 +247,20 @@ def inputs(
         found |= {f"file {short(p, cwd)}": digest_text(t) for p, t in (texts | others).items()}
         variables |= _variables((texts | others).values())
         plain = [_COMMENT.sub("", text) for text in texts.values()]
-        for word in _local(install.requirements, [_filled_in(t, its) for t in plain], here):
-            found[f"source {short(word, cwd)}"] = source_digest(word)
+        words = filled_in(install, its)
+        local = _local(words, [_plain(text, its) for text in texts.values()], here)
+        for path in local:
+            found[f"source {short(path, cwd)}"] = source_digest(path)
         found |= _editable(install.editable, here, cwd)
-        open_ended |= not _closed(install, plain, here)
-        wanted = _wanted((*install.requirements, *install.editable), plain)
+        if install.tool == "uv":
+            described = [p for p in (*texts, *others) if os.path.basename(p) == "pyproject.toml"]
+            editable = (path for word in install.editable if (path := _folder(word, here)))
+            found |= _named_sources((*map(os.path.dirname, described), *local, *editable), cwd)
+        open_ended |= not _closed(install, words, plain, here)
+        wanted = _wanted((*words, *install.editable), plain)
         named = [os.path.normpath(os.path.join(here, f)) for f in files if f.endswith(_LIST_ENDS)]
         lines = [_COMMENT.sub("", texts[path]) for path in named]
-        names |= _names(_wanted(install.requirements, lines))
+        names |= _names(_wanted(words, lines))
         exact = [pin for word in wanted if (pin := pins.exact(word))]
         all_exact &= len(files) == len(install.requirement_files) and len(exact) == len(wanted)
         limits = _wanted((), [_COMMENT.sub("", text) for text in others.values()])
@@ -240,13 +271,13 @@ def inputs(
     return Inputs(found, open_ended, pinned, exact_alone, variables, left)
 
 
-def _closed(install: Install, texts: Sequence[str], cwd: str) -> bool:
+def _closed(install: Install, words: Sequence[str], texts: Sequence[str], cwd: str) -> bool:
     """Whether no index has a say in what is installed."""
     if install.removes or "--require-hashes" in install.words:
         return True
-    if texts and not install.requirements and all("--hash=" in text for text in texts):
+    if texts and not words and all("--hash=" in text for text in texts):
         return True
-    wanted = _wanted((*install.requirements, *install.editable), texts)
+    wanted = _wanted((*words, *install.editable), texts)
     return "--no-deps" in install.words and all(
         pins.exact(w) or _local_path(w, cwd) or (w in install.editable and _folder(w, cwd))
         for w in wanted
@@ -267,27 +298,97 @@ def _names(wanted: Iterable[str]) -> set[str]:
     return {pins.normal_name(name) for name in names | {match[1] for match in found if match}}
 
 
-def _project(folder: str, cwd: str) -> dict[str, str]:
-    """What decides in uv's project: its own description and its workspace's, and the lock."""
+def _project(install: Install, folder: str, environ: Mapping[str, str], cwd: str) -> dict[str, str]:
+    """What decides in uv's project: its own description and its workspace's, the lock, and the
+    local packages that these name."""
     places = {upwards(folder, "pyproject.toml"), upwards(folder, "uv.lock")} - {None}
     paths = [f"{place}/{name}" for place in places for name in ("pyproject.toml", "uv.lock")]
-    return {f"file {short(p, cwd)}": digest_text(read_text(p)) for p in paths if os.path.exists(p)}
+    texts = {p: read_text(p) for p in paths if os.path.exists(p)}
+    found = {f"file {short(p, cwd)}": digest_text(text) for p, text in texts.items()}
+    whole = bool(environ.get("UV_NO_EDITABLE")) or any(
+        word.startswith("--no-editable") for word in install.words
+    )
+    named = [
+        (os.path.normpath(os.path.join(os.path.dirname(path), name)), kind == "editable")
+        for path, text in texts.items()
+        if path.endswith("uv.lock")
+        for kind, name in re.findall(_OF_LOCK, text)
+    ]
+    if not named:
+        named = [(place, True) for place in places if place]
+    for path, editable in named:
+        found |= _source(path, cwd, editable=editable and not whole)
+    return found | _named_sources([place for place in places if place], cwd)
+
+
+def _source(path: str, cwd: str, *, editable: bool) -> dict[str, str]:
+    if not os.path.exists(path):
+        return {}
+    if editable and os.path.isdir(path):
+        return {f"editable {short(path, cwd)}": editable_digest(path)}
+    return {f"source {short(path, cwd)}": source_digest(path)}
+
+
+def _named_sources(folders: Iterable[str], cwd: str) -> dict[str, str]:
+    """The local packages that projects name to uv as sources, and those that these name."""
+    found: dict[str, str] = {}
+    pending, seen = list(folders), set()
+    while pending:
+        folder = pending.pop()
+        if folder in seen or not os.path.isdir(folder):
+            continue
+        seen.add(folder)
+        for path, editable in _uv_sources(folder):
+            found |= _source(path, cwd, editable=editable)
+            pending.append(path)
+    return found
+
+
+def _uv_sources(folder: str) -> Iterator[tuple[str, bool]]:
+    """Paths in `tool.uv.sources`, and whether they are to be editable."""
+    text, _ = look(os.path.join(folder, "pyproject.toml"))
+    if "sources" not in text or not ("path" in text or "workspace" in text):
+        return
+    import tomllib  # few projects have such sources
+
+    try:
+        told = tomllib.loads(text).get("tool", {}).get("uv", {}).get("sources", {})
+        sources = [one for v in told.values() for one in (v if isinstance(v, list) else [v])]
+        paths = [(one["path"], bool(one.get("editable"))) for one in sources if "path" in one]
+        members = any(one.get("workspace") for one in sources)
+    except (ValueError, AttributeError, TypeError):
+        return  # uv will say what is wrong with it
+    yield from ((os.path.normpath(os.path.join(folder, p)), editable) for p, editable in paths)
+    if members:
+        root = workspace_of(folder)
+        yield from ((path, True) for path in members_of(root) if path != folder)
 
 
 def _local(words: Sequence[str], texts: Sequence[str], cwd: str) -> list[str]:
     """Packages given as a path, on the command line or in a requirement file."""
-    lines = [line.strip() for text in texts for line in text.splitlines()]
-    editable = [path for text in texts for path in re.findall(_EDITABLE, text)]
-    candidates = [*words, *editable, *(ln for ln in lines if ln.startswith((".", "/", "file:")))]
-    return [path for word in candidates if (path := _local_path(word, cwd))]
+    editable = (v for text in texts for o, v in list_options(text) if o in _EDITABLE)
+    found = [path for word in _wanted(words, texts) if (path := _local_path(word, cwd))]
+    return [*found, *(path for word in editable if (path := _folder(word, cwd)))]
 
 
 def _local_path(word: str, cwd: str) -> str | None:
-    """The path of a requirement that is one, extras and the like cut off."""
-    path = word.partition("[")[0].removeprefix("file://").removeprefix("file:")
-    path = os.path.normpath(os.path.join(cwd, path.split(" ")[0]))
-    named = "/" in word or word.startswith(".") or word.endswith(".whl")
-    return path if named and os.path.exists(path) else None
+    """The path of a requirement that is one, extras and the like cut off (pip:
+    _internal/req/constructors.py, _get_url_from_path)."""
+    addressed = _ADDRESSED.fullmatch(word)
+    path = (addressed[1] if addressed else word).split(" ;")[0].strip()
+    if path[:5].lower() == "file:":
+        named = path_of(path.partition("[")[0])
+        full = os.path.normpath(os.path.join(cwd, named)) if named else ""
+        return full if full and os.path.exists(full) else None
+    if "://" in path or "\0" in path:
+        return None
+    forms = (path, path.partition("[")[0], re.split(r"[#\s;]", path.partition("[")[0])[0])
+    for form in filter(None, forms):
+        is_path = os.sep in form or form.startswith(".") or form.lower().endswith(_ARCHIVES)
+        full = os.path.normpath(os.path.join(cwd, form))
+        if is_path and os.path.exists(full):
+            return full
+    return None
 
 
 def _folder(word: str, cwd: str) -> str | None:
@@ -343,11 +444,18 @@ def source_digest(path: str) -> str:
 
 
 def _source_files(path: str) -> list[str]:
+    """Files below a local package, those behind linked folders too, without what builds leave."""
     if not os.path.isdir(path):
         return [""]
-    names = []
-    for folder, below, files in os.walk(path):
-        below[:] = [d for d in below if d not in NOT_SOURCE and not d.endswith(".egg-info")]
+    names, seen = [], set()
+    for folder, below, files in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        left_out = NOT_SOURCE if folder == path else NOT_SOURCE - _BUILT
+        below[:] = [d for d in below if d not in left_out and not d.endswith(".egg-info")]
         names += [os.path.relpath(os.path.join(folder, f), path) for f in files]
     return sorted(n for n in names if os.path.isfile(os.path.join(path, n)))
 

@@ -130,6 +130,8 @@ def find(
                     f"cannot tell where {install.program} writes; name its directories with --also"
                 )
             continue
+        if install.doubt and not also:
+            raise UsageError(f"{install.doubt}; or name what to keep with --also")
         if install.tool == "mkdir":
             folders += [_absolute(folder, place_of(install, cwd)) for folder in install.folders]
             continue
@@ -161,11 +163,9 @@ def _is_sent_elsewhere(install: Install, environ: Mapping[str, str], cwd: str) -
     if install.target or install.prefix:
         return False
     place = place_of(install, cwd)
-    above, project = (upwards(place, name) for name in ("uv.toml", "pyproject.toml"))
-    paths = [*uv_settings.files(environ), install.settings_file, f"{above or place}/uv.toml"]
-    texts = [pip_settings.text_of(os.path.join(place, path)) for path in paths if path]
-    described = pip_settings.text_of(f"{project or place}/pyproject.toml")
-    return uv_settings.name_place(texts, described)
+    paths = [*uv_settings.files(environ), install.settings_file]
+    named = [os.path.join(place, path) for path in paths if path]
+    return uv_settings.name_place((*named, *uv_settings.above(place)))
 
 
 def _placed(install: Install, environ: Mapping[str, str]) -> Install:
@@ -187,6 +187,10 @@ def _destinations(
 ) -> tuple[list[Root], Python | None]:
     if install.tool == "venv":
         assert install.target is not None
+        if environ.get("UV_PROJECT_ENVIRONMENT") and os.path.basename(install.program) == "uv":
+            raise UsageError(
+                "UV_PROJECT_ENVIRONMENT may say where the environment is made; name it with --also"
+            )
         python = asked_of(_interpreter(install, environ, cwd))
         return [Root(_absolute(install.target, cwd), "the virtual environment it makes")], python
     interpreter = _interpreter(install, environ, cwd)
@@ -199,8 +203,9 @@ def _destinations(
             interpreter = _named_python(told["python"], environ.get("PATH", os.defpath), cwd)
             in_made = any(inside(interpreter, root.path) for root in made)
         told = {} if install.removes else told  # `uninstall` has none of the others
-    fixed = install.target or install.prefix or install.root
-    fixed = fixed or told.get("target") or told.get("prefix") or told.get("root")
+    # A `--prefix` is below a `--root`.
+    fixed = install.target or install.root or told.get("root") or install.prefix
+    fixed = fixed or told.get("target") or told.get("prefix")
     if fixed:
         return [Root(_absolute(fixed, cwd), NAMED)], asked_of(interpreter)
     if in_made:
@@ -212,7 +217,7 @@ def _destinations(
     if python is None:
         return _environment_of(interpreter), None
     user = install.user or pip_settings.is_on(told, "user")
-    return _prefix_roots(install, python, user=user), python
+    return _prefix_roots(install, python, environ, cwd, user=user), python
 
 
 def _environment_of(interpreter: str) -> list[Root]:
@@ -233,10 +238,10 @@ def _project_environment(install: Install, environ: Mapping[str, str], cwd: str)
     given = environ.get("UV_PROJECT_ENVIRONMENT")
     cwd = project_folder(install, environ, cwd)
     here = upwards(cwd, "pyproject.toml")
-    return _absolute(given or ".venv", _workspace_of(here) if here else cwd)
+    return _absolute(given or ".venv", workspace_of(here) if here else cwd)
 
 
-def _workspace_of(project: str) -> str:
+def workspace_of(project: str) -> str:
     """The root of the workspace that a project is a member of, where uv puts the environment.
 
     The project itself, where it is in none.
@@ -252,6 +257,15 @@ def _workspace_of(project: str) -> str:
         if higher == above or (above != project and "project" in described):
             return project
         above = higher
+
+
+def members_of(workspace: str) -> list[str]:
+    """The directories of a workspace's members, its root among them."""
+    told = _described(workspace).get("tool", {}).get("uv", {}).get("workspace", {})
+    if not isinstance(told, dict):
+        return [workspace]
+    members, others = (_named(workspace, told.get(name)) for name in ("members", "exclude"))
+    return sorted({workspace, *members} - others)
 
 
 def _named(root: str, patterns: object) -> set[str]:
@@ -274,12 +288,15 @@ def _described(folder: str) -> dict[str, Any]:
         return {}
 
 
-def _prefix_roots(install: Install, python: Python, *, user: bool) -> list[Root]:
+def _prefix_roots(
+    install: Install, python: Python, environ: Mapping[str, str], cwd: str, *, user: bool
+) -> list[Root]:
     purelib = python.paths.get("purelib", "")
     virtual = python.prefix != python.base_prefix
     unwritable = not virtual and not os.access(purelib, os.W_OK) and os.path.isdir(purelib)
     if user or (unwritable and install.tool == "pip"):
-        return [Root(python.user_base, "the user's base directory")]
+        base = environ.get("PYTHONUSERBASE") or python.user_base
+        return [Root(_absolute(base, cwd), "the user's base directory")]
     if virtual:
         return [Root(python.prefix, "the virtual environment of " + python.executable)]
     data = python.paths.get("data", "/")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 
-from bootseer.depsnap.keying.pip_settings import machine_folders, user_folder
+from bootseer.depsnap.keying.pip_settings import machine_folders, text_of, user_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FOR_ALL = "/etc/uv/uv.toml"
-_PLACES = re.compile(r"^\s*(?:pip\s*\.\s*)?(?:target|prefix|python|system)\s*=", re.MULTILINE)
-_TABLE = re.compile(r"^\s*\[\s*tool\s*\.\s*uv\s*\.\s*pip\s*\](.*?)(?=^\s*\[|\Z)", re.M | re.S)
+_PLACES = ("target", "prefix", "python")
+_VERSIONS = (".python-version", ".python-versions")
 
 
 def files(environ: Mapping[str, str]) -> list[str]:
@@ -20,7 +23,45 @@ def files(environ: Mapping[str, str]) -> list[str]:
     return [*out, *([environ["UV_CONFIG_FILE"]] if environ.get("UV_CONFIG_FILE") else [])]
 
 
-def name_place(texts: Iterable[str], project: str) -> bool:
-    """Whether texts of `uv.toml`s, or that of a `pyproject.toml`, say where `uv pip` installs."""
-    tables = _TABLE.findall(project) if "tool.uv" in project.replace(" ", "") else []
-    return any(map(_PLACES.search, (*texts, *tables)))
+def versions(environ: Mapping[str, str]) -> list[str]:
+    """Where the user's wish for a version of Python may stand for all projects."""
+    return [os.path.join(user_folder(environ), "uv", name) for name in _VERSIONS]
+
+
+def above(place: str) -> list[str]:
+    """What uv may heed of a directory and those above it: settings, and wishes for a Python.
+
+    uv itself takes the nearest, or the workspace's; whichever it is, it is among them.
+    """
+    found = []
+    here = place
+    while True:
+        names = (*_VERSIONS, "uv.toml", "pyproject.toml")
+        paths = [path for name in names if os.path.exists(path := os.path.join(here, name))]
+        found += [p for p in paths if not p.endswith("pyproject.toml") or "uv" in text_of(p)]
+        if os.path.dirname(here) == here:
+            return found
+        here = os.path.dirname(here)
+
+
+def name_place(paths: Iterable[str]) -> bool:
+    """Whether any of these files says where `uv pip` installs."""
+    return any(map(_names_place, paths))
+
+
+def _names_place(path: str) -> bool:
+    text = text_of(path)
+    if "pip" not in text:
+        return False
+    import tomllib  # few have such settings
+
+    try:
+        told: Any = tomllib.loads(text)
+    except ValueError:
+        return True  # uv will say what is wrong with it
+    if os.path.basename(path) == "pyproject.toml":
+        told = told.get("tool", {}).get("uv", {})
+    of_pip = told.get("pip", {}) if isinstance(told, dict) else {}
+    if not isinstance(of_pip, dict):
+        return True
+    return any(name in of_pip for name in _PLACES) or of_pip.get("system") is True

@@ -1,0 +1,368 @@
+"""What `deps run` reads from an install's words, lists and projects; and what it leaves alone."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from depsnode import Node, uv
+from wheelhouse import make_wheel
+
+from bootseer.depsnap.keying import requirements, roots, script
+from bootseer.depsnap.keying.command import plan
+from bootseer.errors import UsageError
+
+ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    wheels = tmp_path / "wheels"
+    for name in ("bootseer_alpha", "bootseer_beta"):
+        make_wheel(wheels, name, "1.0")
+    return Node(tmp_path, wheels)
+
+
+def shell(text: str, *options: str) -> list[str]:
+    return ["bash", *options, "-c", text]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("false; true", [False, True]),
+        ("false && true", [True, True]),
+        ("false || true", [False, False]),
+        ("false || exit 3; true", [True, True, True]),
+        ("true && false || exit; true", [True, True, True, True]),
+        ("false || exit 0; true", [False, False, True]),
+        ("set -e; false; true", [False, True, True]),
+        ("set -e\nfalse && true\ntrue", [False, False, True, True]),
+        ("set -e; set +e; false; true", [False, True, False, True]),
+        ("false | true", [False, True]),
+        ("set -o pipefail; false | true", [False, True, True]),
+        ("set -euo pipefail; false | true; true", [False, True, True, True]),
+        ("false\n\n", [True]),
+    ],
+)
+def test_whose_failure_a_script_shows(text: str, shown: list[bool]) -> None:
+    """And so does a shell, for each `false` that is said to show."""
+    found = script.read(text)
+    assert found.plain
+    assert [part.shows for part in found.parts] == shown
+    code = subprocess.run(["bash", "-c", text], check=False).returncode
+    failing = [part for part in found.parts if part.words == ("false",)]
+    assert all(part.shows for part in failing) == (code != 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install a; pip install b",
+        "pip install a || true",
+        "pip install a || pip install b",
+        "pip install a\npip install b",
+        "pip install a | cat",
+        "set -e; pip install a && pip install b; echo done",
+        "cd /x; pip install a",
+        "[ -e flag ] && pip install b; pip install a",
+        "if true; then pip install a; fi",
+        "for p in a b; do pip install $p; done",
+        "pip install a & wait",
+        "{ pip install a; }",
+        "pip install $PWD/src",
+        "pip install ~/src",
+        'pip install -e "$PWD"',
+        "pip install libs/*",
+        "pip install dist/p-{1,2}.tar.gz",
+        'pip install "$@"',
+        "REQUIRED='-r r.txt'; pip install $REQUIRED",
+        "pip install --target $DIR a",
+        "python -m venv $DIR",
+        "python -m venv a b",
+        "uv pip compile r.in -o r.txt && uv pip sync r.txt",
+        "echo $PACKAGE > r.txt && pip install -r r.txt",
+        "echo a | tee r.txt && pip install -r r.txt",
+        "uv export -o r.txt && pip install -r r.txt",
+        "pip wheel -w w ./src && pip install -f w p",
+        "uv lock && uv sync",
+        "uv version 2.0 && uv sync",
+        "pip config set global.index-url x && pip install a",
+        "exec pip install a; pip install b",
+        "export HOME=$PWD/home; pip install --user a",
+        "pip install --targ DIR a",
+        "pip install --requirem r.txt",
+        "pip install --isolated a",
+        "pip install --dry-run a",
+        "uv sync --script x.py",
+        "uv sync --active",
+        "uv pip install --torch-backend=auto torch",
+        "pip install --src there -e git+https://h/p#egg=p",
+        "cat r.txt | pip install -r /dev/stdin",
+        "pip install -r /dev/stdin <<< six",
+        "set -o noglob; pip install a",
+        "cd $OLDPWD && pip install .",
+    ],
+)
+def test_what_words_do_not_tell_whole_runs_plainly(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match="--also"):
+        roots.find(shell(text), ENVIRON, str(tmp_path))
+    assert roots.find(shell(text), ENVIRON, str(tmp_path), [str(tmp_path / "x")]).roots
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "set -e\npython3 -m venv v\nv/bin/pip install -qU a\necho done",
+        "echo begin; pip install 'a[b]>1' -r r.txt > log 2>&1",
+        "pip install uvicorn[standard]",
+        "test -f r.txt && pip install -r r.txt",
+        "[ -n x ] || exit 1; pip install a",
+        "set -o pipefail; pip install a 2>&1 | tee log",
+        "pip list; set -e; pip --version; pip install -qr r.txt",
+        "pip install torch==$VERSION --extra-index-url https://$HOST/simple",
+        "umask 022 && python -W ignore -m pip install a",
+        "uv --no-config pip install --system a",
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["-eo", "pipefail"]])
+def test_what_words_tell_whole_is_kept(tmp_path: Path, text: str, options: list[str]) -> None:
+    plain = "pip list" not in text or options
+    installs = plan(shell(text, *options))
+    assert installs
+    assert not any(install.tool == "other" for install in installs)
+    assert [bool(install.doubt) for install in installs] == [not plain] * len(installs)
+
+
+@pytest.mark.parametrize("name", ["sh", "bash"])
+def test_all_output_goes_to_a_file_where_the_shell_knows_that(tmp_path: Path, name: str) -> None:
+    """Another shell runs the install in the background."""
+    (install,) = plan([name, "-c", "pip install a &> log"])
+    assert bool(install.doubt) == (name == "sh")
+
+
+def test_variables_in_requirements_are_what_they_hold(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    installs = plan(shell("pip install --no-deps $A torch==$V"))
+    environ = {"A": "six==1 idna==2", "V": "3"}
+    found = requirements.inputs(installs, str(tmp_path), environ)
+    assert found.pinned == {"six": "1", "idna": "2", "torch": "3"}
+    for value in ("-r r.txt", "./src", "src/", "p.whl", "~"):
+        with pytest.raises(UsageError, match="--also"):
+            requirements.inputs(installs, str(tmp_path), {"A": value})
+
+
+def labels(command: list[str], place: Path, **variables: str) -> set[tuple[str, str]]:
+    found = requirements.inputs(plan(command), str(place), variables)
+    return set(found.digests.items())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["-r", "r.txt"], "p @ file://{home}/wheels/p-1.whl"),
+        (["-r", "r.txt"], "p[x] @ file:{home}/wheels/p-1.whl ; python_version > '3'"),
+        (["-r", "r.txt"], "wheels/p-1.whl"),
+        (["-r", "r.txt"], "p-1.tar.gz --hash=sha256:00"),
+        (["-r", "r.txt"], "--pre -r more.txt"),
+        (["-r", "r.txt"], "-e src"),
+        (["p @ file://{home}/wheels/p-1.whl"], ""),
+        (["p-1.tar.gz"], ""),
+        (["wheels/p-1.whl"], ""),
+        (["--group", "dev"], ""),
+        (["--group", "sub/pyproject.toml:dev"], ""),
+    ],
+)
+def test_a_local_package_counts_however_it_is_named(
+    tmp_path: Path, words: list[str], line: str
+) -> None:
+    places = ["wheels/p-1.whl", "p-1.tar.gz", "more.txt", "src/setup.py", "pyproject.toml"]
+    places.append("sub/pyproject.toml")
+    for name in places:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "r.txt").write_text(line.format(home=tmp_path) + "\n")
+    command = ["pip", "install", *(word.format(home=tmp_path) for word in words)]
+    before = labels(command, tmp_path)
+    for name in places:
+        (tmp_path / name).write_text("# another\n")
+    assert before
+    assert {n for n, _ in before} == {n for n, _ in labels(command, tmp_path)}
+    assert len(before - labels(command, tmp_path)) == 1
+
+
+def test_a_shortened_option_in_a_list_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("--requirem more.txt\n")
+    with pytest.raises(UsageError, match="--requirem is not known"):
+        labels(["pip", "install", "-r", "r.txt"], tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_list_with_a_byte_order_mark_includes_what_it_names(
+    tmp_path: Path, encoding: str
+) -> None:
+    (tmp_path / "r.txt").write_text("-r more.txt\r\nsix\n", encoding=encoding)
+    assert (tmp_path / "r.txt").read_bytes().startswith((codecs.BOM_UTF8, b"\xff\xfe"))
+    (tmp_path / "more.txt").write_text("idna\n")
+    found = labels(["pip", "install", "-r", "r.txt"], tmp_path)
+    assert {name for name, _ in found} == {"file r.txt", "file more.txt"}
+
+
+@pytest.mark.parametrize("place", ["p/build", "p/dist", "linked"])
+def test_a_packages_own_folders_count_whatever_they_are_called(tmp_path: Path, place: str) -> None:
+    package, elsewhere = tmp_path / "src", tmp_path / "elsewhere"
+    (package / "p").mkdir(parents=True)
+    elsewhere.mkdir()
+    if place == "linked":
+        (package / "linked").symlink_to(elsewhere)
+        (elsewhere / "loop").symlink_to(package)
+    else:
+        (package / place).mkdir()
+    before = requirements.source_digest(str(package))
+    (package / place / "m.py").write_text("x = 1\n")
+    assert requirements.source_digest(str(package)) != before
+    (package / "build").mkdir()
+    now = requirements.source_digest(str(package))
+    (package / "build/left").write_text("by a build")
+    assert requirements.source_digest(str(package)) == now
+
+
+@pytest.mark.parametrize("lock", [False, True])
+@pytest.mark.parametrize("options", [[], ["--no-editable"]])
+def test_sources_of_a_uv_project_count(tmp_path: Path, options: list[str], *, lock: bool) -> None:
+    (tmp_path / "b/src").mkdir(parents=True)
+    (tmp_path / "a").mkdir()
+    described = "[project]\nname='a'\n[tool.uv.sources]\nb = { path = '../b' }\n"
+    (tmp_path / "a/pyproject.toml").write_text(described)
+    (tmp_path / "a/a.py").write_text("")
+    (tmp_path / "b/pyproject.toml").write_text("[project]\nname='b'\n")
+    (tmp_path / "b/b.py").write_text("")
+    if lock:
+        (tmp_path / "a/uv.lock").write_text(
+            'source = { editable = "." }\nsource = { directory = "../b" }\n'
+        )
+    command = ["uv", "sync", *options]
+    before = labels(command, tmp_path / "a")
+    (tmp_path / "b/b.py").write_text("x = 1\n")
+    assert labels(command, tmp_path / "a") != before
+    before = labels(command, tmp_path / "a")
+    (tmp_path / "a/a.py").write_text("x = 1\n")
+    assert (labels(command, tmp_path / "a") != before) == bool(options)
+    for words in (["-r", "pyproject.toml"], ["."], ["-e", "."], ["--group", "dev"]):
+        before = labels(["uv", "pip", "install", *words], tmp_path / "a")
+        (tmp_path / "b/b.py").write_text(f"{words}\n")
+        assert labels(["uv", "pip", "install", *words], tmp_path / "a") != before
+
+
+@pytest.mark.parametrize("word", ["-U", "-Pb", "--upgrade-package=b", "--resolution=lowest"])
+def test_a_lock_that_is_made_anew_is_an_indexs_to_decide(tmp_path: Path, word: str) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname='x'\n")
+    (tmp_path / "uv.lock").write_text("")
+    assert not requirements.inputs(plan(["uv", "sync"]), str(tmp_path)).open_ended
+    assert requirements.inputs(plan(["uv", "sync", word]), str(tmp_path)).open_ended
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("uv.toml", "pip.target = 't'"),
+        ("uv.toml", "pip = { target = 't' }"),
+        ("uv.toml", "[pip]\nsystem = true"),
+        ("pyproject.toml", "[tool.uv]\npip.prefix = 't'"),
+        ("pyproject.toml", "[tool.uv.pip]\ntarget = 't'"),
+        ("../pyproject.toml", "[tool.uv.pip]\ntarget = 't'"),
+    ],
+)
+def test_settings_of_uv_that_name_the_place_are_seen(tmp_path: Path, name: str, text: str) -> None:
+    place = tmp_path / "here"
+    place.mkdir()
+    (place / "pyproject.toml").write_text("[project]\nname='x'\n")
+    find = ["uv", "pip", "install", "--python", sys.executable, "six"]
+    assert roots.find(find, ENVIRON, str(place)).roots
+    (place / name).write_text(text)
+    with pytest.raises(UsageError, match="uv's settings"):
+        roots.find(find, ENVIRON, str(place))
+    (place / name).write_text("[pip]\nsystem = false\n" if name == "uv.toml" else "")
+    assert roots.find(find, ENVIRON, str(place)).roots
+
+
+def test_places_that_options_and_variables_name_together(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "six"]
+
+    def paths(*words: str, **variables: str) -> list[str]:
+        return roots.find([*pip, *words], {**ENVIRON, **variables}, str(tmp_path)).paths
+
+    assert paths("--root", "/r", "--prefix", "/p") == ["/r"]
+    assert paths("--prefix", "/p", PIP_ROOT="/r") == ["/r"]
+    assert paths("--user", PYTHONUSERBASE="/base") == ["/base"]
+    with pytest.raises(UsageError, match="UV_PROJECT_ENVIRONMENT"):
+        roots.find(["uv", "venv"], {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_hidden_failure_is_not_kept(node: Node) -> None:
+    """One of two packages was missing once, and so it would have been in each later start."""
+    where = f"--no-index --find-links {node.home}/wheels"
+    pip = f"{sys.executable} -m pip --python {node.place} install -q {where}"
+    text = f"{pip} bootseer-alpha; {pip} bootseer-beta"
+    shutil.copytree(node.wheels, node.home / "wheels")
+    alpha = next((node.home / "wheels").glob("bootseer_alpha-1*"))
+    for path in (node.home / "wheels").glob("bootseer_alpha*"):
+        path.unlink()
+    assert node.run(command=["sh", "-c", text]).returncode == 0
+    assert node.last() == ("fallback", "installed")
+    shutil.copy(node.wheels / alpha.name, alpha)
+    done = node.run(command=["sh", "-c", text])
+    assert done.returncode == 0
+    assert "set -e" in done.stderr
+    assert len(list(node.place.glob("lib/python3*/site-packages/bootseer_*.dist-info"))) == 2
+
+
+@pytest.mark.slow
+def test_another_wish_for_a_python_is_another_start(node: Node) -> None:
+    shutil.rmtree(node.place)
+    command = [uv(), "venv", "-q", str(node.place)]
+    wish = node.home / ".python-version"
+    wish.write_text(f"{sys.executable}\n")
+    assert node.run(command=command).returncode == 0
+    assert node.last() == ("ok", "published")
+    wish.write_text(f"{sys.version_info[0]}.{sys.version_info[1]}\n")
+    shutil.rmtree(node.place)
+    assert node.run(command=command).returncode == 0
+    assert node.last() == ("ok", "published")
+
+
+@pytest.mark.slow
+def test_an_environment_whose_python_is_not_here_is_passed_over(node: Node) -> None:
+    """As one that uv downloaded on the node that published."""
+    shutil.rmtree(node.place)
+    there = node.home / "python"
+    there.mkdir()
+    link = there / "python3"
+    link.symlink_to(os.path.realpath(sys.executable))
+    command = ["sh", "-c", f"exec {link} -m venv --without-pip {node.place}"]
+    assert node.run(command=command).returncode == 0
+    assert node.last() == ("ok", "published")
+    made = os.readlink(node.place / "bin/python3")
+    for present in (True, False):
+        shutil.rmtree(node.place)
+        node.cache = node.cache.with_name(f"cache-{present}")
+        if not present:
+            hide_interpreter(node, made)
+        done = node.run(command=command)
+        assert done.returncode == 0
+        assert node.last() == ("ok", "restored" if present else "published")
+        assert (f"needs {made}" in done.stderr) is not present
+
+
+def hide_interpreter(node: Node, path: str) -> None:
+    """Fault injection: the record names an interpreter that is not on this machine."""
+    (record,) = node.store.glob("deps/*/record-*.json")
+    text = record.read_text()
+    assert path in text
+    record.write_text(text.replace(path, path + "-gone"))
