@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
 from bootseer.depsnap.keying import (
-    command,
     key,
     pip_settings,
     redact,
@@ -27,6 +26,7 @@ from bootseer.depsnap.keying import (
     roots,
 )
 from bootseer.depsnap.keying.command import plan, simple_commands
+from bootseer.depsnap.keying.options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
 from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
@@ -156,6 +156,7 @@ def found(command: list[str], cwd: Path, *also: str, **variables: str) -> roots.
         ["uv", "pip", "install"],
         ["uv", "pip", "sync"],
         ["uv", "pip", "uninstall"],
+        ["uv", "sync"],
         ["uv", "venv"],
     ],
     ids=" ".join,
@@ -170,13 +171,20 @@ def test_no_option_that_takes_a_value_is_unknown(words: list[str]) -> None:
     for line in told.stdout.splitlines():
         if re.match(r" +-.*? <\w", line):
             options |= set(re.findall(r"(?<![\w-])--?\w[\w-]*", line.partition("<")[0]))
-        elif flag := re.match(r" +(-\w), (--\w[\w-]*)(?:  |$)", line):
-            flags |= set(flag.groups())
-    known = command._VENV_VALUED if "venv" in words else command._VALUED
+        elif flag := re.match(r" +(?:(-\w), )?(--\w[\w-]*)(?:, --\w[\w-]*)*(?:  |$)", line):
+            flags |= set(filter(None, flag.groups()))
+    known = {"uv venv": VENV_VALUED, "uv sync": SYNC_VALUED}.get(" ".join(words), VALUED)
     assert len(options) > 5
-    assert options <= known
+    assert options - known <= UNUSUAL
     assert flags
     assert not flags & known
+    assert flags - FLAGS <= UNUSUAL
+
+
+UNUSUAL = {
+    *("-h", "--help", "-V", "--version", "--dry-run", "--check", "--active", "--isolated"),
+    *("--script", "--no-binary"),
+}
 
 
 def test_venv_of_the_pip_that_is_called(tmp_path: Path, venv: Path) -> None:

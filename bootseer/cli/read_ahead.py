@@ -19,10 +19,11 @@ _DEPS_RUN = """
     bootseer/errors bootseer/depsnap/__init__ bootseer/depsnap/keying/__init__ types operator
     keyword reprlib collections/__init__ functools enum re/_constants re/_parser re/_casefix
     re/_compiler copyreg re/__init__ signal collections/abc bootseer/light_dataclasses
-    bootseer/depsnap/keying/script bootseer/depsnap/keying/command lib-dynload/math
+    bootseer/depsnap/keying/script bootseer/depsnap/keying/options
+    bootseer/depsnap/keying/command lib-dynload/math
     lib-dynload/select bootseer/readiness
     bootseer/regular_files bootseer/depsnap/keying/pip_settings bootseer/depsnap/keying/uv_settings
-    bootseer/depsnap/keying/roots contextlib _weakrefset threading
+    bootseer/depsnap/keying/project bootseer/depsnap/keying/roots contextlib _weakrefset threading
     lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed bootseer/depsnap/model
     bootseer/storage/__init__ bootseer/storage/attempt bootseer/storage/options

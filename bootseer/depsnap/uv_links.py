@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from bootseer.depsnap.keying import roots
+from bootseer.depsnap.keying import uv_settings
 
 _LINKING = ("hardlink", "symlink")
 _OTHERWISE = frozenset(
@@ -74,11 +74,8 @@ def _cache(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:
 
 def _is_set_in_files(environ: Mapping[str, str], cwd: str) -> bool:
     """Whether a settings file may say where uv's cache is or how it links."""
-    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
-    paths = ["/etc/uv/uv.toml", "/etc/xdg/uv/uv.toml", f"{home}/uv/uv.toml"]
-    for name in ("uv.toml", "pyproject.toml"):
-        folder = roots.upwards(cwd, name)
-        paths += [os.path.join(folder, name)] if folder else []
+    paths = [os.path.join(cwd, path) for path in uv_settings.files(environ)]
+    paths += uv_settings.above(cwd)
     for path in paths:
         with contextlib.suppress(OSError), open(path, "rb") as file:
             text = file.read(_SETTINGS_BYTES)

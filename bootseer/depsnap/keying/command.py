@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying import script as scripts
+from bootseer.depsnap.keying.options import SYNC_VALUED, VALUED, VENV_VALUED, Options
 from bootseer.depsnap.keying.script import Opened, Part
 from bootseer.errors import UsageError
 
@@ -60,49 +61,6 @@ _QUESTIONS_OF_UV = (
     ["cache", "dir"],
     ["cache", "clean"],
 )
-# Options that take a value as a word of its own, after the documents of pip and uv.
-_VALUED_TEXT = """
-    -r --requirement --requirements -c --constraint --constraints -t --target --prefix --root -p
-    --python -i --index-url --extra-index-url --default-index --index -f --find-links
-    --trusted-host --proxy --retries --timeout --cert --client-cert --cache-dir --log --platform
-    --python-version --python-platform --implementation --abi --no-binary --only-binary
-    --upgrade-strategy --progress-bar --report --src -e --editable -o --override --overrides -b
-    --build-constraint --build-constraints --config-setting --config-settings -C --exclude-newer
-    --resolution --prerelease --index-strategy --keyring-provider --link-mode
-    --allow-insecure-host --project --directory --config-file -P --upgrade-package
-    --refresh-package --reinstall-package --extra --group --root-user-action --use-feature
-    --global-option --exists-action --color --no-build-package --no-binary-package --excludes
-    --config-settings-package --exclude-newer-package --fork-strategy --no-build-isolation-package
-    --no-editable-package --no-sources-package --output-format --prerelease-package --torch-backend
-    --upgrade-group --use-deprecated --install-option
-"""
-_FLAGS_TEXT = """
-    --no-editable --all-extras --no-deps --require-hashes --no-verify-hashes --require-build-hashes
-    --no-require-build-hashes --system --break-system-packages --no-break-system-packages
-    --no-build --exact --strict --user --no-index -U --upgrade --no-sources --reinstall
-    --compile-bytecode --no-build-isolation -n --no-cache --refresh --managed-python
-    --no-managed-python --no-python-downloads -q --quiet -v --verbose --system-certs --native-tls
-    --offline --no-progress --no-config --no-dev --only-dev --dev --no-default-groups --all-groups
-    --inexact --no-install-project --no-install-workspace --no-install-local --locked --frozen
-    --all-packages --no-project --seed -c --clear --force --allow-existing --system-site-packages
-    --relocatable --allow-empty-requirements --no-allow-empty-requirements --pre --force-reinstall
-    -I --ignore-installed --ignore-requires-python --use-pep517 --no-use-pep517
-    --check-build-dependencies --compile --no-compile --no-warn-script-location
-    --no-warn-conflicts --prefer-binary --no-clean --debug --require-virtualenv --no-input
-    --no-cache-dir --disable-pip-version-check --no-color --no-python-version-warning -y --yes
-    --copies --symlinks --upgrade-deps --without-pip --without-scm-ignore-files --no-pip
-    --no-setuptools --no-wheel --download --no-download --never-download --always-copy
-    --symlink-app-data --reset-app-data --no-periodic-update --no-vcs-ignore
-"""
-_KNOWN = frozenset(_FLAGS_TEXT.split())
-_VALUED = frozenset(_VALUED_TEXT.split())
-_VENV_VALUED_TEXT = """
-    --prompt --app-data --discovery --try-first-with --creator --seeder --activators --pip
-    --setuptools --wheel --extra-search-dir
-"""
-_ELSEWHERE = frozenset({"--src", "--report"})
-"""Options by which an install writes what is in no root."""
-_VENV_VALUED = _VALUED.union(_VENV_VALUED_TEXT.split()) - {"-c"}  # `uv venv -c` is `--clear`
 _REQUIREMENT = ("-r", "--requirement", "--requirements")
 _CONSTRAINT = (
     *("-c", "--constraint", "--constraints", "--override", "--overrides"),
@@ -254,7 +212,7 @@ def plan(command: Sequence[str]) -> list[Install]:
         words, variables = simple.words, simple.variables
         if words[0] == "cd":
             here = _moved(here, words[1:], command)
-        options = _Options()
+        options = Options()
         found = _plan_one(words, options)
         doubts += filter(None, (_doubt(simple, found, before), options.doubt))
         before = found
@@ -372,7 +330,7 @@ def _depends_on_place(found: Install, variables: Mapping[str, str]) -> bool:
     return found.tool == "uv" and found.python is None and not found.system
 
 
-def _plan_one(words: Sequence[str], options: _Options) -> Install | None:
+def _plan_one(words: Sequence[str], options: Options) -> Install | None:
     program, name = words[0], os.path.basename(words[0])
     rest = list(words[1:])
     if isinstance(program, Opened):
@@ -399,8 +357,8 @@ def _plan_one(words: Sequence[str], options: _Options) -> Install | None:
     return Install("other", program)
 
 
-def _venv(program: str, rest: Sequence[str], told: _Options) -> Install | None:
-    options, positional = told.read(rest, _VENV_VALUED)
+def _venv(program: str, rest: Sequence[str], told: Options) -> Install | None:
+    options, positional = told.read(rest, VENV_VALUED)
     where = positional[0] if positional else (".venv" if os.path.basename(program) == "uv" else "")
     if not where:
         return None
@@ -410,9 +368,9 @@ def _venv(program: str, rest: Sequence[str], told: _Options) -> Install | None:
 
 
 def _pip(
-    program: str, rest: Sequence[str], *, python: str | None, options: _Options
+    program: str, rest: Sequence[str], *, python: str | None, options: Options
 ) -> Install | None:
-    found, positional = options.read(rest, _VALUED)
+    found, positional = options.read(rest, VALUED)
     if positional[:1] == ["uninstall"]:
         return _removal("pip", program, found, python)
     if positional[:1] == ["install"]:
@@ -423,8 +381,9 @@ def _pip(
     return None
 
 
-def _uv(program: str, rest: Sequence[str], told: _Options) -> Install | None:
-    options, positional = told.read(rest, _VALUED)
+def _uv(program: str, rest: Sequence[str], told: Options) -> Install | None:
+    syncs = "sync" in rest and "pip" not in rest
+    options, positional = told.read(rest, SYNC_VALUED if syncs else VALUED)
     found = _uv_alone(program, rest, options, positional, told)
     folder, file = (_last(options, name) or "" for name in ("--directory", "--config-file"))
     return dataclasses.replace(found, folder=folder, settings_file=file) if found else None
@@ -435,7 +394,7 @@ def _uv_alone(
     rest: Sequence[str],
     options: Mapping[str, list[str]],
     positional: Sequence[str],
-    told: _Options,
+    told: Options,
 ) -> Install | None:
     """What uv does in the directory that it runs in."""
     python = _last(options, "-p", "--python")
@@ -443,7 +402,7 @@ def _uv_alone(
     if positional[:1] == ["sync"]:
         return Install("uv-sync", program, python=python, project=project)
     if positional[:1] == ["venv"]:
-        again = _Options()
+        again = Options()
         before, after = rest[: rest.index("venv")], rest[rest.index("venv") + 1 :]
         found = _venv(program, [*before, *after], again)
         told.doubt = again.doubt
@@ -509,80 +468,6 @@ def group_file(group: str) -> str:
     path, colon, _ = group.rpartition(":")
     named = path if colon else "pyproject.toml"
     return Opened(named) if colon and isinstance(group, Opened) else named
-
-
-def list_options(text: str) -> Iterator[tuple[str, str]]:
-    """The options of a requirement file that stand in lines of their own, with their values.
-
-    Raises UsageError for one that is not known: pip takes shortened ones too.
-    """
-    for line in text.splitlines():
-        words = line.strip()
-        if words[:1] != "-":
-            continue
-        options = _Options()
-        found, _ = options.read(_split(words), _VALUED)
-        if options.doubt:
-            raise UsageError(f"in a requirement file, {options.doubt}")
-        yield from ((name, value) for name, values in found.items() for value in values)
-
-
-def _split(words: str) -> list[str]:
-    if any(sign in words for sign in "'\"\\"):
-        import shlex  # few names need quotes
-
-        try:
-            return shlex.split(words)
-        except ValueError:
-            pass  # pip itself will complain
-    return words.split()
-
-
-class _Options:
-    """Reads options; `doubt` names one that is not known, or leads elsewhere."""
-
-    def __init__(self) -> None:
-        self.doubt = ""
-
-    def read(
-        self, words: Sequence[str], valued: frozenset[str]
-    ) -> tuple[dict[str, list[str]], list[str]]:
-        """Split words into options (with their values) and positional words."""
-        options: dict[str, list[str]] = {}
-        positional: list[str] = []
-        rest = list(words)
-        while rest:
-            word = rest.pop(0)
-            if word == "--":
-                positional += rest
-                break
-            if not word.startswith("-") or word == "-":
-                positional.append(word)
-                continue
-            name, equals, value = word.partition("=")
-            if not word.startswith("--"):
-                name, equals, value = word[:2], "", word[2:]
-                if name in valued:
-                    equals = "=" if value else ""
-                elif value:
-                    rest.insert(0, _as_opened("-" + value, word))
-            self._look(name, value if equals else "".join(rest[:1]), valued)
-            values = options.setdefault(name, [])
-            if equals:
-                values.append(_as_opened(value, word))
-            elif name in valued and rest:
-                values.append(rest.pop(0))
-        return options, positional
-
-    def _look(self, name: str, value: str, valued: frozenset[str]) -> None:
-        if name in _ELSEWHERE or (name == "--torch-backend" and value == "auto"):
-            self.doubt = f"what comes of {name} is not read from the command"
-        elif name not in valued and name not in _KNOWN:
-            self.doubt = f"the option {name} is not known"
-
-
-def _as_opened(text: str, of: str) -> str:
-    return Opened(text) if isinstance(of, Opened) else text
 
 
 def _last(options: Mapping[str, list[str]], *names: str) -> str | None:

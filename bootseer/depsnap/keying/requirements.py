@@ -16,15 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
 from bootseer.depsnap.keying import pins, redact
-from bootseer.depsnap.keying.command import Install, filled_in, list_options
-from bootseer.depsnap.keying.roots import (
-    members_of,
-    place_of,
-    project_folder,
-    upwards,
-    variables_of,
-    workspace_of,
-)
+from bootseer.depsnap.keying.command import Install, filled_in
+from bootseer.depsnap.keying.options import list_options
+from bootseer.depsnap.keying.project import sources_of, upwards
+from bootseer.depsnap.keying.roots import place_of, project_folder, variables_of
 from bootseer.errors import UsageError, from_os_error
 from bootseer.regular_files import opener
 
@@ -338,30 +333,10 @@ def _named_sources(folders: Iterable[str], cwd: str) -> dict[str, str]:
         if folder in seen or not os.path.isdir(folder):
             continue
         seen.add(folder)
-        for path, editable in _uv_sources(folder):
+        for path, editable in sources_of(folder):
             found |= _source(path, cwd, editable=editable)
             pending.append(path)
     return found
-
-
-def _uv_sources(folder: str) -> Iterator[tuple[str, bool]]:
-    """Paths in `tool.uv.sources`, and whether they are to be editable."""
-    text, _ = look(os.path.join(folder, "pyproject.toml"))
-    if "sources" not in text or not ("path" in text or "workspace" in text):
-        return
-    import tomllib  # few projects have such sources
-
-    try:
-        told = tomllib.loads(text).get("tool", {}).get("uv", {}).get("sources", {})
-        sources = [one for v in told.values() for one in (v if isinstance(v, list) else [v])]
-        paths = [(one["path"], bool(one.get("editable"))) for one in sources if "path" in one]
-        members = any(one.get("workspace") for one in sources)
-    except (ValueError, AttributeError, TypeError):
-        return  # uv will say what is wrong with it
-    yield from ((os.path.normpath(os.path.join(folder, p)), editable) for p, editable in paths)
-    if members:
-        root = workspace_of(folder)
-        yield from ((path, True) for path in members_of(root) if path != folder)
 
 
 def _local(words: Sequence[str], texts: Sequence[str], cwd: str) -> list[str]:

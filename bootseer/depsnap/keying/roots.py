@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying import pip_settings, uv_settings
 from bootseer.depsnap.keying.command import Install, plan
+from bootseer.depsnap.keying.project import upwards, workspace_of
 from bootseer.errors import DeadlineError, UsageError
 from bootseer.readiness import readable
 from bootseer.regular_files import opener
@@ -23,7 +24,6 @@ from bootseer.regular_files import opener
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 PROBE_TIMEOUT_S = 10.0
 """After it the install runs plainly: a key without what the interpreter tells is another key."""
@@ -241,53 +241,6 @@ def _project_environment(install: Install, environ: Mapping[str, str], cwd: str)
     return _absolute(given or ".venv", workspace_of(here) if here else cwd)
 
 
-def workspace_of(project: str) -> str:
-    """The root of the workspace that a project is a member of, where uv puts the environment.
-
-    The project itself, where it is in none.
-    """
-    above = project
-    while True:
-        described = _described(above)
-        workspace = described.get("tool", {}).get("uv", {}).get("workspace")
-        if isinstance(workspace, dict):
-            members, others = (_named(above, workspace.get(n)) for n in ("members", "exclude"))
-            return above if project in members and project not in others else project
-        higher = os.path.dirname(above)
-        if higher == above or (above != project and "project" in described):
-            return project
-        above = higher
-
-
-def members_of(workspace: str) -> list[str]:
-    """The directories of a workspace's members, its root among them."""
-    told = _described(workspace).get("tool", {}).get("uv", {}).get("workspace", {})
-    if not isinstance(told, dict):
-        return [workspace]
-    members, others = (_named(workspace, told.get(name)) for name in ("members", "exclude"))
-    return sorted({workspace, *members} - others)
-
-
-def _named(root: str, patterns: object) -> set[str]:
-    """Directories that a workspace's patterns mean."""
-    import glob
-
-    texts = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
-    found = (p for t in texts for p in glob.glob(f"{glob.escape(root)}/{t}", recursive=True))
-    return {os.path.normpath(path) for path in found}
-
-
-def _described(folder: str) -> dict[str, Any]:
-    """A directory's `pyproject.toml`; empty where there is none that can be read."""
-    import tomllib
-
-    try:
-        with open(os.path.join(folder, "pyproject.toml"), "rb", opener=opener) as file:
-            return tomllib.load(file)
-    except (OSError, ValueError):
-        return {}
-
-
 def _prefix_roots(
     install: Install, python: Python, environ: Mapping[str, str], cwd: str, *, user: bool
 ) -> list[Root]:
@@ -493,18 +446,6 @@ def which(program: str, search: str | None) -> str | None:
     import shutil  # brings compressors along, and most commands name their Python
 
     return shutil.which(program, path=search)
-
-
-def upwards(cwd: str, name: str) -> str | None:
-    """The nearest directory from `cwd` up that holds `name`."""
-    here = cwd
-    while True:
-        if os.path.exists(os.path.join(here, name)):
-            return here
-        above = os.path.dirname(here)
-        if above == here:
-            return None
-        here = above
 
 
 def _absolute(path: str, cwd: str) -> str:
