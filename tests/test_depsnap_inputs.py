@@ -13,7 +13,7 @@ import pytest
 from depsnode import Node, uv
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import requirements, roots, script
+from bootseer.depsnap.keying import key, requirements, roots, script
 from bootseer.depsnap.keying.command import plan
 from bootseer.errors import UsageError
 
@@ -41,6 +41,9 @@ def shell(text: str, *options: str) -> list[str]:
         ("false || exit 3; true", [True, True, True]),
         ("true && false || exit; true", [True, True, True, True]),
         ("false || exit 0; true", [False, False, True]),
+        ("false || exit $CODE; true", [False, False, True]),
+        ("false || exit 256; true", [False, False, True]),
+        ("false || exit $?; true", [True, True, True]),
         ("set -e; false; true", [False, True, True]),
         ("set -e\nfalse && true\ntrue", [False, False, True, True]),
         ("set -e; set +e; false; true", [False, True, False, True]),
@@ -51,13 +54,13 @@ def shell(text: str, *options: str) -> list[str]:
     ],
 )
 def test_whose_failure_a_script_shows(text: str, shown: list[bool]) -> None:
-    """And so does a shell, for each `false` that is said to show."""
+    """And so does a shell, where each `false` is said to show."""
     found = script.read(text)
     assert found.plain
     assert [part.shows for part in found.parts] == shown
     code = subprocess.run(["bash", "-c", text], check=False).returncode
     failing = [part for part in found.parts if part.words == ("false",)]
-    assert all(part.shows for part in failing) == (code != 0)
+    assert code or not all(part.shows for part in failing)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +110,35 @@ def test_whose_failure_a_script_shows(text: str, shown: list[bool]) -> None:
         "pip install -r /dev/stdin <<< six",
         "set -o noglob; pip install a",
         "cd $OLDPWD && pip install .",
+        '[ "$GPU" = 1 ] && pip install a',
+        "test -f flag && pip install a",
+        "grep -q x flag && pip install a",
+        "cat r.txt && pip install a",
+        'echo "$PACKAGES" | uv pip install -r -',
+        "pip install -r - < r.txt",
+        "export PIP_FIND_LINKS=/w/$FLAVOR && pip install a",
+        "PIP_INDEX_URL=https://h/$FLAVOR pip install a",
+        'set -e; F="$(cat flavor)"; pip install --find-links w/$F a',
+        'pip install --index-url "https://h/$(cat flavor)" a',
+        "export CFLAGS=$FLAGS; pip install a",
+        'echo "$(pip install --target o b)"; pip install a',
+        ': "${V:=1}"; pip install a==$V',
+        "true || set -e; pip install a; pip install b",
+        "uv sync $ARGUMENTS",
+        "D=/x; bash -c \"pip install --target '$D' a\"",
+        "export BASH_ENV=x; bash -c 'pip install a'",
+        "python -m venv --upgrade-deps v",
     ],
 )
 def test_what_words_do_not_tell_whole_runs_plainly(tmp_path: Path, text: str) -> None:
+    environ = {**ENVIRON, "PWD": str(tmp_path)}
+
+    def read() -> None:
+        target = roots.find(shell(text), environ, str(tmp_path))
+        requirements.inputs(target.installs, str(tmp_path), environ)
+
     with pytest.raises(UsageError, match="--also"):
-        roots.find(shell(text), ENVIRON, str(tmp_path))
+        read()
     assert roots.find(shell(text), ENVIRON, str(tmp_path), [str(tmp_path / "x")]).roots
 
 
@@ -121,8 +148,8 @@ def test_what_words_do_not_tell_whole_runs_plainly(tmp_path: Path, text: str) ->
         "set -e\npython3 -m venv v\nv/bin/pip install -qU a\necho done",
         "echo begin; pip install 'a[b]>1' -r r.txt > log 2>&1",
         "pip install uvicorn[standard]",
-        "test -f r.txt && pip install -r r.txt",
-        "[ -n x ] || exit 1; pip install a",
+        "cd . || exit 1; pip install a",
+        "set -eEuo pipefail; date; pip install a",
         "set -o pipefail; pip install a 2>&1 | tee log",
         "pip list; set -e; pip --version; pip install -qr r.txt",
         "pip install torch==$VERSION --extra-index-url https://$HOST/simple",
@@ -144,6 +171,23 @@ def test_all_output_goes_to_a_file_where_the_shell_knows_that(tmp_path: Path, na
     """Another shell runs the install in the background."""
     (install,) = plan([name, "-c", "pip install a &> log"])
     assert bool(install.doubt) == (name == "sh")
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [({"BASH_ENV": "x"}, "BASH_ENV"), ({"UV_TORCH_BACKEND": "auto"}, "goes by the GPU")],
+)
+def test_variables_that_let_a_command_do_more_are_refused(
+    tmp_path: Path, variables: dict[str, str], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        roots.find(shell("pip install a"), {**ENVIRON, **variables}, str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["PIP_SRC", "PIP_REPORT"])
+def test_what_pip_writes_elsewhere_by_a_setting_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="`src` or a `report`"):
+        roots.find(["pip", "install", "a"], {**ENVIRON, name: "/x"}, str(tmp_path))
 
 
 def test_variables_in_requirements_are_what_they_hold(tmp_path: Path) -> None:
@@ -171,6 +215,11 @@ def labels(command: list[str], place: Path, **variables: str) -> set[tuple[str, 
         (["-r", "r.txt"], "p-1.tar.gz --hash=sha256:00"),
         (["-r", "r.txt"], "--pre -r more.txt"),
         (["-r", "r.txt"], "-e src"),
+        (["-r", "r.txt"], "-e file://{home}/src#egg=p"),
+        (["-c", "r.txt", "six"], "p @ file://{home}/wheels/p-1.whl"),
+        (["-e", "file://{home}/src#egg=p"], ""),
+        (["-e", "p @ file://{home}/src"], ""),
+        (["-e", "./src#egg=p"], ""),
         (["p @ file://{home}/wheels/p-1.whl"], ""),
         (["p-1.tar.gz"], ""),
         (["wheels/p-1.whl"], ""),
@@ -194,6 +243,107 @@ def test_a_local_package_counts_however_it_is_named(
     assert before
     assert {n for n, _ in before} == {n for n, _ in labels(command, tmp_path)}
     assert len(before - labels(command, tmp_path)) == 1
+
+
+def test_an_editable_package_of_another_checkout_is_another(tmp_path: Path) -> None:
+    """The environment holds its path: it led to another job's code."""
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").write_text("[project]\nname='p'\n")
+        (tmp_path / name / "r.txt").write_text("-e .\n")
+        for words in ("pip install -e .", "pip install -r r.txt", "uv sync"):
+            here = frozenset(labels(words.split(), tmp_path / name))
+            found.append((words, here))
+    assert len(set(found)) == len(found)
+
+
+def test_an_editable_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot tell which directory"):
+        labels(["pip", "install", "-e", "nowhere"], tmp_path)
+
+
+def test_local_packages_that_local_packages_need_count(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a/pyproject.toml").write_text(
+        f"[project]\nname='a'\ndependencies=['b @ file://{tmp_path}/b']\n"
+    )
+    for words in (["pip", "install", "./a"], ["pip", "install", "-e", "./a"]):
+        before = labels(words, tmp_path)
+        (tmp_path / "b/b.py").write_text(f"{words}")
+        assert labels(words, tmp_path) != before
+
+
+def test_the_list_that_is_read_is_found_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "other/deep").mkdir(parents=True)
+    (tmp_path / "here").symlink_to(tmp_path / "other/deep")
+    (tmp_path / "r.txt").write_text("six\n")
+    (tmp_path / "other/r.txt").write_text("idna==1\n")
+    for command in (
+        shell("cd here && pip install -r ../r.txt"),
+        ["pip", "install", "-r", "here/../r.txt"],
+    ):
+        assert requirements.inputs(plan(command), str(tmp_path)).pinned == {"idna": "1"}
+
+
+@pytest.mark.parametrize(
+    ("word", "refused"),
+    [
+        ("https://h/p/archive/main.zip", True),
+        ("p @ https://h/p.tar.gz", True),
+        ("p @ https://h/p.tar.gz#sha256=00", False),
+        ("https://h/p/archive/v1.2.tar.gz", False),
+        ("https://h/p-1.0-py3-none-any.whl", False),
+        ("git+https://h/p.zip", False),
+    ],
+)
+def test_an_archive_that_may_be_another_tomorrow_is_refused(
+    tmp_path: Path, word: str, *, refused: bool
+) -> None:
+    (tmp_path / "r.txt").write_text(f"{word}\n")
+    for words in ([word], ["-r", "r.txt"]):
+        if refused:
+            with pytest.raises(UsageError, match="sha256"):
+                labels(["pip", "install", *words], tmp_path)
+        else:
+            labels(["pip", "install", *words], tmp_path)
+
+
+def test_an_editable_repository_outside_an_environment_is_refused(tmp_path: Path) -> None:
+    """It is cloned into ./src, which no root holds."""
+    pip = [sys.executable, "-m", "pip", "install"]
+    for words in (["-e", "git+https://h/p#egg=p"], ["-r", "r.txt"]):
+        (tmp_path / "r.txt").write_text("-e git+https://h/p#egg=p\n")
+        target = roots.find([*pip, "--target", "t", *words], ENVIRON, str(tmp_path))
+        with pytest.raises(UsageError, match="cloned beside"):
+            key.make(key.Question([*pip, *words], [], target, "", ENVIRON, str(tmp_path)))
+        kept = roots.find([*pip, *words], ENVIRON, str(tmp_path))
+        if sys.prefix != sys.base_prefix:
+            key.make(key.Question([*pip, *words], [], kept, "", ENVIRON, str(tmp_path)))
+
+
+def test_a_list_with_one_hash_is_closed_for_none(tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("a==1 --hash=sha256:00\nb\n")
+    for tool in (["pip"], ["uv", "pip"]):
+        command = [*tool, "install", "-r", "r.txt"]
+        assert requirements.inputs(plan(command), str(tmp_path)).open_ended
+    (tmp_path / "r.txt").write_text("a==1 \\\n  --hash=sha256:00\nb==1 --hash=sha256:01\n")
+    assert not requirements.inputs(plan(command), str(tmp_path)).open_ended
+
+
+def test_a_version_that_git_tells_is_part_of_a_package(tmp_path: Path) -> None:
+    described = tmp_path / "pyproject.toml"
+    described.write_text("[build-system]\nrequires=['setuptools']\n")
+    tags = tmp_path / ".git/refs/tags"
+    tags.mkdir(parents=True)
+    before = requirements.source_digest(str(tmp_path))
+    (tags / "v1").write_text("1")
+    assert requirements.source_digest(str(tmp_path)) == before
+    described.write_text("[build-system]\nrequires=['setuptools_scm']\n")
+    before = requirements.source_digest(str(tmp_path))
+    (tags / "v2").write_text("2")
+    assert requirements.source_digest(str(tmp_path)) != before
 
 
 def test_a_shortened_option_in_a_list_is_refused(tmp_path: Path) -> None:

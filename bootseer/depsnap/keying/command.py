@@ -30,14 +30,32 @@ _PIP = re.compile(r"pip[0-9.]*")
 _PYTHON = re.compile(r"python[0-9.]*")
 _UNSURE = re.compile(r"[$`*?\[{~]")
 """What a shell makes something else of."""
-_FILLED_IN = r"(?:[\w.,\[\]=<>!~ -]|\$\{?[A-Za-z_]\w*\}?)+"
-"""A requirement with variables in it, whose values are looked at when they are known."""
-_NAMED = r"\$\{?([A-Za-z_]\w*)\}?"
-_SILENT = frozenset({"echo", "printf", "set", "export", "true", ":", "sleep", "umask"})
+_NAMED = r"\$(?:(?=\w)|\{(?=\w+\}))([A-Za-z_]\w*)\}?"
+"""A variable in a word, whose value is looked at when it is known."""
+_SILENT = frozenset(
+    [
+        "echo",
+        "printf",
+        "set",
+        "export",
+        "true",
+        ":",
+        "sleep",
+        "umask",
+        "date",
+        "ls",
+        "which",
+        "pwd",
+        "id",
+        "uname",
+        "nvidia-smi",
+    ]
+)
 """Commands that change nothing for others, and whose failures neither do."""
-_ASKING = frozenset({"cd", "[", "test", "exit"})
+_LEADING = frozenset({"cd", "exit"})
 """Those that change nothing else, as long as a script ends where they fail."""
 _FILTERS = frozenset({"tee", "cat", "head", "tail", "grep", "ts"})
+"""What may take the output of an install."""
 _QUESTIONS = frozenset(
     [
         "list",
@@ -71,6 +89,12 @@ _NAMING = (
     *("TARGET", "PREFIX", "ROOT", "PROJECT", "ENVIRONMENT", "WORKING_DIR", "WORKING_DIRECTORY"),
 )
 """Ends of the variables of pip and uv that name what they read, or where they write."""
+BUILDING = frozenset(
+    (
+        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
+        *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "SETUPTOOLS_SCM_PRETEND_VERSION"),
+    )
+)
 _NAMING_ALL = frozenset(
     (
         *("VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),
@@ -134,10 +158,13 @@ def simple_commands(command: Sequence[str], given: Mapping[str, str] | None = No
     if not words:
         return []
     name = os.path.basename(words[0])
-    if name in ("sh", "bash", "dash", "zsh", "ash"):
+    if name in ("sh", "bash", "dash", "ash"):  # a zsh reads files of its own before
         options, script = _shell_script(words[1:])
         if script is not None:
-            return _of_script(scripts.read(script, options, bash=name == "bash"), script, variables)
+            found = scripts.read(script, options, bash=name == "bash")
+            if isinstance(script, Opened) or "BASH_ENV" in variables:
+                found = dataclasses.replace(found, plain=False)
+            return _of_script(found, script, variables)
     return [Simple(variables, words, Part(tuple(words), shows=True))]
 
 
@@ -220,15 +247,19 @@ def plan(command: Sequence[str]) -> list[Install]:
             continue
         named = {n: v for n, v in variables.items() if _is_naming(n)}
         plain = all(map(_is_plain, named.values())) and _is_plain(_searched(found, variables))
-        unknown = _is_open(found, variables) or (found.tool not in ("venv", "mkdir") and not plain)
+        unknown = _is_open(found, words, variables) or (
+            found.tool not in ("venv", "mkdir") and not plain
+        )
         if unknown or (here is None and _depends_on_place(found, named)):
             found = Install("other", found.program)
         elif here:
             found = dataclasses.replace(found, folder=os.path.join(here, found.folder))
         told = tuple((name, value) for name, value in variables.items() if _is_plain(value))
         out.append(dataclasses.replace(found, words=tuple(words), variables=told))
-    doubt = doubts[0] if doubts else ""
-    return [dataclasses.replace(install, doubt=doubt) for install in out] if doubt else out
+    if not doubts:
+        return out
+    out = out or [Install("other", command[0])]
+    return [dataclasses.replace(install, doubt=doubts[0]) for install in out]
 
 
 def _doubt(simple: Simple, found: Install | None, before: Install | None) -> str:
@@ -242,10 +273,15 @@ def _doubt(simple: Simple, found: Install | None, before: Install | None) -> str
     if part.reads:
         return f"{program} reads a file in place of its input"
     installs = found is not None and found.tool not in ("other", "mkdir")
-    if (part.writes and not installs) or (program == "tee" and before is None):
+    if part.writes and not installs:
         return f"{program} writes a file"
-    if program in _SILENT or (part.piped and program in _FILTERS):
+    if program in _SILENT:
         return ""
+    if program in _FILTERS:
+        behind = part.piped and (before is not None or program != "tee")
+        return "" if behind else f"what {program} tells or writes is not read from the script"
+    if found is not None and (part.piped or "-" in found.requirement_files):
+        return f"{program} reads what another command writes"
     if not part.shows:
         return (
             f"where {program} fails, the script goes on; begin it with `set -e`, or put `&&` "
@@ -265,20 +301,24 @@ def _searched(install: Install, variables: Mapping[str, str]) -> str:
     return "" if by_word else variables.get("PATH", "")
 
 
-def _is_open(found: Install, variables: Mapping[str, str]) -> bool:
+def _is_open(found: Install, words: Sequence[str], variables: Mapping[str, str]) -> bool:
     """Whether its shell decides by what it is run, what it reads, or where it writes."""
     named = [found.program, found.python, found.target, found.prefix, found.root, found.project]
     named += [found.folder, found.settings_file, *found.folders, *found.editable]
     named += [*found.requirement_files, *found.constraint_files]
     if any(isinstance(word, Opened) for word in named):
         return True
-    for word in found.requirements:
-        if isinstance(word, Opened) and not (
-            re.fullmatch(_FILLED_IN, word)
-            and all(_is_plain(variables.get(name, "")) for name in re.findall(_NAMED, word))
-        ):
-            return True
-    return False
+    opened = [word for word in words if isinstance(word, Opened)]
+    if any(_UNSURE.search(re.sub(_NAMED, "", word)) for word in opened):
+        return True
+    if any(not _is_plain(variables.get(n, "")) for w in opened for n in re.findall(_NAMED, w)):
+        return True
+    return any(not _is_plain(v) for name, v in variables.items() if _is_deciding(name))
+
+
+def _is_deciding(variable: str) -> bool:
+    """Whether a variable's value says what is installed, or how it is built."""
+    return variable.startswith(("PIP_", "UV_", "VIRTUALENV_")) or variable in BUILDING
 
 
 def filled_in(install: Install, environ: Mapping[str, str]) -> list[str]:
@@ -335,7 +375,7 @@ def _plan_one(words: Sequence[str], options: Options) -> Install | None:
     rest = list(words[1:])
     if isinstance(program, Opened):
         return Install("other", program)
-    if name in _SILENT or name in _ASKING or name in _FILTERS:
+    if name in _SILENT or name in _LEADING or name in _FILTERS:
         return None
     if _PYTHON.fullmatch(name):
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
@@ -399,7 +439,7 @@ def _uv_alone(
     """What uv does in the directory that it runs in."""
     python = _last(options, "-p", "--python")
     project = _last(options, "--project")
-    if positional[:1] == ["sync"]:
+    if positional == ["sync"]:
         return Install("uv-sync", program, python=python, project=project)
     if positional[:1] == ["venv"]:
         again = Options()

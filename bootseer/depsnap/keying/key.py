@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact, requirements, uv_settings
-from bootseer.depsnap.keying.command import Install
+from bootseer.depsnap.keying.command import BUILDING, Install
 from bootseer.depsnap.keying.roots import (
     ALSO,
     Python,
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 _BEFORE = "roots before"
-_BUILD_VARIABLES = (
-    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
-    *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "SETUPTOOLS_SCM_PRETEND_VERSION"),
-)
 # Variables of pip and uv that change how an install runs, not what it leaves behind.
 _NEUTRAL = frozenset(
     f"{tool}_{name}"
@@ -135,6 +131,7 @@ def make(question: Question) -> Key:
     stable += [Ingredient("roots", _json(q.target.paths)), Ingredient(_BEFORE, q.state)]
     stable += [Ingredient(n, d) for n, d in sorted({**files.digests, **named}.items())]
     told = _settings(q)
+    _check_clones(files.clones or told.clones, q.target)
     in_words = _named_in(q.target.installs)
     stable += _variables(q.environ, q.key_env, files.variables | told.variables | in_words)
     stable += [Ingredient(n, d) for n, d in told.digests.items()]
@@ -152,6 +149,18 @@ def make(question: Question) -> Key:
         pinned=files.pinned,
         wanted=files.wanted,
     )
+
+
+def _check_clones(clones: bool, target: Target) -> None:
+    """An editable repository is cloned into an environment, or beside what is kept."""
+    python = target.python
+    if not clones or any(root.why == ALSO for root in target.roots):
+        return
+    kept = python is not None and any(inside(python.prefix, root) for root in target.paths)
+    if python is None or python.prefix == python.base_prefix or not kept:
+        raise UsageError(
+            "an editable repository is cloned beside what is kept; name where with --also"
+        )
 
 
 def _platform(q: Question) -> list[Ingredient]:
@@ -234,8 +243,8 @@ def _variables(
     """The variables that decide what is installed; those `in_lists` may hold anything."""
     out = []
     for name in sorted(environ):
-        chosen = name.startswith(("PIP_", "UV_")) and name not in _NEUTRAL
-        chosen = chosen or name in _BUILD_VARIABLES or name in extra
+        chosen = name.startswith(("PIP_", "UV_", "VIRTUALENV_")) and name not in _NEUTRAL
+        chosen = chosen or name in BUILDING or name in extra
         if not chosen and name not in in_lists:
             continue
         if redact.is_secret_variable(name):
@@ -263,7 +272,7 @@ def _settings(q: Question) -> requirements.Inputs:
     """
     found: dict[str, str] = {}
     filled_in: frozenset[str] = frozenset()
-    adds = False
+    adds = clones = False
     prefix = q.target.python.prefix if q.target.python else ""
     for environ, place, own in _whereabouts(q):
         of_pip = pip_settings.files(environ, prefix, place)
@@ -277,10 +286,11 @@ def _settings(q: Question) -> requirements.Inputs:
         editable = options.get("editable", "").split()
         named = requirements.listed(names, editable, environ, place, q.cwd)
         found |= named.digests
+        clones |= named.clones
         filled_in |= named.variables
         adds |= pip_settings.adds(options)
     adds &= any(i.tool == "pip" and not i.removes for i in q.target.installs)
-    return requirements.Inputs(found, adds, variables=filled_in)
+    return requirements.Inputs(found, adds, variables=filled_in, clones=clones)
 
 
 def _whereabouts(q: Question) -> list[tuple[Mapping[str, str], str, str]]:

@@ -24,7 +24,8 @@ _VALUED_TEXT = """
     --global-option --exists-action --color --no-build-package --no-binary-package --excludes
     --config-settings-package --exclude-newer-package --fork-strategy --no-build-isolation-package
     --no-editable-package --no-sources-package --output-format --prerelease-package --torch-backend
-    --upgrade-group --use-deprecated --install-option
+    --upgrade-group --use-deprecated --install-option --python-preference --default-timeout
+    --resume-retries
 """
 _FLAGS_TEXT = """
     --no-editable --all-extras --no-deps --require-hashes --no-verify-hashes --require-build-hashes
@@ -40,7 +41,7 @@ _FLAGS_TEXT = """
     --check-build-dependencies --compile --no-compile --no-warn-script-location
     --no-warn-conflicts --prefer-binary --no-clean --debug --require-virtualenv --no-input
     --no-cache-dir --disable-pip-version-check --no-color --no-python-version-warning -y --yes
-    --copies --symlinks --upgrade-deps --without-pip --without-scm-ignore-files --no-pip
+    --copies --symlinks --without-pip --without-scm-ignore-files --no-pip
     --no-setuptools --no-wheel --download --no-download --never-download --always-copy
     --symlink-app-data --reset-app-data --no-periodic-update --no-vcs-ignore
 """

@@ -16,7 +16,7 @@ _SECTIONS = ("global", "install")
 _LISTS = ("constraint", "requirement", "build-constraint")
 _MORE = ("requirement", "editable", "group")
 _SIGNS = ("constraint", *_MORE)
-_PLACES = ("target", "prefix", "root", "user", "python")
+_PLACES = ("target", "prefix", "root", "user", "python", "src", "report")
 
 # By pip's name of an option: uv's variable, and what stands between several values there.
 _AS_UV = {

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 from bootseer.depsnap.keying.pip_settings import text_of
 from bootseer.regular_files import opener
 
+_FILE_ADDRESS = r"@\s*file:(?://(?:localhost)?(?=/))?([^\s\"'#;]+)"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+def joined(place: str, path: str) -> str:
+    """The path of what is named in a directory. A `..` goes up from where a link leads to."""
+    full = os.path.join(place, path)
+    return os.path.realpath(full) if ".." in path.split("/") else os.path.normpath(full)
 
 
 def upwards(cwd: str, name: str) -> str | None:
@@ -73,8 +81,11 @@ def _described(folder: str) -> dict[str, Any]:
 
 
 def sources_of(folder: str) -> Iterator[tuple[str, bool]]:
-    """Paths in `tool.uv.sources`, and whether they are to be editable."""
+    """Paths in a project's dependencies and `tool.uv.sources`, and whether these are editable."""
     text = text_of(os.path.join(folder, "pyproject.toml"))
+    for name in ("pyproject.toml", "setup.py", "setup.cfg"):
+        for path in re.findall(_FILE_ADDRESS, text_of(os.path.join(folder, name))):
+            yield joined(folder, path), False
     if "sources" not in text or not ("path" in text or "workspace" in text):
         return
     import tomllib  # few projects have such sources
@@ -86,7 +97,7 @@ def sources_of(folder: str) -> Iterator[tuple[str, bool]]:
         members = any(one.get("workspace") for one in sources)
     except (ValueError, AttributeError, TypeError):
         return  # uv will say what is wrong with it
-    yield from ((os.path.normpath(os.path.join(folder, p)), editable) for p, editable in paths)
+    yield from ((joined(folder, path), editable) for path, editable in paths)
     if members:
         root = workspace_of(folder)
         yield from ((path, True) for path in members_of(root) if path != folder)

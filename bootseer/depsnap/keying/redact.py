@@ -83,4 +83,5 @@ def words(command: Iterable[str]) -> list[str]:
 
 def is_secret_variable(name: str) -> bool:
     """Whether an environment variable of this name is never to be read into a key."""
-    return bool(re.search(_SECRET_VARIABLE, name.upper()))
+    upper = name.upper()
+    return not upper.endswith("VERSION") and bool(re.search(_SECRET_VARIABLE, upper))

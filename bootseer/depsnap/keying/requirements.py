@@ -18,7 +18,7 @@ from bootseer import sha256
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install, filled_in
 from bootseer.depsnap.keying.options import list_options
-from bootseer.depsnap.keying.project import sources_of, upwards
+from bootseer.depsnap.keying.project import joined, sources_of, upwards
 from bootseer.depsnap.keying.roots import place_of, project_folder, variables_of
 from bootseer.errors import UsageError, from_os_error
 from bootseer.regular_files import opener
@@ -28,6 +28,7 @@ SOURCE_LIMIT_BYTES = 512 << 20
 NOT_SOURCE = frozenset(
     (".git", ".hg", ".venv", "__pycache__", "build", "dist", "node_modules", ".mypy_cache")
 )
+_BY_REPOSITORY = r"setuptools.scm|hatch.vcs|versioningit|setuptools.git|dunamai|pbr\b|versioneer"
 _BUILT = frozenset(("build", "dist"))
 """What builds leave beside a package's description; deeper, it is a package's own."""
 _INCLUDING = frozenset({"-r", "--requirement", "-c", "--constraint"})
@@ -51,7 +52,7 @@ _MOVED = frozenset(
     )
 )
 """Options by which uv makes a lock anew."""
-_OF_LOCK = r'source = \{ (editable|directory|path) = "([^"]+)"'
+_OF_LOCK = r'source = \{ (editable|virtual|directory|path) = "([^"]+)"'
 _VARIABLE = r"\$\{([A-Z0-9_]+)\}"
 NOT_FOUND = "not found"
 _UNREADABLE = "unreadable"
@@ -65,7 +66,8 @@ class Inputs:
     `open_ended` tells that an index decides too; `pinned` are the exact versions that lists and
     constraints name: where these cover all that an install brought, an index had no say after all.
     `variables` are those that a list is filled in from, by name. `wanted` are the packages that
-    must stand there afterwards, on any machine, by their normal names.
+    must stand there afterwards, on any machine, by their normal names. `clones`: an editable
+    repository is among what is installed.
     """
 
     digests: Mapping[str, str]
@@ -74,6 +76,7 @@ class Inputs:
     all_exact: bool = False
     variables: frozenset[str] = frozenset()
     wanted: frozenset[str] = frozenset()
+    clones: bool = False
 
 
 def read_text(path: str) -> str:
@@ -130,9 +133,9 @@ def closure(
     A file that cannot be read raises; where `unread` is given, it is noted there with its reason.
     """
     texts: dict[str, str] = {}
-    pending = [os.path.join(cwd, path) for path in paths]
+    pending = [joined(cwd, path) for path in paths]
     while pending:
-        path = os.path.normpath(pending.pop())
+        path = pending.pop()
         if path in texts or (unread and path in unread):
             continue
         if unread is None:
@@ -144,7 +147,7 @@ def closure(
                 continue
             texts[path] = text
         here = os.path.dirname(path)
-        pending += [os.path.join(here, name) for name in _included(texts[path], environ)]
+        pending += [joined(here, name) for name in _included(texts[path], environ)]
     return texts
 
 
@@ -206,10 +209,13 @@ def listed(
     texts = closure(paths, place, environ, unread)
     found = {f"settings {short(p, cwd)}": digest_text(t) for p, t in texts.items()}
     found |= {f"settings {short(p, cwd)}": why for p, why in unread.items()}
-    for path in _local((), [_plain(text, environ) for text in texts.values()], place):
+    plain = [_plain(text, environ) for text in texts.values()]
+    for path in _local((), plain, place):
         found[f"source {short(path, cwd)}"] = source_digest(path)
-    found |= _editable(editable, place, cwd)
-    return Inputs(found, open_ended=False, variables=_variables(texts.values()))
+    named = [*editable, *_editable_of(plain)]
+    found |= _editable(named, place)
+    clones = any(_folder(word, place) is None for word in named)
+    return Inputs(found, open_ended=False, variables=_variables(texts.values()), clones=clones)
 
 
 def inputs(
@@ -220,9 +226,11 @@ def inputs(
     pinned: dict[str, str] = {}
     variables: frozenset[str] = frozenset()
     names: set[str] = set()
-    open_ended, all_exact = False, True
+    open_ended, all_exact, clones = False, True, False
     for install in installs:
         here, its = place_of(install, cwd), variables_of(install, environ or {})
+        open_ended |= bool(install.doubt)
+        all_exact &= not install.doubt
         if install.tool == "uv-sync":
             project = _project(install, project_folder(install, its, here), its, cwd)
             found |= project
@@ -243,17 +251,23 @@ def inputs(
         variables |= _variables((texts | others).values())
         plain = [_COMMENT.sub("", text) for text in texts.values()]
         words = filled_in(install, its)
-        local = _local(words, [_plain(text, its) for text in texts.values()], here)
+        filled = {"PROJECT_ROOT": here, **its} if install.tool == "uv" else its
+        whole = [
+            _plain(text, filled) for path, text in (texts | others).items() if not _is_toml(path)
+        ]
+        local = _local(words, whole, here)
         for path in local:
             found[f"source {short(path, cwd)}"] = source_digest(path)
-        found |= _editable(install.editable, here, cwd)
-        if install.tool == "uv":
-            described = [p for p in (*texts, *others) if os.path.basename(p) == "pyproject.toml"]
-            editable = (path for word in install.editable if (path := _folder(word, here)))
-            found |= _named_sources((*map(os.path.dirname, described), *local, *editable), cwd)
+        named = [*install.editable, *_editable_of(whole)]
+        editable = [path for word in named if (path := _folder(word, here))]
+        clones |= len(editable) != len(named)
+        found |= _editable(named, here)
+        described = [os.path.dirname(path) for path in (*texts, *others) if _is_toml(path)]
+        found |= _named_sources((*described, *local, *editable), cwd)
+        _refuse_moving((*words, *_wanted((), whole)))
         open_ended |= not _closed(install, words, plain, here)
         wanted = _wanted((*words, *install.editable), plain)
-        named = [os.path.normpath(os.path.join(here, f)) for f in files if f.endswith(_LIST_ENDS)]
+        named = [joined(here, f) for f in files if f.endswith(_LIST_ENDS)]
         lines = [_COMMENT.sub("", texts[path]) for path in named]
         names |= _names(_wanted(words, lines))
         exact = [pin for word in wanted if (pin := pins.exact(word))]
@@ -263,14 +277,33 @@ def inputs(
         pinned |= dict(exact)
     exact_alone = all_exact and open_ended
     left = frozenset() if any(install.removes for install in installs) else frozenset(names)
-    return Inputs(found, open_ended, pinned, exact_alone, variables, left)
+    return Inputs(found, open_ended, pinned, exact_alone, variables, left, clones)
+
+
+def _is_toml(path: str) -> bool:
+    return path.endswith(".toml")
+
+
+def _refuse_moving(words: Iterable[str]) -> None:
+    """Raise UsageError for an archive at an address that may hold another one tomorrow."""
+    for word in words:
+        address = re.search(r"https?://[^\s;]+", word)
+        if address is None or re.search(r"[a-z]\+https?:|#.*sha\d+=|\.whl\b", word):
+            continue
+        path = address[0].partition("?")[0]
+        if path.lower().endswith(_ARCHIVES) and not re.search(r"\d\.\d|[0-9a-f]{40}", path):
+            raise UsageError(
+                f"what {redact.text(address[0])} holds is not told by its name; add #sha256=…, or "
+                "name the install's directories with --also"
+            )
 
 
 def _closed(install: Install, words: Sequence[str], texts: Sequence[str], cwd: str) -> bool:
     """Whether no index has a say in what is installed."""
     if install.removes or "--require-hashes" in install.words:
         return True
-    if texts and not words and all("--hash=" in text for text in texts):
+    lines = _lines(texts)
+    if texts and not words and not install.editable and all("--hash=" in line for line in lines):
         return True
     wanted = _wanted((*words, *install.editable), texts)
     return "--no-deps" in install.words and all(
@@ -281,9 +314,15 @@ def _closed(install: Install, words: Sequence[str], texts: Sequence[str], cwd: s
 
 def _wanted(words: Sequence[str], texts: Sequence[str]) -> list[str]:
     """The requirements of a command line and of files, options left out."""
-    lines = [line for t in texts for line in t.replace("\\\n", " ").splitlines()]
+    lines = _lines(texts)
     found = (word.partition(" --")[0].strip() for word in (*words, *lines))
     return [word for word in found if word and not word.startswith("-")]
+
+
+def _lines(texts: Sequence[str]) -> list[str]:
+    """The lines of lists that are not options."""
+    lines = (line.strip() for t in texts for line in t.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line and line[0] != "-"]
 
 
 def _names(wanted: Iterable[str]) -> set[str]:
@@ -304,7 +343,7 @@ def _project(install: Install, folder: str, environ: Mapping[str, str], cwd: str
         word.startswith("--no-editable") for word in install.words
     )
     named = [
-        (os.path.normpath(os.path.join(os.path.dirname(path), name)), kind == "editable")
+        (joined(os.path.dirname(path), name), kind in ("editable", "virtual"))
         for path, text in texts.items()
         if path.endswith("uv.lock")
         for kind, name in re.findall(_OF_LOCK, text)
@@ -320,7 +359,7 @@ def _source(path: str, cwd: str, *, editable: bool) -> dict[str, str]:
     if not os.path.exists(path):
         return {}
     if editable and os.path.isdir(path):
-        return {f"editable {short(path, cwd)}": editable_digest(path)}
+        return {_editable_label(path): editable_digest(path)}
     return {f"source {short(path, cwd)}": source_digest(path)}
 
 
@@ -341,9 +380,12 @@ def _named_sources(folders: Iterable[str], cwd: str) -> dict[str, str]:
 
 def _local(words: Sequence[str], texts: Sequence[str], cwd: str) -> list[str]:
     """Packages given as a path, on the command line or in a requirement file."""
-    editable = (v for text in texts for o, v in list_options(text) if o in _EDITABLE)
-    found = [path for word in _wanted(words, texts) if (path := _local_path(word, cwd))]
-    return [*found, *(path for word in editable if (path := _folder(word, cwd)))]
+    return [path for word in _wanted(words, texts) if (path := _local_path(word, cwd))]
+
+
+def _editable_of(texts: Iterable[str]) -> list[str]:
+    """What lists name with `-e`."""
+    return [v for text in texts for o, v in list_options(text) if o in _EDITABLE]
 
 
 def _local_path(word: str, cwd: str) -> str | None:
@@ -353,29 +395,42 @@ def _local_path(word: str, cwd: str) -> str | None:
     path = (addressed[1] if addressed else word).split(" ;")[0].strip()
     if path[:5].lower() == "file:":
         named = path_of(path.partition("[")[0])
-        full = os.path.normpath(os.path.join(cwd, named)) if named else ""
+        full = joined(cwd, named) if named else ""
         return full if full and os.path.exists(full) else None
     if "://" in path or "\0" in path:
         return None
     forms = (path, path.partition("[")[0], re.split(r"[#\s;]", path.partition("[")[0])[0])
     for form in filter(None, forms):
         is_path = os.sep in form or form.startswith(".") or form.lower().endswith(_ARCHIVES)
-        full = os.path.normpath(os.path.join(cwd, form))
+        full = joined(cwd, form)
         if is_path and os.path.exists(full):
             return full
     return None
 
 
 def _folder(word: str, cwd: str) -> str | None:
-    """The directory that an `--editable` names, extras cut off."""
-    path = word.partition("[")[0].removeprefix("file://").removeprefix("file:")
-    path = os.path.normpath(os.path.join(cwd, path))
-    return path if os.path.isdir(path) else None
+    """The directory that an `--editable` names, extras and the like cut off.
+
+    None for a repository. Raises UsageError for what is neither.
+    """
+    addressed = _ADDRESSED.fullmatch(word)
+    path = (addressed[1] if addressed else word).partition("[")[0].split(" ;")[0].strip()
+    if re.match(r"\w+\+\w+:", path):
+        return None
+    for form in (path_of(path), path_of(path.partition("#")[0])):
+        if form and os.path.isdir(full := joined(cwd, form)):
+            return full
+    raise UsageError(f"cannot tell which directory `-e {word}` names; see that it is there")
 
 
-def _editable(words: Iterable[str], place: str, cwd: str) -> dict[str, str]:
+def _editable(words: Iterable[str], place: str) -> dict[str, str]:
     paths = [path for word in words if (path := _folder(word, place))]
-    return {f"editable {short(path, cwd)}": editable_digest(path) for path in paths}
+    return {_editable_label(path): editable_digest(path) for path in paths}
+
+
+def _editable_label(path: str) -> str:
+    """With all of its path, which the environment will hold: not that of another checkout."""
+    return f"editable {os.path.realpath(path)}"
 
 
 def editable_digest(path: str) -> str:
@@ -402,7 +457,7 @@ def source_digest(path: str) -> str:
     """sha256 over a local package: one file's bytes, or names and bytes below a directory."""
     import hashlib  # OpenSSL's: sources are megabytes
 
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_version_of_repository(path))
     budget = SOURCE_LIMIT_BYTES
     for name in _source_files(path):
         full = os.path.join(path, name) if name else path
@@ -416,6 +471,19 @@ def source_digest(path: str) -> str:
             raise from_os_error(error, f"read the local package {full}") from error
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0" + content)
     return digest.hexdigest()
+
+
+def _version_of_repository(path: str) -> bytes:
+    """What git says of a package that takes its version from there; empty for others."""
+    described = [look(os.path.join(path, name))[0] for name in ("pyproject.toml", "setup.py")]
+    if not os.path.isdir(path) or not any(re.search(_BY_REPOSITORY, text) for text in described):
+        return b""
+    above = upwards(path, ".git")
+    folder = os.path.join(above, ".git") if above else ""
+    paths = [os.path.join(folder, name) for name in ("HEAD", "packed-refs")]
+    for place, _, names in os.walk(os.path.join(folder, "refs")):
+        paths += [os.path.join(place, name) for name in names]
+    return "\0".join(f"{p}\n{look(p)[0]}" for p in sorted(paths)).encode("utf-8", "replace")
 
 
 def _source_files(path: str) -> list[str]:

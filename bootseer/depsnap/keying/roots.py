@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.keying import pip_settings, uv_settings
 from bootseer.depsnap.keying.command import Install, plan
-from bootseer.depsnap.keying.project import upwards, workspace_of
+from bootseer.depsnap.keying.project import joined, upwards, workspace_of
 from bootseer.errors import DeadlineError, UsageError
 from bootseer.readiness import readable
 from bootseer.regular_files import opener
@@ -108,6 +108,8 @@ def find(
     writes nobody can tell, unless `also` says where it writes.
     """
     installs = [_placed(install, environ) for install in plan(command)]
+    if not also:
+        _check_variables(command, environ)
     roots: list[Root] = []
     folders: list[str] = []
     late: list[str] = []
@@ -124,14 +126,14 @@ def find(
         return heard[interpreter]
 
     for install in installs:
+        if install.doubt and not also:
+            raise UsageError(f"{install.doubt}; or name what to keep with --also")
         if install.tool == "other":
             if not also:
                 raise UsageError(
                     f"cannot tell where {install.program} writes; name its directories with --also"
                 )
             continue
-        if install.doubt and not also:
-            raise UsageError(f"{install.doubt}; or name what to keep with --also")
         if install.tool == "mkdir":
             folders += [_absolute(folder, place_of(install, cwd)) for folder in install.folders]
             continue
@@ -146,6 +148,14 @@ def find(
     roots += [Root(_absolute(path, cwd), ALSO) for path in also]
     every = tuple(_outermost(roots))
     return Target(tuple(installs), every, python, tuple(folders), late[0] if late else "")
+
+
+def _check_variables(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise UsageError for those that let a command do what neither its words nor files tell."""
+    if environ.get("BASH_ENV") and any("bash" in word for word in command):
+        raise UsageError("BASH_ENV is run before a script; name what is written with --also")
+    if environ.get("UV_TORCH_BACKEND") == "auto":
+        raise UsageError("UV_TORCH_BACKEND=auto goes by the GPU; name a backend, or use --also")
 
 
 def place_of(install: Install, cwd: str) -> str:
@@ -202,6 +212,10 @@ def _destinations(
         if told.get("python") and install.python in (None, install.program):
             interpreter = _named_python(told["python"], environ.get("PATH", os.defpath), cwd)
             in_made = any(inside(interpreter, root.path) for root in made)
+        if told.get("src") or told.get("report"):
+            raise UsageError(
+                "settings of pip name a `src` or a `report`; name what is written with --also"
+            )
         told = {} if install.removes else told  # `uninstall` has none of the others
     # A `--prefix` is below a `--root`.
     fixed = install.target or install.root or told.get("root") or install.prefix
@@ -449,7 +463,7 @@ def which(program: str, search: str | None) -> str | None:
 
 
 def _absolute(path: str, cwd: str) -> str:
-    return os.path.normpath(os.path.join(cwd, os.path.expanduser(path)))
+    return joined(cwd, os.path.expanduser(path))
 
 
 def inside(path: str, root: str) -> bool:

@@ -14,7 +14,7 @@ _PIECE = (
     r"""'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<escaped>[^\n])|(?P<joined>\\\n)"""
 )
 _TOKEN = (
-    r"(?s:(?P<blank>[ \t\r]+|\\\n)|(?P<comment>#[^\n]*)|(?P<operator>&&|\|\||;;|&(?!>)|[;|()\n])|"
+    r"(?s:(?P<blank>[ \t]+|\\\n)|(?P<comment>#[^\n]*)|(?P<operator>&&|\|\||;;|&(?!>)|[;|()\n])|"
     r"(?P<redirect>(?P<number>[0-9]*)(?:&>>?|<<-|<<<?|>>|>\||<>|[<>]&?))|"
     r"(?P<word>(?:{piece}|[^\s;&|()<>'\"\\])+))"
 )
@@ -27,7 +27,10 @@ _RESERVED_TEXT = """
 """
 _RESERVED = frozenset(_RESERVED_TEXT.split())
 _NOWHERE = frozenset(("/dev/null", "/dev/stdout", "/dev/stderr"))
-_SET = re.compile(r"[-+][euxo]+")
+_SET = re.compile(r"[-+][eEuxo]+")
+_SUBSTITUTED = r"\$\(|`|\$\{\w*[^\w}]"
+"""In a word: what runs another command, or sets, or asks whether a variable is set."""
+_NEITHER = frozenset({"--norc", "--noprofile"})
 UNREAD = "a shell alone knows what this script does"
 
 
@@ -91,7 +94,7 @@ def read(script: str, options: Sequence[str] = (), *, bash: bool = True) -> Scri
     that cannot be split, such as for an unclosed quote, has none.
     """
     state = _State()
-    state.options(options)
+    state.options([word for word in options if word not in _NEITHER])
     tokens = list(_tokens(script))
     if ("", "") in tokens:
         return Script((), plain=False)
@@ -106,9 +109,10 @@ def read(script: str, options: Sequence[str] = (), *, bash: bool = True) -> Scri
             words = part.words
             while words and words[0] in _RESERVED:
                 words = words[1:]
+            plain &= not any(re.search(_SUBSTITUTED, w) for w in words if isinstance(w, Opened))
             if words and words[0] == "set":
                 state.options(words[1:])
-                plain &= state.known
+                plain &= state.known and part is commands[0] and bounds[0] not in ("|", "||")
             if words or part.writes:
                 parts.append(dataclasses.replace(part, words=words or (":",), shows=shows))
     return Script(tuple(parts), plain)
@@ -131,7 +135,11 @@ def _shown(
 
 
 def _is_exit(part: Part) -> bool:
-    return part.words[:1] == ("exit",) and len(part.words) < 3 and part.words[1:] != ("0",)
+    """Whether a script ends here, and as failed, behind what has failed."""
+    program, *codes = part.words or ("",)
+    if program != "exit" or len(codes) > 1:
+        return False
+    return not codes or codes[0] == "$?" or (codes[0].isdecimal() and 0 < int(codes[0]) < 256)
 
 
 def _lists(tokens: Sequence[tuple[str, str]]) -> list[tuple[list[str], list[Part]]]:

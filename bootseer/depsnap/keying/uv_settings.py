@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOR_ALL = "/etc/uv/uv.toml"
-_PLACES = ("target", "prefix", "python")
+_PLACES = ("target", "prefix", "python", "torch-backend")
 _VERSIONS = (".python-version", ".python-versions")
 
 

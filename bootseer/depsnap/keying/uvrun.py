@@ -43,6 +43,15 @@ _SHARED_VALUED = frozenset(
         *("--project", "--config-file"),
     )
 )
+_BEFORE = frozenset(
+    (
+        *("-q", "--quiet", "-v", "--verbose", "-n", "--no-cache", "--managed-python", "--offline"),
+        *("--no-managed-python", "--no-python-downloads", "--system-certs", "--native-tls"),
+        *("--no-progress", "--no-config", "--cache-dir", "--color", "--allow-insecure-host"),
+        *("--directory", "--project", "--config-file"),
+    )
+)
+"""What may stand before the command's name."""
 _OTHERWISE = (
     *("UV_NO_SYNC", "UV_NO_PROJECT", "UV_ISOLATED", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY"),
 )
@@ -60,6 +69,8 @@ def sync_of(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> lis
         return None
     before, verb = _options(command[1:])
     if before is None or verb[:1] != ["run"]:
+        return None
+    if any(word[:1] == "-" and word.partition("=")[0] not in _BEFORE for word in before):
         return None
     own, rest = _options(verb[1:])
     if own is None or not rest:
