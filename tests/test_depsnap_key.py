@@ -747,7 +747,9 @@ def test_a_variable_in_a_list_counts_with_its_value(
     project: Project, tmp_path: Path, at: str
 ) -> None:
     login = "--extra-index-url https://${LOGIN}:${PHRASE}@h/simple"
-    (tmp_path / "r.txt").write_text(f"{login}\nsix==${{SIX_V}}\nx==${{MY_TOKEN}}\n")
+    (tmp_path / "r.txt").write_text(
+        f"{login}\nsix==${{SIX_V}}\n--find-links https://${{MY_TOKEN}}@h/\n"
+    )
     command = [*project.command, *([at, f"{tmp_path}/r.txt"] if at[0] == "-" else [])]
     project.environ |= {"LOGIN": SECRET, "PHRASE": SECRET, "MY_TOKEN": SECRET}
     project.environ |= {"PIP_CONSTRAINT": f"{tmp_path}/r.txt"} if at[0] != "-" else {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap import reach, records, target
 from bootseer.depsnap.fitting import Judge
-from bootseer.depsnap.keying import key, roots
+from bootseer.depsnap.keying import key, requirements, roots
 from bootseer.depsnap.keying.resolver import Resolution
 from bootseer.depsnap.model import Placement, absolute
 from bootseer.depsnap.settings import DepsSettings
@@ -176,6 +176,15 @@ def make_way(settings: DepsSettings, found: roots.Target) -> bool:
         if record is not None and record.form in ("bind", "symlink"):
             gone |= tree.unplace(root, cache)
     return gone
+
+
+def has_new_lock(settings: DepsSettings, prepared: Prepared) -> bool:
+    """Whether the install wrote another `uv.lock` than the key was made from."""
+    if not prepared.key.closed:
+        return False  # there was none, or it was to be made anew
+    read = {i.name: i.value for i in prepared.key.ingredients}
+    now = requirements.locks_of(prepared.target.installs, settings.cwd, settings.environ)
+    return any(read.get(label, digest) != digest for label, digest in now.items())
 
 
 def brought(prepared: Prepared) -> dict[str, str]:

@@ -546,6 +546,11 @@ class _Run:
 
         False where it went by something that we do not know of, and installed elsewhere.
         """
+        if prepare.has_new_lock(self.settings, prepared):
+            self.outcome.notes.append(
+                "no snapshot kept: the install made uv.lock anew; the next start is kept, by it"
+            )
+            return False
         packages = prepare.brought(prepared)
         if not packages and not prepare.stands(prepared, self.settings.environ):
             self.outcome.notes.append(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.depsnap.keying import redact
 from bootseer.depsnap.keying import script as scripts
 from bootseer.depsnap.keying.options import SYNC_VALUED, VALUED, VENV_VALUED, Options
 from bootseer.depsnap.keying.script import Opened, Part
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     Tool = Literal["pip", "uv", "uv-sync", "venv", "mkdir", "other"]
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_EXPORTED = r"(?s)[A-Za-z_][A-Za-z0-9_]*(?:=.*)?"
 _UNKNOWN = "$"  # no value that a shell assigns as it stands
 _CONDITIONS = re.compile(r"\(|\|\||&&[^;\n]*\bexport\b[^;\n]*[;\n]")
 """In a script: what lets its variables be those of some of its commands alone."""
@@ -32,29 +34,13 @@ _UNSURE = re.compile(r"[$`*?\[{~]")
 """What a shell makes something else of."""
 _NAMED = r"\$(?:(?=\w)|\{(?=\w+\}))([A-Za-z_]\w*)\}?"
 """A variable in a word, whose value is looked at when it is known."""
-_SILENT = frozenset(
-    [
-        "echo",
-        "printf",
-        "set",
-        "export",
-        "true",
-        ":",
-        "sleep",
-        "umask",
-        "date",
-        "ls",
-        "which",
-        "pwd",
-        "id",
-        "uname",
-        "nvidia-smi",
-    ]
-)
-"""Commands that change nothing for others, and whose failures neither do."""
+_SILENT = frozenset({"echo", "printf", "set", "export", "true", ":", "sleep", "umask", "pwd"})
+"""Commands that change nothing for others, and do not fail by what is on a machine."""
+_EVER = frozenset({"echo", "set", "export", "true", ":"})
+"""Those among them that no word makes fail."""
 _LEADING = frozenset({"cd", "exit"})
 """Those that change nothing else, as long as a script ends where they fail."""
-_FILTERS = frozenset({"tee", "cat", "head", "tail", "grep", "ts"})
+_FILTERS = frozenset({"tee", "cat", "head", "tail", "ts"})
 """What may take the output of an install."""
 _QUESTIONS = frozenset(
     [
@@ -72,6 +58,7 @@ _QUESTIONS = frozenset(
     ]
 )
 """Commands of pip and `uv pip` that install nothing and write nothing that an install reads."""
+_WRITING = frozenset({"--log", "--report", "-o", "--output-file", "--output"})
 _QUESTIONS_OF_UV = (
     ["version"],
     ["self", "version"],
@@ -175,8 +162,10 @@ def _of_script(script: scripts.Script, text: str, variables: Mapping[str, str]) 
     for part in script.parts:
         assigned, words = _assigned(part.words)
         if words and words[0] != "export":
-            leaves = "exec" in part.words[: len(part.words) - len(words)]
-            for inner in simple_commands(part.words, exported):
+            inside = simple_commands(part.words, exported)
+            moves = any(i.words[0] == "cd" and i.words != words for i in inside)
+            leaves = moves or "exec" in part.words[: len(part.words) - len(words)]
+            for inner in inside:
                 shows = inner.part.shows and part.shows
                 own = dataclasses.replace(inner.part, shows=shows)
                 if inner.words == words:
@@ -184,8 +173,9 @@ def _of_script(script: scripts.Script, text: str, variables: Mapping[str, str]) 
                 plain = inner.plain and script.plain and not (leaves and part != script.parts[-1])
                 found.append(Simple(inner.variables, inner.words, own, plain))
             continue
-        if part.writes or part.reads:
-            found.append(Simple({}, [":"], part, script.plain))
+        names_alone = all(re.fullmatch(_EXPORTED, word) for word in words[1:])
+        if part.writes or part.reads or not names_alone:
+            found.append(Simple({}, [":"], part, script.plain and names_alone))
         named = [word.partition("=") for word in words[1:]]
         values |= assigned | {name: value for name, equals, value in named if equals}
         names = exported.keys() | {name for name, _, _ in named}
@@ -275,10 +265,16 @@ def _doubt(simple: Simple, found: Install | None, before: Install | None) -> str
     installs = found is not None and found.tool not in ("other", "mkdir")
     if part.writes and not installs:
         return f"{program} writes a file"
+    words = simple.words[1:]
     if program in _SILENT:
-        return ""
+        fixed = program in _EVER or not any(isinstance(word, Opened) for word in words)
+        fixed &= program != "printf" or words[:1] != ["-v"]
+        return "" if fixed else f"what {program} does is not read from the script"
+    if program == "cd" and "CDPATH" in simple.variables:
+        return "CDPATH says where a script goes"
     if program in _FILTERS:
-        behind = part.piped and (before is not None or program != "tee")
+        plain = program == "tee" or all(word[:1] == "-" or word.isdigit() for word in words)
+        behind = part.piped and before is not None and plain
         return "" if behind else f"what {program} tells or writes is not read from the script"
     if found is not None and (part.piped or "-" in found.requirement_files):
         return f"{program} reads what another command writes"
@@ -331,6 +327,11 @@ def filled_in(install: Install, environ: Mapping[str, str]) -> list[str]:
         if not isinstance(word, Opened):
             out.append(word)
             continue
+        if any(map(redact.is_secret_variable, re.findall(_NAMED, word))):
+            raise UsageError(
+                f"a variable in {word} is named like a credential, which no key may hold; "
+                "name the install's directories with --also"
+            )
         words = re.sub(_NAMED, lambda found: environ.get(found[1], ""), word).split()
         if any(w[:1] in "-.~" or re.search(r"[/$`*?\\{]|\.(?:whl|zip|t?gz)$", w) for w in words):
             raise UsageError(
@@ -349,6 +350,7 @@ def _is_plain(value: str) -> bool:
 def _moved(here: str | None, to: Sequence[str], command: Sequence[str]) -> str | None:
     """Where a `cd` leads; None where words alone do not tell, or for how long."""
     plain = len(to) == 1 and to[0][:1] != "-" and not _UNSURE.search(to[0])
+    plain = plain and ".." not in to[0].split("/")  # by the words of where it is, or by its links
     if here is None or not plain or any("(" in word for word in command):
         return None
     return os.path.join(here, to[0])
@@ -375,7 +377,7 @@ def _plan_one(words: Sequence[str], options: Options) -> Install | None:
     rest = list(words[1:])
     if isinstance(program, Opened):
         return Install("other", program)
-    if name in _SILENT or name in _LEADING or name in _FILTERS:
+    if program in _SILENT or program in _LEADING or program in _FILTERS:
         return None
     if _PYTHON.fullmatch(name):
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
@@ -415,7 +417,7 @@ def _pip(
         return _removal("pip", program, found, python)
     if positional[:1] == ["install"]:
         return _install("pip", program, found, positional[1:], python)
-    if positional and positional[0] not in _QUESTIONS:
+    if positional and (positional[0] not in _QUESTIONS or not _WRITING.isdisjoint(found)):
         return Install("other", program)
     options.doubt = ""  # it only asks, whatever its options are
     return None
@@ -455,7 +457,8 @@ def _uv_alone(
         found = _install("uv", program, options, (), python)
         return dataclasses.replace(found, requirement_files=tuple(positional[2:]))
     asks = positional[:1] == ["pip"] and positional[1:2] and positional[1] in _QUESTIONS
-    if positional and not asks and list(positional) not in _QUESTIONS_OF_UV:
+    writes = not _WRITING.isdisjoint(options)
+    if positional and (writes or not (asks or list(positional) in _QUESTIONS_OF_UV)):
         return Install("other", program)
     told.doubt = ""  # as of pip
     return None

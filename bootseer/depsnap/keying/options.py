@@ -63,7 +63,7 @@ def list_options(text: str) -> Iterator[tuple[str, str]]:
 
     Raises UsageError for one that is not known: pip takes shortened ones too.
     """
-    for line in text.splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         words = line.strip()
         if words[:1] != "-":
             continue

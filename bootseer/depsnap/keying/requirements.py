@@ -18,7 +18,7 @@ from bootseer import sha256
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install, filled_in
 from bootseer.depsnap.keying.options import list_options
-from bootseer.depsnap.keying.project import joined, sources_of, upwards
+from bootseer.depsnap.keying.project import joined, path_of, sources_of, upwards
 from bootseer.depsnap.keying.roots import place_of, project_folder, variables_of
 from bootseer.errors import UsageError, from_os_error
 from bootseer.regular_files import opener
@@ -163,25 +163,6 @@ def _plain(text: str, environ: Mapping[str, str]) -> str:
     return _filled_in(_COMMENT.sub("", text).replace("\\\n", " "), environ)
 
 
-def path_of(name: str) -> str | None:
-    """The path of a list that is named by it or by a `file:` URL; None for what is elsewhere."""
-    if "\0" in name:
-        return None  # names no file
-    if name[:5].lower() != "file:":
-        return None if "://" in name else name
-    path = re.split("[?#]", name[5:])[0]
-    if path.startswith("//"):
-        host, slash, rest = path[2:].partition("/")
-        if host not in ("", "localhost"):
-            return None
-        path = slash + rest
-    if "%" in path:
-        from urllib.parse import unquote  # few names are quoted
-
-        path = unquote(path)
-    return path
-
-
 def _filled_in(text: str, environ: Mapping[str, str]) -> str:
     """A list with the variables that are set (pip: req_file.py, expand_env_variables)."""
     return re.sub(_VARIABLE, lambda found: environ.get(found[1]) or found[0], text)
@@ -264,6 +245,7 @@ def inputs(
         found |= _editable(named, here)
         described = [os.path.dirname(path) for path in (*texts, *others) if _is_toml(path)]
         found |= _named_sources((*described, *local, *editable), cwd)
+        _refuse_secrets(_wanted((), texts.values()))
         _refuse_moving((*words, *_wanted((), whole)))
         open_ended |= not _closed(install, words, plain, here)
         wanted = _wanted((*words, *install.editable), plain)
@@ -280,8 +262,32 @@ def inputs(
     return Inputs(found, open_ended, pinned, exact_alone, variables, left, clones)
 
 
+def locks_of(installs: Sequence[Install], cwd: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What `inputs` tells of the `uv.lock`s of projects, read again."""
+    out = {}
+    for install in installs:
+        if install.tool == "uv-sync":
+            its, here = variables_of(install, environ), place_of(install, cwd)
+            folder = upwards(project_folder(install, its, here), "uv.lock")
+            if folder:
+                path = os.path.join(folder, "uv.lock")
+                out[f"file {short(path, cwd)}"] = digest_text(read_text(path))
+    return out
+
+
 def _is_toml(path: str) -> bool:
     return path.endswith(".toml")
+
+
+def _refuse_secrets(words: Iterable[str]) -> None:
+    """Raise UsageError where a variable that no key may hold says what is installed."""
+    for word in words:
+        names = re.findall(_VARIABLE, word) if "://" not in word else ()
+        if any(map(redact.is_secret_variable, names)):
+            raise UsageError(
+                f"a variable in {word} is named like a credential, which no key may hold; "
+                "name the install's directories with --also"
+            )
 
 
 def _refuse_moving(words: Iterable[str]) -> None:
@@ -303,7 +309,10 @@ def _closed(install: Install, words: Sequence[str], texts: Sequence[str], cwd: s
     if install.removes or "--require-hashes" in install.words:
         return True
     lines = _lines(texts)
-    if texts and not words and not install.editable and all("--hash=" in line for line in lines):
+    # pip demands a hash of all that it installs where it is told one; uv checks those it is told.
+    exact = install.tool == "pip" or "sync" in install.words
+    exact &= not (words or install.editable or _editable_of(texts))
+    if texts and exact and all("--hash=" in line for line in lines):
         return True
     wanted = _wanted((*words, *install.editable), texts)
     return "--no-deps" in install.words and all(
@@ -312,14 +321,14 @@ def _closed(install: Install, words: Sequence[str], texts: Sequence[str], cwd: s
     )
 
 
-def _wanted(words: Sequence[str], texts: Sequence[str]) -> list[str]:
+def _wanted(words: Sequence[str], texts: Iterable[str]) -> list[str]:
     """The requirements of a command line and of files, options left out."""
     lines = _lines(texts)
     found = (word.partition(" --")[0].strip() for word in (*words, *lines))
     return [word for word in found if word and not word.startswith("-")]
 
 
-def _lines(texts: Sequence[str]) -> list[str]:
+def _lines(texts: Iterable[str]) -> list[str]:
     """The lines of lists that are not options."""
     lines = (line.strip() for t in texts for line in t.replace("\\\n", " ").splitlines())
     return [line for line in lines if line and line[0] != "-"]

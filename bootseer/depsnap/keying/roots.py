@@ -154,6 +154,15 @@ def _check_variables(command: Sequence[str], environ: Mapping[str, str]) -> None
     """Raise UsageError for those that let a command do what neither its words nor files tell."""
     if environ.get("BASH_ENV") and any("bash" in word for word in command):
         raise UsageError("BASH_ENV is run before a script; name what is written with --also")
+    script = next((word for word in command if " " in word), "")
+    if environ.get("CDPATH") and re.search(r"\bcd\b", script):
+        raise UsageError("CDPATH says where a script goes; name what is written with --also")
+    functions = (n[10:].rstrip("%()") for n in environ if n.startswith("BASH_FUNC_"))
+    if environ.get("SHELLOPTS") or environ.get("BASHOPTS") or any(n in script for n in functions):
+        raise UsageError(
+            "options or functions of a shell that the environment holds change what a script "
+            "does; name what is written with --also"
+        )
     if environ.get("UV_TORCH_BACKEND") == "auto":
         raise UsageError("UV_TORCH_BACKEND=auto goes by the GPU; name a backend, or use --also")
 

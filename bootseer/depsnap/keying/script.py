@@ -28,7 +28,7 @@ _RESERVED_TEXT = """
 _RESERVED = frozenset(_RESERVED_TEXT.split())
 _NOWHERE = frozenset(("/dev/null", "/dev/stdout", "/dev/stderr"))
 _SET = re.compile(r"[-+][eEuxo]+")
-_SUBSTITUTED = r"\$\(|`|\$\{\w*[^\w}]"
+_SUBSTITUTED = r"\$[(\[]|`|\$\{\w*[^\w}]"
 """In a word: what runs another command, or sets, or asks whether a variable is set."""
 _NEITHER = frozenset({"--norc", "--noprofile"})
 UNREAD = "a shell alone knows what this script does"
@@ -97,7 +97,7 @@ def read(script: str, options: Sequence[str] = (), *, bash: bool = True) -> Scri
     state.options([word for word in options if word not in _NEITHER])
     tokens = list(_tokens(script))
     if ("", "") in tokens:
-        return Script((), plain=False)
+        return Script((Part((":",)),), plain=False)
     plain = state.known and (bash or not any(t[:2] == "&>" for k, t in tokens if k == "redirect"))
     lists = _lists(tokens)
     parts: list[Part] = []
@@ -110,6 +110,14 @@ def read(script: str, options: Sequence[str] = (), *, bash: bool = True) -> Scri
             while words and words[0] in _RESERVED:
                 words = words[1:]
             plain &= not any(re.search(_SUBSTITUTED, w) for w in words if isinstance(w, Opened))
+            at = next(k for k, one in enumerate(commands) if one is part)
+            if words and words[0] in ("set", "export", "cd", "exit"):
+                plain &= "|" not in (bounds[at], bounds[at - 1] if at else "")
+            if words and words[0] == "exit":
+                guards = at > 0 and bounds[at - 1] == "||" and at == len(commands) - 1
+                ends = at == len(commands) - 1 and number == len(lists) - 1
+                told = not any(isinstance(word, Opened) and word != "$?" for word in words)
+                plain &= told and (guards or ends)
             if words and words[0] == "set":
                 state.options(words[1:])
                 plain &= state.known and part is commands[0] and bounds[0] not in ("|", "||")
@@ -156,7 +164,8 @@ def _lists(tokens: Sequence[tuple[str, str]]) -> list[tuple[list[str], list[Part
         elif kind == "redirect":
             what, to = next(rest)
             aside = (text[-1:] == "&" and (to.isdigit() or to == "-")) or to in _NOWHERE
-            if what not in ("word", "opened") or text.startswith("<<"):
+            runs = what == "opened" and re.search(_SUBSTITUTED, to)
+            if runs or what not in ("word", "opened") or text.startswith("<<"):
                 words.insert(0, "eval")  # another text than this one, or none
             reads |= text[:1] == "<" and not aside
             writes |= text[:1] in ">&" and not aside

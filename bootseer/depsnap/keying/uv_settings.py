@@ -6,10 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from bootseer.depsnap.keying.pip_settings import machine_folders, text_of, user_folder
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from bootseer.depsnap.keying.project import parsed, table
 
 FOR_ALL = "/etc/uv/uv.toml"
 _PLACES = ("target", "prefix", "python", "torch-backend")
@@ -53,15 +50,9 @@ def _names_place(path: str) -> bool:
     text = text_of(path)
     if "pip" not in text:
         return False
-    import tomllib  # few have such settings
-
-    try:
-        told: Any = tomllib.loads(text)
-    except ValueError:
-        return True  # uv will say what is wrong with it
-    if os.path.basename(path) == "pyproject.toml":
-        told = told.get("tool", {}).get("uv", {})
-    of_pip = told.get("pip", {}) if isinstance(told, dict) else {}
-    if not isinstance(of_pip, dict):
+    told = parsed(text)
+    if told is None:
         return True
+    named = ("tool", "uv") if os.path.basename(path) == "pyproject.toml" else ()
+    of_pip = table(told, *named, "pip")
     return any(name in of_pip for name in _PLACES) or of_pip.get("system") is True
