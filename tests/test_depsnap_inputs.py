@@ -14,7 +14,7 @@ import pytest
 from depsnode import Node, uv
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import key, requirements, roots, script
+from bootseer.depsnap.keying import key, requirements, resolver, roots, script, uv_settings
 from bootseer.depsnap.keying.command import plan
 from bootseer.errors import UsageError
 
@@ -200,7 +200,7 @@ def test_all_output_goes_to_a_file_where_the_shell_knows_that(tmp_path: Path, na
         ({"BASH_ENV": "x"}, "BASH_ENV"),
         ({"UV_TORCH_BACKEND": "auto"}, "goes by the GPU"),
         ({"CDPATH": "/x"}, "CDPATH"),
-        ({"BASH_FUNC_pip%%": "() { true; }"}, "functions of a shell"),
+        ({"BASH_FUNC_uv%%": "() { true; }"}, "functions of a shell"),
         ({"SHELLOPTS": "noglob"}, "options"),
     ],
 )
@@ -208,7 +208,7 @@ def test_variables_that_let_a_command_do_more_are_refused(
     tmp_path: Path, variables: dict[str, str], named: str
 ) -> None:
     with pytest.raises(UsageError, match=named):
-        roots.find(shell("cd x && pip install a"), {**ENVIRON, **variables}, str(tmp_path))
+        roots.find(shell("cd x && uv pip install a"), {**ENVIRON, **variables}, str(tmp_path))
     others = {"BASH_FUNC_module%%": "() { true; }"}
     assert roots.find(shell("cd x && pip install a"), {**ENVIRON, **others}, str(tmp_path)).roots
 
@@ -216,7 +216,7 @@ def test_variables_that_let_a_command_do_more_are_refused(
 @pytest.mark.parametrize("name", ["PIP_SRC", "PIP_REPORT"])
 def test_what_pip_writes_elsewhere_by_a_setting_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="`src` or a `report`"):
-        roots.find(["pip", "install", "a"], {**ENVIRON, name: "/x"}, str(tmp_path))
+        roots.find(["pip", "install", "-r", "a"], {**ENVIRON, name: "/x"}, str(tmp_path))
 
 
 def test_variables_in_requirements_are_what_they_hold(tmp_path: Path) -> None:
@@ -488,6 +488,94 @@ def test_places_that_options_and_variables_name_together(tmp_path: Path) -> None
     assert paths("--user", PYTHONUSERBASE="/base") == ["/base"]
     with pytest.raises(UsageError, match="UV_PROJECT_ENVIRONMENT"):
         roots.find(["uv", "venv"], {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}, str(tmp_path))
+    named = {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}
+    assert roots.find(["uv", "venv", "/x"], named, str(tmp_path)).paths == ["/x"]
+
+
+def test_a_workspace_decides_for_its_members(tmp_path: Path) -> None:
+    """By its lock alone, its sources, and members that the lock does not know yet."""
+    root = "[project]\nname='r'\n[tool.uv.workspace]\nmembers=['p/*']\n"
+    root += "[tool.uv.sources]\na = { path = 'libs/a' }\n"
+    for name in ("p/m", "libs/a"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "pyproject.toml").write_text("[project]\nname='m'\n")
+    (tmp_path / "pyproject.toml").write_text(root)
+    for place in ("", "p/m"):
+        (tmp_path / place / "uv.lock").write_text("version = 1\n")
+    sync = ["uv", "sync", "--project", "p/m"]
+    before = labels(sync, tmp_path)
+    (tmp_path / "p/m/uv.lock").write_text("version = 2\n")
+    assert labels(sync, tmp_path) == before
+    (tmp_path / "uv.lock").write_text("version = 2\n")
+    assert labels(sync, tmp_path) != before
+    before = labels(sync, tmp_path)
+    (tmp_path / "p/new").mkdir()
+    (tmp_path / "p/new/pyproject.toml").write_text("[project]\nname='new'\n")
+    assert labels(sync, tmp_path) != before
+    install = ["uv", "pip", "install", "./p/m"]
+    before = labels(install, tmp_path)
+    (tmp_path / "libs/a/a.py").write_text("x = 1\n")
+    assert labels(install, tmp_path) != before
+
+
+def test_a_foreign_lock_above_closes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in (".", "sub"):
+        (tmp_path / name / "pyproject.toml").write_text("[project]\nname='x'\n")
+    (tmp_path / "uv.lock").write_text("")
+    found = requirements.inputs(plan(["uv", "sync", "--project", "sub"]), str(tmp_path))
+    assert found.open_ended
+
+
+def test_what_uv_makes_of_an_environment_is_in_the_key(tmp_path: Path) -> None:
+    described = tmp_path / "pyproject.toml"
+    described.write_text("[project]\nname='x'\nrequires-python='>=3.8'\n")
+    before = labels(["uv", "venv"], tmp_path)
+    described.write_text("[project]\nname='x'\nversion='2'\nrequires-python='>=3.8'\n")
+    assert labels(["uv", "venv"], tmp_path) == before
+    described.write_text("[project]\nname='x'\nrequires-python='>=3.12'\n")
+    assert labels(["uv", "venv"], tmp_path) != before
+    assert not requirements.inputs(plan(["uv", "venv"]), str(tmp_path)).open_ended
+    assert requirements.inputs(plan(["uv", "venv", "--seed"]), str(tmp_path)).open_ended
+
+
+def test_a_project_without_settings_of_uv_is_none_of_its_settings(tmp_path: Path) -> None:
+    described = tmp_path / "pyproject.toml"
+    described.write_text("[project]\nname='x'\ndependencies=['uvicorn']\n")
+    assert str(described) not in uv_settings.above(str(tmp_path))
+    described.write_text("[project]\nname='x'\n[tool.uv]\nindex-strategy='first-index'\n")
+    assert str(described) in uv_settings.above(str(tmp_path))
+
+
+def test_an_environment_within_a_package_is_none_of_it(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("")
+    before = requirements.source_digest(str(tmp_path))
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/pyvenv.cfg").write_text("")
+    (tmp_path / "env/x.py").write_text("")
+    assert requirements.source_digest(str(tmp_path)) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "unknown"),
+    [
+        ("-r pyproject.toml --extra dev --all-extras", "--extra dev --all-extras", ""),
+        ("--group test -cx.txt --override o.txt -U", "--group test --constraints x.txt", ""),
+        ("--pre -i https://h a", "--prerelease allow --index-url https://h", ""),
+        ("--only-binary=:all: --target t a", "--only-binary :all:", ""),
+        ("--platform linux a", "", "--platform"),
+        ("--no-build-package b a", "", "--no-build-package"),
+    ],
+)
+@pytest.mark.parametrize("tool", ["uv -q pip", "python3 -m pip", "pip"])
+def test_a_resolver_is_told_what_the_install_is_told(
+    tool: str, words: str, told: str, unknown: str
+) -> None:
+    """Its lock said that a snapshot fits which no extra or override had been asked for."""
+    (install,) = plan([*tool.split(), "install", *words.split()])
+    found, why = resolver._resolver_words(install)
+    assert why == unknown
+    assert " ".join(found).startswith(told)
 
 
 @pytest.mark.slow

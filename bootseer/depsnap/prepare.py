@@ -184,7 +184,7 @@ def has_new_lock(settings: DepsSettings, prepared: Prepared) -> bool:
         return False  # there was none, or it was to be made anew
     read = {i.name: i.value for i in prepared.key.ingredients}
     now = requirements.locks_of(prepared.target.installs, settings.cwd, settings.environ)
-    return any(read.get(label, digest) != digest for label, digest in now.items())
+    return any(read.get(label) != digest for label, digest in now.items())
 
 
 def brought(prepared: Prepared) -> dict[str, str]:

@@ -548,7 +548,7 @@ class _Run:
         """
         if prepare.has_new_lock(self.settings, prepared):
             self.outcome.notes.append(
-                "no snapshot kept: the install made uv.lock anew; the next start is kept, by it"
+                "no snapshot kept: the install made uv.lock anew; keep that file, or use --frozen"
             )
             return False
         packages = prepare.brought(prepared)

@@ -51,6 +51,7 @@ _NEUTRAL = frozenset(
         *("INSECURE_HOST", "RUN_RECURSION_DEPTH", "NO_WARN_SCRIPT_LOCATION", "NO_WARN_CONFLICTS"),
     )
 )
+_BUILT_AS = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
 _LISTS_OF_UV = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_BUILD_CONSTRAINT", "UV_EXCLUDE")
 _IN_WORDS = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -244,7 +245,7 @@ def _variables(
     out = []
     for name in sorted(environ):
         chosen = name.startswith(("PIP_", "UV_", "VIRTUALENV_")) and name not in _NEUTRAL
-        chosen = chosen or name in BUILDING or name in extra
+        chosen = chosen or name in BUILDING or name in extra or name.startswith(_BUILT_AS)
         if not chosen and name not in in_lists:
             continue
         if redact.is_secret_variable(name):

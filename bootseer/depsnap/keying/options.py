@@ -25,7 +25,7 @@ _VALUED_TEXT = """
     --config-settings-package --exclude-newer-package --fork-strategy --no-build-isolation-package
     --no-editable-package --no-sources-package --output-format --prerelease-package --torch-backend
     --upgrade-group --use-deprecated --install-option --python-preference --default-timeout
-    --resume-retries
+    --resume-retries --preview-features
 """
 _FLAGS_TEXT = """
     --no-editable --all-extras --no-deps --require-hashes --no-verify-hashes --require-build-hashes
@@ -43,7 +43,7 @@ _FLAGS_TEXT = """
     --no-cache-dir --disable-pip-version-check --no-color --no-python-version-warning -y --yes
     --copies --symlinks --without-pip --without-scm-ignore-files --no-pip
     --no-setuptools --no-wheel --download --no-download --never-download --always-copy
-    --symlink-app-data --reset-app-data --no-periodic-update --no-vcs-ignore
+    --preview --symlink-app-data --reset-app-data --no-periodic-update --no-vcs-ignore
 """
 FLAGS = frozenset(_FLAGS_TEXT.split())
 VALUED = frozenset(_VALUED_TEXT.split())

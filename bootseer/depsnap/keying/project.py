@@ -68,6 +68,16 @@ def workspace_of(project: str) -> str:
         above = higher
 
 
+def wanted_python(folder: str) -> str:
+    """What a project and its workspace's members require of Python; "" where none is described."""
+    project = upwards(folder, "pyproject.toml")
+    if project is None:
+        return ""
+    places = dict.fromkeys((project, *members_of(workspace_of(project))))
+    wishes = (table(_described(place), "project").get("requires-python") for place in places)
+    return " ".join(wish for wish in wishes if isinstance(wish, str))
+
+
 def members_of(workspace: str) -> list[str]:
     """The directories of a workspace's members, its root among them."""
     told = table(_described(workspace), "tool", "uv", "workspace")

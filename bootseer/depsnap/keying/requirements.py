@@ -18,7 +18,15 @@ from bootseer import sha256
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install, filled_in
 from bootseer.depsnap.keying.options import list_options
-from bootseer.depsnap.keying.project import joined, path_of, sources_of, upwards
+from bootseer.depsnap.keying.project import (
+    joined,
+    members_of,
+    path_of,
+    sources_of,
+    upwards,
+    wanted_python,
+    workspace_of,
+)
 from bootseer.depsnap.keying.roots import place_of, project_folder, variables_of
 from bootseer.errors import UsageError, from_os_error
 from bootseer.regular_files import opener
@@ -29,6 +37,8 @@ NOT_SOURCE = frozenset(
     (".git", ".hg", ".venv", "__pycache__", "build", "dist", "node_modules", ".mypy_cache")
 )
 _BY_REPOSITORY = r"setuptools.scm|hatch.vcs|versioningit|setuptools.git|dunamai|pbr\b|versioneer"
+_FIXED = r"[a-z]\+https?:|#.*sha\d+=|\.whl\b|/refs/tags/|/releases/download/"
+"""In an address: what says that it holds the same tomorrow, or that its commit is looked at."""
 _BUILT = frozenset(("build", "dist"))
 """What builds leave beside a package's description; deeper, it is a package's own."""
 _INCLUDING = frozenset({"-r", "--requirement", "-c", "--constraint"})
@@ -221,7 +231,10 @@ def inputs(
                 for word in install.words
             )
         if install.tool not in ("pip", "uv"):
-            open_ended |= install.tool == "other"
+            open_ended |= install.tool == "other" or _is_seeded(install, its)
+            if install.tool == "venv" and os.path.basename(install.program) == "uv":
+                wish = wanted_python(project_folder(install, its, here))
+                found |= {"requires-python": wish} if wish else {}
             all_exact &= install.tool in ("venv", "mkdir")
             continue
         files = [p for f in install.requirement_files if f != "-" and (p := path_of(f)) is not None]
@@ -268,9 +281,9 @@ def locks_of(installs: Sequence[Install], cwd: str, environ: Mapping[str, str]) 
     for install in installs:
         if install.tool == "uv-sync":
             its, here = variables_of(install, environ), place_of(install, cwd)
-            folder = upwards(project_folder(install, its, here), "uv.lock")
-            if folder:
-                path = os.path.join(folder, "uv.lock")
+            _, root = _project_and_workspace(project_folder(install, its, here))
+            path = os.path.join(root, "uv.lock")
+            if os.path.exists(path):
                 out[f"file {short(path, cwd)}"] = digest_text(read_text(path))
     return out
 
@@ -294,7 +307,7 @@ def _refuse_moving(words: Iterable[str]) -> None:
     """Raise UsageError for an archive at an address that may hold another one tomorrow."""
     for word in words:
         address = re.search(r"https?://[^\s;]+", word)
-        if address is None or re.search(r"[a-z]\+https?:|#.*sha\d+=|\.whl\b", word):
+        if address is None or re.search(_FIXED, word):
             continue
         path = address[0].partition("?")[0]
         if path.lower().endswith(_ARCHIVES) and not re.search(r"\d\.\d|[0-9a-f]{40}", path):
@@ -344,8 +357,9 @@ def _names(wanted: Iterable[str]) -> set[str]:
 def _project(install: Install, folder: str, environ: Mapping[str, str], cwd: str) -> dict[str, str]:
     """What decides in uv's project: its own description and its workspace's, the lock, and the
     local packages that these name."""
-    places = {upwards(folder, "pyproject.toml"), upwards(folder, "uv.lock")} - {None}
-    paths = [f"{place}/{name}" for place in places for name in ("pyproject.toml", "uv.lock")]
+    project, root = _project_and_workspace(folder)
+    places = dict.fromkeys((project, root))
+    paths = [f"{place}/pyproject.toml" for place in places] + [f"{root}/uv.lock"]
     texts = {p: read_text(p) for p in paths if os.path.exists(p)}
     found = {f"file {short(p, cwd)}": digest_text(text) for p, text in texts.items()}
     whole = bool(environ.get("UV_NO_EDITABLE")) or any(
@@ -357,11 +371,23 @@ def _project(install: Install, folder: str, environ: Mapping[str, str], cwd: str
         if path.endswith("uv.lock")
         for kind, name in re.findall(_OF_LOCK, text)
     ]
-    if not named:
-        named = [(place, True) for place in places if place]
+    known = {path for path, _ in named}
+    named += [(path, True) for path in (project, *members_of(root)) if path not in known]
     for path, editable in named:
         found |= _source(path, cwd, editable=editable and not whole)
-    return found | _named_sources([place for place in places if place], cwd)
+    return found | _named_sources(places, cwd)
+
+
+def _is_seeded(install: Install, environ: Mapping[str, str]) -> bool:
+    """Whether an index says what a new environment begins with."""
+    told = "--seed" in install.words or "--download" in install.words
+    return install.tool == "venv" and (told or bool(environ.get("UV_VENV_SEED")))
+
+
+def _project_and_workspace(folder: str) -> tuple[str, str]:
+    """Where the project is that uv finds from a directory, and its workspace with the lock."""
+    project = upwards(folder, "pyproject.toml") or folder
+    return project, workspace_of(project)
 
 
 def _source(path: str, cwd: str, *, editable: bool) -> dict[str, str]:
@@ -381,6 +407,7 @@ def _named_sources(folders: Iterable[str], cwd: str) -> dict[str, str]:
         if folder in seen or not os.path.isdir(folder):
             continue
         seen.add(folder)
+        pending.append(workspace_of(folder))  # whose sources are its members' too
         for path, editable in sources_of(folder):
             found |= _source(path, cwd, editable=editable)
             pending.append(path)
@@ -455,7 +482,10 @@ def editable_digest(path: str) -> str:
             continue
         for name in names:
             full = os.path.join(folder, name)
-            if name in _DESCRIPTIONS or re.fullmatch(_LISTS, name):
+            if name == "requirements" and os.path.isdir(full):
+                lists = sorted(n for n in os.listdir(full) if n.endswith(_LIST_ENDS))
+                parts += [f"{n} {digest_text(read_text(os.path.join(full, n)))}" for n in lists]
+            elif name in _DESCRIPTIONS or re.fullmatch(_LISTS, name):
                 parts.append(f"{folder == path} {name} {digest_text(read_text(full))}")
             elif name.endswith(".py") or os.path.isfile(os.path.join(full, "__init__.py")):
                 parts.append(f"{folder == path} {name}")
@@ -507,6 +537,7 @@ def _source_files(path: str) -> list[str]:
             continue
         seen.add(real)
         left_out = NOT_SOURCE if folder == path else NOT_SOURCE - _BUILT
+        below[:] = [d for d in below if not os.path.exists(os.path.join(folder, d, "pyvenv.cfg"))]
         below[:] = [d for d in below if d not in left_out and not d.endswith(".egg-info")]
         names += [os.path.relpath(os.path.join(folder, f), path) for f in files]
     return sorted(n for n in names if os.path.isfile(os.path.join(path, n)))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
+from bootseer.depsnap.keying.options import VALUED, Options
 from bootseer.depsnap.keying.roots import place_of, variables_of, which
 from bootseer.light_dataclasses import dataclass, field
 
@@ -23,7 +24,41 @@ _RETRYING_LIMIT_S = 10.0
 """Where a start waits less, an index that refuses is asked once: trying again takes uv 2 s, then
 more, and without a network there is nothing to wait for."""
 _REPOSITORY = r"\b(?:git|hg|svn|bzr)\+"
-_INDEX_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
+_RESOLVING_TEXT = """
+    --index-url --extra-index-url --default-index --index --find-links --constraints --overrides
+    --excludes --build-constraints --extra --group --prerelease --resolution --exclude-newer
+    --exclude-newer-package --index-strategy --only-binary --no-binary --python-version
+    --python-platform --torch-backend --keyring-provider --fork-strategy --config-setting
+    --no-index --no-deps --all-extras --no-build --no-sources --no-build-isolation
+"""
+_RESOLVING = frozenset(_RESOLVING_TEXT.split())
+"""Options of installs that say where to look, and what to accept; uv's resolver has the same."""
+_AS_RESOLVER = {
+    "-i": "--index-url",
+    "-f": "--find-links",
+    "-c": "--constraints",
+    "--constraint": "--constraints",
+    "--override": "--overrides",
+    "-b": "--build-constraints",
+    "--build-constraint": "--build-constraints",
+    "-C": "--config-setting",
+    "--config-settings": "--config-setting",
+}
+_BESIDE_TEXT = """
+    -r --requirement --requirements -e --editable -t --target --prefix --root -p --python --user
+    --system --break-system-packages -q --quiet -v --verbose -U --upgrade --upgrade-strategy
+    --force-reinstall -I --ignore-installed --reinstall --compile --no-compile --compile-bytecode
+    --no-warn-script-location --no-warn-conflicts --no-clean --debug --no-input --no-cache-dir
+    --disable-pip-version-check --no-color --no-python-version-warning --timeout --retries
+    --default-timeout --resume-retries --proxy --cert --client-cert --trusted-host --cache-dir
+    --log --root-user-action --progress-bar -n --no-cache --refresh --offline --no-progress
+    --color --link-mode --strict --exact --require-virtualenv --directory --project --config-file
+    --no-config --use-feature --use-deprecated --exists-action --use-pep517 --prefer-binary
+    --allow-insecure-host --native-tls --system-certs --require-hashes --no-verify-hashes
+    --check-build-dependencies --ignore-requires-python --no-editable
+"""
+_BESIDE = frozenset(_BESIDE_TEXT.split())
+"""Options that choose no package of an index, or whose choice is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +225,16 @@ class Resolution:
             self.why = NO_RESOLVER
         if self.why:
             return [], b""
+        told_words, unknown = _resolver_words(asked[0])
+        if unknown:
+            self.why = f"no resolver knows what {unknown} makes of them"
+            return [], b""
         assert program is not None
         assert self.python is not None
         words = [program, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
         # The interpreter itself: uv keeps what it learns of a path, and an environment that is
         # being made anew while we ask would be taken for its base, by the install's uv as well.
-        words += ["--python", os.path.realpath(self.python), *_index_words(asked[0].words)]
+        words += ["--python", os.path.realpath(self.python), *told_words]
         told = {option: value.split() for option, value in self._told_to_pip().items()}
         words += [*asked[0].requirement_files, *told.get("requirement", ())]
         words += [f"--group={group}" for group in told.get("group", ())]
@@ -212,17 +251,21 @@ def _read(descriptor: int) -> bytes:
     return os.pread(descriptor, size, 0)
 
 
-def _index_words(command: Sequence[str]) -> list[str]:
-    """The options of an install command that say where to look and what to accept."""
-    words: list[str] = []
-    for index, word in enumerate(command):
-        name, equals, _ = word.partition("=")
-        if name in (*_INDEX_OPTIONS, "-c", "--constraint") and equals:
-            words.append(word)
-        elif word in (*_INDEX_OPTIONS, "-c", "--constraint") and index + 1 < len(command):
-            words += [word, command[index + 1]]
-        elif word in ("--no-index", "--no-deps"):
-            words.append(word)
-        elif word == "--pre":
-            words += ["--prerelease", "allow"]
-    return words
+def _resolver_words(install: Install) -> tuple[list[str], str]:
+    """What uv's resolver is told of an install's options, and the first that it cannot be told."""
+    words = list(install.words[1:])
+    if "pip" in words[:4]:
+        words = words[words.index("pip") + 1 :]
+    options, _ = Options().read(words, VALUED)
+    out: list[str] = []
+    for option, values in options.items():
+        name = _AS_RESOLVER.get(option, option)
+        if name == "--pre":
+            out += ["--prerelease", "allow"]
+        elif name in _RESOLVING and option in VALUED:
+            out += [word for value in values for word in (name, value)]
+        elif name in _RESOLVING:
+            out.append(name)
+        elif name not in _BESIDE:
+            return [], name
+    return out, ""

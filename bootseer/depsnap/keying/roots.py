@@ -158,12 +158,13 @@ def _check_variables(command: Sequence[str], environ: Mapping[str, str]) -> None
     if environ.get("CDPATH") and re.search(r"\bcd\b", script):
         raise UsageError("CDPATH says where a script goes; name what is written with --also")
     functions = (n[10:].rstrip("%()") for n in environ if n.startswith("BASH_FUNC_"))
-    if environ.get("SHELLOPTS") or environ.get("BASHOPTS") or any(n in script for n in functions):
+    options = script and (environ.get("SHELLOPTS") or environ.get("BASHOPTS"))
+    if options or any(name in script for name in functions):
         raise UsageError(
             "options or functions of a shell that the environment holds change what a script "
             "does; name what is written with --also"
         )
-    if environ.get("UV_TORCH_BACKEND") == "auto":
+    if environ.get("UV_TORCH_BACKEND") == "auto" and any("uv" in word for word in command):
         raise UsageError("UV_TORCH_BACKEND=auto goes by the GPU; name a backend, or use --also")
 
 
@@ -206,7 +207,8 @@ def _destinations(
 ) -> tuple[list[Root], Python | None]:
     if install.tool == "venv":
         assert install.target is not None
-        if environ.get("UV_PROJECT_ENVIRONMENT") and os.path.basename(install.program) == "uv":
+        unnamed = os.path.basename(install.program) == "uv" and install.target not in install.words
+        if environ.get("UV_PROJECT_ENVIRONMENT") and unnamed:
             raise UsageError(
                 "UV_PROJECT_ENVIRONMENT may say where the environment is made; name it with --also"
             )
@@ -221,7 +223,8 @@ def _destinations(
         if told.get("python") and install.python in (None, install.program):
             interpreter = _named_python(told["python"], environ.get("PATH", os.defpath), cwd)
             in_made = any(inside(interpreter, root.path) for root in made)
-        if told.get("src") or told.get("report"):
+        clones = install.editable or install.requirement_files  # or may
+        if (told.get("src") and clones) or told.get("report"):
             raise UsageError(
                 "settings of pip name a `src` or a `report`; name what is written with --also"
             )

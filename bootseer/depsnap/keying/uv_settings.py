@@ -35,10 +35,18 @@ def above(place: str) -> list[str]:
     while True:
         names = (*_VERSIONS, "uv.toml", "pyproject.toml")
         paths = [path for name in names if os.path.exists(path := os.path.join(here, name))]
-        found += [p for p in paths if not p.endswith("pyproject.toml") or "uv" in text_of(p)]
+        found += [p for p in paths if not p.endswith("pyproject.toml") or _has_settings(p)]
         if os.path.dirname(here) == here:
             return found
         here = os.path.dirname(here)
+
+
+def _has_settings(path: str) -> bool:
+    text = text_of(path)
+    if "uv" not in text:
+        return False
+    told = parsed(text)
+    return told is None or "uv" in table(told, "tool")
 
 
 def name_place(paths: Iterable[str]) -> bool:
