@@ -379,7 +379,14 @@ def test_a_version_that_git_tells_is_part_of_a_package(tmp_path: Path) -> None:
     described.write_text("[build-system]\nrequires=['setuptools_scm']\n")
     before = requirements.source_digest(str(tmp_path))
     (tags / "v2").write_text("2")
-    assert requirements.source_digest(str(tmp_path)) != before
+    now = requirements.source_digest(str(tmp_path))
+    assert now != before
+    shutil.copytree(tmp_path, tmp_path / "dist/again")  # another checkout of the same
+    assert requirements.source_digest(str(tmp_path / "dist/again")) == now
+    shutil.rmtree(tmp_path / ".git")
+    (tmp_path / ".git").write_text("gitdir: /elsewhere\n")
+    with pytest.raises(UsageError, match="worktree"):
+        requirements.source_digest(str(tmp_path))
 
 
 def test_a_shortened_option_in_a_list_is_refused(tmp_path: Path) -> None:

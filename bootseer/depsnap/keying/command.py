@@ -43,28 +43,17 @@ _LEADING = frozenset({"cd", "exit"})
 _FILTERS = frozenset({"tee", "cat", "head", "tail", "ts"})
 """What may take the output of an install."""
 _QUESTIONS = frozenset(
-    [
-        "list",
-        "freeze",
-        "show",
-        "check",
-        "debug",
-        "inspect",
-        "index",
-        "help",
-        "hash",
-        "tree",
+    (
+        *("list", "freeze", "show", "check", "debug", "inspect", "index", "help", "hash", "tree"),
         "cache",
-    ]
+    )
 )
 """Commands of pip and `uv pip` that install nothing and write nothing that an install reads."""
 _WRITING = frozenset({"--log", "--report", "-o", "--output-file", "--output"})
+"""Their options that write a file all the same."""
 _QUESTIONS_OF_UV = (
-    ["version"],
-    ["self", "version"],
-    ["help"],
-    ["cache", "dir"],
-    ["cache", "clean"],
+    *(["version"], ["self", "version"], ["help"]),
+    *(["cache", "dir"], ["cache", "clean"]),
 )
 _REQUIREMENT = ("-r", "--requirement", "--requirements")
 _CONSTRAINT = (
@@ -237,9 +226,8 @@ def plan(command: Sequence[str]) -> list[Install]:
             continue
         named = {n: v for n, v in variables.items() if _is_naming(n)}
         plain = all(map(_is_plain, named.values())) and _is_plain(_searched(found, variables))
-        unknown = _is_open(found, words, variables) or (
-            found.tool not in ("venv", "mkdir") and not plain
-        )
+        unknown = found.tool not in ("venv", "mkdir") and not plain
+        unknown = unknown or _is_open(found, words, variables)
         if unknown or (here is None and _depends_on_place(found, named)):
             found = Install("other", found.program)
         elif here:

@@ -513,16 +513,27 @@ def source_digest(path: str) -> str:
 
 
 def _version_of_repository(path: str) -> bytes:
-    """What git says of a package that takes its version from there; empty for others."""
-    described = [look(os.path.join(path, name))[0] for name in ("pyproject.toml", "setup.py")]
-    if not os.path.isdir(path) or not any(re.search(_BY_REPOSITORY, text) for text in described):
+    """What git says of a package that takes its version from there; empty for others.
+
+    Raises UsageError for a worktree, which keeps that elsewhere.
+    """
+    if not os.path.isdir(path):
         return b""
+    described = [look(os.path.join(path, name))[0] for name in ("pyproject.toml", "setup.py")]
     above = upwards(path, ".git")
-    folder = os.path.join(above, ".git") if above else ""
-    paths = [os.path.join(folder, name) for name in ("HEAD", "packed-refs")]
-    for place, _, names in os.walk(os.path.join(folder, "refs")):
-        paths += [os.path.join(place, name) for name in names]
-    return "\0".join(f"{p}\n{look(p)[0]}" for p in sorted(paths)).encode("utf-8", "replace")
+    if above is None or not any(re.search(_BY_REPOSITORY, text) for text in described):
+        return b""
+    folder = os.path.join(above, ".git")
+    if not os.path.isdir(folder):
+        raise UsageError(
+            f"the version of {path} is told by a worktree of git, which is not read; name the "
+            "install's directories with --also"
+        )
+    names = ["HEAD", "packed-refs"]
+    for place, _, files in os.walk(os.path.join(folder, "refs")):
+        names += [os.path.relpath(os.path.join(place, name), folder) for name in files]
+    texts = (f"{name}\n{look(os.path.join(folder, name))[0]}" for name in sorted(names))
+    return "\0".join(texts).encode("utf-8", "surrogateescape")
 
 
 def _source_files(path: str) -> list[str]:

@@ -90,8 +90,8 @@ class _State:
 def read(script: str, options: Sequence[str] = (), *, bash: bool = True) -> Script:
     """Split a script, which its shell was given `options` for, into simple commands.
 
-    `&>` sends all output to a file in `bash`, and a command to the background elsewhere. A script
-    that cannot be split, such as for an unclosed quote, has none.
+    `&>` sends all output to a file in `bash`, and a command to the background elsewhere. Of a
+    script that cannot be split, such as for an unclosed quote, nothing is read.
     """
     state = _State()
     state.options([word for word in options if word not in _NEITHER])
@@ -105,22 +105,21 @@ def read(script: str, options: Sequence[str] = (), *, bash: bool = True) -> Scri
         plain &= not any(bound in ("(", ")", "&", ";;") for bound in bounds)
         plain &= not any(part.words[0] in _RESERVED for part in commands if part.words)
         shown = _shown(bounds, commands, state, last=number == len(lists) - 1)
-        for part, shows in zip(commands, shown, strict=True):
+        for at, (part, shows) in enumerate(zip(commands, shown, strict=True)):
             words = part.words
             while words and words[0] in _RESERVED:
                 words = words[1:]
             plain &= not any(re.search(_SUBSTITUTED, w) for w in words if isinstance(w, Opened))
-            at = next(k for k, one in enumerate(commands) if one is part)
-            if words and words[0] in ("set", "export", "cd", "exit"):
-                plain &= "|" not in (bounds[at], bounds[at - 1] if at else "")
-            if words and words[0] == "exit":
-                guards = at > 0 and bounds[at - 1] == "||" and at == len(commands) - 1
-                ends = at == len(commands) - 1 and number == len(lists) - 1
+            before, program = bounds[at - 1] if at else "", words[0] if words else ""
+            if program in ("set", "export", "cd", "exit"):
+                plain &= "|" not in (before, bounds[at])
+            if program == "exit":
+                ends = at == len(commands) - 1 and (before == "||" or number == len(lists) - 1)
                 told = not any(isinstance(word, Opened) and word != "$?" for word in words)
-                plain &= told and (guards or ends)
-            if words and words[0] == "set":
+                plain &= ends and told
+            if program == "set":
                 state.options(words[1:])
-                plain &= state.known and part is commands[0] and bounds[0] not in ("|", "||")
+                plain &= state.known and at == 0 and bounds[0] != "||"
             if words or part.writes:
                 parts.append(dataclasses.replace(part, words=words or (":",), shows=shows))
     return Script(tuple(parts), plain)
