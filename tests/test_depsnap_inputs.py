@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from wheelhouse import make_wheel
 
 from bootseer.depsnap.keying import key, requirements, resolver, roots, script, uv_settings
 from bootseer.depsnap.keying.command import plan
+from bootseer.depsnap.keying.options import FLAGS, VALUED
 from bootseer.errors import UsageError
 
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
@@ -121,6 +123,8 @@ def test_whose_failure_a_script_shows(text: str, shown: list[bool]) -> None:
         'set -e; F="$(cat flavor)"; pip install --find-links w/$F a',
         'pip install --index-url "https://h/$(cat flavor)" a',
         "export CFLAGS=$FLAGS; pip install a",
+        "export SETUPTOOLS_SCM_PRETEND_VERSION_FOR_A=$REL && pip install ./a",
+        "PBR_VERSION=$REL pip install ./a",
         'echo "$(pip install --target o b)"; pip install a',
         ': "${V:=1}"; pip install a==$V',
         "true || set -e; pip install a; pip install b",
@@ -325,6 +329,13 @@ def test_the_list_that_is_read_is_found_behind_links(tmp_path: Path) -> None:
         ("https://h/p/archive/v1.2.tar.gz", False),
         ("https://h/p-1.0-py3-none-any.whl", False),
         ("git+https://h/p.zip", False),
+        ("https://h/p/releases/download/nightly/p.tar.gz", True),
+        ("https://h/p/archive/refs/tags/nightly.tar.gz", True),
+        ("https://h/p/releases/download/v1.2/p.tar.gz", False),
+        ("http://10.0.0.5/o/p/archive/main.tar.gz", True),
+        ("http://h/py3.11/o/p/main.tar.gz", True),
+        ("https://h/o/p/zipball/main#egg=p-1.0", True),
+        (f"https://h/o/p/archive/{'0a' * 20}.zip", False),
     ],
 )
 def test_an_archive_that_may_be_another_tomorrow_is_refused(
@@ -368,25 +379,106 @@ def test_a_list_with_one_hash_is_closed_for_none(tmp_path: Path) -> None:
     assert not is_open(["uv", "pip", "sync", "r.txt"])
 
 
-def test_a_version_that_git_tells_is_part_of_a_package(tmp_path: Path) -> None:
-    described = tmp_path / "pyproject.toml"
-    described.write_text("[build-system]\nrequires=['setuptools']\n")
-    tags = tmp_path / ".git/refs/tags"
-    tags.mkdir(parents=True)
-    before = requirements.source_digest(str(tmp_path))
-    (tags / "v1").write_text("1")
-    assert requirements.source_digest(str(tmp_path)) == before
-    described.write_text("[build-system]\nrequires=['setuptools_scm']\n")
-    before = requirements.source_digest(str(tmp_path))
-    (tags / "v2").write_text("2")
-    now = requirements.source_digest(str(tmp_path))
-    assert now != before
-    shutil.copytree(tmp_path, tmp_path / "dist/again")  # another checkout of the same
-    assert requirements.source_digest(str(tmp_path / "dist/again")) == now
-    shutil.rmtree(tmp_path / ".git")
-    (tmp_path / ".git").write_text("gitdir: /elsewhere\n")
-    with pytest.raises(UsageError, match="worktree"):
-        requirements.source_digest(str(tmp_path))
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def commit(folder: Path, name: str) -> None:
+    git(folder, "commit", "-q", "--allow-empty", "-m", name)
+
+
+def digests(package: Path) -> tuple[str, str]:
+    return requirements.source_digest(str(package)), requirements.editable_digest(str(package))
+
+
+LOOKING = {
+    "setuptools-scm": "[build-system]\nrequires = ['setuptools', 'setuptools_scm>=8']\n",
+    "hatch-vcs": "[build-system]\nrequires = ['hatchling', 'hatch-vcs']\n",
+    "pdm": "[build-system]\nrequires = ['pdm-backend']\n[tool.pdm.version]\nsource = 'scm'\n",
+    "uv": "[build-system]\nrequires = ['hatchling', 'uv-dynamic-versioning']\n",
+    "poetry": "[build-system]\nrequires = ['poetry-core', 'poetry-dynamic-versioning']\n",
+    "own": "[build-system]\nrequires = []\nbuild-backend = 'own'\nbackend-path = ['.']\n",
+    "own hook": "[build-system]\nrequires = ['hatchling']\n[tool.hatch.build.hooks.custom]\n",
+    "unreadable": "[build-system\n",
+}
+INDEPENDENT = {
+    "setuptools": "[build-system]\nrequires = ['setuptools>=61', 'wheel']\n",
+    "hatchling": "[build-system]\nrequires = ['hatchling']\n",
+    "poetry": "[build-system]\nrequires = ['poetry-core~=1.0']\n",
+    "uv": "[build-system]\nrequires = ['uv_build>=0.9,<0.10']\n"
+    "[tool.uv.sources]\na = { git = 'https://h/a.git' }\n",
+    "addresses": "[project]\nname = 'a'\ndependencies = ['b @ git+https://h/b']\n"
+    "[project.urls]\nsource = 'https://github.com/o/a.git'\n",
+}
+
+
+@pytest.mark.parametrize("described", [*LOOKING.values(), *INDEPENDENT.values()])
+def test_what_git_tells_a_build_is_part_of_a_package(tmp_path: Path, described: str) -> None:
+    package = tmp_path / "repository/package"
+    package.mkdir(parents=True)
+    git(package.parent, "init", "-q")
+    (package / "pyproject.toml").write_text(described)
+    git(package.parent, "add", ".")
+    seen = []
+    for step in (["commit", "-q", "-m", "1"], ["tag", "v1"], ["pack-refs", "--all"], ["gc", "-q"]):
+        git(package.parent, *step)
+        seen.append(digests(package))
+    commit(package.parent, "2")
+    seen.append(digests(package))
+    counted = described in LOOKING.values()
+    for kind in range(2):
+        first, tagged, packed, collected, second = (each[kind] for each in seen)
+        assert tagged == packed == collected  # which no build can tell apart
+        assert (first != tagged) is counted
+        assert (tagged != second) is counted
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("from setuptools import setup\nsetup(url='https://github.com/o/a.git')\n", False),
+        ("from setuptools import setup\nsetup(name='a', use_scm_version=True)\n", True),
+        ("import os\nv = os.popen('git rev-parse HEAD').read()\n", True),
+        ("import a.version\n", True),
+    ],
+)
+def test_a_setup_that_may_look_at_git(tmp_path: Path, text: str, *, counted: bool) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "setup.py").write_text(text)
+    commit(tmp_path, "1")
+    before = digests(tmp_path)
+    commit(tmp_path, "2")
+    assert (digests(tmp_path)[0] != before[0]) is counted
+    assert (digests(tmp_path)[1] != before[1]) is counted
+
+
+def test_the_same_commit_is_the_same_in_each_checkout(tmp_path: Path) -> None:
+    """In a clone, a worktree and one whose other branches are others."""
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    git(origin, "init", "-q", "-b", "main")
+    (origin / "pyproject.toml").write_text(LOOKING["setuptools-scm"])
+    git(origin, "add", ".")
+    commit(origin, "1")
+    git(origin, "tag", "-a", "v1", "-m", "v1")
+    before = requirements.source_digest(str(origin))
+    git(origin, "branch", "other")
+    assert requirements.source_digest(str(origin)) == before
+    git(tmp_path, "clone", "-q", "origin", "clone")
+    assert requirements.source_digest(str(tmp_path / "clone")) == before
+    git(origin, "worktree", "add", "-q", "-b", "third", str(tmp_path / "worktree"))
+    tree = tmp_path / "worktree"
+    seen = [requirements.source_digest(str(tree))]
+    commit(tree, "2")
+    seen.append(requirements.source_digest(str(tree)))
+    git(origin, "tag", "v2")
+    seen.append(requirements.source_digest(str(tree)))
+    assert len({before, *seen}) == 4  # the branch has another name, which a version may have too
+    shutil.rmtree(origin / ".git")
+    (origin / ".hg").mkdir()
+    with pytest.raises(UsageError, match="Mercurial"):
+        requirements.source_digest(str(origin))
 
 
 def test_a_shortened_option_in_a_list_is_refused(tmp_path: Path) -> None:
@@ -497,6 +589,9 @@ def test_places_that_options_and_variables_name_together(tmp_path: Path) -> None
         roots.find(["uv", "venv"], {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}, str(tmp_path))
     named = {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}
     assert roots.find(["uv", "venv", "/x"], named, str(tmp_path)).paths == ["/x"]
+    assert roots.find(["uv", "venv", ".venv"], named, str(tmp_path)).paths
+    with pytest.raises(UsageError, match="UV_PROJECT_ENVIRONMENT"):
+        roots.find(["uv", "venv", "--prompt", ".venv"], named, str(tmp_path))
 
 
 def test_a_workspace_decides_for_its_members(tmp_path: Path) -> None:
@@ -559,6 +654,7 @@ def test_an_environment_within_a_package_is_none_of_it(tmp_path: Path) -> None:
     before = requirements.source_digest(str(tmp_path))
     (tmp_path / "env").mkdir()
     (tmp_path / "env/pyvenv.cfg").write_text("")
+    (tmp_path / "env/bin").mkdir()
     (tmp_path / "env/x.py").write_text("")
     assert requirements.source_digest(str(tmp_path)) == before
 
@@ -569,6 +665,7 @@ def test_an_environment_within_a_package_is_none_of_it(tmp_path: Path) -> None:
         ("-r pyproject.toml --extra dev --all-extras", "--extra dev --all-extras", ""),
         ("--group test -cx.txt --override o.txt -U", "--group test --constraints x.txt", ""),
         ("--pre -i https://h a", "--prerelease allow --index-url https://h", ""),
+        ("--pre pip a", "--prerelease allow", ""),
         ("--only-binary=:all: --target t a", "--only-binary :all:", ""),
         ("--platform linux a", "", "--platform"),
         ("--no-build-package b a", "", "--no-build-package"),
@@ -583,6 +680,32 @@ def test_a_resolver_is_told_what_the_install_is_told(
     found, why = resolver._resolver_words(install)
     assert why == unknown
     assert " ".join(found).startswith(told)
+
+
+@pytest.mark.parametrize("command", ["pip install", "pip sync"])
+def test_a_resolver_takes_each_option_of_uv(command: str) -> None:
+    """By uv's own words; those that it cannot be told are named here."""
+    pages = {
+        name: subprocess.run(
+            [uv(), *name.split(), "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        for name in (command, "pip compile")
+    }
+    options = {name: re.findall(r"(?<!\S)--[a-z][\w-]+", page) for name, page in pages.items()}
+    known = [o for o in options[command] if o in (FLAGS | VALUED)]
+    assert len(known) > 40
+    for option in known:
+        words = [option, "x"] if option in VALUED else [option]
+        (install,) = plan(["uv", *command.split(), *words, "r.txt"])
+        found, unknown = resolver._resolver_words(install)
+        assert not unknown, option
+        hidden = {"--no-config"}  # global, and on no page of a command
+        assert {w for w in found if w[:2] == "--"} <= {*options["pip compile"], *hidden}, option
+
+
+def test_a_resolver_reads_no_settings_where_the_install_reads_none() -> None:
+    words = [uv(), "pip", "compile", "--no-config", "--help"]
+    assert subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ _DEPS_RUN = """
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed bootseer/depsnap/model
     bootseer/storage/__init__ bootseer/storage/attempt bootseer/storage/options
     bootseer/storage/base bootseer/depsnap/records bootseer/depsnap/keying/pins lib-dynload/_sha256
-    bootseer/sha256 bootseer/depsnap/keying/redact
+    bootseer/sha256 bootseer/depsnap/keying/redact bootseer/depsnap/keying/text_files
     bootseer/depsnap/keying/requirements bootseer/depsnap/keying/key
     bootseer/depsnap/keying/resolver bootseer/depsnap/fitting bootseer/depsnap/install
     bootseer/depsnap/reach lib-dynload/fcntl bootseer/atomic bootseer/depsnap/time_limit

@@ -68,9 +68,11 @@ _NAMING = (
 BUILDING = frozenset(
     (
         *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
-        *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "SETUPTOOLS_SCM_PRETEND_VERSION"),
+        *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST"),
     )
 )
+BUILT_AS = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
+"""Beginnings of the variables that say which version is built."""
 _NAMING_ALL = frozenset(
     (
         *("VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),
@@ -302,7 +304,8 @@ def _is_open(found: Install, words: Sequence[str], variables: Mapping[str, str])
 
 def _is_deciding(variable: str) -> bool:
     """Whether a variable's value says what is installed, or how it is built."""
-    return variable.startswith(("PIP_", "UV_", "VIRTUALENV_")) or variable in BUILDING
+    said = variable.startswith(("PIP_", "UV_", "VIRTUALENV_", *BUILT_AS))
+    return said or variable in BUILDING
 
 
 def filled_in(install: Install, environ: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact, requirements, uv_settings
-from bootseer.depsnap.keying.command import BUILDING, Install
+from bootseer.depsnap.keying.command import BUILDING, BUILT_AS, Install
 from bootseer.depsnap.keying.roots import (
     ALSO,
     Python,
@@ -28,6 +28,7 @@ from bootseer.depsnap.keying.roots import (
     project_folder,
     variables_of,
 )
+from bootseer.depsnap.keying.text_files import NOT_FOUND, look, read_text
 from bootseer.depsnap.model import WORK_PREFIX
 from bootseer.errors import UsageError
 from bootseer.regular_files import opener
@@ -51,7 +52,6 @@ _NEUTRAL = frozenset(
         *("INSECURE_HOST", "RUN_RECURSION_DEPTH", "NO_WARN_SCRIPT_LOCATION", "NO_WARN_CONFLICTS"),
     )
 )
-_BUILT_AS = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
 _LISTS_OF_UV = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_BUILD_CONSTRAINT", "UV_EXCLUDE")
 _IN_WORDS = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -118,7 +118,7 @@ def make(question: Question) -> Key:
     q = question
     files = requirements.inputs(q.target.installs, q.cwd, q.environ)
     named = {
-        f"file {p}": requirements.digest_text(requirements.read_text(os.path.join(q.cwd, p)))
+        f"file {p}": requirements.digest_text(read_text(os.path.join(q.cwd, p)))
         for p in q.key_files
     }
     stable = _platform(q)
@@ -245,7 +245,7 @@ def _variables(
     out = []
     for name in sorted(environ):
         chosen = name.startswith(("PIP_", "UV_", "VIRTUALENV_")) and name not in _NEUTRAL
-        chosen = chosen or name in BUILDING or name in extra or name.startswith(_BUILT_AS)
+        chosen = chosen or name in BUILDING or name in extra or name.startswith(BUILT_AS)
         if not chosen and name not in in_lists:
             continue
         if redact.is_secret_variable(name):
@@ -306,8 +306,8 @@ def _whereabouts(q: Question) -> list[tuple[Mapping[str, str], str, str]]:
 def _settings_file(path: str, place: str, cwd: str, found: dict[str, str]) -> str:
     """The text of a settings file, which is noted in `found`."""
     full = os.path.join(place, path)
-    text, why = requirements.look(full)
-    if why != requirements.NOT_FOUND:
+    text, why = look(full)
+    if why != NOT_FOUND:
         label = path if os.path.isabs(path) else requirements.short(full, cwd)
         found[f"settings {label}"] = why or requirements.digest_text(text)
     return text
@@ -316,8 +316,8 @@ def _settings_file(path: str, place: str, cwd: str, found: dict[str, str]) -> st
 def _project_settings(place: str, q: Question) -> Iterator[Ingredient]:
     """uv's own settings for a directory, and which Python is wished there, by whatever file."""
     for path in (*uv_settings.above(place), *uv_settings.versions(q.environ)):
-        text, why = requirements.look(path)
-        if why != requirements.NOT_FOUND:
+        text, why = look(path)
+        if why != NOT_FOUND:
             told = why or requirements.digest_text(text)
             yield Ingredient(f"settings {requirements.short(path, q.cwd)}", told)
 

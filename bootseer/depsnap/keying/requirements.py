@@ -7,8 +7,6 @@ nothing is left to resolve.
 
 from __future__ import annotations
 
-import codecs
-import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,17 +26,18 @@ from bootseer.depsnap.keying.project import (
     workspace_of,
 )
 from bootseer.depsnap.keying.roots import place_of, project_folder, variables_of
+from bootseer.depsnap.keying.text_files import look, read_text
 from bootseer.errors import UsageError, from_os_error
 from bootseer.regular_files import opener
 
-FILE_LIMIT_BYTES = 64 << 20
 SOURCE_LIMIT_BYTES = 512 << 20
 NOT_SOURCE = frozenset(
     (".git", ".hg", ".venv", "__pycache__", "build", "dist", "node_modules", ".mypy_cache")
 )
-_BY_REPOSITORY = r"setuptools.scm|hatch.vcs|versioningit|setuptools.git|dunamai|pbr\b|versioneer"
-_FIXED = r"[a-z]\+https?:|#.*sha\d+=|\.whl\b|/refs/tags/|/releases/download/"
+_FIXED = r"[a-z]\+https?:|#.*sha\d+=|\.whl\b"
 """In an address: what says that it holds the same tomorrow, or that its commit is looked at."""
+_VERSIONED = r"\d\.\d[^/]*(?:/[^/]*)?$|[0-9a-f]{40}"
+"""In a path: a version near its end, or a commit; a tag without dots (`v2`, `nightly`) may move."""
 _BUILT = frozenset(("build", "dist"))
 """What builds leave beside a package's description; deeper, it is a package's own."""
 _INCLUDING = frozenset({"-r", "--requirement", "-c", "--constraint"})
@@ -50,10 +49,6 @@ _NAME = re.compile(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*(?
 _LIST_ENDS = (".txt", ".in")
 _ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tgz", ".tar", ".tbz", ".txz", ".lzma", ".lz")
 _ADDRESSED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\])?\s*@\s*(\S.*)")
-_BOMS = (
-    *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),
-    *((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
-)
 _MOVED = frozenset(
     (
         *("-U", "--upgrade", "-P", "--upgrade-package", "--upgrade-group", "--resolution"),
@@ -64,9 +59,6 @@ _MOVED = frozenset(
 """Options by which uv makes a lock anew."""
 _OF_LOCK = r'source = \{ (editable|virtual|directory|path) = "([^"]+)"'
 _VARIABLE = r"\$\{([A-Z0-9_]+)\}"
-NOT_FOUND = "not found"
-_UNREADABLE = "unreadable"
-_REFUSED = frozenset((errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,44 +79,6 @@ class Inputs:
     variables: frozenset[str] = frozenset()
     wanted: frozenset[str] = frozenset()
     clones: bool = False
-
-
-def read_text(path: str) -> str:
-    """A small text file; NotFoundError or AccessDeniedError when it cannot be read."""
-    try:
-        return _text(path)
-    except OSError as error:
-        raise from_os_error(error, f"read the key file {path}") from error
-
-
-def look(path: str) -> tuple[str, str]:
-    """The text of a file that a tool reads if it can, else "" and why it cannot.
-
-    Raises for a FIFO, whose text nobody knows ahead, and for faults that may pass.
-    """
-    try:
-        return _text(path), ""
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return "", NOT_FOUND
-        if error.errno in _REFUSED:
-            return "", _UNREADABLE
-        raise from_os_error(error, f"read the key file {path}") from error
-
-
-def _text(path: str) -> str:
-    if path == os.devnull:
-        return ""
-    if os.path.getsize(path) > FILE_LIMIT_BYTES:
-        raise UsageError(f"key file {path} is larger than 64 MiB; name a lock file instead")
-    with open(path, "rb", opener=opener) as file:
-        data = file.read()
-    mark, encoding = next((m for m in _BOMS if data.startswith(m[0])), (b"", "utf-8"))
-    wide = encoding != "utf-8"  # whose decoder takes the mark off
-    text = data[0 if wide else len(mark) :].decode(
-        encoding, "replace" if wide else "surrogateescape"
-    )
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def digest_text(text: str) -> str:
@@ -304,13 +258,12 @@ def _refuse_secrets(words: Iterable[str]) -> None:
 
 
 def _refuse_moving(words: Iterable[str]) -> None:
-    """Raise UsageError for an archive at an address that may hold another one tomorrow."""
+    """Raise UsageError for an address that may hold another archive tomorrow."""
     for word in words:
-        address = re.search(r"https?://[^\s;]+", word)
+        address = re.search(r"https?://[^/\s;]*([^\s;?#]*)", word)
         if address is None or re.search(_FIXED, word):
             continue
-        path = address[0].partition("?")[0]
-        if path.lower().endswith(_ARCHIVES) and not re.search(r"\d\.\d|[0-9a-f]{40}", path):
+        if not re.search(_VERSIONED, address[1]):
             raise UsageError(
                 f"what {redact.text(address[0])} holds is not told by its name; add #sha256=…, or "
                 "name the install's directories with --also"
@@ -470,11 +423,15 @@ def _editable_label(path: str) -> str:
 
 
 def editable_digest(path: str) -> str:
-    """sha256 of what an editable install takes from its source: its description and its names.
+    """sha256 of what an editable install takes from its source: its description and its names,
+    and what its build may read of its repository.
 
     What lies in its modules is read where it is, and may change without another install.
     """
-    parts = []
+    from bootseer.depsnap.keying import repository  # few starts have a local package
+
+    state = repository.state_of(path).decode("utf-8", "surrogateescape")
+    parts = [state] if state else []
     for folder in (path, os.path.join(path, "src")):
         try:
             names = sorted(os.listdir(folder))
@@ -496,7 +453,9 @@ def source_digest(path: str) -> str:
     """sha256 over a local package: one file's bytes, or names and bytes below a directory."""
     import hashlib  # OpenSSL's: sources are megabytes
 
-    digest = hashlib.sha256(_version_of_repository(path))
+    from bootseer.depsnap.keying import repository  # few starts have a local package
+
+    digest = hashlib.sha256(repository.state_of(path))
     budget = SOURCE_LIMIT_BYTES
     for name in _source_files(path):
         full = os.path.join(path, name) if name else path
@@ -512,30 +471,6 @@ def source_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def _version_of_repository(path: str) -> bytes:
-    """What git says of a package that takes its version from there; empty for others.
-
-    Raises UsageError for a worktree, which keeps that elsewhere.
-    """
-    if not os.path.isdir(path):
-        return b""
-    described = [look(os.path.join(path, name))[0] for name in ("pyproject.toml", "setup.py")]
-    above = upwards(path, ".git")
-    if above is None or not any(re.search(_BY_REPOSITORY, text) for text in described):
-        return b""
-    folder = os.path.join(above, ".git")
-    if not os.path.isdir(folder):
-        raise UsageError(
-            f"the version of {path} is told by a worktree of git, which is not read; name the "
-            "install's directories with --also"
-        )
-    names = ["HEAD", "packed-refs"]
-    for place, _, files in os.walk(os.path.join(folder, "refs")):
-        names += [os.path.relpath(os.path.join(place, name), folder) for name in files]
-    texts = (f"{name}\n{look(os.path.join(folder, name))[0]}" for name in sorted(names))
-    return "\0".join(texts).encode("utf-8", "surrogateescape")
-
-
 def _source_files(path: str) -> list[str]:
     """Files below a local package, those behind linked folders too, without what builds leave."""
     if not os.path.isdir(path):
@@ -548,10 +483,16 @@ def _source_files(path: str) -> list[str]:
             continue
         seen.add(real)
         left_out = NOT_SOURCE if folder == path else NOT_SOURCE - _BUILT
-        below[:] = [d for d in below if not os.path.exists(os.path.join(folder, d, "pyvenv.cfg"))]
+        below[:] = [d for d in below if not _is_environment(os.path.join(folder, d))]
         below[:] = [d for d in below if d not in left_out and not d.endswith(".egg-info")]
         names += [os.path.relpath(os.path.join(folder, f), path) for f in files]
     return sorted(n for n in names if os.path.isfile(os.path.join(path, n)))
+
+
+def _is_environment(path: str) -> bool:
+    """Whether a directory is a virtual environment, which no package holds."""
+    marked = os.path.exists(os.path.join(path, "pyvenv.cfg"))
+    return marked and any(os.path.isdir(os.path.join(path, d)) for d in ("bin", "Scripts", "lib"))
 
 
 def short(path: str, cwd: str) -> str:

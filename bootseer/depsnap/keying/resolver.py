@@ -29,7 +29,9 @@ _RESOLVING_TEXT = """
     --excludes --build-constraints --extra --group --prerelease --resolution --exclude-newer
     --exclude-newer-package --index-strategy --only-binary --no-binary --python-version
     --python-platform --torch-backend --keyring-provider --fork-strategy --config-setting
-    --no-index --no-deps --all-extras --no-build --no-sources --no-build-isolation
+    --config-settings-package --prerelease-package --upgrade-package --upgrade-group
+    --no-build-isolation-package --no-sources-package --no-index --no-deps --all-extras --no-build
+    --no-sources --no-build-isolation --require-build-hashes --no-config
 """
 _RESOLVING = frozenset(_RESOLVING_TEXT.split())
 """Options of installs that say where to look, and what to accept; uv's resolver has the same."""
@@ -39,6 +41,7 @@ _AS_RESOLVER = {
     "-c": "--constraints",
     "--constraint": "--constraints",
     "--override": "--overrides",
+    "-P": "--upgrade-package",
     "-b": "--build-constraints",
     "--build-constraint": "--build-constraints",
     "-C": "--config-setting",
@@ -53,9 +56,12 @@ _BESIDE_TEXT = """
     --default-timeout --resume-retries --proxy --cert --client-cert --trusted-host --cache-dir
     --log --root-user-action --progress-bar -n --no-cache --refresh --offline --no-progress
     --color --link-mode --strict --exact --require-virtualenv --directory --project --config-file
-    --no-config --use-feature --use-deprecated --exists-action --use-pep517 --prefer-binary
+    --use-feature --use-deprecated --exists-action --use-pep517 --prefer-binary
     --allow-insecure-host --native-tls --system-certs --require-hashes --no-verify-hashes
-    --check-build-dependencies --ignore-requires-python --no-editable
+    --check-build-dependencies --ignore-requires-python --no-editable --no-editable-package
+    --reinstall-package --refresh-package --no-break-system-packages --managed-python
+    --no-managed-python --no-python-downloads --python-preference --preview --preview-features
+    --output-format --allow-empty-requirements --no-allow-empty-requirements
 """
 _BESIDE = frozenset(_BESIDE_TEXT.split())
 """Options that choose no package of an index, or whose choice is told otherwise."""
@@ -254,8 +260,8 @@ def _read(descriptor: int) -> bytes:
 def _resolver_words(install: Install) -> tuple[list[str], str]:
     """What uv's resolver is told of an install's options, and the first that it cannot be told."""
     words = list(install.words[1:])
-    if "pip" in words[:4]:
-        words = words[words.index("pip") + 1 :]
+    if os.path.basename(install.words[0]).startswith("python"):
+        words = words[words.index("-m") + 1 :]  # the options before are Python's own
     options, _ = Options().read(words, VALUED)
     out: list[str] = []
     for option, values in options.items():

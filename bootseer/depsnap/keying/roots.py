@@ -207,8 +207,7 @@ def _destinations(
 ) -> tuple[list[Root], Python | None]:
     if install.tool == "venv":
         assert install.target is not None
-        unnamed = os.path.basename(install.program) == "uv" and install.target not in install.words
-        if environ.get("UV_PROJECT_ENVIRONMENT") and unnamed:
+        if environ.get("UV_PROJECT_ENVIRONMENT") and not _is_named(install):
             raise UsageError(
                 "UV_PROJECT_ENVIRONMENT may say where the environment is made; name it with --also"
             )
@@ -244,6 +243,14 @@ def _destinations(
         return _environment_of(interpreter), None
     user = install.user or pip_settings.is_on(told, "user")
     return _prefix_roots(install, python, environ, cwd, user=user), python
+
+
+def _is_named(install: Install) -> bool:
+    """Whether words say where an environment is made, not uv's own choice."""
+    if os.path.basename(install.program) != "uv" or install.target != ".venv":
+        return True
+    pairs = zip(install.words, install.words[1:], strict=False)
+    return any(word == ".venv" and before[:1] != "-" for before, word in pairs)
 
 
 def _environment_of(interpreter: str) -> list[Root]:

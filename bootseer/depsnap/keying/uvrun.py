@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap.keying.command import plan
 from bootseer.depsnap.keying.project import upwards
-from bootseer.depsnap.keying.requirements import read_text
 from bootseer.depsnap.keying.roots import place_of, project_folder
+from bootseer.depsnap.keying.text_files import read_text
 from bootseer.errors import BootseerError
 
 _RUN_ALONE = frozenset({"-m", "--module", "--no-env-file"})
