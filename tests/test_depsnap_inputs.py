@@ -401,6 +401,11 @@ LOOKING = {
     "own": "[build-system]\nrequires = []\nbuild-backend = 'own'\nbackend-path = ['.']\n",
     "own hook": "[build-system]\nrequires = ['hatchling']\n[tool.hatch.build.hooks.custom]\n",
     "unreadable": "[build-system\n",
+    "pdm call": "[build-system]\nrequires = ['pdm-backend']\n[tool.pdm.version]\nsource = 'call'\n",
+    "poetry script": "[build-system]\nrequires = ['poetry-core']\n"
+    "[tool.poetry.build]\nscript = 'ext.py'\n",
+    "a value that is computed": "[build-system]\nrequires = ['setuptools']\n"
+    "[tool.setuptools.dynamic]\nversion = {attr = 'a.get_version'}\n",
 }
 INDEPENDENT = {
     "setuptools": "[build-system]\nrequires = ['setuptools>=61', 'wheel']\n",
@@ -410,6 +415,11 @@ INDEPENDENT = {
     "[tool.uv.sources]\na = { git = 'https://h/a.git' }\n",
     "addresses": "[project]\nname = 'a'\ndependencies = ['b @ git+https://h/b']\n"
     "[project.urls]\nsource = 'https://github.com/o/a.git'\n",
+    "what no build reads": "[project]\nname = 'a'\ndescription = 'A git tool'\n"
+    "[dependency-groups]\ndev = ['pre-commit-hooks']\n"
+    "[tool.coverage.run]\npatch = ['subprocess']\n# our pre-commit hook\n",
+    "poetry's dependencies": "[build-system]\nrequires = ['poetry-core']\n"
+    "[tool.poetry.dependencies]\nb = { git = 'https://h/b' }\n",
 }
 
 
@@ -441,6 +451,12 @@ def test_what_git_tells_a_build_is_part_of_a_package(tmp_path: Path, described: 
         ("from setuptools import setup\nsetup(name='a', use_scm_version=True)\n", True),
         ("import os\nv = os.popen('git rev-parse HEAD').read()\n", True),
         ("import a.version\n", True),
+        ("import os, buildinfo\n", True),
+        ("exec(open('a/version.py').read())\n", True),
+        ("import os\nos.system('/usr/bin/git describe > v')\n", True),
+        ("head = open('.git/HEAD').read()\n", True),
+        ("from setuptools import setup\nsetup(cmdclass={})\n", True),
+        ("import logging\nfrom itertools import chain\nfrom setuptools import setup\n", False),
     ],
 )
 def test_a_setup_that_may_look_at_git(tmp_path: Path, text: str, *, counted: bool) -> None:
@@ -451,6 +467,61 @@ def test_a_setup_that_may_look_at_git(tmp_path: Path, text: str, *, counted: boo
     commit(tmp_path, "2")
     assert (digests(tmp_path)[0] != before[0]) is counted
     assert (digests(tmp_path)[1] != before[1]) is counted
+
+
+def test_a_version_that_a_module_gives(tmp_path: Path) -> None:
+    """In so many words, or by what may look at git."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "pyproject.toml").write_text(
+        "[build-system]\nrequires = ['setuptools']\n[tool.setuptools.dynamic]\n"
+        "version = {attr = 'a.__version__'}\n"
+    )
+    module = tmp_path / "src/a/__init__.py"
+    module.parent.mkdir(parents=True)
+    seen = []
+    for text in ("__version__ = '1'\n", "__version__: str = '2'\n", "from .b import __version__\n"):
+        module.write_text(text)
+        commit(tmp_path, text)
+        seen.append(requirements.editable_digest(str(tmp_path)))
+        commit(tmp_path, "again")
+        assert (requirements.editable_digest(str(tmp_path)) == seen[-1]) is ("=" in text)
+    assert len(set(seen)) == 3
+
+
+def test_two_tags_of_one_commit_count_as_two(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "pyproject.toml").write_text(LOOKING["setuptools-scm"])
+    commit(tmp_path, "1")
+    seen = []
+    for name in ("v1.0rc1", "v1.0", "another"):
+        git(tmp_path, "tag", name)
+        git(tmp_path, "pack-refs", "--all")
+        seen.append(digests(tmp_path))
+    assert len(set(seen)) == 3
+
+
+def test_a_branch_that_stands_for_another_is_followed(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "pyproject.toml").write_text(LOOKING["setuptools-scm"])
+    commit(tmp_path, "1")
+    git(tmp_path, "symbolic-ref", "refs/heads/alias", "refs/heads/main")
+    git(tmp_path, "symbolic-ref", "HEAD", "refs/heads/alias")
+    before = digests(tmp_path)
+    commit(tmp_path, "2")
+    assert digests(tmp_path) != before
+
+
+def test_what_git_ignores_above_a_package_counts(tmp_path: Path) -> None:
+    """hatchling and poetry leave it out of what they build, and without git they do not."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "pyproject.toml").write_text(INDEPENDENT["hatchling"])
+    seen = [digests(package)]
+    git(tmp_path, "init", "-q")
+    seen.append(digests(package))
+    (tmp_path / ".gitignore").write_text("data\n")
+    seen.append(digests(package))
+    assert len(set(seen)) == 3
 
 
 def test_the_same_commit_is_the_same_in_each_checkout(tmp_path: Path) -> None:

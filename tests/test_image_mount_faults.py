@@ -74,15 +74,19 @@ def test_a_server_that_others_share_is_not_hurried_by_one(mounts: Mounts, image:
     server = mounts.server()
     assert two.state == one.state == server.state
     assert not runtime.was_asked_to_end(server)
-    runtime.ask_to_end(one.state)
+    runtime.ask_to_end(one.state, one.directory)
     assert not runtime.was_asked_to_end(server)
     mounts.umount(two)
     assert runtime.was_asked_to_end(server)
     os.utime(f"{server.state}/{runtime.ASKED}", (0, 0))
     assert not runtime.was_asked_to_end(server), "it did not mean to end"
-    runtime.ask_to_end(one.state)
+    runtime.ask_to_end(one.state, one.directory)
     assert runtime.was_asked_to_end(server)
+    later = mounts.mount(image.ref)
     mounts.umount(one)
+    assert later.state == one.state
+    assert not runtime.was_asked_to_end(server), "it was the other that was asked"
+    mounts.umount(later)
     assert mounts.gone()
 
 

@@ -93,8 +93,10 @@ def run(
             tell(Way(reason=describe(error)))
             words, place, digest, state = _plain_words(settings, options), "", "", ""
         from bootseer.imageprefetch import running, runtime
+        from bootseer.imageprefetch.container_folders import TREE
 
-        asked = functools.partial(runtime.ask_to_end, state) if state else _unheard
+        tree = os.path.join(place, TREE)
+        asked = functools.partial(runtime.ask_to_end, state, tree) if state else _unheard
         code = running.run_foreground(words, asked)
         last = settings.options[-1] if settings.options else "-"
         if code == _PODMANS_OWN_FAULT and not last.startswith("-") and complain is not None:

@@ -6,9 +6,9 @@ server in the list of mounts), `server.json` (once the image is mounted), `left`
 nowhere in the server's namespace: others may still use it), `ending` (once nobody will be served
 any more), `metadata` (where the cache has no room for it), `touches` (what was recorded so far),
 `ahead` (what others read ahead), `faults` (what readers meet: see `telling.FaultLog`), `asked`
-(once a container on its tree was asked to end). All of it goes with the server; what a killed one
-left is removed by whoever comes next. Where somebody mounted over an image of ours, the image
-cannot be unmounted, and its folder stays until it can.
+(the tree of the container that was last asked to end). All of it goes with the server; what a
+killed one left is removed by whoever comes next. Where somebody mounted over an image of ours, the
+image cannot be unmounted, and its folder stays until it can.
 `<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
 begin at once end up with one server.
 """
@@ -104,23 +104,25 @@ class State:
         _clear(self.folder)
 
 
-def ask_to_end(folder: str) -> None:
-    """Say that the container on a server's tree is asked to end now; nothing raises."""
-    _mark(folder, ASKED)
-    with contextlib.suppress(OSError):
-        os.utime(os.path.join(folder, ASKED))
+def ask_to_end(folder: str, tree: str) -> None:
+    """Say that the container on `tree`, a mount of a server's image, is asked to end now; nothing
+    raises."""
+    with contextlib.suppress(OSError), open(os.path.join(folder, ASKED), "wb") as file:
+        file.write(os.fsencode(os.path.realpath(tree)))
 
 
 def was_asked_to_end(server: Server) -> bool:
-    """Whether the container was, within the last minute, that uses a server, which nobody shares.
+    """Whether the container was, within the last minute, that alone uses a server.
 
     One that goes on for longer does not mean to end.
     """
     try:
-        since_s = time.time() - os.stat(os.path.join(server.state, ASKED)).st_mtime
+        with open(os.path.join(server.state, ASKED), "rb") as file:
+            since_s = time.time() - os.fstat(file.fileno()).st_mtime
+            tree = os.fsdecode(file.read())
     except OSError:
         return False
-    return since_s < _ASKED_S and len(mounts_of(server)) <= 1
+    return since_s < _ASKED_S and [m.target for m in mounts_of(server)] == [tree]
 
 
 def _mark(folder: str, name: str) -> None:

@@ -71,8 +71,8 @@ BUILDING = frozenset(
         *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST"),
     )
 )
-BUILT_AS = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
-"""Beginnings of the variables that say which version is built."""
+BUILT_AS = ("SETUPTOOLS_SCM_", "PBR_", "PDM_BUILD_", "HATCH_BUILD_", "POETRY_DYNAMIC_VERSIONING")
+"""Beginnings of the variables that say which version is built, or how."""
 _NAMING_ALL = frozenset(
     (
         *("VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),

@@ -2,13 +2,16 @@
 
 setuptools-scm, hatch-vcs and many like them make a version of the checked-out commit and the
 tags; a build of one's own may do the same. Only packages whose build is known not to look there
-are taken for independent of it: another commit keeps their key.
+are taken for independent of it: another commit keeps their key. Which files a build leaves out,
+because git ignores them, is told by where a repository ends and by what lies above the package.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
 
 from bootseer.depsnap.keying.project import parsed, table, upwards
 from bootseer.depsnap.keying.text_files import look
@@ -21,50 +24,79 @@ _INDEPENDENT_TEXT = """
 _INDEPENDENT = frozenset(_INDEPENDENT_TEXT.split())
 """What builds require that looks at no repository unless a description says so."""
 _LOOKING = re.compile(
-    r"(?<![./\w-])git(?![\w.+/:@-]|\s*=)|subprocess|popen|scm|vcs|versioneer|dulwich|pygit2|dunamai"
-    r"|pbr\b|\bhooks?\b|\bbuild\.py|source *= *[\"'](?:code|env)",
+    r"(?<![\w-])git(?![\w+:@-])|subprocess|popen|os\.system|exec\w*\(|scm|vcs|versioneer|dulwich"
+    r"|pygit2|dunamai|\bpbr\b|cmdclass|\bhooks?\b|[\"']script[\"']:|\bsource\W+(?:code|env|call)\b",
     re.IGNORECASE,
 )
-"""In a description: what may look at a repository, or run what does."""
-_IMPORTED = re.compile(r"^\s*(?:from|import)\s+([\w.]+)", re.MULTILINE)
-_HARMLESS_TEXT = """
-    setuptools distutils os sys re io pathlib codecs glob platform warnings typing ast json shutil
-    collections sysconfig wheel numpy Cython pybind11 torch __future__
-"""
-_HARMLESS = frozenset(_HARMLESS_TEXT.split())
-_DESCRIPTIONS = ("pyproject.toml", "setup.py", "setup.cfg")
+"""In what says how a package is built: what may look at a repository, or run what does."""
+_ADDRESS = re.compile(r"\w+://\S+")
+_COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
+_IMPORTED = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import|import\s+(.+))$", re.MULTILINE)
+_HARMLESS = (sys.stdlib_module_names | _INDEPENDENT | {"Cython"}) - {"subprocess", "runpy"}
+_BUILD_TABLES = (
+    ("build-system",),
+    *(("tool", name) for name in ("setuptools", "flit", "distutils")),
+    *(("tool", "hatch", name) for name in ("version", "build", "metadata")),
+    *(("tool", "pdm", name) for name in ("version", "build")),
+    ("tool", "poetry", "build"),
+)
+_BUILD_SCRIPTS = ("pdm_build.py", "hatch_build.py", "build.py")
+_MODULE_OF = r"[\"']?attr[\"']?\W+([\w.]+)\.(\w+)"
+_MOST_LINKS = 5
 
 
 def state_of(package: str) -> bytes:
-    """The commit and the tags that the build of a package's directory may look at.
+    """The commit and the tags that the build of a package's directory may look at, and what of
+    git's settings it may heed.
 
-    Empty where there are none, and where the build is known not to look. Raises UsageError for a
-    repository that is not git's.
+    Empty where there is no repository. Raises UsageError for one that is not git's.
     """
     if not os.path.isdir(package):
         return b""
+    package = os.path.realpath(package)
     git, other = upwards(package, ".git"), upwards(package, ".hg")
-    if (git is None and other is None) or _is_independent(package):
+    if git is None and other is None:
         return b""
+    independent = _is_independent(package)
     if git is None:
+        if independent:
+            return b""
         raise UsageError(
             f"the version of {package} may be told by a repository of Mercurial, which is not "
             "read; name the install's directories with --also"
         )
-    folder = _folder_of(os.path.join(git, ".git"))
+    texts = ["in a repository", *_ignored_above(package, git)]
+    if not independent:
+        texts += _commit_and_tags(_folder_of(os.path.join(git, ".git")))
+    return "\n".join(texts).encode("utf-8", "surrogateescape")
+
+
+def _ignored_above(package: str, top: str) -> list[str]:
+    """The `.gitignore`s from a repository's top down to a package's directory, not its own."""
+    out = []
+    while package != top:
+        package = os.path.dirname(package)
+        out.append(_text(package, ".gitignore"))
+    return out
+
+
+def _commit_and_tags(folder: str) -> list[str]:
     common = os.path.normpath(os.path.join(folder, _text(folder, "commondir").strip()))
-    head = _text(folder, "HEAD").strip()
     packed = _text(common, "packed-refs")
-    texts = [head, _text(common, "reftable/tables.list")]
-    if head.startswith("ref: "):
-        texts.append(_commit(common, packed, head[5:]))
-    tags = dict(re.findall(r"^([0-9a-f]+) (refs/tags/.+)$", packed, re.MULTILINE))
-    told = {name: commit for commit, name in tags.items()}
+    head = _text(folder, "HEAD").strip()
+    texts = [head, _text(common, "shallow")]
+    texts += [_text(place, "reftable/tables.list") for place in dict.fromkeys((folder, common))]
+    for _ in range(_MOST_LINKS):
+        if not head.startswith("ref: "):
+            break
+        head = _commit(common, packed, head[5:])
+        texts.append(head)
+    tags = re.findall(r"^([0-9a-f]+) (refs/tags/.+)$", packed, re.MULTILINE)
+    told = {name: commit for commit, name in tags}
     for place, _, names in os.walk(os.path.join(common, "refs/tags")):
         loose = [os.path.relpath(os.path.join(place, name), common) for name in names]
         told |= {name: _text(common, name).strip() for name in loose}
-    texts += [f"{name} {told[name]}" for name in sorted(told)]
-    return "\n".join(texts).encode("utf-8", "surrogateescape")
+    return texts + [f"{name} {told[name]}" for name in sorted(told)]
 
 
 def _folder_of(path: str) -> str:
@@ -86,17 +118,39 @@ def _text(folder: str, name: str) -> str:
 
 
 def _is_independent(package: str) -> bool:
-    """Whether the build of a package is known to look at no repository."""
-    texts = {name: look(os.path.join(package, name))[0] for name in _DESCRIPTIONS}
-    if any(_LOOKING.search(text) for text in texts.values()):
+    """Whether the build of a package is known to look at no repository's commits."""
+    described, hatch = (parsed(_text(package, name)) for name in ("pyproject.toml", "hatch.toml"))
+    if described is None or hatch is None:
         return False
-    imported = {name.partition(".")[0] for name in _IMPORTED.findall(texts["setup.py"])}
-    if not imported <= _HARMLESS:
-        return False
-    described = parsed(texts["pyproject.toml"])
     build = table(described, "build-system")
     required = build.get("requires", [])
-    if described is None or "backend-path" in build or not isinstance(required, list):
+    if "backend-path" in build or not isinstance(required, list):
         return False
     names = (re.split(r"[^\w.-]", word.strip())[0] for word in required if isinstance(word, str))
-    return all(re.sub(r"[-_.]+", "_", name).lower() in _INDEPENDENT for name in names)
+    if not all(re.sub(r"[-_.]+", "_", name).lower() in _INDEPENDENT for name in names):
+        return False
+    if any(os.path.exists(os.path.join(package, name)) for name in _BUILD_SCRIPTS):
+        return False
+    tables = [table(described, *path[:-1]).get(path[-1]) for path in _BUILD_TABLES]
+    told = json.dumps([*tables, hatch], default=str)
+    script, settings = _text(package, "setup.py"), _text(package, "setup.cfg")
+    texts = [_ADDRESS.sub("", _COMMENT.sub("", text)) for text in (told, script, settings)]
+    if any(_LOOKING.search(text) for text in texts):
+        return False
+    lines = (one or more for one, more in _IMPORTED.findall(script))
+    imported = {name.split()[0].partition(".")[0] for line in lines for name in line.split(",")}
+    return imported <= _HARMLESS and all(
+        _is_literal(package, *found) for found in re.findall(_MODULE_OF, told + settings)
+    )
+
+
+def _is_literal(package: str, module: str, name: str) -> bool:
+    """Whether a module gives a name its value in so many words: then setuptools runs nothing."""
+    path = module.replace(".", "/")
+    texts = [
+        _text(package, f"{above}{path}{end}")
+        for above in ("", "src/")
+        for end in (".py", "/__init__.py")
+    ]
+    pattern = rf"^{re.escape(name)}\s*(?::[^=\n]*)?=\s*[\"'(\[]"
+    return any(re.search(pattern, text, re.MULTILINE) for text in texts)

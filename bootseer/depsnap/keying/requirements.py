@@ -42,7 +42,14 @@ _BUILT = frozenset(("build", "dist"))
 """What builds leave beside a package's description; deeper, it is a package's own."""
 _INCLUDING = frozenset({"-r", "--requirement", "-c", "--constraint"})
 _EDITABLE = frozenset({"-e", "--editable"})
-_DESCRIPTIONS = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
+_DESCRIPTIONS = frozenset(
+    (
+        *("pyproject.toml", "setup.py", "setup.cfg", "hatch.toml"),
+        *("VERSION", "VERSION.txt", "version.txt"),
+    )
+)
+_VERSION_FILES = ("__init__.py", "_version.py", "version.py", "__version__.py", "__about__.py")
+_VERSION = re.compile(r"^_{0,2}version_{0,2}\s*[:=].*", re.IGNORECASE | re.MULTILINE)
 _LISTS = r".*requirements.*\.(?:txt|in)"
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _NAME = re.compile(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~][^;@]*)?")
@@ -423,8 +430,8 @@ def _editable_label(path: str) -> str:
 
 
 def editable_digest(path: str) -> str:
-    """sha256 of what an editable install takes from its source: its description and its names,
-    and what its build may read of its repository.
+    """sha256 of what an editable install takes from its source: its description, its names and
+    versions, and what its build may read of its repository.
 
     What lies in its modules is read where it is, and may change without another install.
     """
@@ -445,8 +452,15 @@ def editable_digest(path: str) -> str:
             elif name in _DESCRIPTIONS or re.fullmatch(_LISTS, name):
                 parts.append(f"{folder == path} {name} {digest_text(read_text(full))}")
             elif name.endswith(".py") or os.path.isfile(os.path.join(full, "__init__.py")):
-                parts.append(f"{folder == path} {name}")
+                parts.append(f"{folder == path} {name} {_versions(full)}")
     return sha256.of_text("\n".join(parts))
+
+
+def _versions(path: str) -> list[str]:
+    """Lines in which a module or package gives its version: builds may take it from there."""
+    is_module = path.endswith(".py")
+    files = [path] if is_module else [os.path.join(path, name) for name in _VERSION_FILES]
+    return [line for file in files for line in _VERSION.findall(look(file)[0])]
 
 
 def source_digest(path: str) -> str:
@@ -485,7 +499,7 @@ def _source_files(path: str) -> list[str]:
         left_out = NOT_SOURCE if folder == path else NOT_SOURCE - _BUILT
         below[:] = [d for d in below if not _is_environment(os.path.join(folder, d))]
         below[:] = [d for d in below if d not in left_out and not d.endswith(".egg-info")]
-        names += [os.path.relpath(os.path.join(folder, f), path) for f in files]
+        names += [os.path.relpath(os.path.join(folder, f), path) for f in files if f != ".git"]
     return sorted(n for n in names if os.path.isfile(os.path.join(path, n)))
 
 

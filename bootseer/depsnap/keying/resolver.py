@@ -31,7 +31,8 @@ _RESOLVING_TEXT = """
     --python-platform --torch-backend --keyring-provider --fork-strategy --config-setting
     --config-settings-package --prerelease-package --upgrade-package --upgrade-group
     --no-build-isolation-package --no-sources-package --no-index --no-deps --all-extras --no-build
-    --no-sources --no-build-isolation --require-build-hashes --no-config
+    --no-sources --no-build-isolation --require-build-hashes --no-config --refresh
+    --refresh-package
 """
 _RESOLVING = frozenset(_RESOLVING_TEXT.split())
 """Options of installs that say where to look, and what to accept; uv's resolver has the same."""
@@ -42,6 +43,8 @@ _AS_RESOLVER = {
     "--constraint": "--constraints",
     "--override": "--overrides",
     "-P": "--upgrade-package",
+    "--reinstall": "--refresh",  # which it implies
+    "--reinstall-package": "--refresh-package",
     "-b": "--build-constraints",
     "--build-constraint": "--build-constraints",
     "-C": "--config-setting",
@@ -50,16 +53,16 @@ _AS_RESOLVER = {
 _BESIDE_TEXT = """
     -r --requirement --requirements -e --editable -t --target --prefix --root -p --python --user
     --system --break-system-packages -q --quiet -v --verbose -U --upgrade --upgrade-strategy
-    --force-reinstall -I --ignore-installed --reinstall --compile --no-compile --compile-bytecode
+    --force-reinstall -I --ignore-installed --compile --no-compile --compile-bytecode
     --no-warn-script-location --no-warn-conflicts --no-clean --debug --no-input --no-cache-dir
     --disable-pip-version-check --no-color --no-python-version-warning --timeout --retries
     --default-timeout --resume-retries --proxy --cert --client-cert --trusted-host --cache-dir
-    --log --root-user-action --progress-bar -n --no-cache --refresh --offline --no-progress
+    --log --root-user-action --progress-bar -n --no-cache --offline --no-progress
     --color --link-mode --strict --exact --require-virtualenv --directory --project --config-file
     --use-feature --use-deprecated --exists-action --use-pep517 --prefer-binary
     --allow-insecure-host --native-tls --system-certs --require-hashes --no-verify-hashes
     --check-build-dependencies --ignore-requires-python --no-editable --no-editable-package
-    --reinstall-package --refresh-package --no-break-system-packages --managed-python
+    --no-break-system-packages --managed-python
     --no-managed-python --no-python-downloads --python-preference --preview --preview-features
     --output-format --allow-empty-requirements --no-allow-empty-requirements
 """
