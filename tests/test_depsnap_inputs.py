@@ -406,6 +406,12 @@ LOOKING = {
     "[tool.poetry.build]\nscript = 'ext.py'\n",
     "a value that is computed": "[build-system]\nrequires = ['setuptools']\n"
     "[tool.setuptools.dynamic]\nversion = {attr = 'a.get_version'}\n",
+    "poetry's script": "[build-system]\nrequires = ['poetry-core']\n"
+    "[tool.poetry]\nbuild = 'compile.py'\n",
+    "a value that flit asks a module for": "[build-system]\nrequires = ['flit_core']\n"
+    "build-backend = 'flit_core.buildapi'\n[project]\nname = 'a'\ndynamic = ['version']\n",
+    "hooks behind a sign": "[build-system]\nrequires = ['hatchling']\n"
+    "[tool.hatch.version]\npath = 'a #.py'\n[tool.hatch.build.hooks.custom]\n",
 }
 INDEPENDENT = {
     "setuptools": "[build-system]\nrequires = ['setuptools>=61', 'wheel']\n",
@@ -418,6 +424,7 @@ INDEPENDENT = {
     "what no build reads": "[project]\nname = 'a'\ndescription = 'A git tool'\n"
     "[dependency-groups]\ndev = ['pre-commit-hooks']\n"
     "[tool.coverage.run]\npatch = ['subprocess']\n# our pre-commit hook\n",
+    "hatch": "[build-system]\nrequires = ['hatchling']\n[tool.hatch.build]\nignore-vcs = true\n",
     "poetry's dependencies": "[build-system]\nrequires = ['poetry-core']\n"
     "[tool.poetry.dependencies]\nb = { git = 'https://h/b' }\n",
 }
@@ -456,6 +463,16 @@ def test_what_git_tells_a_build_is_part_of_a_package(tmp_path: Path, described: 
         ("import os\nos.system('/usr/bin/git describe > v')\n", True),
         ("head = open('.git/HEAD').read()\n", True),
         ("from setuptools import setup\nsetup(cmdclass={})\n", True),
+        ("from version import get_git_version\nv = get_git_version()\n", True),
+        ("from importlib.machinery import SourceFileLoader\n", True),
+        ("from . import version\n", True),
+        ("setup(url='https://h/a',use_scm_version=True)\n", True),
+        ("setup(\n", True),
+        (
+            '"""\nimport this, then that,\n"""  # by git\nimport setuptools; setuptools.setup()\n',
+            False,
+        ),
+        ("import re\nimport setuptools\nv = re.compile('x')\n", False),
         ("import logging\nfrom itertools import chain\nfrom setuptools import setup\n", False),
     ],
 )
@@ -479,13 +496,44 @@ def test_a_version_that_a_module_gives(tmp_path: Path) -> None:
     module = tmp_path / "src/a/__init__.py"
     module.parent.mkdir(parents=True)
     seen = []
-    for text in ("__version__ = '1'\n", "__version__: str = '2'\n", "from .b import __version__\n"):
+    for text, literal in (
+        ("__version__ = '1'\n", True),
+        ("__version__: str = '2'\n", True),
+        ("from .b import __version__\n", False),
+        ("__version__ = '1+' + commit()\n", False),
+    ):
         module.write_text(text)
         commit(tmp_path, text)
         seen.append(requirements.editable_digest(str(tmp_path)))
         commit(tmp_path, "again")
-        assert (requirements.editable_digest(str(tmp_path)) == seen[-1]) is ("=" in text)
-    assert len(set(seen)) == 3
+        assert (requirements.editable_digest(str(tmp_path)) == seen[-1]) is literal
+    assert len(set(seen)) == 4
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling", "pipe"])
+def test_what_is_called_like_a_description_is_no_error(tmp_path: Path, kind: str) -> None:
+    before = requirements.editable_digest(str(tmp_path))
+    place = tmp_path / "VERSION"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "dangling":
+        place.symlink_to("nowhere")
+    else:
+        os.mkfifo(place)
+    assert requirements.editable_digest(str(tmp_path)) == before
+
+
+def test_a_repository_of_mercurial_within_one_of_git_is_the_one_that_counts(
+    tmp_path: Path,
+) -> None:
+    git(tmp_path, "init", "-q")
+    package = tmp_path / "package"
+    (package / ".hg").mkdir(parents=True)
+    (package / "pyproject.toml").write_text(LOOKING["setuptools-scm"])
+    with pytest.raises(UsageError, match="Mercurial"):
+        requirements.source_digest(str(package))
+    (package / "pyproject.toml").write_text(INDEPENDENT["hatchling"])
+    assert requirements.source_digest(str(package))
 
 
 def test_two_tags_of_one_commit_count_as_two(tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ from bootseer.depsnap.keying.project import parsed, table, upwards
 from bootseer.depsnap.keying.text_files import look
 from bootseer.errors import UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ast
+
 _INDEPENDENT_TEXT = """
     setuptools wheel hatchling flit flit_core poetry poetry_core uv_build pdm_backend packaging
     cython numpy pybind11 cffi ninja cmake torch tomli
@@ -24,24 +28,27 @@ _INDEPENDENT_TEXT = """
 _INDEPENDENT = frozenset(_INDEPENDENT_TEXT.split())
 """What builds require that looks at no repository unless a description says so."""
 _LOOKING = re.compile(
-    r"(?<![\w-])git(?![\w+:@-])|subprocess|popen|os\.system|exec\w*\(|scm|vcs|versioneer|dulwich"
-    r"|pygit2|dunamai|\bpbr\b|cmdclass|\bhooks?\b|[\"']script[\"']:|\bsource\W+(?:code|env|call)\b",
+    r"(?<![\w-])git(?![\w+:@-])|subprocess|popen|scm|(?<!ignore-)vcs|versioneer|dulwich|pygit2"
+    r"|dunamai|\bpbr\b|cmdclass|\bhooks?\b|\bsource\W+(?:code|env|call)\b",
     re.IGNORECASE,
 )
 """In what says how a package is built: what may look at a repository, or run what does."""
-_ADDRESS = re.compile(r"\w+://\S+")
-_COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
-_IMPORTED = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import|import\s+(.+))$", re.MULTILINE)
-_HARMLESS = (sys.stdlib_module_names | _INDEPENDENT | {"Cython"}) - {"subprocess", "runpy"}
+_ADDRESS = re.compile(r"\b[a-z][a-z+]{0,15}://[^\s\"'<>]+")
+_COMMENT = re.compile(r"^\s*[#;].*$", re.MULTILINE)
+_LOADING = frozenset(("subprocess", "runpy", "importlib", "imp", "pkgutil", "zipimport", "ctypes"))
+_HARMLESS = (sys.stdlib_module_names | _INDEPENDENT | {"Cython"}) - _LOADING
+_RUNNING = frozenset(("exec", "eval", "compile", "__import__"))
+_RUNNING_IN = frozenset(("system", "load_module", "exec_module"))
+"""Names of what runs what a script does not hold, as they stand and as attributes."""
 _BUILD_TABLES = (
     ("build-system",),
     *(("tool", name) for name in ("setuptools", "flit", "distutils")),
     *(("tool", "hatch", name) for name in ("version", "build", "metadata")),
     *(("tool", "pdm", name) for name in ("version", "build")),
-    ("tool", "poetry", "build"),
 )
 _BUILD_SCRIPTS = ("pdm_build.py", "hatch_build.py", "build.py")
 _MODULE_OF = r"[\"']?attr[\"']?\W+([\w.]+)\.(\w+)"
+_NO_SCRIPT = (SyntaxError, ValueError, RecursionError, MemoryError)
 _MOST_LINKS = 5
 
 
@@ -58,16 +65,22 @@ def state_of(package: str) -> bytes:
     if git is None and other is None:
         return b""
     independent = _is_independent(package)
-    if git is None:
-        if independent:
-            return b""
+    if other is not None and not independent and len(other) > len(git or ""):
         raise UsageError(
             f"the version of {package} may be told by a repository of Mercurial, which is not "
             "read; name the install's directories with --also"
         )
-    texts = ["in a repository", *_ignored_above(package, git)]
+    if git is None:
+        return b""
+    folder = _folder_of(os.path.join(git, ".git"))
+    common = os.path.normpath(os.path.join(folder, _text(folder, "commondir").strip()))
+    texts = [
+        "in a repository",
+        *_ignored_above(package, git),
+        _COMMENT.sub("", _text(common, "info/exclude")).strip(),
+    ]
     if not independent:
-        texts += _commit_and_tags(_folder_of(os.path.join(git, ".git")))
+        texts += _commit_and_tags(folder, common)
     return "\n".join(texts).encode("utf-8", "surrogateescape")
 
 
@@ -80,8 +93,7 @@ def _ignored_above(package: str, top: str) -> list[str]:
     return out
 
 
-def _commit_and_tags(folder: str) -> list[str]:
-    common = os.path.normpath(os.path.join(folder, _text(folder, "commondir").strip()))
+def _commit_and_tags(folder: str, common: str) -> list[str]:
     packed = _text(common, "packed-refs")
     head = _text(folder, "HEAD").strip()
     texts = [head, _text(common, "shallow")]
@@ -133,24 +145,92 @@ def _is_independent(package: str) -> bool:
         return False
     tables = [table(described, *path[:-1]).get(path[-1]) for path in _BUILD_TABLES]
     told = json.dumps([*tables, hatch], default=str)
-    script, settings = _text(package, "setup.py"), _text(package, "setup.cfg")
-    texts = [_ADDRESS.sub("", _COMMENT.sub("", text)) for text in (told, script, settings)]
-    if any(_LOOKING.search(text) for text in texts):
+    settings = _COMMENT.sub("", _text(package, "setup.cfg"))
+    if "build" in table(described, "tool", "poetry") or _is_looking(told + settings):
         return False
-    lines = (one or more for one, more in _IMPORTED.findall(script))
-    imported = {name.split()[0].partition(".")[0] for line in lines for name in line.split(",")}
-    return imported <= _HARMLESS and all(
-        _is_literal(package, *found) for found in re.findall(_MODULE_OF, told + settings)
+    computed = re.findall(_MODULE_OF, told + settings)
+    if str(build.get("build-backend")).startswith("flit"):
+        module = table(described, "tool", "flit", "module").get("name")
+        module = module or str(table(described, "project").get("name")).replace("-", "_")
+        computed.append((str(module), "__version__"))
+    script = _text(package, "setup.py")
+    return (not script or _is_plain_script(script)) and all(
+        _is_literal(package, *found) for found in computed
     )
 
 
+def _is_looking(text: str) -> bool:
+    return _LOOKING.search(_ADDRESS.sub("", text)) is not None
+
+
+def _parsed(script: str) -> ast.Module | None:
+    import ast  # few packages have a script
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the script's own escapes
+            return ast.parse(script)
+    except _NO_SCRIPT:
+        return None
+
+
+def _is_plain_script(script: str) -> bool:
+    """Whether a `setup.py` is known to run nothing but itself and what looks at no repository."""
+    tree = _parsed(script)
+    if tree is None:
+        return False
+    import ast
+
+    imported: set[str] = set()
+    words: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add("" if node.level else (node.module or "").partition(".")[0])
+            words += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Name) and node.id not in _RUNNING:
+            words.append(node.id)
+        elif isinstance(node, ast.Attribute) and node.attr not in _RUNNING_IN:
+            words.append(node.attr)
+        elif isinstance(node, ast.keyword):
+            words.append(node.arg or "")
+        elif isinstance(node, ast.Constant):
+            words += [node.value] if isinstance(node.value, str) else []
+        elif isinstance(node, ast.Name | ast.Attribute):
+            return False
+    return imported <= _HARMLESS and not any(map(_is_looking, words))
+
+
 def _is_literal(package: str, module: str, name: str) -> bool:
-    """Whether a module gives a name its value in so many words: then setuptools runs nothing."""
+    """Whether a module gives a name its value in so many words: then builds run nothing for it."""
+    import ast
+
     path = module.replace(".", "/")
     texts = [
         _text(package, f"{above}{path}{end}")
         for above in ("", "src/")
         for end in (".py", "/__init__.py")
     ]
-    pattern = rf"^{re.escape(name)}\s*(?::[^=\n]*)?=\s*[\"'(\[]"
-    return any(re.search(pattern, text, re.MULTILINE) for text in texts)
+    tree = _parsed(next(filter(None, texts), ""))
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets = [node.target]
+        else:
+            continue
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return _is_constant(node.value)
+    return False
+
+
+def _is_constant(value: ast.expr | None) -> bool:
+    import ast
+
+    try:
+        ast.literal_eval(value or "")
+    except (*_NO_SCRIPT, TypeError):
+        return False
+    return True

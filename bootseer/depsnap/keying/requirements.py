@@ -49,7 +49,7 @@ _DESCRIPTIONS = frozenset(
     )
 )
 _VERSION_FILES = ("__init__.py", "_version.py", "version.py", "__version__.py", "__about__.py")
-_VERSION = re.compile(r"^_{0,2}version_{0,2}\s*[:=].*", re.IGNORECASE | re.MULTILINE)
+_VERSION = re.compile(r"^_{0,2}version(?:_info)?_{0,2}\s*[:=].*", re.IGNORECASE | re.MULTILINE)
 _LISTS = r".*requirements.*\.(?:txt|in)"
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _NAME = re.compile(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~][^;@]*)?")
@@ -449,7 +449,7 @@ def editable_digest(path: str) -> str:
             if name == "requirements" and os.path.isdir(full):
                 lists = sorted(n for n in os.listdir(full) if n.endswith(_LIST_ENDS))
                 parts += [f"{n} {digest_text(read_text(os.path.join(full, n)))}" for n in lists]
-            elif name in _DESCRIPTIONS or re.fullmatch(_LISTS, name):
+            elif (name in _DESCRIPTIONS and os.path.isfile(full)) or re.fullmatch(_LISTS, name):
                 parts.append(f"{folder == path} {name} {digest_text(read_text(full))}")
             elif name.endswith(".py") or os.path.isfile(os.path.join(full, "__init__.py")):
                 parts.append(f"{folder == path} {name} {_versions(full)}")
