@@ -25,6 +25,8 @@ from bench import revisions
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "ours"
+UNLESS_TOLD = {"depsnap": "page cache dropped before every side"}
+"""What holds for those cases of a benchmark that name no conditions themselves."""
 Better = Literal["lower", "higher"]
 
 
@@ -193,6 +195,7 @@ def save(name: str, cases: Sequence[Case], *, command: str, quick: bool = False)
             when=case.when or when,
             revision=case.revision or revision,
             command=case.command or command,
+            conditions=case.conditions or UNLESS_TOLD.get(name, ""),
         )
         for case in cases
     ]

@@ -108,14 +108,17 @@ class Node:
         """A program in place of `program` that notes when it installs or makes an environment."""
         path = self.count.with_name("bin") / os.path.basename(program)
         path.parent.mkdir(exist_ok=True)
-        path.write_text(
+        script = (
             "#!/bin/sh\n"
             'case " $* " in *" install "* | *" uninstall "* | *" sync "* | *" venv "*)\n'
             f"  echo x >> {self.count} ;;\n"
             "esac\n"
             f'exec {program} "$@"\n'
         )
-        path.chmod(0o755)
+        # Once: while it is open for writing, a start that runs beside cannot run it (ETXTBSY).
+        if not path.exists() or path.read_text() != script:
+            path.write_text(script)
+            path.chmod(0o755)
         return str(path)
 
     @property

@@ -441,6 +441,18 @@ def test_committed_figures_have_all_their_stamps() -> None:
             assert all((case.when, case.revision, case.command, case.conditions)), case
 
 
+def test_a_benchmark_with_conditions_of_its_own_stamps_what_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    cases = [
+        harness.Case("a", harness.OURS, "s", "lower", [1.0]),
+        harness.Case("b", harness.OURS, "s", "lower", [1.0], conditions="page cache warm"),
+    ]
+    _, saved = harness.load(harness.save("depsnap", cases, command="c"))
+    assert [c.conditions for c in saved] == [harness.UNLESS_TOLD["depsnap"], "page cache warm"]
+
+
 def offer_cases(
     monkeypatch: pytest.MonkeyPatch, figures: dict[str, float | BaseException]
 ) -> list[list[str]]:
