@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,10 @@ def folder_of(cache: NodeCache, source: FileSource) -> Path:
     identity = presence.identity_of(source)
     assert identity is not None
     return Path(cache.directory, identity.folder)
+
+
+def counted(cache: NodeCache) -> int:
+    return int.from_bytes(Path(cache.directory, "usage").read_bytes(), "little")
 
 
 def test_stored_blocks_come_back_and_others_are_missing(tmp_path: Path):
@@ -186,6 +193,62 @@ def test_a_cache_full_of_open_objects_says_so_once_and_serves_on(tmp_path: Path)
         assert cache.used_bytes() <= cache.limit_bytes
     assert len(told) == 1
     assert "limit" in told[0]
+
+
+def test_what_cannot_be_counted_at_once_is_kept_within_reason_and_counted_later(tmp_path: Path):
+    source = make_source(tmp_path, 64 * BLOCK)
+    with NodeCache(str(tmp_path / "cache"), 400 * BLOCK) as cache:
+        other = os.open(f"{cache.directory}/usage", os.O_RDWR)  # as another process would
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with cache.open(source) as kept:
+            fill(kept, source, range(64))
+            stored = 64 - len(kept.missing(0, 64))
+            assert 20 <= stored <= 400 // 16
+            fcntl.flock(other, fcntl.LOCK_UN)
+            fill(kept, source, range(stored, 64))
+            assert kept.missing(0, 64) == []
+            assert counted(cache) >= cache.used_bytes() >= 64 * BLOCK
+        os.close(other)
+
+
+def test_what_was_not_counted_is_so_when_the_cache_is_closed(tmp_path: Path):
+    source = make_source(tmp_path, 8 * BLOCK)
+    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+        fill(kept, source, range(1))
+        before = counted(cache)
+        with open(f"{cache.directory}/usage", "rb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            fill(kept, source, range(1, 8))
+            assert counted(cache) == before
+    assert counted(cache) == before + 7 * BLOCK
+
+
+def test_an_object_is_kept_though_room_is_being_made_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two threads open it at a start, and one of them has begun to count what is there."""
+    source = make_source(tmp_path, 8 * BLOCK)
+    looking, go_on = threading.Event(), threading.Event()
+    shrink = eviction.shrink
+
+    def slow(*limits: object) -> int:
+        looking.set()
+        assert go_on.wait(60)
+        return shrink(*limits)
+
+    monkeypatch.setattr(eviction, "shrink", slow)
+    with NodeCache(str(tmp_path / "cache"), MANY) as cache, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cache.open, source)
+        assert looking.wait(60)
+        try:
+            with cache.open(source) as kept:
+                fill(kept, source, range(8))
+                assert kept.missing(0, 8) == []
+        finally:
+            go_on.set()
+        with first.result(60) as kept:
+            assert kept.missing(0, 8) == []
+        assert counted(cache) >= cache.used_bytes()
 
 
 def test_a_lost_or_wrong_count_is_made_again(tmp_path: Path):

@@ -19,8 +19,9 @@ on (see `straight`).
 **Several processes**: readers need no lock at all, since a block that is being replaced merely
 fails its check. A shared flock on `present` pins an object while it is open; eviction takes it
 exclusively, or leaves the object alone. Blocks are claimed by locks on their entries, so that
-two processes rarely fetch the same one. No lock is ever waited for: whoever does not get one does
-without the cache, so a stopped process stops nobody else.
+two processes rarely fetch the same one. No lock is ever waited for, so that a stopped process stops
+nobody else: whoever cannot have an object's does without the cache, and what cannot be counted
+at once is counted with what comes next.
 
 **Full**: objects are evicted by their last start, oldest first, down to nine tenths of the limit.
 Where that does not help, or the medium is full or broken, storing ends and `told` hears why,
@@ -33,6 +34,7 @@ evicted whole, by unlinking, which leaves the bytes to who has it open.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -42,7 +44,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bootseer.blocks import eviction, presence
 from bootseer.blocks.cached import CachedObject
@@ -56,6 +58,7 @@ LOW_WATER = 0.9
 FULL_PAUSE_S = 5.0  # how long a cache whose objects are all in use is not asked for room again
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.001
+MOST_OWED_BYTES = 64 << 20
 _COUNTER = struct.Struct("<Q")
 _MEDIUM_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -68,8 +71,9 @@ class NodeCache(Closing):
     """Opens cached objects below `directory` and keeps them within `limit_bytes` together.
 
     `told` is called once, from any thread, when storing ends: with the reason, for a person.
-    The limit counts allocated bytes; blocks being written at the moment may stand above it. Of the
-    file system's size the part `keep_free` is left to others, whatever the limit.
+    The limit counts allocated bytes; blocks being written at the moment may stand above it, and of
+    each process what it could not count yet: a sixteenth of the limit, or `MOST_OWED_BYTES`. Of
+    the file system's size the part `keep_free` is left to others, whatever the limit.
     Raises UsageError for a limit that is none, AccessDeniedError for a directory in which others
     could plant blocks, and whatever else keeps it from being used; a full medium is no error.
     """
@@ -90,6 +94,8 @@ class NodeCache(Closing):
         self.corrupt_blocks = 0
         self._told = told
         self._lock = threading.Lock()  # of the counter; held over its quick file operations
+        self._owed_lock = threading.Lock()  # a leaf
+        self._owed_bytes = 0  # that are not in the counter yet
         self._stopped = ""
         self._full_until = 0.0
         self._usage_fd = -1
@@ -169,12 +175,14 @@ class NodeCache(Closing):
         """Count bytes that are about to be written, evicting where the limit says so."""
         if self._stopped or time.monotonic() < self._full_until:
             return False
+        wanted_bytes = _rounded(wanted_bytes)
         if not self._lock.acquire(timeout=LOCK_TRIES * LOCK_PAUSE_S):
-            return False  # somebody evicts: that takes longer than fetching the block again
+            return self._owe(wanted_bytes)  # somebody evicts, or the medium is slow
         failure: OSError | None = None
         granted: bool | None = False
         try:
-            granted = self._count(_rounded(wanted_bytes))
+            with self._usage_locked() as locked:
+                granted = self._count(wanted_bytes) if locked else self._owe(wanted_bytes)
         except OSError as error:
             failure = error
         finally:
@@ -188,27 +196,37 @@ class NodeCache(Closing):
             )
         return bool(granted)
 
+    def _owe(self, wanted_bytes: int) -> bool:
+        """Grant what cannot be counted now, within reason: a block is worth more than its count."""
+        with self._owed_lock:
+            owed_bytes = self._owed_bytes + wanted_bytes
+            if owed_bytes > min(MOST_OWED_BYTES, self.limit_bytes // 16):
+                return False
+            self._owed_bytes = owed_bytes
+            return True
+
     def _count(self, wanted_bytes: int) -> bool | None:
         """Whether there is room; None when there is none although all was tried."""
-        if not self._lock_usage():
-            return False
-        try:
-            stored = os.pread(self._usage_fd, _COUNTER.size, 0)
-            # Without a usable counter (a new or a spoiled cache) the folders tell.
-            known = len(stored) == _COUNTER.size
-            counted = _COUNTER.unpack(stored)[0] if known else self.limit_bytes
-            limit_bytes = self._limit_now(counted)
-            if counted + wanted_bytes > limit_bytes:
-                goal = max(0, int(limit_bytes * LOW_WATER) - wanted_bytes)
-                most = max(0, limit_bytes - wanted_bytes)
-                counted = eviction.shrink(self.directory, most, goal)
-            if counted + wanted_bytes > limit_bytes:
-                self._full_until = time.monotonic() + FULL_PAUSE_S
-                return None
-            os.pwrite(self._usage_fd, _COUNTER.pack(counted + wanted_bytes), 0)
+        stored = os.pread(self._usage_fd, _COUNTER.size, 0)
+        # Without a usable counter (a new or a spoiled cache) the folders tell.
+        known = len(stored) == _COUNTER.size
+        counted = _COUNTER.unpack(stored)[0] if known else self.limit_bytes
+        with self._owed_lock:
+            owed_bytes, self._owed_bytes = self._owed_bytes, 0
+        counted += owed_bytes
+        limit_bytes = self._limit_now(counted)
+        if counted + wanted_bytes > limit_bytes:
+            goal = max(0, int(limit_bytes * LOW_WATER) - wanted_bytes)
+            most = max(0, limit_bytes - wanted_bytes)
+            counted = eviction.shrink(self.directory, most, goal)
+        granted = counted + wanted_bytes <= limit_bytes
+        if granted or owed_bytes:
+            counted += wanted_bytes if granted else 0
+            os.pwrite(self._usage_fd, _COUNTER.pack(counted), 0)
+        if granted:
             return True
-        finally:
-            fcntl.flock(self._usage_fd, fcntl.LOCK_UN)
+        self._full_until = time.monotonic() + FULL_PAUSE_S
+        return None
 
     def _limit_now(self, counted_bytes: int) -> int:
         """The limit, or less where others need the disk."""
@@ -217,6 +235,16 @@ class NodeCache(Closing):
         disk = os.fstatvfs(self._usage_fd)
         spare_bytes = int((disk.f_bavail - disk.f_blocks * self._keep_free) * disk.f_frsize)
         return max(0, min(self.limit_bytes, counted_bytes + spare_bytes))
+
+    @contextlib.contextmanager
+    def _usage_locked(self) -> Iterator[bool]:
+        """Hold the counter's file against other processes; False where one of them has it."""
+        locked = self._lock_usage()
+        try:
+            yield locked
+        finally:
+            if locked:
+                fcntl.flock(self._usage_fd, fcntl.LOCK_UN)
 
     def _lock_usage(self) -> bool:
         for _ in range(LOCK_TRIES):
@@ -268,6 +296,10 @@ class NodeCache(Closing):
     def close(self) -> None:
         """Close the counter; open objects live on without storing. Twice is safe."""
         with self._lock:
+            if self._owed_bytes:
+                with contextlib.suppress(OSError), self._usage_locked() as locked:
+                    if locked:
+                        self._count(0)
             fd, self._usage_fd = self._usage_fd, -1
             self._stopped = self._stopped or "the cache was closed"
         if fd >= 0:
