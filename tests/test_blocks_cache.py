@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from block_sources import FileSource, block_of, make_source
+from waiting import until
 
+from bootseer.blocks import cache as cache_module
+from bootseer.blocks import cached as cached_module
 from bootseer.blocks import eviction, presence
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.cached import CachedObject
@@ -37,6 +42,10 @@ def folder_of(cache: NodeCache, source: FileSource) -> Path:
     identity = presence.identity_of(source)
     assert identity is not None
     return Path(cache.directory, identity.folder)
+
+
+def no_descriptor(directory: str) -> list[eviction.Usage]:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def counted(cache: NodeCache) -> int:
@@ -197,13 +206,13 @@ def test_a_cache_full_of_open_objects_says_so_once_and_serves_on(tmp_path: Path)
 
 def test_what_cannot_be_counted_at_once_is_kept_within_reason_and_counted_later(tmp_path: Path):
     source = make_source(tmp_path, 64 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), 400 * BLOCK) as cache:
+    with NodeCache(str(tmp_path / "cache"), 64 * 25 * BLOCK) as cache:
         other = os.open(f"{cache.directory}/usage", os.O_RDWR)  # as another process would
         fcntl.flock(other, fcntl.LOCK_EX)
         with cache.open(source) as kept:
             fill(kept, source, range(64))
             stored = 64 - len(kept.missing(0, 64))
-            assert 20 <= stored <= 400 // 16
+            assert 20 <= stored <= 25
             fcntl.flock(other, fcntl.LOCK_UN)
             fill(kept, source, range(stored, 64))
             assert kept.missing(0, 64) == []
@@ -221,6 +230,60 @@ def test_what_was_not_counted_is_so_when_the_cache_is_closed(tmp_path: Path):
             fill(kept, source, range(1, 8))
             assert counted(cache) == before
     assert counted(cache) == before + 7 * BLOCK
+
+
+def test_what_others_need_of_the_disk_is_not_given_to_what_cannot_be_counted(tmp_path: Path):
+    for keep_free in (0.0, 0.999999):
+        with (
+            NodeCache(str(tmp_path / "cache"), MANY, keep_free=keep_free) as cache,
+            open(f"{cache.directory}/usage", "rb") as other,
+        ):
+            fcntl.flock(other, fcntl.LOCK_EX)
+            assert cache.reserve(BLOCK) is (keep_free == 0.0)
+
+
+def test_a_cache_at_its_limit_stays_there_however_many_look_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Looking at the folders takes long, and everybody else waits for the count meanwhile."""
+    shrink, looks = eviction.shrink, 0
+
+    def slow(*limits: int) -> int:
+        nonlocal looks
+        looks += 1
+        time.sleep(0.05)
+        return shrink(*limits)
+
+    source = make_source(tmp_path, 512 * BLOCK)
+    limit = 128 * BLOCK
+    with NodeCache(str(tmp_path / "cache"), limit) as cache, cache.open(source) as kept:
+        monkeypatch.setattr(cache_module, "FULL_PAUSE_S", 0.02)
+        fill(kept, source, range(128))
+        monkeypatch.setattr(eviction, "shrink", slow)
+
+        def store(first: int) -> None:
+            for index in range(128 + first, 512, 8):
+                fill(kept, source, range(index, index + 1))
+                time.sleep(0.01)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(store, range(8)))
+        assert looks > 3
+        assert cache.used_bytes() <= limit + limit // 64
+
+
+def test_who_waits_for_room_while_the_cache_is_closed_stores_nothing(tmp_path: Path):
+    source = make_source(tmp_path, 2 * BLOCK)
+    cache = NodeCache(str(tmp_path / "cache"), MANY)
+    with cache.open(source) as kept, ThreadPoolExecutor(2) as pool:
+        fill(kept, source, range(1))
+        with cache._lock:
+            waiting = pool.submit(kept.store, 1, memoryview(block_of(source, 1)))
+            closing = pool.submit(cache.close)
+            until(lambda: bool(cache.stopped), 20)
+        closing.result(20)
+        assert waiting.result(20) is False or counted(cache) >= 2 * BLOCK
+        assert kept.store(1, memoryview(block_of(source, 1))) is False
 
 
 def test_an_object_is_kept_though_room_is_being_made_while_it_is_opened(
@@ -309,6 +372,24 @@ def test_too_many_open_files_are_no_reason_to_give_the_cache_up(tmp_path: Path):
             assert kept.usable
 
 
+def test_too_many_open_files_while_room_is_made_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    source = make_source(tmp_path, 64 * BLOCK)
+    old = make_source(tmp_path, 64 * BLOCK, seed=1)
+    with NodeCache(str(tmp_path / "cache"), 100 * BLOCK) as cache:
+        with cache.open(old) as kept:
+            fill(kept, old, range(64))
+        with cache.open(source) as kept:
+            with monkeypatch.context() as patch:
+                patch.setattr(eviction, "survey", no_descriptor)
+                fill(kept, source, range(64))
+                assert kept.missing(0, 64)
+            assert cache.stopped == ""
+            fill(kept, source, range(64))
+            assert kept.missing(0, 64) == []
+
+
 def test_a_limit_or_a_directory_that_cannot_be_used_is_told(tmp_path: Path):
     with pytest.raises(UsageError):
         NodeCache(str(tmp_path), 0)
@@ -361,6 +442,30 @@ def test_a_full_disk_ends_storing_once_and_never_reading(tmp_path: Path, small_d
         assert kept.claim(0)
     assert len(told) == 1
     assert "No space" in told[0]
+
+
+def test_all_who_meet_a_full_disk_try_again_once_one_has_made_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The full disk is a fake: each thread's first write fails, all at one moment."""
+    old, source = make_source(tmp_path, 8 * BLOCK, seed=1), make_source(tmp_path, 8 * BLOCK)
+    together, once, write = threading.Barrier(4), threading.local(), cached_module._write
+
+    def full_at_first(fd: int, offset: int, raw: memoryview) -> None:
+        if not getattr(once, "met", False):
+            once.met = True
+            together.wait(20)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(fd, offset, raw)
+
+    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+        with cache.open(old) as kept:
+            fill(kept, old, range(8))
+        with cache.open(source) as kept, ThreadPoolExecutor(4) as pool:
+            monkeypatch.setattr(cached_module, "_write", full_at_first)
+            list(pool.map(lambda index: fill(kept, source, range(index, index + 1)), range(4)))
+            assert kept.missing(0, 4) == []
+        assert cache.stopped == ""
 
 
 @pytest.mark.root

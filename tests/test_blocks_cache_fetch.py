@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 from block_sources import FileSource, some_bytes
 from cache_fetch_worker import CountingStore, requests
 
-from bootseer.blocks import presence
+from bootseer.blocks import planning, presence
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.fetch import Fetcher, FetchSettings
 
@@ -67,6 +68,27 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+def test_an_object_that_could_not_be_opened_is_asked_for_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has it alone, as who evicts its end does."""
+    monkeypatch.setattr(planning, "REOPEN_S", 0.2)
+    source, buffer = place.source(), bytearray(SIZE)
+    identity = presence.identity_of(source)
+    assert identity is not None
+    with NodeCache(str(place.cache), 1 << 30) as cache:
+        cache.open(source).close()
+        with Fetcher(cache=cache) as fetcher:
+            with open(place.cache / identity.folder / "present", "rb") as present:
+                fcntl.flock(present, fcntl.LOCK_EX)
+                fetcher.read_into(source, 0, memoryview(buffer)[:BLOCK])
+            time.sleep(0.3)
+            fetcher.read_into(source, 0, buffer)
+        with cache.open(source) as kept:
+            assert kept.missing(1, 95) == []
+    assert buffer == place.object.read_bytes()
 
 
 def finish(workers: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:

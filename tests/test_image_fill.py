@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from block_sources import FileSource, make_source
+from block_sources import FileSource, block_of, make_source
 from image_mounts import mounts_below, publish, some_files
 
 from bootseer.blockimage import fill as fill_module
@@ -19,7 +19,9 @@ from bootseer.blockimage.fill_settings import Activity, FillSettings
 from bootseer.blockimage.front import DATA, ImageFront
 from bootseer.blockimage.opened import BlockImage
 from bootseer.blockimage.serving import ImageServer, ServeSettings
+from bootseer.blocks import presence
 from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cached import CachedObject
 from bootseer.fuse.operations import Handle
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
@@ -44,6 +46,27 @@ class Counting:
         return True
 
 
+class Storing(Counting):
+    """A fetcher (a fake) of which each block is stored a moment after it came, or not at all.
+
+    `lost` are blocks that are not kept when they come first.
+    """
+
+    def __init__(self, cached: CachedObject, after_s: float, lost: set[int]) -> None:
+        super().__init__()
+        self._cached, self._after_s, self._lost = cached, after_s, lost
+
+    def prefetch(self, source: Any, offset: int, length: int, priority: Any) -> Any:
+        first = offset // source.block_bytes
+        for index in range(first, first + length // source.block_bytes):
+            if index in self._lost:
+                self._lost.remove(index)
+                continue
+            raw = memoryview(block_of(source, index))
+            threading.Timer(self._after_s, self._cached.store, (index, raw)).start()
+        return super().prefetch(source, offset, length, priority)
+
+
 class Pauses:
     """An event (a fake) whose waits take no time; `then` is told of each one."""
 
@@ -64,6 +87,7 @@ class Pauses:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileSource:
     monkeypatch.setattr(fill_module, "STEP_BYTES", PAGE)
+    monkeypatch.setattr(fill_module, "STORED_S", 0.0)  # most fetchers here store nothing
     return make_source(tmp_path / "source", 64 * PAGE)
 
 
@@ -96,6 +120,39 @@ def test_it_ends_where_the_cache_takes_no_more(source: FileSource, cache: NodeCa
     assert len(fetcher.asked) == fill_module.FAULTS
     assert said == ["filling the cache ends: it takes no more of this image"]
     assert not fill.done.is_set()
+
+
+@pytest.mark.parametrize("lost", [set(), {0, 7, 63}])
+def test_it_waits_for_a_slow_disk_and_fetches_what_was_not_kept_once_more(
+    source: FileSource, cache: NodeCache, monkeypatch: pytest.MonkeyPatch, lost: set[int]
+) -> None:
+    monkeypatch.setattr(fill_module, "STORED_S", 0.3)
+    said: list[str] = []
+    with cache.open(source) as cached:
+        fill, _ = a_fill(source, cache, FillSettings(quiet_s=0))
+        fetcher = fill._fetcher = Storing(cached, 0.02, set(lost))  # type: ignore[assignment]
+        fill.run(said.append, lambda: True)
+        assert cached.missing(0, 64) == []
+    assert said == []
+    assert fill.done.is_set()
+    assert len(fetcher.asked) == 64 + len(lost)
+
+
+def test_an_image_that_is_being_evicted_at_the_moment_is_filled_a_little_later(
+    source: FileSource, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fill_module, "POLL_S", 0.05)
+    identity = presence.identity_of(source)
+    assert identity is not None
+    with cache.open(source) as cached:
+        for index in range(64):
+            cached.store(index, memoryview(block_of(source, index)))
+    fill, _ = a_fill(source, cache, FillSettings(quiet_s=0))
+    with open(f"{cache.directory}/{identity.folder}/present", "rb") as present:
+        fcntl.flock(present, fcntl.LOCK_EX)
+        threading.Timer(0.1, fcntl.flock, (os.dup(present.fileno()), fcntl.LOCK_UN)).start()
+        fill.run(lambda _: None, lambda: True)
+    assert fill.done.is_set()
 
 
 def test_it_keeps_to_its_rate(source: FileSource, cache: NodeCache) -> None:
@@ -221,32 +278,3 @@ def test_a_server_holds_the_images_turn(registry: Any, tmp_path: Path) -> None:
                         return
             threading.Event().wait(0.01)
     raise AssertionError("nobody holds it")
-
-
-@pytest.mark.parametrize(
-    ("looks", "storing", "kept"), [(3, True, True), (99, True, False), (99, False, False)]
-)
-def test_it_waits_for_what_a_slow_disk_stores_last(
-    source: FileSource,
-    cache: NodeCache,
-    monkeypatch: pytest.MonkeyPatch,
-    looks: int,
-    storing: bool,
-    kept: bool,
-) -> None:
-    """The cached object is a fake: it has the last block after so many looks."""
-
-    class Slow:
-        def __init__(self) -> None:
-            self.storing, self.left = storing, looks
-
-        def missing(self, first: int, count: int) -> list[int]:
-            self.left -= 1
-            return [first] if self.left > 0 else []
-
-    monkeypatch.setattr(fill_module, "STORED_S", 0.2)
-    monkeypatch.setattr(fill_module, "POLL_S", 0.01)
-    said: list[str] = []
-    fill, _ = a_fill(source, cache, FillSettings())
-    assert fill._stored(Slow(), 1, said.append) == kept  # type: ignore[arg-type]
-    assert bool(said) != kept

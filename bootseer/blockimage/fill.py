@@ -21,8 +21,9 @@ START_STEP_BYTES = 1 << 20  # who reads again in the middle of a start shares th
 FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
+PASSES = 3  # over the image, for blocks that were not kept
 POLL_S = 0.2
-STORED_S = 30.0  # the last blocks of a slow disk
+STORED_S = 5.0  # the blocks of one step, on a slow disk
 TURN_S = 2.0  # between looks whether another server of the image has ended
 
 
@@ -65,47 +66,62 @@ class Fill:
 
     def _all(self, say: Callable[[str], None]) -> bool:
         """Fetch all that is missing; whether nothing is any more."""
-        with self._cache.open(self._source) as cached:
-            first, faults, refused = 0, 0, 0
-            before: list[int] = []
+        with self._opened() as cached:
             count = block_count(self._source)
-            while first < count and not self._closing.is_set():
-                kept = len(cached.missing(before[0], len(before))) < len(before) if before else True
-                refused = 0 if kept else refused + 1
-                before = []
-                missing = cached.missing(first, min(1024, count - first))
-                if not missing:
-                    first += 1024
-                    continue
-                # What is fetched and finds no place would be fetched for nothing. A frozen image
-                # takes nothing, but may be whole, and is then to be verified anew.
-                if not cached.storing or refused == FAULTS:
-                    say("filling the cache ends: it takes no more of this image")
+            for _ in range(PASSES):
+                if not self._pass(cached, count, say):
                     return False
-                first = missing[0]
-                if not self.quiet():
-                    return False
-                run = _run_of(missing, self._room())
-                if self._step(run):
-                    first, faults, before = run[-1] + 1, 0, run
-                    continue
-                faults += 1
-                if faults == FAULTS:
-                    say(f"filling the cache rests: {FAULTS} requests in a row failed")
-                if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
-                    return False
-            return self._stored(cached, count, say)
+                if not _missing(cached, count):
+                    return True
+            say("filling the cache ends: some blocks of this image are not kept")
+            return False
 
-    def _stored(self, cached: CachedObject, count: int, say: Callable[[str], None]) -> bool:
-        """Wait until what came last is stored, which is a moment after it came."""
-        end_s = time.monotonic() + STORED_S
-        while not self._closing.wait(POLL_S):
-            if not _missing(cached, count):
-                return True
-            if not cached.storing or time.monotonic() > end_s:
-                say("filling the cache ends: what came last is not kept")
+    def _opened(self) -> CachedObject:
+        """The image in the cache; one that somebody evicts at the moment may be had soon."""
+        for number in range(FAULTS):
+            cached = self._cache.open(self._source)
+            if cached.usable or self._cache.stopped or self._closing.wait(POLL_S * number):
+                break
+            cached.close()
+        return cached
+
+    def _pass(self, cached: CachedObject, count: int, say: Callable[[str], None]) -> bool:
+        """Fetch what is missing, from front to back; False where there is no sense in going on."""
+        first, faults, refused = 0, 0, 0
+        while first < count and not self._closing.is_set():
+            missing = cached.missing(first, min(1024, count - first))
+            if not missing:
+                first += 1024
+                continue
+            # What is fetched and finds no place would be fetched for nothing. A frozen image
+            # takes nothing, but may be whole, and is then to be verified anew.
+            if not cached.storing or refused == FAULTS:
+                say("filling the cache ends: it takes no more of this image")
                 return False
-        return False
+            first = missing[0]
+            if not self.quiet():
+                return False
+            run = _run_of(missing, self._room())
+            if self._step(run):
+                first, faults = run[-1] + 1, 0
+                refused = 0 if self._stored(cached, run) else refused + 1
+                continue
+            faults += 1
+            if faults == FAULTS:
+                say(f"filling the cache rests: {FAULTS} requests in a row failed")
+            if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
+                return False
+        return not self._closing.is_set()
+
+    def _stored(self, cached: CachedObject, run: list[int]) -> bool:
+        """Wait until what came is stored, which is a moment after it came; whether any of it is."""
+        end_s = time.monotonic() + STORED_S
+        pause_s = 0.001
+        while left := cached.missing(run[0], len(run)):
+            if self._closing.wait(pause_s) or not cached.storing or time.monotonic() > end_s:
+                break
+            pause_s = min(2 * pause_s, POLL_S)
+        return len(left) < len(run)
 
     def _room(self) -> int:
         """Blocks of one step."""

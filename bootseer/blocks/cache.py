@@ -20,8 +20,9 @@ on (see `straight`).
 fails its check. A shared flock on `present` pins an object while it is open; eviction takes it
 exclusively, or leaves the object alone. Blocks are claimed by locks on their entries, so that
 two processes rarely fetch the same one. No lock is ever waited for, so that a stopped process stops
-nobody else: whoever cannot have an object's does without the cache, and what cannot be counted
-at once is counted with what comes next.
+nobody else: whoever cannot have an object's does without the cache for a while, and what cannot
+be counted at once is counted with what comes next. What a process owes at its end, or killed, is
+counted when the folders are.
 
 **Full**: objects are evicted by their last start, oldest first, down to nine tenths of the limit.
 Where that does not help, or the medium is full or broken, storing ends and `told` hears why,
@@ -37,6 +38,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import shutil
 import stat
@@ -55,12 +57,14 @@ from bootseer.contexts import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
 
 LOW_WATER = 0.9
+EVICTED_S = 1.0  # so long a medium that was full has room again, for all who met it
 FULL_PAUSE_S = 5.0  # how long a cache whose objects are all in use is not asked for room again
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.001
 MOST_OWED_BYTES = 64 << 20
 _COUNTER = struct.Struct("<Q")
 _MEDIUM_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def _nobody(reason: str) -> None:
@@ -72,8 +76,8 @@ class NodeCache(Closing):
 
     `told` is called once, from any thread, when storing ends: with the reason, for a person.
     The limit counts allocated bytes; blocks being written at the moment may stand above it, and of
-    each process what it could not count yet: a sixteenth of the limit, or `MOST_OWED_BYTES`. Of
-    the file system's size the part `keep_free` is left to others, whatever the limit.
+    each process what it could not count yet: a part in 64 of the limit, `MOST_OWED_BYTES` at the
+    most. Of the file system's size the part `keep_free` is left to others, whatever the limit.
     Raises UsageError for a limit that is none, AccessDeniedError for a directory in which others
     could plant blocks, and whatever else keeps it from being used; a full medium is no error.
     """
@@ -97,7 +101,9 @@ class NodeCache(Closing):
         self._owed_lock = threading.Lock()  # a leaf
         self._owed_bytes = 0  # that are not in the counter yet
         self._stopped = ""
-        self._full_until = 0.0
+        self._full_until = 0.0  # 0: there was room at the last look
+        self._evict_lock = threading.Lock()  # of who found the medium full
+        self._evicted_s = -math.inf
         self._usage_fd = -1
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
@@ -126,8 +132,7 @@ class NodeCache(Closing):
         try:
             found = self._open_files(identity)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):  # those pass
-                self.failed(error)
+            self.failed(error)
             found = None
         if found is None:
             return CachedObject(None, self)
@@ -173,7 +178,7 @@ class NodeCache(Closing):
 
     def reserve(self, wanted_bytes: int) -> bool:
         """Count bytes that are about to be written, evicting where the limit says so."""
-        if self._stopped or time.monotonic() < self._full_until:
+        if self._refuses():
             return False
         wanted_bytes = _rounded(wanted_bytes)
         if not self._lock.acquire(timeout=LOCK_TRIES * LOCK_PAUSE_S):
@@ -181,8 +186,9 @@ class NodeCache(Closing):
         failure: OSError | None = None
         granted: bool | None = False
         try:
-            with self._usage_locked() as locked:
-                granted = self._count(wanted_bytes) if locked else self._owe(wanted_bytes)
+            if not self._refuses():  # who had the lock may have found that there is no room
+                with self._usage_locked() as locked:
+                    granted = self._count(wanted_bytes) if locked else self._owe(wanted_bytes)
         except OSError as error:
             failure = error
         finally:
@@ -196,24 +202,27 @@ class NodeCache(Closing):
             )
         return bool(granted)
 
+    def _refuses(self) -> bool:
+        return bool(self._stopped) or time.monotonic() < self._full_until
+
     def _owe(self, wanted_bytes: int) -> bool:
         """Grant what cannot be counted now, within reason: a block is worth more than its count."""
         with self._owed_lock:
             owed_bytes = self._owed_bytes + wanted_bytes
-            if owed_bytes > min(MOST_OWED_BYTES, self.limit_bytes // 16):
+            if owed_bytes > min(MOST_OWED_BYTES, self.limit_bytes // 64):
+                return False
+            if self._stopped or self._full_until or not self._has_spare(owed_bytes):
                 return False
             self._owed_bytes = owed_bytes
             return True
 
     def _count(self, wanted_bytes: int) -> bool | None:
         """Whether there is room; None when there is none although all was tried."""
-        stored = os.pread(self._usage_fd, _COUNTER.size, 0)
-        # Without a usable counter (a new or a spoiled cache) the folders tell.
-        known = len(stored) == _COUNTER.size
-        counted = _COUNTER.unpack(stored)[0] if known else self.limit_bytes
         with self._owed_lock:
-            owed_bytes, self._owed_bytes = self._owed_bytes, 0
-        counted += owed_bytes
+            owed_bytes = self._owed_bytes
+        # Without a usable counter (a new or a spoiled cache) the folders tell.
+        stored_bytes = self._stored_count()
+        counted = (self.limit_bytes if stored_bytes is None else stored_bytes) + owed_bytes
         limit_bytes = self._limit_now(counted)
         if counted + wanted_bytes > limit_bytes:
             goal = max(0, int(limit_bytes * LOW_WATER) - wanted_bytes)
@@ -221,20 +230,36 @@ class NodeCache(Closing):
             counted = eviction.shrink(self.directory, most, goal)
         granted = counted + wanted_bytes <= limit_bytes
         if granted or owed_bytes:
-            counted += wanted_bytes if granted else 0
-            os.pwrite(self._usage_fd, _COUNTER.pack(counted), 0)
-        if granted:
-            return True
-        self._full_until = time.monotonic() + FULL_PAUSE_S
-        return None
+            self._settle(counted + (wanted_bytes if granted else 0), owed_bytes)
+        self._full_until = 0.0 if granted else time.monotonic() + FULL_PAUSE_S
+        return granted or None
+
+    def _stored_count(self) -> int | None:
+        stored = os.pread(self._usage_fd, _COUNTER.size, 0)
+        return int.from_bytes(stored, "little") if len(stored) == _COUNTER.size else None
+
+    def _settle(self, counted_bytes: int, owed_bytes: int) -> None:
+        """Write the counter, in which bytes that were owed are counted."""
+        os.pwrite(self._usage_fd, _COUNTER.pack(counted_bytes), 0)
+        with self._owed_lock:
+            self._owed_bytes -= owed_bytes
 
     def _limit_now(self, counted_bytes: int) -> int:
         """The limit, or less where others need the disk."""
         if not self._keep_free:
             return self.limit_bytes
+        return max(0, min(self.limit_bytes, counted_bytes + self._spare_bytes()))
+
+    def _has_spare(self, wanted_bytes: int) -> bool:
+        """Whether others do not need so much of the disk."""
+        try:
+            return not self._keep_free or self._spare_bytes() >= wanted_bytes
+        except OSError:
+            return False
+
+    def _spare_bytes(self) -> int:
         disk = os.fstatvfs(self._usage_fd)
-        spare_bytes = int((disk.f_bavail - disk.f_blocks * self._keep_free) * disk.f_frsize)
-        return max(0, min(self.limit_bytes, counted_bytes + spare_bytes))
+        return int((disk.f_bavail - disk.f_blocks * self._keep_free) * disk.f_frsize)
 
     @contextlib.contextmanager
     def _usage_locked(self) -> Iterator[bool]:
@@ -259,6 +284,8 @@ class NodeCache(Closing):
 
     def failed(self, error: OSError) -> bool:
         """Writing failed: make room once where that can help, else end storing."""
+        if error.errno in _NO_DESCRIPTOR:  # that passes
+            return False
         if error.errno in _MEDIUM_FULL and self._evict_some():
             return True
         what = error.strerror or str(error)
@@ -266,13 +293,22 @@ class NodeCache(Closing):
         return False
 
     def _evict_some(self) -> bool:
-        """On a full medium give up a tenth of what is cached; True when anything was freed."""
-        try:
-            used = eviction.used_bytes(self.directory)
-            goal = int(used * LOW_WATER)
-            return eviction.shrink(self.directory, goal, goal) < used
-        except OSError:
-            return False
+        """On a full medium give up a tenth of what is cached; True when anything was freed.
+
+        One of all who met it does so, and the others try again as well.
+        """
+        with self._evict_lock:
+            if time.monotonic() - self._evicted_s < EVICTED_S:
+                return True
+            try:
+                used = eviction.used_bytes(self.directory)
+                goal = int(used * LOW_WATER)
+                freed = eviction.shrink(self.directory, goal, goal) < used
+            except OSError:
+                return False
+            if freed:
+                self._evicted_s = time.monotonic()
+            return freed
 
     def found_corrupt(self) -> None:
         """Count a block that did not match its entry."""
@@ -295,13 +331,14 @@ class NodeCache(Closing):
 
     def close(self) -> None:
         """Close the counter; open objects live on without storing. Twice is safe."""
+        self._stopped = self._stopped or "the cache was closed"
         with self._lock:
-            if self._owed_bytes:
+            if self._owed_bytes and self._usage_fd >= 0:
                 with contextlib.suppress(OSError), self._usage_locked() as locked:
-                    if locked:
-                        self._count(0)
+                    stored_bytes = self._stored_count() if locked else None
+                    if stored_bytes is not None:
+                        self._settle(stored_bytes + self._owed_bytes, self._owed_bytes)
             fd, self._usage_fd = self._usage_fd, -1
-            self._stopped = self._stopped or "the cache was closed"
         if fd >= 0:
             os.close(fd)
 

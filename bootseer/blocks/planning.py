@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 
 from bootseer.blocks import claims
 from bootseer.blocks.board import Board
@@ -11,6 +13,8 @@ from bootseer.blocks.plan import Piece, plan, request_bytes
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.state import Block, Job, Object
 from bootseer.blocks.stats import source_class
+
+REOPEN_S = 5.0
 
 
 class Planner:
@@ -66,16 +70,26 @@ class Planner:
         )
 
     def open_cached(self, found: Object) -> None:
-        """Open an object of the node cache, unless that was done."""
-        if found.stats:
+        """Open an object of the node cache, unless that was done.
+
+        One that cannot be opened (it is being evicted, no descriptor is free) is tried again after
+        a while: for a server that lives for weeks it would else never be there.
+        """
+        if found.stats and time.monotonic() < found.reopen_s:
             return
         # Several threads may come here at once: each goes on only once the cache is open.
+        again_s = math.inf
         if self._cache is not None and found.source.key and found.cached is None:
             opened = self._cache.open(found.source)
-            with self._lock:
-                used = self._board.cache(found, opened)
-            if not used:
-                opened.close()
+            if not opened.usable:
+                if not self._cache.stopped:
+                    again_s = time.monotonic() + REOPEN_S
+            else:
+                with self._lock:
+                    used = self._board.cache(found, opened)
+                if not used:
+                    opened.close()
+        found.reopen_s = again_s
         found.stats = source_class(found.source)
 
     def _cached(self, found: Object, blocks: list[Block]) -> list[Block]:

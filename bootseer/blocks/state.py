@@ -102,6 +102,7 @@ class Object:
         "line",
         "queued_bytes",
         "range_bytes",
+        "reopen_s",
         "source",
         "stats",
     )
@@ -116,6 +117,7 @@ class Object:
         self.claims: dict[tuple[int, int], list[Group]] = {}
         self.cached: CachedBlocks | None = None  # once set it stays, also when it was closed
         self.cache_line: Line | None = None
+        self.reopen_s = 0.0  # when to ask the node cache, again where it could not be opened
         self.stats = ""
         self.forgotten = False  # dropped as soon as nothing of it is in use
 
