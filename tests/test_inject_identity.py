@@ -17,6 +17,7 @@ CONTAINERS = "containers: [{name: main, image: i, command: [x]}]"
 TEMPLATE = f"template: {{metadata: {{labels: {{app: a}}}}, spec: {{{CONTAINERS}}}}}"
 PARALLEL = f"podManagementPolicy: Parallel, {TEMPLATE}"
 OVERWRITE = 'ray.io/overwrite-container-cmd: "true"'
+GROUPS = f"leaderWorkerTemplate: {{workerTemplate: {{spec: {{{CONTAINERS}}}}}}}"
 RAY_SPEC = f"headGroupSpec: {{{TEMPLATE}}}"
 JOBSET_LABELS = {
     "jobset.sigs.k8s.io/jobset-uid": "set-uid",
@@ -116,6 +117,9 @@ CASES = [
     ),
     ("kubeflow.org/v1", "PyTorchJob", TEMPLATE, {"labels": KUBEFLOW}, "team/train", 0),
     ("kubeflow.org/v1", "TFJob", TEMPLATE, {"labels": KUBEFLOW}, "team/train", 0),
+    ("kubeflow.org/v1", "XGBoostJob", TEMPLATE, {"labels": KUBEFLOW}, "team/train", 0),
+    ("kubeflow.org/v1", "PaddleJob", TEMPLATE, {"labels": KUBEFLOW}, "team/train", 0),
+    ("kubeflow.org/v1", "JAXJob", TEMPLATE, {"labels": KUBEFLOW}, "team/train", 0),
     (
         "kubeflow.org/v2beta1",
         "MPIJob",
@@ -128,6 +132,14 @@ CASES = [
         "ray.io/v1",
         "RayJob",
         f"rayClusterSpec: {{{RAY_SPEC}}}",
+        {"labels": {"ray.io/cluster": "train-x7f2k"}},
+        "train-x7f2k",
+        0,
+    ),
+    (
+        "ray.io/v1",
+        "RayService",
+        f"rayClusterConfig: {{{RAY_SPEC}}}",
         {"labels": {"ray.io/cluster": "train-x7f2k"}},
         "train-x7f2k",
         0,
@@ -159,11 +171,20 @@ CASES = [
     (
         "leaderworkerset.x-k8s.io/v1",
         "LeaderWorkerSet",
-        f"leaderWorkerTemplate: {{workerTemplate: {{spec: {{{CONTAINERS}}}}}}}",
+        GROUPS,
         {"labels": {"leaderworkerset.sigs.k8s.io/group-key": "2a1b"}},
         "team/2a1b",
         0,
     ),
+    (
+        "disaggregatedset.x-k8s.io/v1",
+        "DisaggregatedSet",
+        f"roles: [{{spec: {{{GROUPS}}}}}]",
+        {"labels": {"leaderworkerset.sigs.k8s.io/group-key": "2a1b"}},
+        "team/2a1b",
+        0,
+    ),
+    ("v1", "ReplicationController", TEMPLATE, {"labels": {"app": "a"}}, "pod-uid", 0),
     ("apps/v1", "Deployment", TEMPLATE, {"labels": {"pod-template-hash": "h"}}, "pod-uid", 0),
     ("apps/v1", "StatefulSet", TEMPLATE, {"labels": {"app": "a"}}, "pod-uid", 0),
     (
@@ -260,8 +281,8 @@ def test_a_stateful_sets_pods_made_at_once_are_one_start() -> None:
 def test_who_has_but_a_name_is_told_so() -> None:
     for version, kind, spec, *_ in CASES:
         (found,) = check.check(text(manifest(version, kind, spec)), Options())
-        has_name = kind in ("PyTorchJob", "TFJob", "MPIJob", "RayCluster", "LeaderWorkerSet")
-        has_name = has_name or (version, spec) == ("apps/v1", PARALLEL)
+        has_name = version.startswith("kubeflow.org/") or (version, spec) == ("apps/v1", PARALLEL)
+        has_name = has_name or kind in ("RayCluster", "LeaderWorkerSet", "DisaggregatedSet")
         assert any("made again under its name" in note for note in found.notes) is has_name
     (found,) = check.check(text(manifest("example.com/v1", "Other", TEMPLATE)), Options())
     assert any("each pod is a start of its own" in note for note in found.notes)

@@ -10,8 +10,19 @@ import yaml
 
 from bootseer.kubernetes.yamltext import Document, child, items, labels, merged, pairs, scalar
 
-JOB_CONTAINERS = ("pytorch", "node", "trainer", "tensorflow", "mpi", "worker")
-"""Names that training operators demand of the container that trains."""
+JOB_CONTAINERS = (
+    "pytorch",
+    "node",
+    "trainer",
+    "tensorflow",
+    "xgboost",
+    "paddle",
+    "jax",
+    "mpi",
+    "worker",
+)
+"""Names that training operators demand of the container that trains (kubeflow/training-operator,
+release 1.9, pkg/apis/kubeflow.org/v1: JobDefaultContainerName of each kind)."""
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
