@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,110 @@ def test_the_null_device_is_an_empty_manifest() -> None:
                 said = b"cannot read standard input: it is closed; name a file, or give it one\n"
                 assert (done.returncode, done.stderr) == (2, b"bootseer: " + said)
             assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inject", "uninject", "k8s check"])
+@pytest.mark.parametrize(
+    ("path", "code", "message"),
+    [
+        (".", 2, "Is a directory; name a file"),
+        ("/dev/zero", 2, "it is a device; name a file, a pipe, or -"),
+        ("torn.yaml", 2, "torn.yaml, line 2: not valid YAML"),
+        ("none.yaml", 3, "No such file or directory; check the path"),
+        # The kernel lets nobody read the first, nor its owner root; the second begins with a hole.
+        ("/proc/sys/vm/compact_memory", 4, "Permission denied; check owner and mode"),
+        ("/proc/self/mem", 5, "cannot read the manifest /proc/self/mem: Input/output error"),
+        ("changed.yaml", 6, "lines between the bootseer marks were changed; move what is yours"),
+    ],
+)
+def test_what_cannot_be_read_has_its_exit_code(
+    name: str, path: str, code: int, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torn.yaml").write_text("volumes: [bootseer\n", encoding="utf-8")
+    new = bootseer("inject", "-f", "-", data=GOOD.encode()).stdout
+    (tmp_path / "changed.yaml").write_bytes(new.replace(b"name: bootseer-init", b"name: mine"))
+    done = bootseer(*name.split(), "-f", tmp_path / path)
+    assert (done.returncode, done.stdout) == (code, b""), done.stderr
+    assert message in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inject", "uninject"])
+@pytest.mark.parametrize(
+    ("path", "code", "message"),
+    [
+        (".", 2, "Is a directory; name a file"),
+        ("fifo", 2, "it is a FIFO (named pipe); name a file"),
+        ("/dev/full", 2, "it is a device; name a file"),
+        ("n" * 300, 2, "File name too long"),
+        ("none/x", 3, "No such file or directory; check the path"),
+        ("/sys/x", 4, "cannot write the manifest /sys/x"),  # the kernel's own files alone
+        ("circle", 5, "Too many levels of symbolic links"),
+    ],
+)
+def test_what_cannot_be_written_has_its_exit_code(
+    name: str, path: str, code: int, message: str, tmp_path: Path
+) -> None:
+    """A FIFO or a device was replaced by a file, where root asked for it."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "circle").symlink_to("circle")
+    before = sorted(tmp_path.iterdir())
+    done = bootseer(name, "-f", "-", "-o", tmp_path / path, data=GOOD.encode())
+    assert (done.returncode, done.stdout) == (code, b""), done.stderr
+    assert message in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "fifo").is_fifo()
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_link_to_a_manifest_stays_one(tmp_path: Path) -> None:
+    path, link = tmp_path / "job.yaml", tmp_path / "link.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    link.symlink_to("job.yaml")
+    assert bootseer("inject", "-f", link, "-o", link).returncode == 0
+    assert link.is_symlink()
+    assert "bootseer-init" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["inject", "uninject"])
+def test_an_output_without_room_has_its_exit_code(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    done = run_from("> /dev/full", name, "-f", str(path))
+    assert done.returncode == 8
+    assert b"cannot write the output: No space left on device; free space" in done.stderr
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", folder], check=True)
+    try:
+        (folder / "filler").write_bytes(bytes(12 << 10))
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["inject", "uninject"])
+def test_a_full_disk_has_its_exit_code_and_keeps_what_was(name: str, full_disk: Path) -> None:
+    path = full_disk / "job.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    done = bootseer(name, "-f", path, "-o", path)
+    assert done.returncode == 8
+    assert b"job.yaml: No space left on device; free space" in done.stderr
+    assert path.read_text(encoding="utf-8") == GOOD
+    assert sorted(each.name for each in full_disk.iterdir()) == ["filler", "job.yaml"]
+
+
+def test_text_that_has_nothing_of_ours_comes_back_valid_or_not() -> None:
+    done = bootseer("uninject", "-f", "-", data=b"kind: [Pod\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"kind: [Pod\n", b"")
 
 
 def run_from(redirection: str, *words: str) -> subprocess.CompletedProcess[bytes]:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench import harness
 from bench import report as bench_report
 from bootseer.cli.report import command, write_atomic
-from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError
+from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError, UsageError
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load
@@ -245,6 +245,14 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(BootseerError, match="cannot write"):
         write_atomic(str(tmp_path / "folder"), "x")
     assert sorted(os.listdir(tmp_path)) == ["folder", "out.html"]
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="it is a FIFO"):
+        write_atomic(str(tmp_path / "fifo"), "x")
+    assert (tmp_path / "fifo").is_fifo()
+    (tmp_path / "link").symlink_to("out.html")
+    write_atomic(str(tmp_path / "link"), "linked")
+    assert (tmp_path / "link").is_symlink()
+    assert target.read_bytes() == b"linked"
     assert issubclass(AccessDeniedError, BootseerError)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import click
 from bootseer.atomic import replace_file
 from bootseer.cli import inputs
 from bootseer.cli.options import together
+from bootseer.cli.outputs import file_to_replace
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
 
 if TYPE_CHECKING:
@@ -115,8 +115,9 @@ def write(raw: str, output: str | None) -> None:
         sys.stdout.buffer.write(data)
         return
     try:
-        mode = os.stat(output).st_mode & 0o777 if os.path.exists(output) else 0o644
-        replace_file(output, data, mode=mode, exact_mode=True, prefix=".bootseer-")
+        path, mode = file_to_replace(output)
+        bits = 0o644 if mode is None else mode & 0o777
+        replace_file(path, data, mode=bits, exact_mode=True, prefix=".bootseer-")
     except OSError as error:
         raise from_os_error(error, f"write the manifest {output}") from error
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from bootseer.atomic import replace_file
+from bootseer.cli.outputs import file_to_replace
 from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler import events
 from bootseer.profiler.render import json as render_json
@@ -108,6 +109,6 @@ def write_atomic(path: str, text: str) -> None:
     BootseerError for what the operating system refuses.
     """
     try:
-        replace_file(path, text.encode("utf-8", "replace"))
+        replace_file(file_to_replace(path)[0], text.encode("utf-8", "replace"))
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error
