@@ -314,6 +314,32 @@ def test_a_files_description_changes_with_its_bytes(
     assert found[0]["b"] == found[1]["b"]
 
 
+@pytest.mark.parametrize("size", [9, SIZE])
+def test_keys_of_caches_change_with_a_file_and_with_nothing_else(
+    fs: StripedFileSystem, root: str, size: int
+) -> None:
+    """dask keys what it made of a file by `ukey` (dask, bytes/core.py) or `checksum`, and fsspec's
+    caches with `check_files` look for another `ukey`."""
+    seen, path = set(), f"{root}/x"
+    fs.pipe_file(f"{root}/beside", content(size))
+    for seed in range(3):  # within one second, and of one length
+        fs.pipe_file(path, content(size, seed))
+        assert fs.info(path)["striped"] is (size == SIZE)
+        keys = {key for _ in range(2) for key in keys_of(f"striped::{path}")}
+        fs.pipe_file(f"{root}/beside", content(size, seed))
+        fs.cat_file(path)
+        assert keys == {fs.ukey(path)} == {fs.checksum(path)}
+        seen |= keys
+    assert len(seen) == 3
+    assert fs.ukey(f"{root}/beside") not in seen
+
+
+def keys_of(url: str) -> tuple[str, str]:
+    """Both keys, by a file system of their own, as another process would have it."""
+    files, path = fsspec.core.url_to_fs(url)
+    return files.ukey(path), files.checksum(path)
+
+
 @pytest.mark.parametrize(
     "url", ["striped::{}", "striped::file://{}", "striped://{}", "striped://{}::{}"]
 )

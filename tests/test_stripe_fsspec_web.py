@@ -95,6 +95,46 @@ def test_ranges_leave_no_connection_when_their_file_system_is_closed(port: int) 
         assert not left
 
 
+def write_plain(path: Path, data: bytes, mtime_s: int) -> None:
+    """Put a file in another's place. If both have one length, nginx goes by whole seconds."""
+    draft = path.with_name("draft")
+    draft.write_bytes(data)
+    draft.chmod(0o644)
+    os.utime(draft, (mtime_s, mtime_s))
+    draft.rename(path)
+
+
+@pytest.mark.parametrize("name", ["plain-key", "key"])
+def test_keys_of_caches_change_with_a_file_and_with_nothing_else(
+    port: int, www: Path, name: str
+) -> None:
+    url, seen = f"http://127.0.0.1:{port}/dir/{name}", set()
+    with contextlib.closing(StripedFileSystem(target_protocol="http")) as fs:
+        for seed in range(3):
+            if name == "key":
+                put_bytes(store_of(www / "dir"), name, content(SIZE, seed), www.parent)
+            else:
+                write_plain(www / "dir" / name, content(SIZE, seed), 1_700_000_000 + seed)
+            assert fs.cat_file(url) == content(SIZE, seed)
+            keys = {fs.ukey(url), fs.checksum(url), fs.ukey(url)}
+            with contextlib.closing(StripedFileSystem(target_protocol="http")) as another:
+                assert keys == {another.ukey(url)} == {another.checksum(f"striped::{url}")}
+            seen |= keys
+    assert len(seen) == 3
+
+
+def test_without_a_version_nothing_is_kept_by_its_key(www: Path) -> None:
+    """All such files had one key, for ever: nothing."""
+    server = f"listen 127.0.0.1:PORT; root {www}; etag off; add_header Last-Modified '';"
+    with nginx(www.parent / "bare", server) as port:
+        url = f"http://127.0.0.1:{port}/plain"
+        with contextlib.closing(StripedFileSystem(target_protocol="http")) as fs:
+            assert "ETag" not in fs.info(url)
+            keys = [fs.ukey(url), fs.checksum(url), fs.ukey(url)]
+    assert all(keys)
+    assert len(set(keys)) == 3
+
+
 def test_files_of_a_directory_checkpoint_are_read(port: int) -> None:
     root = f"http://127.0.0.1:{port}/dir"
     with contextlib.closing(StripedFileSystem(target_protocol="http")) as fs:

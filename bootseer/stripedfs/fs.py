@@ -159,8 +159,11 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         return self.modified(path)
 
     def checksum(self, path: str) -> str:
-        """Names the bytes: equal ones of striped files mean equal bytes."""
-        return self._source(self._strip_protocol(path)).key
+        """Names the bytes: equal ones of striped files mean equal bytes.
+
+        It is another one each time where the store tells no version: nothing can be kept by it.
+        """
+        return self._source(self._strip_protocol(path)).key or f"unknown:{os.urandom(16).hex()}"
 
     def ukey(self, path: str) -> str:
         return self.checksum(path)
