@@ -20,10 +20,11 @@ median and >= 2 s above it, over nodes (a node's own work is the mean of its ran
 highest and the lowest) or, for a single slow rank, over ranks. What was injected but does not
 meet it is listed under `below_definition`, and naming it is an error as well.
 
-What is not injected: single ranks less than 8 times slow. Over thousands of ranks with this noise
-nobody can tell a rank twice as slow from the slowest ordinary ones, so the report counts those
-instead of naming them (see `bootseer.profiler.report.stragglers`). Slow nodes go down to the
-definition. One slow node also has its wall clock set back; killed nodes are not slow ones.
+What is injected only where `Options` asks for it: single ranks less than 8 times slow
+(`rank_factor_min`) and nodes less than twice as slow (`factor_min`). Over thousands of ranks with
+this noise nobody can tell a rank twice as slow from the slowest ordinary ones, so the report counts
+those instead of naming them (see `bootseer.profiler.report.stragglers`). One slow node also has its
+wall clock set back; killed nodes are not slow ones.
 """
 
 from __future__ import annotations
