@@ -139,7 +139,7 @@ def compare(folder: Path, *, block_bytes: int | None = None) -> None:
             patch.setattr(loading, "_FIRST_BYTES", block_bytes)
             patch.setattr(loading, "_BLOCK_BYTES", block_bytes)
         by_lines = repr(read(folder))
-        patch.setattr(loading, "pack_lines", lambda block, whole: None)
+        patch.setattr(loading, "pack_lines", lambda block, whole, templates: None)
         assert repr(read(folder)) == by_lines
 
 
@@ -226,7 +226,7 @@ def test_attributes_at_the_parsers_depth_limit(tmp_path: Path) -> None:
         kinds(depth)
         assert pack_lines(path.read_bytes(), whole=True) is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "pack_lines", lambda block, whole: None)
+        patch.setattr(loading, "pack_lines", lambda block, whole, templates: None)
         assert [kinds(depth) for depth in depths] == by_lines
     assert sound in by_lines
     assert torn in by_lines

@@ -158,12 +158,12 @@ folder, deaths, least = sys.argv[1:]
 own, received = os.getpid(), []
 pack_file, of_pipes = loading._pack_file, readers._received
 
-def packed(path):
+def packed(path, templates):
     assert os.getpid() != own
     if path.endswith("/n-70-0.jsonl") and deaths != "-":
         os.close(os.open(deaths, os.O_CREAT | os.O_WRONLY | os.O_EXCL))
         os.kill(os.getpid(), signal.SIGKILL)
-    return pack_file(path)
+    return pack_file(path, templates)
 
 def noted(chunks, pipes):
     for found in of_pipes(chunks, pipes):

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import gt, sub
 from typing import Any
@@ -27,6 +27,7 @@ from bootseer.profiler.report.segments import (
     segment_of,
     told,
 )
+from bootseer.profiler.report.templates import Templates
 
 _TEXT = r'[^"\\\x00-\x1f]'
 _TIMES = r'"time_unix_nano":([1-3][0-9]{18}),"mono_nano":(0|[1-9][0-9]{0,17})'
@@ -53,14 +54,56 @@ _DEEPEST = 64  # brackets in attributes; a parser's limit depends on what is aro
 decode = json.JSONDecoder(parse_constant=lambda _: None).decode
 
 
-def pack_lines(block: bytes, *, whole: bool) -> list[Segment] | None:
+def pack_lines(
+    block: bytes, *, whole: bool, templates: Templates | None = None
+) -> list[Segment] | None:
     """What `segments.pack` makes of the events in `block`, or None where any line differs from
     the writer's form, or `pack` would refuse them.
 
-    `whole` tells that no more events of the same file follow.
+    `whole` tells that no more events of the same file follow. `templates` are of files before.
     """
     if not block.startswith(RESOURCE):
         return None
+    if not whole or templates is None or not templates.useful:
+        return _searched(block, whole)
+    out: list[Segment] = []
+    known = _Objects()
+    for line, events in _writers(block):
+        segment = _fitted(line, events, known, templates)
+        if segment is None:
+            found = _searched(line + events, whole)
+            if found is None:
+                return None
+            (segment,) = found
+            templates.learn(events, segment)
+        out.append(segment)
+    return out if are_distinct(out) else None
+
+
+def _writers(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Each writer's resource line, and the lines of its events."""
+    start = 0
+    while start < len(block):
+        cut = block.find(b"\n", start) + 1 or len(block)
+        end = block.find(b"\n" + RESOURCE, cut - 1) + 1 or len(block)
+        yield block[start:cut], block[cut:end]
+        start = end
+
+
+def _fitted(line: bytes, events: bytes, known: _Objects, templates: Templates) -> Segment | None:
+    """A writer's segment by a template; None where none fits, or the line is no resource line."""
+    if not templates.fit(events):
+        return None
+    try:
+        row = _ROW.fullmatch(line.decode("utf-8"))
+        if row is None:
+            return None
+        return templates.segment(events, row[2], row[3][:PREFIX_CHARS], known[row[9]] or {})
+    except (ValueError, RecursionError):
+        return None
+
+
+def _searched(block: bytes, whole: bool) -> list[Segment] | None:
     try:
         rows = _ROW.findall(block.decode("utf-8"))
     except UnicodeDecodeError:

@@ -16,6 +16,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.profiler.report import readers
@@ -25,6 +26,7 @@ from bootseer.profiler.report.loadstate import Collector
 from bootseer.profiler.report.model import Problem
 from bootseer.profiler.report.records import Loaded
 from bootseer.profiler.report.segments import pack
+from bootseer.profiler.report.templates import Templates
 
 _FIRST_BYTES = 64 << 10  # holds a whole file of the usual size; asking for more costs its pages
 _BLOCK_BYTES = 8 << 20
@@ -65,10 +67,12 @@ def load(paths: Sequence[str]) -> Loaded:
     counts: Counter[tuple[str, str]] = Counter()
     files, size = _find(paths, counts)
     collector = Collector(counts)
-    with collector_paused(), readers.packed_files(files, size, _pack_file) as packed:
+    templates = Templates()
+    pack_file = partial(_pack_file, templates=templates)
+    with collector_paused(), readers.packed_files(files, size, pack_file) as packed:
         for path, found in zip(files, packed, strict=True):
             if found is None or not _take(found, path, collector, counts):
-                _read_file(path, collector, counts)
+                _read_file(path, collector, counts, templates)
         starts = collector.finish()
     problems = tuple(
         Problem(path, kind, count, DETAILS[kind]) for (path, kind), count in counts.items()
@@ -146,7 +150,7 @@ def _take(
     return True
 
 
-def _pack_file(path: str) -> readers.Packed | None:
+def _pack_file(path: str, templates: Templates) -> readers.Packed | None:
     """What a file holds, if it is a usual one (see `segments`) of no more than one block."""
     try:
         with _open(path) as file:
@@ -160,7 +164,8 @@ def _pack_file(path: str) -> readers.Packed | None:
     except OSError:
         return None
     counts: Counter[tuple[str, str]] = Counter()
-    segments = pack_lines(block, whole=True) or pack(_events(block, path, counts), whole=True)
+    segments = pack_lines(block, whole=True, templates=templates)
+    segments = segments or pack(_events(block, path, counts), whole=True)
     if segments is None:
         return None
     noted = [(kind, count) for (_, kind), count in counts.items()]
@@ -172,7 +177,9 @@ def _open(path: str) -> io.BufferedReader:
     return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
-def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]) -> None:
+def _read_file(
+    path: str, collector: Collector, counts: Counter[tuple[str, str]], templates: Templates
+) -> None:
     collector.open_file(path)
     size = 0
     try:
@@ -185,7 +192,7 @@ def _read_file(path: str, collector: Collector, counts: Counter[tuple[str, str]]
             for block in _blocks(file.fileno(), status.st_size + 1):
                 whole = not size and len(block) == status.st_size
                 size += len(block)
-                _parse(block, path, collector, counts, whole)
+                _parse(block, path, collector, counts, whole, templates)
     except OSError:
         counts[path, "unreadable"] += 1
     else:
@@ -213,11 +220,16 @@ def _blocks(fd: int, first_bytes: int) -> Iterator[bytes]:
 
 
 def _parse(
-    block: bytes, path: str, collector: Collector, counts: Counter[tuple[str, str]], whole: bool
+    block: bytes,
+    path: str,
+    collector: Collector,
+    counts: Counter[tuple[str, str]],
+    whole: bool,
+    templates: Templates,
 ) -> None:
     """Hand a block's events over, by segments where it can be; `whole`: the file's only block."""
     ahead, rest = (b"", block) if whole else _at_resource(block)
-    segments = pack_lines(rest, whole=whole)
+    segments = pack_lines(rest, whole=whole, templates=templates)
     if segments is None:
         _parse_json(_events(block, path, counts), collector, whole)
         return
