@@ -19,9 +19,11 @@ from bootseer.blockimage.fill_settings import Activity, FillSettings
 from bootseer.blockimage.front import DATA, ImageFront
 from bootseer.blockimage.opened import BlockImage
 from bootseer.blockimage.serving import ImageServer, ServeSettings
-from bootseer.blocks import presence
+from bootseer.blocks import planning, presence
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.cached import CachedObject
+from bootseer.blocks.fetch import Fetcher
+from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import Handle
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
@@ -45,16 +47,22 @@ class Counting:
     def wait(self, timeout_s: float) -> bool:
         return True
 
+    def read_into(self, source: Any, offset: int, raw: memoryview, priority: Any) -> int:
+        raise StoreUnavailableError("what came is not to be had once more")
+
 
 class Storing(Counting):
-    """A fetcher (a fake) of which each block is stored a moment after it came, or not at all.
+    """A fetcher (a fake) of which each block is stored a moment after it came.
 
-    `lost` are blocks that are not kept when they come first.
+    `lost` are not, when they come first; with `in_memory` they can be had from there at least.
     """
 
-    def __init__(self, cached: CachedObject, after_s: float, lost: set[int]) -> None:
+    def __init__(
+        self, cached: CachedObject, after_s: float, lost: set[int], *, in_memory: bool = False
+    ) -> None:
         super().__init__()
         self._cached, self._after_s, self._lost = cached, after_s, lost
+        self._in_memory = in_memory
 
     def prefetch(self, source: Any, offset: int, length: int, priority: Any) -> Any:
         first = offset // source.block_bytes
@@ -65,6 +73,12 @@ class Storing(Counting):
             raw = memoryview(block_of(source, index))
             threading.Timer(self._after_s, self._cached.store, (index, raw)).start()
         return super().prefetch(source, offset, length, priority)
+
+    def read_into(self, source: Any, offset: int, raw: memoryview, priority: Any) -> int:
+        if not self._in_memory:
+            return super().read_into(source, offset, raw, priority)
+        raw[:] = block_of(source, offset // source.block_bytes)
+        return len(raw)
 
 
 class Pauses:
@@ -122,20 +136,78 @@ def test_it_ends_where_the_cache_takes_no_more(source: FileSource, cache: NodeCa
     assert not fill.done.is_set()
 
 
-@pytest.mark.parametrize("lost", [set(), {0, 7, 63}])
-def test_it_waits_for_a_slow_disk_and_fetches_what_was_not_kept_once_more(
-    source: FileSource, cache: NodeCache, monkeypatch: pytest.MonkeyPatch, lost: set[int]
+@pytest.mark.parametrize(
+    ("lost", "in_memory", "more"),
+    [(set(), False, 0), ({0, 7, 63}, False, 3), ({0, 7, 63}, True, 0)],
+)
+def test_it_waits_for_a_slow_disk_and_comes_back_to_what_was_not_kept(
+    source: FileSource,
+    cache: NodeCache,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: set[int],
+    in_memory: bool,
+    more: int,
 ) -> None:
     monkeypatch.setattr(fill_module, "STORED_S", 0.3)
     said: list[str] = []
     with cache.open(source) as cached:
         fill, _ = a_fill(source, cache, FillSettings(quiet_s=0))
-        fetcher = fill._fetcher = Storing(cached, 0.02, set(lost))  # type: ignore[assignment]
+        fetcher = Storing(cached, 0.02, set(lost), in_memory=in_memory)
+        fill._fetcher = fetcher  # type: ignore[assignment]
         fill.run(said.append, lambda: True)
         assert cached.missing(0, 64) == []
     assert said == []
     assert fill.done.is_set()
-    assert len(fetcher.asked) == 64 + len(lost)
+    assert len(fetcher.asked) == 64 + more
+
+
+def test_what_was_read_while_the_image_could_not_be_opened_is_kept_by_the_fill(
+    source: FileSource, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the fetcher's memory, which stores nothing that has come already."""
+    monkeypatch.setattr(planning, "REOPEN_S", 0.1)
+    identity = presence.identity_of(source)
+    assert identity is not None
+    cache.open(source).close()
+    with Fetcher(cache=cache) as fetcher:
+        with open(f"{cache.directory}/{identity.folder}/present", "rb") as present:
+            fcntl.flock(present, fcntl.LOCK_EX)
+            fetcher.read_into(source, 8, bytearray(40 * PAGE))
+        made = Fill(
+            fetcher,
+            source,
+            cache,
+            FillSettings(quiet_s=0),
+            busy=lambda: IDLE,
+            over=lambda: True,
+        )
+        said: list[str] = []
+        made.run(said.append, lambda: True)
+    assert said == []
+    with cache.open(source) as cached:
+        assert cached.missing(0, 64) == []
+
+
+def test_an_image_of_which_much_is_never_kept_is_given_up(
+    source: FileSource, cache: NodeCache
+) -> None:
+    said: list[str] = []
+    with cache.open(source) as cached:
+        fill, _ = a_fill(source, cache, FillSettings(quiet_s=0))
+        kept = set(range(0, 64, 3))
+
+        class Some(Storing):
+            def prefetch(self, source: Any, offset: int, length: int, priority: Any) -> Any:
+                index = offset // source.block_bytes
+                if index in kept:
+                    cached.store(index, memoryview(block_of(source, index)))
+                return Counting.prefetch(self, source, offset, length, priority)
+
+        fetcher = Some(cached, 0.0, set())
+        fill._fetcher = fetcher  # type: ignore[assignment]
+        fill.run(said.append, lambda: True)
+    assert said == ["filling the cache ends: it does not keep all of this image"]
+    assert len(fetcher.asked) == 64
 
 
 def test_an_image_that_is_being_evicted_at_the_moment_is_filled_a_little_later(

@@ -237,6 +237,19 @@ def test_what_cannot_be_written_has_its_exit_code(
     assert Path("/dev/full").is_char_device()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inject", "uninject"])
+def test_a_file_that_standard_output_goes_to_is_not_replaced(name: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"precious\n")
+    words = [sys.executable, "-m", "bootseer", name, "-f", "-", "-o", "/dev/stdout"]
+    with log.open("ab") as out:
+        done = subprocess.run(words, input=GOOD.encode(), stdout=out, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert b"/dev/stdout: it is one of the system's own; name a file" in done.stderr
+    assert log.read_bytes() == b"precious\n"
+
+
 def test_a_link_to_a_manifest_stays_one(tmp_path: Path) -> None:
     path, link = tmp_path / "job.yaml", tmp_path / "link.yaml"
     path.write_text(GOOD, encoding="utf-8")

@@ -253,6 +253,9 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
     write_atomic(str(tmp_path / "link"), "linked")
     assert (tmp_path / "link").is_symlink()
     assert target.read_bytes() == b"linked"
+    target.chmod(0o600)
+    write_atomic(str(tmp_path / "link"), "secret")
+    assert target.stat().st_mode & 0o777 == 0o600
     assert issubclass(AccessDeniedError, BootseerError)
 
 

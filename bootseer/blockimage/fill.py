@@ -15,15 +15,15 @@ from bootseer.blocks.cached import CachedObject
 from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource, block_count, block_length
+from bootseer.errors import BootseerError
 
 STEP_BYTES = 4 << 20
 START_STEP_BYTES = 1 << 20  # who reads again in the middle of a start shares the link with no more
 FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
-PASSES = 3  # over the image, for blocks that were not kept
 POLL_S = 0.2
-STORED_S = 5.0  # the blocks of one step, on a slow disk
+STORED_S = 0.5  # without news of the blocks of a step; then the fill itself stores them
 TURN_S = 2.0  # between looks whether another server of the image has ended
 
 
@@ -67,20 +67,23 @@ class Fill:
     def _all(self, say: Callable[[str], None]) -> bool:
         """Fetch all that is missing; whether nothing is any more."""
         with self._opened() as cached:
-            count = block_count(self._source)
-            for _ in range(PASSES):
-                if not self._pass(cached, count, say):
-                    return False
-                if not _missing(cached, count):
+            before = count = block_count(self._source)
+            while self._pass(cached, count, say):
+                left = _missing(cached, count)
+                if not left:
                     return True
-            say("filling the cache ends: some blocks of this image are not kept")
+                if 2 * left > before:
+                    say("filling the cache ends: it does not keep all of this image")
+                    return False
+                before = left
             return False
 
     def _opened(self) -> CachedObject:
         """The image in the cache; one that somebody evicts at the moment may be had soon."""
         for number in range(FAULTS):
             cached = self._cache.open(self._source)
-            if cached.usable or self._cache.stopped or self._closing.wait(POLL_S * number):
+            hopeless = self._cache.stopped or not self._source.key
+            if cached.usable or hopeless or self._closing.wait(POLL_S * number):
                 break
             cached.close()
         return cached
@@ -114,14 +117,34 @@ class Fill:
         return not self._closing.is_set()
 
     def _stored(self, cached: CachedObject, run: list[int]) -> bool:
-        """Wait until what came is stored, which is a moment after it came; whether any of it is."""
+        """Wait until what came is stored, which is a moment after it came; whether any of it is.
+
+        What had come earlier and was not kept then, the fetcher stores no more: that is done here.
+        """
+        left, pause_s = run, 0.001
         end_s = time.monotonic() + STORED_S
-        pause_s = 0.001
-        while left := cached.missing(run[0], len(run)):
-            if self._closing.wait(pause_s) or not cached.storing or time.monotonic() > end_s:
+        while missing := cached.missing(run[0], len(run)):
+            if len(missing) < len(left):
+                end_s = time.monotonic() + STORED_S
+            left = missing
+            if self._closing.wait(pause_s) or not cached.storing:
+                break
+            if time.monotonic() > end_s:
+                missing = [index for index in left if not self._store(cached, index)]
                 break
             pause_s = min(2 * pause_s, POLL_S)
-        return len(left) < len(run)
+        return len(missing) < len(run)
+
+    def _store(self, cached: CachedObject, index: int) -> bool:
+        """Store a block, which is most likely in the fetcher's memory; whether it is kept."""
+        source = self._source
+        raw = memoryview(bytearray(block_length(source, index)))
+        try:
+            offset = index * source.block_bytes
+            self._fetcher.read_into(source, offset, raw, priority=Priority.BACKGROUND)
+        except BootseerError:
+            return False
+        return cached.store(index, raw) or cached.present(index)
 
     def _room(self) -> int:
         """Blocks of one step."""
@@ -181,8 +204,8 @@ class Fill:
         self._closing.set()
 
 
-def _missing(cached: CachedObject, count: int) -> bool:
-    return any(cached.missing(at, min(1024, count - at)) for at in range(0, count, 1024))
+def _missing(cached: CachedObject, count: int) -> int:
+    return sum(len(cached.missing(at, min(1024, count - at))) for at in range(0, count, 1024))
 
 
 def _run_of(missing: list[int], room: int) -> list[int]:

@@ -359,6 +359,9 @@ class ImageServer:
     def _all_here(self, source: BlockSource) -> bool:
         """The fill is done: what else is asked for is on this node."""
         assert self._fill is not None
+        supply = self._supply
+        if supply is not None and supply.straight is None and self._fetcher is not None:
+            supply.straight = self._fetcher.straight(source)  # it could not be opened before
         self._read_ahead()
         return self._seal(source, self._fill.quiet)
 

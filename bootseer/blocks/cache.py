@@ -57,7 +57,7 @@ from bootseer.contexts import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
 
 LOW_WATER = 0.9
-EVICTED_S = 1.0  # so long a medium that was full has room again, for all who met it
+EVICTED_S = 1.0  # so long what came of making room on a full medium holds, for all who met it
 FULL_PAUSE_S = 5.0  # how long a cache whose objects are all in use is not asked for room again
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.001
@@ -103,7 +103,7 @@ class NodeCache(Closing):
         self._stopped = ""
         self._full_until = 0.0  # 0: there was room at the last look
         self._evict_lock = threading.Lock()  # of who found the medium full
-        self._evicted_s = -math.inf
+        self._evicted_s, self._freed = -math.inf, False
         self._usage_fd = -1
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
@@ -298,17 +298,15 @@ class NodeCache(Closing):
         One of all who met it does so, and the others try again as well.
         """
         with self._evict_lock:
-            if time.monotonic() - self._evicted_s < EVICTED_S:
-                return True
-            try:
-                used = eviction.used_bytes(self.directory)
-                goal = int(used * LOW_WATER)
-                freed = eviction.shrink(self.directory, goal, goal) < used
-            except OSError:
-                return False
-            if freed:
+            if time.monotonic() - self._evicted_s >= EVICTED_S:
+                try:
+                    used = eviction.used_bytes(self.directory)
+                    goal = int(used * LOW_WATER)
+                    self._freed = eviction.shrink(self.directory, goal, goal) < used
+                except OSError:
+                    self._freed = False
                 self._evicted_s = time.monotonic()
-            return freed
+            return self._freed
 
     def found_corrupt(self) -> None:
         """Count a block that did not match its entry."""

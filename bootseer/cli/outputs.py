@@ -13,13 +13,20 @@ def file_to_replace(path: str) -> tuple[str, int | None]:
     """The path of a file to write, links followed, and its permission bits where it is there.
 
     A file that takes another's place would take that of a device or a pipe as well, for root that
-    of /dev/null. Raises UsageError for these, and OSError.
+    of /dev/null; and /dev/stdout may lead to a file that is appended to. Raises UsageError for
+    these, and OSError.
     """
+    mode: int | None = None
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        return os.path.realpath(path), None
-    kind = irregularity(mode)
+        pass
+    kind = irregularity(mode) if mode is not None else ""
+    folder = os.path.realpath(os.path.dirname(path) or ".") + "/"
+    if not kind and folder.startswith(("/dev/", "/proc/")) and not folder.startswith("/dev/shm/"):
+        kind = "one of the system's own"
     if kind:
         raise UsageError(f"cannot write {path}: it is {kind}; name a file")
+    if mode is None:
+        return os.path.realpath(path) if os.path.islink(path) else path, None
     return os.path.realpath(path), stat.S_IMODE(mode)

@@ -109,6 +109,11 @@ def write_atomic(path: str, text: str) -> None:
     BootseerError for what the operating system refuses.
     """
     try:
-        replace_file(file_to_replace(path)[0], text.encode("utf-8", "replace"))
+        path, mode = file_to_replace(path)
+        data = text.encode("utf-8", "replace")
+        if mode is None:
+            replace_file(path, data)
+        else:
+            replace_file(path, data, mode=mode & 0o777, exact_mode=True)
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error

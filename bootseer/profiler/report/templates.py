@@ -26,7 +26,7 @@ _EVENT = re.compile(
 )
 _HEX = b"0123456789abcdef"
 _LEAST_WALL, _MOST_WALL = 10**18, 4 * 10**18  # as `lines` has them
-_MOST_TEMPLATES = 64
+_MOST_TEMPLATES, _MOST_OF_A_LENGTH = 64, 4
 _MOST_BYTES = 64 << 10  # of a writer's events; a longer one has hardly its like
 _TRIES = 256  # writers that fitted none, before nothing is tried any more without a gain
 
@@ -77,6 +77,8 @@ class Templates:
         self._missed += 1
         if self._count >= _MOST_TEMPLATES or len(events) > _MOST_BYTES:
             return
+        if len(self._by_length.get(len(events), ())) >= _MOST_OF_A_LENGTH:
+            return
         spans = segment.spans
         if not spans.is_timed or any(spans.points) or segment.open or segment.orphans:
             return
@@ -92,7 +94,8 @@ class Templates:
         cut = struct.Struct("".join([f"{size}s" for size in sizes]))
         least_mono = 10 ** (widths.pop() - 1)
         common = cut.unpack(events)[::2]
-        self._by_length[len(events)].append(_Template(cut, common, least_mono, segment))
+        example = segment._replace(resource={})  # which may be large, and is each writer's own
+        self._by_length[len(events)].append(_Template(cut, common, least_mono, example))
         self._count += 1
 
 
