@@ -103,14 +103,14 @@ def _together(
         lab(kind, Path(folder)) as place,
     ):
         for name in names:
-            cases += (made := _one(place, kind, name, options.runs, cold))
+            cases += (made := _one(place, name, options.runs, cold))
             cold = False
             if keep is not None:
                 keep(made)
     return cases
 
 
-def _one(place: Lab, kind: Kind, name: str, rounds: int, cold: bool) -> list[harness.Case]:
+def _one(place: Lab, name: str, rounds: int, cold: bool) -> list[harness.Case]:
     spec = CASES[name]
     sides = spec.sides(place)
     if cold:  # Java compiles what it runs often, and both protocols are ours
@@ -119,7 +119,9 @@ def _one(place: Lab, kind: Kind, name: str, rounds: int, cold: bool) -> list[har
     runs: Runs = {side: [] for side in sides}
     turns = {side: _counted(runs[side], turn) for side, turn in sides.items()}
     harness.interleave(turns, rounds=rounds, warmup=0)
-    cases = harness.under(kind.conditions(place.size_bytes), spec.told(name, runs))
+    cases = harness.under(
+        place.conditions(spec.file_bytes(place.size_bytes)), spec.told(name, runs)
+    )
     print(harness.table(cases), file=sys.stderr, flush=True)
     return cases
 

@@ -118,7 +118,7 @@ def mount_mapped(lab: Lab) -> dict[str, Side]:
 
 def mount_block(lab: Lab) -> dict[str, Side]:
     """A plain file of one block on one DataNode, where there is nothing to be read in parallel."""
-    lab.plain("block1", lab.source(min(lab.size_bytes, BLOCK_BYTES)))
+    lab.plain("block1", lab.source(one_block(lab.size_bytes)))
     sides: dict[str, Side] = {
         harness.OURS: lambda: our_mount(lab, lab.webhdfs("/bench"), "block1", by_cat),
         NATIVE: lambda: our_mount(lab, lab.hdfs("/bench"), "block1", by_cat),
@@ -195,7 +195,7 @@ def peaks(name: str, runs: Runs) -> list[harness.Case]:
 
 
 def memory_small(lab: Lab) -> dict[str, Side]:
-    return _memory(lab, max(lab.size_bytes // 4 // MIB, 1) * MIB)
+    return _memory(lab, quarter(lab.size_bytes))
 
 
 def memory_large(lab: Lab) -> dict[str, Side]:
@@ -220,6 +220,21 @@ def _memory(lab: Lab, size_bytes: int) -> dict[str, Side]:
     }
 
 
+# The size of the file that is read, by the lab's.
+
+
+def whole(size_bytes: int) -> int:
+    return size_bytes
+
+
+def one_block(size_bytes: int) -> int:
+    return min(size_bytes, BLOCK_BYTES)
+
+
+def quarter(size_bytes: int) -> int:
+    return max(size_bytes // 4 // MIB, 1) * MIB
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spec:
     """One case."""
@@ -227,6 +242,7 @@ class Spec:
     kind: Kind
     sides: Sides
     told: Told = speeds
+    file_bytes: Callable[[int], int] = whole
 
 
 READ, WRITE, MOUNT = Kind(3, 768 * MIB), Kind(3, GIB), Kind(4, 512 * MIB)
@@ -242,8 +258,8 @@ CASES = {
     "mount cat": Spec(MOUNT, mount_cat),
     "mount torch.load": Spec(MOUNT, mount_torch),
     "mount torch.load mapped": Spec(MOUNT, mount_mapped),
-    "mount plain file of one block": Spec(MOUNT, mount_block),
-    "memory of a file of 0.5 GiB": Spec(FREE, memory_small, peaks),
+    "mount plain file of one block": Spec(MOUNT, mount_block, file_bytes=one_block),
+    "memory of a file of 0.5 GiB": Spec(FREE, memory_small, peaks, quarter),
     "memory of a file of 2 GiB": Spec(FREE, memory_large, peaks),
 }
 CASES |= {

@@ -55,24 +55,25 @@ class Kind:
     mbit: float = LINK_MBIT
     apart: bool = False
 
-    def conditions(self, size_bytes: int) -> str:
-        """What else decides the figures, for the result file."""
-        links = f"links {self.mbit:g} Mbit/s each" if self.mbit else "links free"
-        near, far = map(len, cores.halves()) if self.apart else (0, 0)
-        split = f"clients on {near} cores, HDFS on {far} others" if self.apart else "cores shared"
-        about = f"{self.datanodes} DataNodes; {links}; file {size_bytes // MIB} MiB"
-        return f"{about}; {split}; no agent"
-
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """What the sides need to know. `stored` are the files made so far by name, here and there."""
+    """What the sides need to know. `stored` are the files made so far by name, here and there.
 
+    `near` are the processors of the clients and `far` those of HDFS; where they share them, none.
+    """
+
+    kind: Kind
     cluster: Cluster
     hosts: Sequence[Host]
     scratch: Path
-    size_bytes: int
+    near: Sequence[int] = ()
+    far: Sequence[int] = ()
     stored: dict[str, Content] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.kind.size_bytes
 
     @property
     def web(self) -> str:
@@ -81,6 +82,15 @@ class Lab:
     @property
     def rpc(self) -> str:
         return self.cluster.rpc_addresses[0]
+
+    def conditions(self, file_bytes: int) -> str:
+        """What else decides the figures of a file of this size, for the result file."""
+        links = f"links {self.kind.mbit:g} Mbit/s each" if self.kind.mbit else "links free"
+        split = "cores shared"
+        if self.near:
+            split = f"clients on {_cores(self.near)}, HDFS on {_cores(self.far)}"
+        about = f"{self.kind.datanodes} DataNodes; {links}; file {file_bytes // MIB} MiB"
+        return f"{about}; {split}; no agent"
 
     def webhdfs(self, path: str) -> str:
         return f"webhdfs://{self.web}{path}"
@@ -148,7 +158,17 @@ def lab(kind: Kind, scratch: Path) -> Iterator[Lab]:
             )
             stack.enter_context(senders(network.hosts))
         with cores.only_on(near):
-            yield Lab(cluster, network.hosts, scratch, kind.size_bytes)
+            yield Lab(kind, cluster, network.hosts, scratch, near, far)
+
+
+def _cores(cpus: Sequence[int]) -> str:
+    """Which processors: `core 0`, or `cores 0-3, 8`."""
+    ranges: list[tuple[int, int]] = []
+    for cpu in sorted(cpus):
+        first = ranges.pop()[0] if ranges and ranges[-1][1] == cpu - 1 else cpu
+        ranges.append((first, cpu))
+    named = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return f"core{'s' if len(cpus) > 1 else ''} {', '.join(named)}"
 
 
 def _make_source(path: Path, size: int) -> Content:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,18 +79,59 @@ def test_a_network_leaves_no_port_where_its_host_lives_on() -> None:
             living.communicate()
 
 
-def test_cores_apart_are_told_apart() -> None:
+def cores_of_a_child() -> str:
+    """The processors of what is started now, in the form of our conditions."""
+    told = subprocess.run(["grep", "Cpus_allowed_list", "/proc/self/status"], capture_output=True)
+    listed = told.stdout.decode().split()[1].replace(",", ", ")
+    return f"core{'' if listed.isdigit() else 's'} {listed}"
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_cores_are_told_as_they_are_given(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """By the bench's own way through a case; a fake in the servers' place sees where they run."""
+    servers: list[str] = []
+
+    def no_cluster(*_: object, **__: object) -> contextlib.nullcontext[None]:
+        servers.append(cores_of_a_child())
+        return contextlib.nullcontext()
+
+    clients: list[str] = []
+
+    def turn() -> hdfs_lab.Run:
+        clients.append(cores_of_a_child())
+        return hdfs_lab.Run(1.0)
+
+    name = f"mount dd{hdfs_cases.APART}" if apart else "mount dd"
+    no_network = contextlib.nullcontext(types.SimpleNamespace(hosts=[]))
+    monkeypatch.setattr(hdfs_lab, "Network", lambda *_, **__: no_network)
+    monkeypatch.setattr(hdfs_lab, "Cluster", no_cluster)
+    monkeypatch.setattr(hdfs_lab, "senders", lambda _: contextlib.nullcontext())
+    spec = dataclasses.replace(hdfs_cases.CASES[name], sides=lambda _: {harness.OURS: turn})
+    monkeypatch.setitem(hdfs_cases.CASES, name, spec)
     before = os.sched_getaffinity(0)
+    (case, *_) = hdfs._together(spec.kind, [name], QUICK, None)
+    assert os.sched_getaffinity(0) == before
+    split = f"clients on {clients[0]}, HDFS on {servers[0]}"
+    split = split if apart and len(before) > 1 else "cores shared"
+    links = "4 DataNodes; links 830 Mbit/s each; file 512 MiB"
+    assert case.conditions == f"{links}; {split}; no agent"
     near, far = cores.halves()
     assert set(near) | set(far) == before
     assert not set(near) & set(far)
-    with cores.only_on(far):
-        child = subprocess.run(["nproc"], capture_output=True, check=True, text=True)
-        assert int(child.stdout) == len(far)
-    assert os.sched_getaffinity(0) == before
-    kind = hdfs_cases.CASES[f"mount dd{hdfs_cases.APART}"].kind
-    assert kind.apart
-    assert f"clients on {len(near)} cores, HDFS on {len(far)} others" in kind.conditions(1 << 20)
+
+
+def test_each_case_tells_the_size_of_its_file() -> None:
+    cases = hdfs_cases.CASES
+    told = {name: spec.file_bytes(spec.kind.size_bytes) >> 20 for name, spec in cases.items()}
+    assert told["mount plain file of one block"] == 128
+    assert told["memory of a file of 0.5 GiB"] == 512
+    assert told["memory of a file of 2 GiB"] == 2048
+    assert told["mount read"] == 512
+
+
+def test_cores_are_named_in_ranges() -> None:
+    told = [hdfs_lab._cores(cpus) for cpus in ([3], [0, 1], [8, 0, 2, 1])]
+    assert told == ["core 3", "cores 0-1", "cores 0-2, 8"]
 
 
 def test_other_bytes_than_the_source_has_are_an_error() -> None:
