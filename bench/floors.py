@@ -200,9 +200,13 @@ FLOORS: dict[str, tuple[Floor, ...]] = {
         Floor("run -- true, uv", "s", "bare interpreter", at_most=1.5),
     ),
     "report": (
-        Floor("65,536 ranks", "s", at_most=10),
+        Floor("330k events", "s", "duckdb", at_most=2),
         Floor("65,536 ranks", "s", "duckdb", at_most=2),
-        Floor("65,536 ranks", "bytes", at_most=1e9),
+        *(
+            Floor(f"65,536 ranks{output}", unit, at_most=most)
+            for output in ("", ", json")
+            for unit, most in (("s", 10), ("bytes", 1e9))
+        ),
     ),
     "fuse": _fuse(),
     "fetch": (

@@ -1,5 +1,8 @@
 """Bench `report`: the report of large starts, as a user runs it; seconds and peak bytes.
 
+A case that ends in `json` is of `--json`, the others of the terminal with `--html`; of one start
+all sides take turns, so that both cases have the same rounds of the peer.
+
 duckdb's side is the pairing and the percentiles alone (see `report_duckdb`), which is the least
 that any report of these events must do.
 """
@@ -25,10 +28,12 @@ MEASURES = (
     "bench/generate.py",
 )
 PEER = "duckdb"
-CASES = {
+STARTS = {
     "330k events": generate.Options(),
     "65,536 ranks": generate.Options(nodes=8192, by_node=True),
 }
+JSON = ", json"
+CASES = tuple(f"{start}{output}" for start in STARTS for output in ("", JSON))
 _QUICK = 16  # times fewer nodes
 
 
@@ -47,7 +52,10 @@ def _once(words: list[str]) -> tuple[float, float]:
 
 def _sides(folder: Path) -> dict[str, Callable[[], tuple[float, float]]]:
     events, page = str(folder / "events"), str(folder / "report.html")
-    sides = {harness.OURS: lambda: _once(["bootseer", "report", events, "--html", page])}
+    sides = {
+        harness.OURS: lambda: _once(["bootseer", "report", events, "--html", page]),
+        JSON: lambda: _once(["bootseer", "report", events, "--json"]),
+    }
     if importlib.util.find_spec("duckdb"):
         sides[PEER] = lambda: _once(["bench.report_duckdb", events])
     else:
@@ -55,8 +63,8 @@ def _sides(folder: Path) -> dict[str, Callable[[], tuple[float, float]]]:
     return sides
 
 
-def _case(name: str, folder: Path, rounds: int) -> list[harness.Case]:
-    """Both sides in turn, after one round that does not count."""
+def _measured(folder: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """All sides of one start in turn, after one round that does not count."""
     found: dict[str, list[tuple[float, float]]] = {}
     sides = _sides(folder)
     for number in range(1 + rounds):
@@ -64,24 +72,35 @@ def _case(name: str, folder: Path, rounds: int) -> list[harness.Case]:
             figures = sides[side]()
             if number:
                 found.setdefault(side, []).append(figures)
+    return found
+
+
+def _cases(
+    name: str, conditions: str, found: dict[str, list[tuple[float, float]]]
+) -> list[harness.Case]:
+    """What is told of one start: of each output, ours against the peer."""
+    peer = {PEER: found[PEER]} if PEER in found else {}
+    outputs = {"": ("terminal and HTML", harness.OURS), JSON: ("JSON", JSON)}
     made = []
-    for unit, place in (("s", 0), ("bytes", 1)):
-        values = {side: [each[place] for each in found[side]] for side in sides}
-        made += harness.cases_of(name, values, unit=unit)
+    for output, (what, side) in outputs.items():
+        for unit, place in (("s", 0), ("bytes", 1)):
+            both = {harness.OURS: found[side], **peer}
+            values = {each: [figures[place] for figures in both[each]] for each in both}
+            cases = harness.cases_of(f"{name}{output}", values, unit=unit)
+            made += harness.under(f"{what}; {conditions}", cases)
     return made
 
 
 def run(options: harness.Options) -> list[harness.Case]:
     """Generate each start, then report it once a round."""
     made: list[harness.Case] = []
-    for case, size in CASES.items():
-        name = case
+    for name, size in STARTS.items():
         if options.quick:
-            name = f"{case} (quick: 1/{_QUICK})"
             size = generate.Options(nodes=size.nodes // _QUICK, by_node=size.by_node)  # noqa: PLW2901
         with tempfile.TemporaryDirectory(prefix="bootseer-bench-") as folder:
             generate.generate(Path(folder), size)
-            about = "terminal and HTML; page cache warm; peak of the largest process"
+            about = "page cache warm; peak of the largest process"
             about += f"; {os.cpu_count()} processors; a file a {'node' if size.by_node else 'rank'}"
-            made += harness.under(about, _case(name, Path(folder), options.runs))
+            about += f"; quick: 1/{_QUICK} of the nodes" if options.quick else ""
+            made += _cases(name, about, _measured(Path(folder), options.runs))
     return made

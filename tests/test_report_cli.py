@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -268,11 +269,21 @@ def test_every_option_has_its_variable(events: Path, tmp_path: Path) -> None:
 
 
 def test_bench_runs() -> None:
+    began = time.perf_counter()
     cases = bench_report.run(harness.Options(quick=True, runs=1))
-    assert [
-        (c.case.partition(" (")[0], c.unit, len(c.values)) for c in cases if c.side == "ours"
-    ] == [(case, unit, 1) for case in ("330k events", "65,536 ranks") for unit in ("s", "bytes")]
-    assert all(c.values[0] > 0 for c in cases)
+    wall_s = time.perf_counter() - began
+    ours = [case for case in cases if case.side == harness.OURS]
+    assert [(case.case, case.unit, len(case.values)) for case in ours] == [
+        (f"{start}{output}", unit, 1)
+        for start in ("330k events", "65,536 ranks")
+        for output in ("", ", json")
+        for unit in ("s", "bytes")
+    ]
+    outputs = [case.conditions.partition(";")[0] for case in ours if case.unit == "s"]
+    assert outputs == ["terminal and HTML", "JSON"] * 2
+    # No Python is smaller, and the report of so few events is far below what is allowed.
+    assert sum(case.values[0] for case in ours if case.unit == "s") < wall_s
+    assert all(5e6 < case.values[0] < 1e9 for case in ours if case.unit == "bytes")
 
 
 def test_report_is_loaded_late() -> None:
