@@ -308,6 +308,16 @@ class Mounts:
             time.sleep(0.05)
 
 
+def begun_with(variable: str) -> list[int]:
+    """Processes in whose environment a variable (`NAME=value`) was given, and those they began."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(int(pid))
+    return found
+
+
 def _about(pid: int) -> str:
     """What the threads of a process do, for who reads why a test failed."""
     tasks = Path(f"/proc/{pid}/task").iterdir()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
+from image_mounts import Mounts, Published, begun_with, mounts_below, publish, some_files, tree_of
 from oci_proxy import Gate
 from waiting import until
 from web_fakes import Request
@@ -264,6 +264,28 @@ def test_a_mount_is_the_same_with_an_agent_without_one_and_with_a_dead_one(
     while processes_of(mounts.folder) and time.monotonic() < until_s:
         time.sleep(0.05)
     assert not processes_of(mounts.folder)
+
+
+def test_no_mount_leaves_an_agent_behind(mounts: Mounts, image: Published) -> None:
+    mark = f"BEGUN_BY={mounts.folder}"
+    places = ["--runtime", str(mounts.runtime), "--cache", str(mounts.cache)]
+    directories = [mounts.folder / name for name in ("first", "shared")]
+    environment = {**os.environ, "BEGUN_BY": str(mounts.folder)}
+    bootseer = [sys.executable, "-m", "bootseer", "image"]
+    for directory in directories:
+        directory.mkdir()
+        words = [*bootseer, "mount", *places, image.ref, str(directory)]
+        subprocess.run(words, env=environment, check=True)
+        assert tree_of(directory) == FILES
+    server = mounts.server().supervisor
+    until(lambda: sorted(begun_with(mark)) == sorted([server, mounts.worker(mounts.server())]))
+    assert not list(mounts.runtime.rglob("agent*"))
+    for directory in directories:
+        words = [*bootseer, "umount", *places[:2], str(directory)]
+        subprocess.run(words, env=environment, check=True)
+    until(lambda: not begun_with(mark), "the end of all that the commands began")
+    assert mounts.gone()
+    assert not list(mounts.runtime.rglob("agent*"))
 
 
 HEAVY = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 import pytest
-from image_mounts import Mounts, mounts_below, noise, unread_bytes
+from image_mounts import Mounts, begun_with, mounts_below, noise, unread_bytes
 from images_lab import Image, directory, file, symlink, write_layout
 from oci_proxy import Gate
 from waiting import until
@@ -227,6 +227,20 @@ class TestContainers:
         assert out == "file podman\n"
         assert mounts.gone()
         assert list((lab.runtime / "containers").iterdir()) == []
+
+    def test_it_leaves_no_agent_behind(self, lab: Lab, ref: str, mounts: Mounts) -> None:
+        mark = f"BEGUN_BY={lab.folder}"
+        lab.environment["BEGUN_BY"] = str(lab.folder)
+        script = ["--interactive", "--entrypoint", "sh", "--", "-c", "echo ready; read word"]
+        with lab.start(ref, *script, stdin=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            assert {child.pid, mounts.server().supervisor} <= set(begun_with(mark))
+            assert not list(lab.runtime.rglob("agent*"))
+            child.communicate("go\n", timeout=60)
+        until(lambda: not begun_with(mark), "the end of all that the command began")
+        assert mounts.gone()
+        assert not list(lab.runtime.rglob("agent*"))
 
     def test_variables_are_merged_as_podman_merges_an_images_own(
         self, lab: Lab, ref: str, mounts: Mounts
