@@ -104,6 +104,33 @@ def test_the_job_gets_the_environment_that_was_given(
         assert {key: value for key, value in told.items() if key not in NAMES} == given
 
 
+@pytest.mark.parametrize("command", ["run", "start"])
+def test_what_the_loader_is_told_reaches_the_job_as_it_was_given(
+    programs: Path, tmp_path: Path, command: str
+) -> None:
+    """A library that is not there costs a line of the loader's for each program that it loads."""
+    place = Place(tmp_path)
+    place.settings()
+    given = {
+        "LD_PRELOAD": "/nowhere/a library.so:libnowhere.so",
+        "LD_LIBRARY_PATH": "/nowhere::/nowhere/else",
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+    }
+    words = [command, "--", "sh", "-c", "env -0; exit 7"]
+    done = start(programs / "bootseer", words, given, tmp_path)
+    assert done.returncode == 7
+    installed, _, shown = done.stdout.rpartition(b"installed\n")
+    assert (installed, place.installs) == (b"", 1 if command == "start" else 0)
+    told = environment(shown)
+    kept = {name: value for name, value in told.items() if name in given}
+    assert kept == given
+    warnings = done.stderr.splitlines()
+    assert warnings
+    assert all(b"ld.so: object '" in line and b"LD_PRELOAD" in line for line in warnings)
+    assert place.fallbacks() == {}
+
+
 def test_a_module_of_the_jobs_path_is_the_jobs_alone(programs: Path, tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
