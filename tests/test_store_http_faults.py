@@ -31,6 +31,11 @@ from bootseer.storage.options import StoreOptions
 
 DATA = os.urandom(1 << 20)
 ONCE = StoreOptions(retry_s=0.0, stall_s=5.0)
+NO_ADDRESS = "redirects to no address that can be used; let it redirect to one of http or https"
+ODD_ADDRESS = "redirects to an address with characters that none may have"
+CIRCLE = "answers 302 Found too often; its redirects lead in a circle"
+LONG_HEADER = "sends a header of more than 64 KiB, which is read by nobody"
+MANY_HEADERS = "sends more than 100 headers, which are read by nobody"
 
 
 def read(store: Store, offset: int, size: int, attempt: Attempt | None = None) -> bytes:
@@ -196,21 +201,21 @@ def test_https_never_becomes_http() -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "webhdfs"])
 @pytest.mark.parametrize(
-    ("status", "headers", "asked"),
+    ("status", "headers", "asked", "said"),
     [
-        ("302 Found", {"Location": "file:///etc/passwd"}, 1),
-        ("302 Found", {"Location": "gopher://127.0.0.1/x"}, 1),
-        ("302 Found", {"Location": "http://127.0.0.1:99999/x"}, 1),
-        ("302 Found", {"Location": "http://exa mple/x"}, 1),
-        ("302 Found", {"Location": "http://h/a\x01b"}, 1),
-        ("302 Found", {"Location": "/x"}, 6),  # the first address, and five redirects
-        ("302 Found", {}, 1),
-        ("200 OK", {"X": "a" * 70_000}, 1),
-        ("200 OK", {f"X{number}": "a" for number in range(200)}, 1),
+        ("302 Found", {"Location": "file:///etc/passwd"}, 1, NO_ADDRESS),
+        ("302 Found", {"Location": "gopher://127.0.0.1/x"}, 1, NO_ADDRESS),
+        ("302 Found", {"Location": "http://127.0.0.1:99999/x"}, 1, NO_ADDRESS),
+        ("302 Found", {"Location": "http://exa mple/x"}, 1, ODD_ADDRESS),
+        ("302 Found", {"Location": "http://h/a\x01b"}, 1, ODD_ADDRESS),
+        ("302 Found", {"Location": "/x"}, 6, CIRCLE),  # the first address, and five redirects
+        ("302 Found", {}, 1, NO_ADDRESS),
+        ("200 OK", {"X": "a" * 70_000}, 1, LONG_HEADER),
+        ("200 OK", {f"X{number}": "a" for number in range(200)}, 1, MANY_HEADERS),
     ],
 )
 def test_what_will_never_be_of_use_is_asked_for_once(
-    scheme: str, status: str, headers: dict[str, str], asked: int
+    scheme: str, status: str, headers: dict[str, str], asked: int, said: str
 ) -> None:
     """And within the time that a store may be away; a token goes along each time."""
     requests: list[Request] = []
@@ -226,8 +231,12 @@ def test_what_will_never_be_of_use_is_asked_for_once(
             store.stat("x")
         store.close()
     assert len(requests) <= asked
+    what = f"cannot look at x in {scheme}://{server.authority}/"
     if scheme == "http" or status == "200 OK":
         assert type(caught.value) is UselessAnswerError
+        assert str(caught.value) == f"{what}: {server.authority} {said}"
+    else:
+        assert str(caught.value) == f"{what}: the answer is none of WebHDFS's"
 
 
 def test_head_may_be_refused() -> None:
