@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fuse_mounts import in_time
@@ -31,6 +33,7 @@ from bootseer.errors import (
 from bootseer.storage.base import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.stripedfs.file import NewBytes, StripedFile
+from bootseer.stripedfs.fs import StripedFileSystem
 from bootseer.stripedfs.opening import plain_source
 
 SIZE = 9 * CHUNK + 123
@@ -291,6 +294,50 @@ def test_many_small_reads_do_not_grow_memory(url: str) -> None:
         before = resident_bytes()
         read(100_000)
         assert resident_bytes() - before < 8 << 20
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """The garbage collector comes when it is called, and at no other moment."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("face", ["file", "fsspec", "blockcache"])
+def test_the_collector_may_come_within_the_fetchers_own_lock(
+    url: str, face: str, no_collector: None
+) -> None:
+    """It did in a thread that fetches, after a read that failed, and no read ended any more."""
+    fetcher = Fetcher()
+
+    def opened() -> Any:
+        if face == "file":
+            return stripedfs.open(url, fetcher=fetcher)
+        cached = {"cache_type": "none"} if face == "blockcache" else {}
+        return StripedFileSystem(fetcher=fetcher).open(url.removeprefix("file://"), **cached)
+
+    def held() -> int:
+        return sum(len(found.blocks) for found in fetcher._engine.board.objects.values())
+
+    file = opened()
+    assert file.read(10) == content(SIZE)[:10]
+    ring: list[Any] = [file]
+    ring.append(ring)
+    del file, ring
+    assert held()
+
+    def collect() -> int:
+        with fetcher._engine.lock:
+            return gc.collect()
+
+    assert in_time(collect)
+    with opened() as after:  # whoever comes next lets go of what it had
+        assert not held()
+        assert after.read(10) == content(SIZE)[:10]
+    assert not held()
+    fetcher.close()
 
 
 @pytest.mark.slow

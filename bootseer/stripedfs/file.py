@@ -7,14 +7,16 @@ reads binary files; whole large reads land in the reader's own buffer.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import io
 import operator
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from bootseer.blocks.pool import copy, writable
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from bootseer.blocks.fetch import Fetcher
     from bootseer.blocks.readahead import ReadAhead
+    from bootseer.storage.base import Store
 
 PEEK_BYTES = 64 << 10
 HELD_BYTES = (32 << 10, 1 << 20)
@@ -66,6 +69,7 @@ class StripedFile(io.RawIOBase):
         idle connections are closed with the file.
         """
         super().__init__()
+        _clear_left()
         self.name = name
         self._source = source
         self._key = source.key
@@ -208,15 +212,24 @@ class StripedFile(io.RawIOBase):
 
     def close(self) -> None:
         """Read nothing ahead any more, and let memory and own connections go; twice is safe."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and self._pid == os.getpid():
-            ahead.close()
-            fetcher = self._given if self._given is not None else shared_fetcher()
-            fetcher.forget(self._source)  # or a process that opens many files would fill up
-        if self._own_store and not self.closed:
-            self._source.store.close()
+        _clear_left()
+        self._let_go().done()
         self._lines = b""
         super().close()
+
+    def __del__(self) -> None:
+        # Not `close`, as of other files: the garbage collector comes in the midst of anything, also
+        # in a thread of the fetcher's that holds the lock by which its blocks are let go.
+        with contextlib.suppress(AttributeError):  # where `__init__` failed
+            left = self._let_go()
+            if left.ahead is not None or left.store is not None:
+                _left.append(left)
+
+    def _let_go(self) -> _Left:
+        """What is to be ended with the file; nothing of it the second time."""
+        ahead, self._ahead = self._ahead, None
+        store = self._source.store if self._own_store and not self.closed else None
+        return _Left(self._pid, self._source, self._given, ahead, store)
 
     def __repr__(self) -> str:
         return f"<StripedFile {self.name!r} of {self.size} bytes>"
@@ -235,6 +248,7 @@ class StripedFile(io.RawIOBase):
         from bootseer.blocks.readahead import ReadAhead
 
         self._check()
+        _clear_left()
         if self._pid != os.getpid():
             self._arrive()
         fetcher = self._given if self._given is not None else shared_fetcher()
@@ -252,6 +266,35 @@ class StripedFile(io.RawIOBase):
             raise UsageError("this file was made from a source; open it in the child process")
         self._source = _same(self._reopen(), self._key, self.name)
         self._pid, self._ahead, self._given = os.getpid(), None, None
+
+
+class _Left(NamedTuple):
+    """What a file leaves."""
+
+    pid: int
+    source: FileSource
+    given: Fetcher | None
+    ahead: ReadAhead | None
+    store: Store | None
+
+    def done(self) -> None:
+        """End it."""
+        if self.ahead is not None and self.pid == os.getpid():
+            self.ahead.close()
+            fetcher = self.given if self.given is not None else shared_fetcher()
+            fetcher.forget(self.source)  # or a process that opens many files would fill up
+        if self.store is not None:
+            self.store.close()
+
+
+_left: deque[_Left] = deque()
+"""Of files that nobody closed, until the next one is opened, read or closed."""
+
+
+def _clear_left() -> None:
+    while _left:
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            _left.popleft().done()
 
 
 class _Reopen:

@@ -38,3 +38,6 @@ class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
     def close(self) -> None:
         self._file.close()
         super().close()
+
+    def __del__(self) -> None:
+        """Not fsspec's, which closes: what is collected lets go of its file as any reader does."""
