@@ -27,7 +27,7 @@ from bootseer.stripedfs.fileerrors import file_error
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.opening import Tree, open_entry
 from bootseer.stripedfs.shared import share_of, shared_fetcher
-from bootseer.stripedfs.source import FileSource
+from bootseer.stripedfs.source import FileSource, as_damage
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -96,7 +96,7 @@ class StripedFile(io.RawIOBase):
         try:
             return self._read_at(offset, buffer)
         except BootseerError as error:
-            raise file_error(error) from error
+            raise file_error(as_damage(error, self._source)) from error
 
     def _read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         from bootseer.blocks.settings import Priority

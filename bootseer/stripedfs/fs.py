@@ -25,6 +25,7 @@ from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
     BusyError,
+    CorruptDataError,
     NotFoundError,
     NotSupportedError,
     UsageError,
@@ -150,6 +151,26 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
                 ]
         return listed if detail else [entry["name"] for entry in listed]
 
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As fsspec's, but a directory checkpoint that is damaged is an error, and not empty."""
+        stripped = self._strip_protocol(path)
+        found = super().find(stripped, maxdepth, withdirs, detail=detail, **kwargs)
+        if not set(found) - {stripped}:
+            try:
+                self.ls(stripped, detail=False)
+            except CorruptDataError:
+                raise
+            except OSError:
+                pass  # as fsspec has it: what is not there, or cannot be asked for, holds nothing
+        return found
+
     def modified(self, path: str) -> Any:
         import datetime
 
@@ -243,6 +264,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     ) -> None:
         path = self._strip_protocol(rpath)
         if not isfilelike(lpath) and self.isdir(path):
+            self.ls(path, detail=False)  # one that cannot be listed would come out empty
             os.makedirs(lpath, exist_ok=True)
             return
         with self._file(path) as file, contextlib.ExitStack() as stack:
@@ -366,6 +388,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         old, new = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.isdir(old):
+            self.ls(old, detail=False)  # as in get_file
             self.makedirs(new, exist_ok=True)
             return
         with self._file(old) as source, self._open(new, "wb") as target:

@@ -9,7 +9,7 @@ from bootseer.errors import BootseerError
 from bootseer.stripedfs.file import NewBytes
 from bootseer.stripedfs.opening import in_parallel
 from bootseer.stripedfs.shared import shared_fetcher
-from bootseer.stripedfs.source import FileSource
+from bootseer.stripedfs.source import FileSource, as_damage
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
@@ -71,5 +71,5 @@ class _Range:
             fetcher.read_into(self.source, self.offset, self.view)
             self.source.confirm()
         except BootseerError as error:
-            return error
+            return as_damage(error, self.source)
         return self.taken()

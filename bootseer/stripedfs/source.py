@@ -14,7 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from bootseer.blocks.source import BlockSource, Location
-from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    NotFoundError,
+    StoreUnavailableError,
+)
 from bootseer.storage.base import Placed, Stat, Store
 from bootseer.storage.retry import another
 from bootseer.stripedfs.fields import digest_of
@@ -88,6 +93,22 @@ class DigestedSource:
 
     def confirm(self) -> None:
         """Every block was verified by its digest."""
+
+
+INCOMPLETE = "the checkpoint is incomplete, put it anew"
+LOST = "what was opened was replaced since, or is incomplete: open it again, or put it anew"
+
+
+def as_damage(error: BootseerError, source: FileSource, what: str = LOST) -> BootseerError:
+    """The error as a checkpoint means it, `what` to be done in it.
+
+    What a checkpoint lists and its store does not hold is damage, not a name that was mistyped:
+    who takes a missing file for one that was never written (zarr) would go on without its bytes.
+    """
+    if not (isinstance(error, NotFoundError) and isinstance(source, DigestedSource)):
+        return error
+    text = str(error).partition("; check the ")[0]  # the path, or the name: of no use here
+    return CorruptDataError(f"{text}; {what}")
 
 
 class StripedSource(DigestedSource):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.errors import NotFoundError
 from bootseer.stripedfs.layout import MAX_CHUNK_BYTES
-from bootseer.stripedfs.source import DigestedSource, FileSource
+from bootseer.stripedfs.source import INCOMPLETE, DigestedSource, FileSource, as_damage
 from bootseer.stripedfs.stripes import Pool, Work
 
 if TYPE_CHECKING:
@@ -83,20 +83,17 @@ def views(batch: Sequence[Segment], buffer: memoryview) -> list[memoryview]:
 
 
 def fetch(fetcher: Fetcher, wanted: Sequence[tuple[Segment, memoryview]]) -> None:
-    """Fill every segment's memory with verified bytes.
-
-    What a checkpoint lists and its store does not hold is damage, not a name that was mistyped.
-    """
+    """Fill every segment's memory with verified bytes."""
     jobs = [(each.source, each.offset, view) for each, view in wanted if each.length]
     if not jobs:
         return
     try:
         fetcher.read_many(jobs, deadline_s=DEADLINE_S)
     except NotFoundError as error:
-        if not any(isinstance(each.source, DigestedSource) for each, _ in wanted):
+        listed = [each.source for each, _ in wanted if isinstance(each.source, DigestedSource)]
+        if not listed:
             raise
-        text = str(error).partition("; check the ")[0]  # the path, or the name: of no use here
-        raise CorruptDataError(f"{text}; the checkpoint is incomplete, put it anew") from error
+        raise as_damage(error, listed[0], INCOMPLETE) from error
     for each, _ in wanted:
         if each.length and each.source.doubtful(each.offset, each.length):
             each.source.confirm()

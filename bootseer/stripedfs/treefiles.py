@@ -29,7 +29,7 @@ from bootseer.errors import (
 from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
 from bootseer.stripedfs.shared import share_of
-from bootseer.stripedfs.source import FileSource
+from bootseer.stripedfs.source import FileSource, as_damage
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher, Held
@@ -259,7 +259,7 @@ class _Waiting:
             return
         after = self._opened.after  # it may have come as the last of them ended
         if after is None:
-            reply.error(self._files.complaints.number(error, self._where, reading=True))
+            self._refuse(reply, error, self._opened)
             return
         while after.after is not None:
             after = after.after
@@ -274,10 +274,15 @@ class _Waiting:
             if isinstance(data, memoryview):  # this thread's own, until its next read
                 data = Data((data,))
         except Exception as error:  # whatever it is, the reader must not wait for ever
-            reply.error(self._files.complaints.number(error, self._where, reading=True))
+            self._refuse(reply, error, after)
             return
         if data is not None:
             reply.data(data)
+
+    def _refuse(self, reply: Reply, error: Exception, opened: OpenFile) -> None:
+        if isinstance(error, BootseerError):
+            error = as_damage(error, opened.source)
+        reply.error(self._files.complaints.number(error, self._where, reading=True))
 
 
 class OpenFiles:
