@@ -157,7 +157,11 @@ class Lab:
         # runc knows those of all labs; not every name of a folder is an identifier.
         container = f"{self.folder.name.encode().hex()}-{self._number}"
         ctr = [*self.prefix, "ctr", "-a", str(self.containerd.address), "-n", namespace]
-        command = ["run", "--rm", "--snapshotter", NAME, "--env", "PATH=/bin:/usr/bin", ref]
+        # Through ctr's own FIFOs the output of a command that ends at once may be lost on a busy
+        # machine: it gives up opening them (containerd/containerd, issue 770).
+        log = self.folder / f"{container}.log"
+        command = ["run", "--rm", "--snapshotter", NAME, "--env", "PATH=/bin:/usr/bin"]
+        command += ["--log-uri", f"file://{log}", ref]
         done = subprocess.run(
             [*ctr, *command, container, *words],
             stdin=subprocess.DEVNULL,
@@ -167,8 +171,9 @@ class Lab:
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}\n{self.said()}")
-        return done.stdout
+            said = log.read_text() if log.exists() else ""
+            raise RuntimeError(f"{' '.join(words)}: {said}{done.stderr}\n{self.said()}")
+        return log.read_text()
 
     def snapshots(self) -> list[list[str]]:
         """Name, parent and kind, as `ctr` lists them."""

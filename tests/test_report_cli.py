@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import jsonschema
@@ -283,7 +284,9 @@ def test_bench_runs() -> None:
     assert outputs == ["terminal and HTML", "JSON"] * 2
     # No Python is smaller, and the report of so few events is far below what is allowed.
     assert sum(case.values[0] for case in ours if case.unit == "s") < wall_s
-    assert all(5e6 < case.values[0] < 1e9 for case in ours if case.unit == "bytes")
+    # A child's peak counts what it was forked from, and a worker of the tests grows.
+    most = 1e9 + 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+    assert all(5e6 < case.values[0] < most for case in ours if case.unit == "bytes")
 
 
 def test_report_is_loaded_late() -> None:
