@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,8 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
             raise told.pop()
 
     monkeypatch.setattr(stripes.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
-    monkeypatch.setattr(stripes, "time", SimpleNamespace(sleep=paused.append))
+    fake = SimpleNamespace(sleep=paused.append, monotonic=time.monotonic)
+    monkeypatch.setattr(stripes, "time", fake)
     (tmp_path / "d").mkdir()
     (tmp_path / "d/small").write_bytes(b"small")
     (tmp_path / "d/large").write_bytes(sample(CHUNK * 2))

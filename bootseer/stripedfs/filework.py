@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,7 +17,15 @@ from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, check_chunks, used_width
 from bootseer.stripedfs.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from bootseer.stripedfs.settings import Progress, WritePlan
-from bootseer.stripedfs.stripes import Pool, SourceFile, StripeWork, Work, backoff_s, check_length
+from bootseer.stripedfs.stripes import (
+    Pool,
+    SourceFile,
+    StripeWork,
+    Work,
+    backoff_s,
+    check_length,
+    is_over,
+)
 from bootseer.stripedfs.versions import MANIFEST
 
 RECORD = re.compile(r"stripe-([0-9a-f]{32})-([0-9]{5})\.json\Z")
@@ -87,7 +96,8 @@ class FileWorks:
             view = buffer[: source.size_bytes]
             source.read_into(0, view)
             source.check_unchanged()
-            attempt, first = 0, int.from_bytes(digest_of(name.encode(errors="replace"))[:4], "big")
+            attempt, began_s = 0, time.monotonic()
+            first = int.from_bytes(digest_of(name.encode(errors="replace"))[:4], "big")
             while True:
                 try:
                     with self.store.writer(name, self.plan.hints(first + attempt)) as writer:
@@ -96,7 +106,7 @@ class FileWorks:
                     break
                 except BootseerError as error:
                     attempt += 1
-                    if not error.retryable or attempt >= self.plan.tries:
+                    if not error.retryable or is_over(attempt, self.plan.tries, began_s):
                         raise
                     pause_s = backoff_s(attempt, error)
                 self.pool.pause(pause_s)

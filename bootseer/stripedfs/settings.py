@@ -29,8 +29,9 @@ class WriteSettings:
     `jobs` stripes are written at once, each through one buffer of `chunk_bytes`; fewer where
     these would take more than 256 MiB. `placement`
     steers each stripe to a server of its own; "auto" does so where it pays, which is at
-    replication 1. A stripe that fails is written anew up to `tries` times. Of an interrupted put
-    stripes of at least `keep_bytes` and whole files are kept.
+    replication 1. A stripe that fails is written anew up to `tries` times, half as often where
+    that takes long. Of an interrupted put stripes of at least `keep_bytes` and whole files are
+    kept.
     """
 
     width: int = 0
@@ -39,7 +40,7 @@ class WriteSettings:
     block_bytes: int = 0
     placement: Placement = "auto"
     jobs: int = 0
-    tries: int = 8
+    tries: int = 16
     keep_bytes: int = 16 << 20
 
     def __post_init__(self) -> None:

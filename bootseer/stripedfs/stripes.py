@@ -8,6 +8,7 @@ the thread that sends the chunk; the kernel is told of the next one ahead of tim
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import mmap
 import os
 import stat as stat_module
@@ -31,8 +32,9 @@ from bootseer.stripedfs.layout import Layout, stripe_name
 from bootseer.stripedfs.settings import Progress, WritePlan
 
 BACKOFF_S = 0.5
-MAX_BACKOFF_S = 10.0
-SMALL_TRIES = 8
+MAX_BACKOFF_S = 4.0
+SMALL_TRIES = 16
+LONG_S = 60.0
 Work = Callable[[memoryview], None]
 
 
@@ -190,7 +192,7 @@ class StripeWork:
 
     def _tried(self, stripe: int, buffer: memoryview) -> bytes:
         """Write a stripe, and anew, elsewhere, when the store failed."""
-        attempt = 0
+        attempt, began_s = 0, time.monotonic()
         while True:
             sent = _Counter(self._progress)
             try:
@@ -201,7 +203,9 @@ class StripeWork:
                 attempt += 1
                 # Not retryable by its class, yet here our own bytes are sent anew.
                 heals = error.retryable or isinstance(error, CorruptDataError)
-                if not heals or isinstance(error, BusyError) or attempt >= self._plan.tries:
+                if not heals or isinstance(error, BusyError):
+                    raise
+                if is_over(attempt, self._plan.tries, began_s):
                     raise
                 pause_s = backoff_s(attempt, error)
             self._pool.pause(pause_s)
@@ -253,15 +257,25 @@ def replace_surely(store: Store, name: str, data: bytes) -> None:
 
 def surely(step: Callable[[], None]) -> None:
     """Take a step that may be repeated, and again when the store failed."""
-    for attempt in range(1, SMALL_TRIES + 1):
+    began_s = time.monotonic()
+    for attempt in itertools.count(1):
         try:
             step()
             return
         except BootseerError as error:
-            if not error.retryable or attempt == SMALL_TRIES:
+            if not error.retryable or is_over(attempt, SMALL_TRIES, began_s):
                 raise
             pause_s = backoff_s(attempt, error)
         time.sleep(pause_s)
+
+
+def is_over(attempt: int, tries: int, began_s: float) -> bool:
+    """Whether no further try is made: after `tries`, or half of them where these took long.
+
+    A NameNode goes on naming a DataNode that was killed, for minutes, and of three it is nearly
+    each second one: what fails at once is tried often.
+    """
+    return attempt >= tries or (2 * attempt >= tries and time.monotonic() - began_s > LONG_S)
 
 
 def backoff_s(attempt: int, error: BootseerError) -> float:
