@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 from typing import Any
 
+import hdfs_native
 import pytest
 from storage_contract import StoreContract
 
@@ -43,6 +45,33 @@ class TestHdfsStore(StoreContract):
 @pytest.fixture
 def store(hdfs: Any, hdfs_folder: str) -> Store:
     return open_store(f"{hdfs.hdfs_url}{hdfs_folder}")
+
+
+def test_a_writer_that_was_given_up_asks_nobody_when_it_is_collected(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector runs in any thread, and a NameNode may answer late, or never."""
+    closed: list[str] = []
+    close = hdfs_native.FileWriter.close
+
+    def noted(file: hdfs_native.FileWriter) -> None:
+        closed.append(threading.current_thread().name)
+        close(file)
+
+    monkeypatch.setattr(hdfs_native.FileWriter, "close", noted)
+    for name in ("x", "y"):
+        out = store.writer(name)
+        out.write(bytes(1000))
+        if name == "x":
+            out.abort()
+        del out
+    gc.collect()
+    assert closed == []
+    with store.writer("kept") as out:
+        out.write(b"kept")
+    gc.collect()
+    assert closed == ["store-call"]
+    assert store.read("kept", limit_bytes=4) == b"kept"
 
 
 def test_blocks_are_places_and_ranges_cross_them(store: Store) -> None:

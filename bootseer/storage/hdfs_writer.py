@@ -24,7 +24,7 @@ class HdfsWriter(RenamingWriter):
         self._metadata, self._hints = store.metadata, hints
         super().__init__(store, name, keep_existing=keep_existing, stall_s=store.stall_s)
 
-    def _begin(self) -> FileWriter:
+    def _begin(self) -> _Opened:
         from hdfs_native import WriteOptions
 
         options = WriteOptions(
@@ -33,7 +33,7 @@ class HdfsWriter(RenamingWriter):
             overwrite=True,  # a repeated try meets what its first one made
             create_parent=True,
         )
-        return self._metadata().create(self._temporary, options)
+        return _Opened(self._metadata().create(self._temporary, options))
 
     def _arrived_bytes(self) -> int:
         return self._metadata().get_file_info(self._temporary).length
@@ -43,3 +43,20 @@ class HdfsWriter(RenamingWriter):
 
     def _mapped(self, error: Exception) -> BootseerError:
         return from_native_error(error, self._what)
+
+
+class _Opened:
+    """The library's file, which nothing but `close` closes.
+
+    Its own class is one of `io`, whose finalizer closes it: of a file that was given up it would
+    ask the NameNode for a quarter of a minute, or for as long as that hangs, in whatever thread
+    happens to collect garbage.
+    """
+
+    def __init__(self, file: FileWriter) -> None:
+        self.write, self.close = file.write, file.close
+        file.close = _stay_open  # type: ignore[method-assign]
+
+
+def _stay_open() -> None:
+    """Close nothing."""
