@@ -144,7 +144,10 @@ def _link(temporary: str, final: str) -> bool:
         return True
     except FileExistsError:
         # A network file system may repeat a request whose first answer was lost: ours, then.
-        return os.path.samefile(temporary, final)
+        try:
+            return os.path.samefile(temporary, final)
+        except FileNotFoundError:
+            return False  # somebody else's, which is gone by now
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise

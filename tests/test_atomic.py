@@ -112,3 +112,22 @@ def test_of_racing_creators_one_wins_and_its_bytes_are_whole(tmp_path: Path) -> 
         thread.join()
     assert won == [Path(path).read_bytes()]
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_name_that_was_taken_for_a_moment_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(b"theirs")
+    link = os.link
+
+    def lost(source: str, target: str) -> None:
+        try:
+            link(source, target)
+        finally:
+            os.unlink(target)  # by whoever had it
+
+    monkeypatch.setattr(os, "link", lost)
+    with Draft(str(tmp_path / "x")) as draft:
+        draft.write(b"ours")
+        assert not draft.publish_new()
+    assert list(tmp_path.iterdir()) == []
