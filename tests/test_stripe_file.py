@@ -32,6 +32,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.base import open_store
 from bootseer.storage.options import StoreOptions
+from bootseer.stripedfs import file as file_module
 from bootseer.stripedfs.file import NewBytes, StripedFile
 from bootseer.stripedfs.fs import StripedFileSystem
 from bootseer.stripedfs.opening import plain_source
@@ -357,3 +358,25 @@ def test_torch_loads_from_it(tmp_path: Path) -> None:
     assert torch.equal(loaded["weights"], state["weights"])
     assert torch.equal(loaded["nested"]["bias"], state["nested"]["bias"])
     assert loaded["nested"]["step"] == 12
+
+
+def test_what_a_maker_left_is_not_ended_by_its_fork(url: str, no_collector: None) -> None:
+    """A client of HDFS, ended there, would wait for threads that the fork has not."""
+    file = stripedfs.open(url)
+    assert file.read(10) == content(SIZE)[:10]
+    ring: list[Any] = [file]
+    ring.append(ring)
+    del file, ring
+    gc.collect()
+    assert file_module._left
+    child = os.fork()
+    if not child:
+        try:
+            file_module._clear_left()
+            os._exit(0 if file_module._makers and not file_module._left else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    file_module._clear_left()
+    assert not file_module._left
+    assert not file_module._makers

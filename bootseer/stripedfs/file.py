@@ -291,10 +291,21 @@ _left: deque[_Left] = deque()
 """Of files that nobody closed, until the next one is opened, read or closed."""
 
 
+_makers: list[_Left] = []
+"""Of files of the process that forked this one. They stay, for a client of HDFS waits at its end
+for threads that no fork has."""
+
+
 def _clear_left() -> None:
     while _left:
-        with contextlib.suppress(IndexError):  # another thread was quicker
-            _left.popleft().done()
+        try:
+            left = _left.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        if left.pid == os.getpid():
+            left.done()
+        else:
+            _makers.append(left)
 
 
 class _Reopen:
