@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bootseer import regular_files
 from bootseer.config_paths import (
     default_cache,
     default_runtime,
@@ -30,6 +29,7 @@ from bootseer.config_paths import (
 from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
 from bootseer.errors import BootseerError, UsageError, from_os_error
+from bootseer.system import regular_files
 
 __all__ = [
     "DEFAULT_FILE",

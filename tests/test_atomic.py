@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.atomic import Draft, replace_file
+from bootseer.system.atomic import Draft, replace_file
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 from block_sources import FileSource, block_of, make_source, some_bytes
 from filemode_tools import evict, resident
 
-from bootseer.blocks import medium, presence, sealing
+from bootseer.blocks import presence, sealing
 from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.medium import Medium, direct_alignments
+from bootseer.system import uncached_read
+from bootseer.system.uncached_read import Medium, direct_alignments
 
 BLOCK = 4096
 SIZE = 40 * BLOCK + 17
@@ -56,7 +57,7 @@ def test_the_mediums_bytes_are_read(
     path, wanted = tmp_path / "file", some_bytes(SIZE)
     path.write_bytes(wanted)
     if way == "through the page cache":
-        monkeypatch.setattr(medium, "direct_alignments", lambda fd: (0, 0))
+        monkeypatch.setattr(uncached_read, "direct_alignments", lambda fd: (0, 0))
     fd = os.open(path, os.O_RDONLY)
     failed: list[int] = []
     read = os.preadv
@@ -100,7 +101,7 @@ def test_what_is_wrong_on_the_medium_is_dropped(
 ) -> None:
     monkeypatch.setattr(sealing, "SETTLED_NS", 0)
     if not direct:
-        monkeypatch.setattr(medium, "direct_alignments", lambda fd: (0, 0))
+        monkeypatch.setattr(uncached_read, "direct_alignments", lambda fd: (0, 0))
     with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
         source, path = kept_whole(cache, tmp_path)
         with path.open("r+b") as file:

@@ -23,9 +23,9 @@ from waiting import until
 from bootseer.entrypoint import children
 from bootseer.fuse.operations import Handle, Inode
 from bootseer.imageprefetch.filemode import mapped
-from bootseer.proc_files import read_proc
 from bootseer.profiler.collect import proc
 from bootseer.storage import lease
+from bootseer.system.proc_files import read_proc
 
 pytestmark = pytest.mark.root
 

@@ -18,7 +18,7 @@ from waiting import until
 from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.traces import TraceStore
-from bootseer.interpreter import command_for
+from bootseer.system.interpreter import command_for
 
 pytestmark = [
     pytest.mark.root,

@@ -20,7 +20,7 @@ from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.ownsets import Kept, Making
 from bootseer.imageprefetch.traces import TraceStore
-from bootseer.interpreter import command_for
+from bootseer.system.interpreter import command_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

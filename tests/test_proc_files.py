@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from bootseer.proc_files import call_within, read_proc
+from bootseer.system.proc_files import call_within, read_proc
 
 
 def test_a_file_under_proc_is_read_whole() -> None:

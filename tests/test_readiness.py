@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bootseer.readiness import readable
+from bootseer.system.readiness import readable
 
 HIGH = 1500  # select(2) knows none from 1,024 on
 

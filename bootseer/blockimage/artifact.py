@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.atomic import replace_file
 from bootseer.blockimage import media_types
 from bootseer.blockimage.build import DATA_NAME, Built
 from bootseer.errors import from_os_error
 from bootseer.light_dataclasses import dataclass
+from bootseer.system.atomic import replace_file
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor

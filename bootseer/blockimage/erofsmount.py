@@ -16,7 +16,9 @@ import stat
 import struct
 from typing import NamedTuple
 
-from bootseer.blockimage.treecalls import (
+from bootseer.errors import BusyError, NotSupportedError, from_os_error
+from bootseer.fuse.mounts import all_mounts
+from bootseer.system.mount_calls import (
     ATTR_ATIME,
     ATTR_NOATIME,
     ATTR_NODEV,
@@ -26,8 +28,6 @@ from bootseer.blockimage.treecalls import (
     change_tree,
     clone_tree,
 )
-from bootseer.errors import BusyError, NotSupportedError, from_os_error
-from bootseer.fuse.mounts import all_mounts
 
 KIND = "erofs"
 READ_AHEAD_KIB = 16  # also while recording: what is recorded is what will be asked for again

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 
 from bootseer.blockimage.pack import Index
-from bootseer.blockimage.treecalls import (
+from bootseer.system.mount_calls import (
     ATTR_NODEV,
     BENEATH,
     NO_MOUNTS,

@@ -50,11 +50,11 @@ from collections.abc import Callable, Iterator
 
 from bootseer.blocks import eviction, presence
 from bootseer.blocks.cached import CachedObject
-from bootseer.blocks.descriptors import check_spare
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
+from bootseer.system.descriptors import check_spare
 
 LOW_WATER = 0.9
 EVICTED_S = 1.0  # so long what came of making room on a full medium holds, for all who met it

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bootseer.blocks import presence
-from bootseer.blocks.descriptors import check_spare
 from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, Identity
 from bootseer.blocks.straight import Marks, Straight, marks_of
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
+from bootseer.system.descriptors import check_spare
 
 
 class Room(Protocol):

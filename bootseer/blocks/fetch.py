@@ -67,7 +67,7 @@ from bootseer.blocks.source import BlockSource, memory_key
 from bootseer.blocks.state import Group, Object, Status
 from bootseer.blocks.stats import Stats
 from bootseer.blocks.straight import Straight
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
 from bootseer.storage.retry import another
 

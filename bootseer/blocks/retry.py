@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.storage.chance import CHANCE
+from bootseer.system.randomness import CHANCE
 
 AT_ONCE = 0.0
 

@@ -30,15 +30,15 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from bootseer.atomic import replace_file
 from bootseer.blocks import presence
 from bootseer.blocks.cache import check_private
-from bootseer.blocks.descriptors import check_spare
-from bootseer.blocks.medium import Medium
 from bootseer.blocks.presence import Identity, identity_of
 from bootseer.blocks.source import BlockSource, block_length
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+from bootseer.system.atomic import replace_file
+from bootseer.system.descriptors import check_spare
+from bootseer.system.uncached_read import Medium
 
 MARK = "sealed"
 PAGE_BYTES = 4096

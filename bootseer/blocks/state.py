@@ -13,7 +13,7 @@ from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 from bootseer.blocks.straight import Straight
 from bootseer.storage.attempt import Attempt
-from bootseer.storage.chance import CHANCE
+from bootseer.system.randomness import CHANCE
 
 
 class Status(enum.IntEnum):

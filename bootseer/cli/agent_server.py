@@ -17,7 +17,7 @@ import sys
 
 from bootseer.cli.agent_client import INTERRUPTED, MOUNTING, REFUSED, SOCKET, parse
 from bootseer.errors import BusyError, from_os_error
-from bootseer.readiness import readable
+from bootseer.system.readiness import readable
 
 COMMANDS = (["image", "mount"], ["image", "umount"])
 MODULES = (

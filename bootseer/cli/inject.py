@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from bootseer.atomic import replace_file
 from bootseer.cli import inputs
 from bootseer.cli.options import together
 from bootseer.cli.outputs import file_to_replace
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
+from bootseer.system.atomic import replace_file
 
 if TYPE_CHECKING:
     from bootseer.kubernetes.inject import Injected, Resolve

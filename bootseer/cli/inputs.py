@@ -8,7 +8,7 @@ import sys
 from typing import BinaryIO
 
 from bootseer.errors import UsageError
-from bootseer.regular_files import irregularity, open_to_read
+from bootseer.system.regular_files import irregularity, open_to_read
 
 
 def standard_input() -> BinaryIO:

@@ -6,7 +6,7 @@ import os
 import stat
 
 from bootseer.errors import UsageError
-from bootseer.regular_files import irregularity
+from bootseer.system.regular_files import irregularity
 
 
 def file_to_replace(path: str) -> tuple[str, int | None]:

@@ -16,97 +16,102 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _DEPS_RUN = """
-    bootseer/errors bootseer/depsnap/__init__ bootseer/depsnap/keying/__init__ types operator
-    keyword reprlib collections/__init__ functools enum re/_constants re/_parser re/_casefix
-    re/_compiler copyreg re/__init__ signal collections/abc bootseer/light_dataclasses
-    bootseer/depsnap/keying/script bootseer/depsnap/keying/options
-    bootseer/depsnap/keying/command lib-dynload/math
-    lib-dynload/select bootseer/readiness
-    bootseer/regular_files bootseer/depsnap/keying/pip_settings bootseer/depsnap/keying/uv_settings
-    bootseer/depsnap/keying/project bootseer/depsnap/keying/roots contextlib _weakrefset threading
-    lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
-    bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed bootseer/depsnap/model
-    bootseer/storage/__init__ bootseer/storage/attempt bootseer/storage/options
-    bootseer/storage/base bootseer/depsnap/records bootseer/depsnap/keying/pins lib-dynload/_sha256
-    bootseer/sha256 bootseer/depsnap/keying/redact bootseer/depsnap/keying/text_files
+    bootseer/errors bootseer/depsnap/__init__ bootseer/depsnap/keying/__init__ types
+    operator keyword reprlib collections/__init__ functools enum re/_constants re/_parser
+    re/_casefix re/_compiler copyreg re/__init__ signal collections/abc
+    bootseer/light_dataclasses bootseer/depsnap/keying/script
+    bootseer/depsnap/keying/options bootseer/depsnap/keying/command lib-dynload/math
+    lib-dynload/select bootseer/system/__init__ bootseer/system/readiness
+    bootseer/system/regular_files bootseer/depsnap/keying/pip_settings
+    bootseer/depsnap/keying/uv_settings bootseer/depsnap/keying/project
+    bootseer/depsnap/keying/roots contextlib _weakrefset threading lib-dynload/_json
+    json/scanner json/decoder json/encoder json/__init__ bootseer/depsnap/format/__init__
+    bootseer/depsnap/format/malformed bootseer/depsnap/model bootseer/storage/__init__
+    bootseer/storage/attempt bootseer/storage/options bootseer/storage/base
+    bootseer/depsnap/records bootseer/depsnap/keying/pins lib-dynload/_sha256
+    bootseer/system/sha256 bootseer/depsnap/keying/redact bootseer/depsnap/keying/text_files
     bootseer/depsnap/keying/requirements bootseer/depsnap/keying/key
     bootseer/depsnap/keying/resolver bootseer/depsnap/fitting bootseer/depsnap/install
-    bootseer/depsnap/reach lib-dynload/fcntl bootseer/atomic bootseer/depsnap/time_limit
-    bootseer/depsnap/target bootseer/depsnap/settings bootseer/depsnap/sharing/__init__
-    bootseer/depsnap/restoring/__init__ bootseer/depsnap/restoring/staging
-    bootseer/depsnap/sharing/mounts bootseer/depsnap/sharing/machine
-    bootseer/depsnap/sharing/placements bootseer/depsnap/sharing/packed
-    bootseer/depsnap/sharing/treecache bootseer/depsnap/sharing/place bootseer/depsnap/sharing/tree
-    bootseer/depsnap/prepare bootseer/depsnap/waiting bootseer/profiler/__init__
-    bootseer/profiler/events bootseer/depsnap/run bootseer/config_paths bootseer/profiler/resource
-    bootseer/depsnap/keying/uvrun bootseer/contexts bootseer/storage/local lib-dynload/_contextvars
-    contextvars bootseer/storage/waits bootseer/storage/retry bootseer/storage/download
-    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
+    bootseer/depsnap/reach lib-dynload/fcntl bootseer/system/atomic
+    bootseer/depsnap/time_limit bootseer/depsnap/target bootseer/depsnap/settings
+    bootseer/depsnap/sharing/__init__ bootseer/depsnap/restoring/__init__
+    bootseer/depsnap/restoring/staging bootseer/depsnap/sharing/mounts
+    bootseer/system/processes bootseer/depsnap/sharing/placements
+    bootseer/depsnap/sharing/packed bootseer/depsnap/sharing/treecache
+    bootseer/depsnap/sharing/place bootseer/depsnap/sharing/tree bootseer/depsnap/prepare
+    bootseer/depsnap/waiting bootseer/profiler/__init__ bootseer/profiler/events
+    bootseer/depsnap/run bootseer/config_paths bootseer/profiler/resource
+    bootseer/depsnap/keying/uvrun bootseer/context_managers bootseer/storage/local
+    lib-dynload/_contextvars contextvars bootseer/storage/waits bootseer/storage/retry
+    bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian
+    ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restoring/unpack weakref copy token lib-dynload/_opcode opcode dis
     importlib/__init__ warnings tokenize linecache inspect ast dataclasses typing
     lib-dynload/_typing lib-dynload/mmap lib-dynload/_hashlib lib-dynload/_blake2 hashlib
     bootseer/depsnap/format/layout bootseer/depsnap/entries bootseer/depsnap/format/toc
-    bootseer/depsnap/format/check bootseer/depsnap/format/index bootseer/depsnap/format/frames
-    platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
-    lib-dynload/binascii base64
-    bootseer/depsnap/restoring/worker bootseer/fork bootseer/depsnap/restoring/apart
-    bootseer/interpreter
-    bootseer/blockimage/__init__ bootseer/blockimage/entries bootseer/blockimage/erofs
-    bootseer/blockimage/metadata encodings/ascii
+    bootseer/depsnap/format/check bootseer/depsnap/format/index
+    bootseer/depsnap/format/frames platform site-packages/zstandard/backend_c.so
+    site-packages/zstandard/__init__ lib-dynload/binascii base64
+    bootseer/depsnap/restoring/worker bootseer/system/fork bootseer/depsnap/restoring/apart
+    bootseer/system/interpreter bootseer/blockimage/__init__ bootseer/blockimage/entries
+    bootseer/blockimage/erofs bootseer/blockimage/metadata encodings/ascii
 """
 _IMAGE_MOUNT = """
     bootseer/storage/__init__ keyword operator reprlib collections/__init__ collections/abc
-    bootseer/light_dataclasses types functools _weakrefset threading bootseer/storage/attempt
-    bootseer/storage/options bootseer/storage/oci/__init__ lib-dynload/_hashlib
-    lib-dynload/_blake2 hashlib enum re/_constants re/_parser re/_casefix re/_compiler copyreg
-    re/__init__ lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
-    contextlib warnings lib-dynload/_typing typing bootseer/storage/oci/reference
-    bootseer/storage/oci/manifest signal urllib/__init__ ipaddress urllib/parse email/__init__
-    lib-dynload/math lib-dynload/_bisect bisect lib-dynload/_random lib-dynload/_sha512 random
-    lib-dynload/select selectors lib-dynload/array socket lib-dynload/_datetime datetime locale
-    calendar email/_parseaddr lib-dynload/_struct struct lib-dynload/binascii base64
-    email/base64mime string email/quoprimime email/errors quopri email/encoders email/charset
-    email/utils lib-dynload/_ssl ssl http/__init__ email/header email/_policybase
-    email/feedparser email/parser email/_encoded_words email/iterators email/message
-    http/client bootseer/storage/urls bootseer/storage/answers
-    bootseer/storage/connection_errors bootseer/storage/connection bootseer/contexts
-    bootseer/storage/base bootseer/storage/chance bootseer/config_paths
-    bootseer/storage/credentials bootseer/storage/oci/challenge bootseer/storage/oci/endpoints
-    bootseer/storage/oci/logins bootseer/storage/oci/auth bootseer/storage/oci/client
-    lib-dynload/_contextvars contextvars bootseer/storage/waits bootseer/storage/retry
-    bootseer/storage/oci/stream bootseer/storage/readonly bootseer/storage/oci/blobs
-    bootseer/storage/oci/platforms bootseer/storage/oci/referrers bootseer/storage/oci/registry
-    bootseer/storage/oci/remote tomllib/_types tomllib/_re tomllib/_parser tomllib/__init__
-    lib-dynload/unicodedata stringprep encodings/idna bootseer/blockimage/__init__
-    bootseer/blockimage/media_types bootseer/cli/size_text bootseer/cli/image_outcome
-    bootseer/fuse/__init__ bootseer/readiness bootseer/fork bootseer/fuse/background
-    bootseer/fuse/mounts lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
-    bootseer/blockimage/treecalls bootseer/blockimage/erofsmount bootseer/imageprefetch/runtime
+    bootseer/light_dataclasses types functools _weakrefset threading
+    bootseer/storage/attempt bootseer/storage/options bootseer/storage/oci/__init__
+    lib-dynload/_hashlib lib-dynload/_blake2 hashlib enum re/_constants re/_parser
+    re/_casefix re/_compiler copyreg re/__init__ lib-dynload/_json json/scanner json/decoder
+    json/encoder json/__init__ contextlib warnings lib-dynload/_typing typing
+    bootseer/storage/oci/reference bootseer/storage/oci/manifest signal urllib/__init__
+    ipaddress urllib/parse email/__init__ lib-dynload/math lib-dynload/_bisect bisect
+    lib-dynload/_random lib-dynload/_sha512 random lib-dynload/select selectors
+    lib-dynload/array socket lib-dynload/_datetime datetime locale calendar email/_parseaddr
+    lib-dynload/_struct struct lib-dynload/binascii base64 email/base64mime string
+    email/quoprimime email/errors quopri email/encoders email/charset email/utils
+    lib-dynload/_ssl ssl http/__init__ email/header email/_policybase email/feedparser
+    email/parser email/_encoded_words email/iterators email/message http/client
+    bootseer/storage/urls bootseer/storage/answers bootseer/storage/connection_errors
+    bootseer/storage/connection bootseer/context_managers bootseer/storage/base
+    bootseer/system/__init__ bootseer/system/randomness bootseer/config_paths
+    bootseer/storage/credentials bootseer/storage/oci/challenge
+    bootseer/storage/oci/endpoints bootseer/storage/oci/logins bootseer/storage/oci/auth
+    bootseer/storage/oci/client lib-dynload/_contextvars contextvars bootseer/storage/waits
+    bootseer/storage/retry bootseer/storage/oci/stream bootseer/storage/readonly
+    bootseer/storage/oci/blobs bootseer/storage/oci/platforms bootseer/storage/oci/referrers
+    bootseer/storage/oci/registry bootseer/storage/oci/remote tomllib/_types tomllib/_re
+    tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep encodings/idna
+    bootseer/blockimage/__init__ bootseer/blockimage/media_types bootseer/cli/__init__
+    bootseer/cli/size_text bootseer/cli/image_outcome bootseer/fuse/__init__
+    bootseer/system/readiness bootseer/system/fork bootseer/fuse/background
+    bootseer/fuse/mounts lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian
+    ctypes/__init__ bootseer/system/mount_calls bootseer/blockimage/erofsmount
+    bootseer/imageprefetch/__init__ bootseer/imageprefetch/runtime
     bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
     bootseer/fuse/operations bootseer/fuse/wire bootseer/fuse/replies
     bootseer/profiler/__init__ bootseer/profiler/events bootseer/fuse/faults
     bootseer/fuse/backing bootseer/fuse/device bootseer/fuse/options bootseer/fuse/mount
-    bootseer/fuse/notify lib-dynload/_heapq heapq lib-dynload/_queue queue bootseer/proc_files
-    bootseer/fuse/requesters bootseer/fuse/parked bootseer/fuse/session bootseer/fuse/loop
-    bootseer/fuse/serve bootseer/fuse/handover platform site-packages/zstandard/backend_c.so
-    site-packages/zstandard/__init__ bootseer/blocks/__init__ bootseer/blocks/extent
-    site-packages/xxhash/_xxhash.so site-packages/xxhash/version site-packages/xxhash/__init__
-    bootseer/blocks/source bootseer/blocks/presence bootseer/blocks/table
-    bootseer/blockimage/pack bootseer/blockimage/frames bootseer/blocks/settings
-    bootseer/blockimage/supply bootseer/blockimage/front
-    bootseer/imageprefetch/container_folders bootseer/imageprefetch/announcing bootseer/atomic
+    bootseer/fuse/notify lib-dynload/_heapq heapq lib-dynload/_queue queue
+    bootseer/system/proc_files bootseer/fuse/requesters bootseer/fuse/parked
+    bootseer/fuse/session bootseer/fuse/loop bootseer/fuse/serve bootseer/fuse/handover
+    platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
+    bootseer/blocks/__init__ bootseer/blocks/extent site-packages/xxhash/_xxhash.so
+    site-packages/xxhash/version site-packages/xxhash/__init__ bootseer/blocks/source
+    bootseer/blocks/presence bootseer/blocks/table bootseer/blockimage/pack
+    bootseer/blockimage/frames bootseer/blocks/settings bootseer/blockimage/supply
+    bootseer/blockimage/front bootseer/imageprefetch/container_folders
+    bootseer/imageprefetch/announcing bootseer/system/atomic
     bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
     bootseer/imageprefetch/noting bootseer/blockimage/hotset bootseer/blockimage/opened
     bootseer/storage/errand bootseer/imageprefetch/first_look bootseer/imageprefetch/pieces
-    bootseer/imageprefetch/image_config
-    bootseer/imageprefetch/resolving bootseer/imageprefetch/telling
-    bootseer/imageprefetch/worker bootseer/imageprefetch/helped_repository
-    bootseer/imageprefetch/completing bootseer/blockimage/arena
-    bootseer/blockimage/fill_settings bootseer/blockimage/serving bootseer/profiler/resource
-    bootseer/imageprefetch/workloads encodings/ascii bootseer/imageprefetch/recording
-    bootseer/blocks/recorder bootseer/blocks/trace
+    bootseer/imageprefetch/image_config bootseer/imageprefetch/resolving
+    bootseer/imageprefetch/telling bootseer/imageprefetch/worker
+    bootseer/imageprefetch/helped_repository bootseer/imageprefetch/completing
+    bootseer/blockimage/arena bootseer/blockimage/fill_settings bootseer/blockimage/serving
+    bootseer/profiler/resource bootseer/imageprefetch/workloads encodings/ascii
+    bootseer/imageprefetch/recording bootseer/blocks/recorder bootseer/blocks/trace
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder

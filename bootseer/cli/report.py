@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import click
 
-from bootseer.atomic import replace_file
 from bootseer.cli.outputs import file_to_replace
 from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler import events
@@ -15,6 +14,7 @@ from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import collector_paused, load
 from bootseer.profiler.report.model import Report
+from bootseer.system.atomic import replace_file
 
 _FILE = click.Path(dir_okay=False)
 

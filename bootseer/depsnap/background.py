@@ -8,10 +8,10 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bootseer.fork import fork
-from bootseer.readiness import readable
 from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease
+from bootseer.system.fork import fork
+from bootseer.system.readiness import readable
 
 HANDOVER_S = 10.0
 # ioprio_set(2) has no wrapper in libc; numbers from the kernel's system call tables.

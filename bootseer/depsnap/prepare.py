@@ -14,7 +14,6 @@ from bootseer.depsnap.keying.resolver import Resolution
 from bootseer.depsnap.model import Placement, absolute
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.sharing import placements, tree
-from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.target import Note
 from bootseer.depsnap.time_limit import may_hang, within
 from bootseer.errors import (
@@ -26,6 +25,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.base import Store, open_store
+from bootseer.system.processes import boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer import sha256
-from bootseer.atomic import replace_file
 from bootseer.errors import BusyError, from_os_error
+from bootseer.system import sha256
+from bootseer.system.atomic import replace_file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

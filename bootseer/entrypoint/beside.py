@@ -12,8 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import NoReturn
 
-from bootseer.fork import fork
 from bootseer.profiler import events
+from bootseer.system.fork import fork
 
 NAME = b"bootseer-beside"
 """What `ps` shows of it; the kernel keeps 15 characters."""

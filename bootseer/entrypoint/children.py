@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.entrypoint.replace import RESET_SIGNALS
-from bootseer.interpreter import command_for
-from bootseer.proc_files import read_proc
+from bootseer.system.interpreter import command_for
+from bootseer.system.proc_files import read_proc
 
 MARKER = "BOOTSEER_PART_ID"
 """Variable by which the processes of one part are found again, whatever group they moved to."""

@@ -237,7 +237,7 @@ class Child:
             pass  # a set-user-id child; without us the sender would have been refused as well
 
     def _is_stopped(self) -> bool:
-        from bootseer.proc_files import read_proc  # needed by job control alone
+        from bootseer.system.proc_files import read_proc  # needed by job control alone
 
         try:
             stat = read_proc(f"/proc/{self.pid}/stat")

@@ -20,7 +20,7 @@ import threading
 import time
 
 from bootseer.entrypoint import process
-from bootseer.readiness import writable
+from bootseer.system.readiness import writable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

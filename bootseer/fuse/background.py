@@ -20,9 +20,9 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
-from bootseer.fork import fork
-from bootseer.proc_files import call_within
-from bootseer.readiness import readable
+from bootseer.system.fork import fork
+from bootseer.system.proc_files import call_within
+from bootseer.system.readiness import readable
 
 USERS_NAMED = 5
 END_S = 10.0

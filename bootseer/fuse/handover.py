@@ -27,7 +27,6 @@ from typing import NoReturn
 
 from bootseer import errors
 from bootseer.errors import BootseerError, NotSupportedError, StoreUnavailableError
-from bootseer.fork import fork
 from bootseer.fuse.backing import OpenInodes
 from bootseer.fuse.device import Device
 from bootseer.fuse.faults import Faults
@@ -39,7 +38,8 @@ from bootseer.fuse.options import MountOptions
 from bootseer.fuse.serve import Mount, handshake
 from bootseer.fuse.session import Negotiated
 from bootseer.light_dataclasses import dataclass
-from bootseer.readiness import readable
+from bootseer.system.fork import fork
+from bootseer.system.readiness import readable
 
 GONE, FAILED = 0, 70
 """Exit codes of a worker: the mount ended, or it cannot serve."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from bootseer.proc_files import LIMIT_S, call_within
+from bootseer.system.proc_files import LIMIT_S, call_within
 
 CLOSING_LIMIT_S = 10.0
 """For a look whose failing makes a `close` fail."""

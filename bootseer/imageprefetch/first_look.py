@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, DeadlineError
 from bootseer.storage import retry
 from bootseer.storage.errand import until

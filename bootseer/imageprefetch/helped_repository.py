@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, StoreUnavailableError
 from bootseer.imageprefetch import registry_helper
 from bootseer.imageprefetch.registry_helper import CONFIG, IMAGE, MANIFEST, READY, REFERRERS, STREAM

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bootseer.atomic import replace_file
 from bootseer.blockimage import hotset
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blockimage.hotset import HotSet
@@ -36,6 +35,7 @@ from bootseer.storage.oci.manifest import (
     parse_manifest,
 )
 from bootseer.storage.oci.registry import Progress, Repository
+from bootseer.system.atomic import replace_file
 
 LEVEL = 19  # packed once, sent at every start: a tenth fewer bytes than level 9
 SHARE = 0.5  # of the starts must have touched what is packed

@@ -19,9 +19,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.atomic import Draft, replace_file
 from bootseer.errors import BootseerError, NoSpaceError, from_os_error
 from bootseer.light_dataclasses import dataclass
+from bootseer.system.atomic import Draft, replace_file
 
 VERSION = 1
 _MOST_BYTES = 1 << 20  # of a JSON file

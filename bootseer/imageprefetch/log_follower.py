@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from bootseer.imageprefetch.runtime import FAULTS
-from bootseer.regular_files import open_to_read
+from bootseer.system.regular_files import open_to_read
 
 POLL_S = 0.2
 

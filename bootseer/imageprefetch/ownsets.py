@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.localstore import DEFAULT_NAME, OWN, KeptPack, LocalStore
-from bootseer.interpreter import command_for
 from bootseer.light_dataclasses import dataclass
+from bootseer.system.interpreter import command_for
 
 if TYPE_CHECKING:
     from bootseer.blockimage.hotset import HotSet

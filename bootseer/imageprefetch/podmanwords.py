@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch.word_expansion import expand_word
-from bootseer.regular_files import open_to_read
+from bootseer.system.regular_files import open_to_read
 
 EVENTS_INSIDE = "/.bootseer-events"
 """Where a container sees its job's events: in the root, where no link of the image can stand in

@@ -23,7 +23,7 @@ import os
 import sys
 from _socket import SHUT_RDWR, socket, socketpair  # `socket` itself costs 5 ms
 
-from bootseer.fork import fork
+from bootseer.system.fork import fork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage.treecalls import IN_ROOT, open_in
 from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
@@ -34,6 +33,7 @@ from bootseer.imageprefetch.podmanwords import (
     names_network,
     places_anything_at,
 )
+from bootseer.system.mount_calls import IN_ROOT, open_in
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GRACE_S = 10.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError, from_os_error
 from bootseer.imageprefetch.layers import Readable, ahead, unpacked
 from bootseer.imageprefetch.spooling import LayerSpool
-from bootseer.regular_files import open_to_read
+from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.atomic import replace_file
 from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.localstore import DEFAULT_NAME
 from bootseer.imageprefetch.workloads import check_workload
 from bootseer.profiler import events
+from bootseer.system.atomic import replace_file
 
 SUFFIX = ".trace"
 PUSHED = ".pushed"  # a workload's trace, as far as a published one holds it

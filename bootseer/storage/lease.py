@@ -28,10 +28,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
-from bootseer.proc_files import read_proc
 from bootseer.storage.base import Store
+from bootseer.system.proc_files import read_proc
 
 BEAT_S = 3.0
 TTL_S = 20.0

@@ -12,8 +12,7 @@ import os
 import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
 
-from bootseer.atomic import Draft, sync_folder
-from bootseer.contexts import Committing
+from bootseer.context_managers import Committing
 from bootseer.errors import (
     BusyError,
     CorruptDataError,
@@ -21,9 +20,10 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.regular_files import irregularity, open_to_read
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
+from bootseer.system.atomic import Draft, sync_folder
+from bootseer.system.regular_files import irregularity, open_to_read
 
 HIDDEN = "."
 TEMPORARY = ".tmp-"

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from bootseer.contexts import Committing
+from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
 from bootseer.storage.base import Stat, check_name
 from bootseer.storage.errand import within

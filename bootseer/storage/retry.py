@@ -67,7 +67,7 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
         try:
             return call()
         except (StoreUnavailableError, DeadlineError) as error:
-            from bootseer.storage.chance import CHANCE
+            from bootseer.system.randomness import CHANCE
 
             pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
             if not error.retryable or time.monotonic() + pause_s > end_s:

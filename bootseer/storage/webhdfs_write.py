@@ -13,7 +13,7 @@ import ssl
 import time
 import uuid
 
-from bootseer.contexts import Committing
+from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, BusyError, StoreUnavailableError
 from bootseer.storage.answers import Target
 from bootseer.storage.attempt import Attempt

@@ -21,7 +21,7 @@ from bootseer.storage.base import (
     Store,
     WriteHints,
 )
-from bootseer.storage.chance import CHANCE
+from bootseer.system.randomness import CHANCE
 
 
 class WrappedStore:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 
-from bootseer.contexts import Committing
+from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import changing

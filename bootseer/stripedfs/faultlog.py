@@ -8,7 +8,7 @@ import os
 import stat
 
 from bootseer.config_paths import user_directory
-from bootseer.proc_files import call_within
+from bootseer.system.proc_files import call_within
 
 MOST_BYTES = 1 << 20
 LIMIT_S = 1.0

@@ -16,9 +16,9 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from bootseer.atomic import sync_folder
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
+from bootseer.system.atomic import sync_folder
 
 SAVE_S = 1.0
 NOTE_LIMIT_BYTES = 256 << 20

@@ -27,12 +27,12 @@ from bootseer.fuse.backing import is_supported
 from bootseer.fuse.mounts import KIND, absolute, can_mount, find_mount, is_passed, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
-from bootseer.readiness import readable
 from bootseer.storage.base import Store, open_object
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.mountsettings import MountSettings
 from bootseer.stripedfs.versions import SUFFIX
+from bootseer.system.readiness import readable
 
 START_LIMIT_S = 180.0
 
@@ -105,11 +105,11 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
 def build_tree(settings: MountSettings, log: Log) -> Operations:
     """What is served: opens the store and starts threads, so for the worker alone."""
     from bootseer.blocks.cache import NodeCache
-    from bootseer.blocks.descriptors import raise_limit
     from bootseer.blocks.fetch import Fetcher
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.rwtree import WritableTree
     from bootseer.stripedfs.tree import StripedTree
+    from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors
     store, name = _store(_hurried(settings))

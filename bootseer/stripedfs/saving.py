@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from bootseer.contexts import Committing
+from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.fuse.operations import FileSystemError, Inode
 from bootseer.storage.base import Store

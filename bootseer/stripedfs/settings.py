@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 from bootseer.errors import UsageError
 from bootseer.storage.base import Store, WriteHints
-from bootseer.storage.chance import CHANCE
 from bootseer.stripedfs.layout import DEFAULT_CHUNK_BYTES, check_chunk_bytes, check_width
+from bootseer.system.randomness import CHANCE
 
 Placement = Literal["auto", "steered", "store"]
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from bootseer.contexts import Committing
+from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, UsageError
 from bootseer.storage.base import ObjectWriter, Store
 from bootseer.stripedfs.draft import Draft

@@ -26,10 +26,10 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.base import Store, WriteHints
-from bootseer.storage.chance import CHANCE
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, stripe_name
 from bootseer.stripedfs.settings import Progress, WritePlan
+from bootseer.system.randomness import CHANCE
 
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 4.0

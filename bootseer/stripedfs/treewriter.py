@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 
-from bootseer.contexts import Committing
+from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.base import Store
 from bootseer.stripedfs import fields

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bootseer.atomic import Draft
 from bootseer.depsnap.entries import RootDelta, owners_of
 from bootseer.depsnap.format import index as index_format
 from bootseer.depsnap.format.index import VERSION, encode
@@ -26,6 +25,7 @@ from bootseer.depsnap.format.toc import Index
 from bootseer.depsnap.format.verify import verify
 from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveInfo, Digest, Limits
 from bootseer.errors import UsageError, from_os_error
+from bootseer.system.atomic import Draft
 
 __all__ = ["Index", "create", "read_index", "verify"]
 

@@ -21,7 +21,7 @@ from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
 from bootseer.depsnap.format.toc import BadIndexError, Index
 from bootseer.depsnap.model import Digest, Limits
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
-from bootseer.regular_files import open_to_read
+from bootseer.system.regular_files import open_to_read
 
 VERSION = 1
 SKIPPABLE = 0x184D2A5E

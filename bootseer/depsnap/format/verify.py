@@ -17,7 +17,7 @@ from bootseer.depsnap.format.pack import Member, data_size, header, is_first, is
 from bootseer.depsnap.format.toc import Index
 from bootseer.depsnap.model import FILE, Digest
 from bootseer.errors import CorruptDataError, from_os_error
-from bootseer.regular_files import open_to_read
+from bootseer.system.regular_files import open_to_read
 
 
 def verify(path: str, index: Index, *, threads: int | None = None) -> Digest:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact, requirements, uv_settings
 from bootseer.depsnap.keying.command import BUILDING, BUILT_AS, Install
 from bootseer.depsnap.keying.roots import (
@@ -31,7 +30,8 @@ from bootseer.depsnap.keying.roots import (
 from bootseer.depsnap.keying.text_files import NOT_FOUND, look, read_text
 from bootseer.depsnap.model import WORK_PREFIX
 from bootseer.errors import UsageError
-from bootseer.regular_files import opener
+from bootseer.system import sha256
+from bootseer.system.regular_files import opener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.regular_files import opener
+from bootseer.system.regular_files import opener
 
 FOR_ALL = "/etc/pip.conf"
 _SECTIONS = ("global", "install")

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer import sha256
 from bootseer.depsnap.keying import pins, redact
 from bootseer.depsnap.keying.command import Install, filled_in
 from bootseer.depsnap.keying.options import list_options
@@ -28,7 +27,8 @@ from bootseer.depsnap.keying.project import (
 from bootseer.depsnap.keying.roots import place_of, project_folder, variables_of
 from bootseer.depsnap.keying.text_files import look, read_text
 from bootseer.errors import UsageError, from_os_error
-from bootseer.regular_files import opener
+from bootseer.system import sha256
+from bootseer.system.regular_files import opener
 
 SOURCE_LIMIT_BYTES = 512 << 20
 NOT_SOURCE = frozenset(

@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from bootseer import sha256
 from bootseer.depsnap.keying import pins, pip_settings, redact
 from bootseer.depsnap.keying.command import Install
 from bootseer.depsnap.keying.options import VALUED, Options
 from bootseer.depsnap.keying.roots import place_of, variables_of, which
 from bootseer.light_dataclasses import dataclass, field
+from bootseer.system import sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from bootseer.depsnap.keying import pip_settings, uv_settings
 from bootseer.depsnap.keying.command import Install, plan
 from bootseer.depsnap.keying.project import joined, upwards, workspace_of
 from bootseer.errors import DeadlineError, UsageError
-from bootseer.readiness import readable
-from bootseer.regular_files import opener
+from bootseer.system.readiness import readable
+from bootseer.system.regular_files import opener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import errno
 import os
 
 from bootseer.errors import UsageError, from_os_error
-from bootseer.regular_files import opener
+from bootseer.system.regular_files import opener
 
 FILE_LIMIT_BYTES = 64 << 20
 NOT_FOUND = "not found"

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from bootseer import errors
 from bootseer.errors import BootseerError, DeadlineError
-from bootseer.fork import fork
-from bootseer.readiness import readable
+from bootseer.system.fork import fork
+from bootseer.system.readiness import readable
 
 _OK = b"="
 _MOST_S = 1e6

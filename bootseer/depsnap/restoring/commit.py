@@ -26,8 +26,8 @@ from bootseer.depsnap.model import Recovery, absolute
 from bootseer.depsnap.restoring import merge, staging
 from bootseer.depsnap.restoring.journal import Switch
 from bootseer.depsnap.restoring.staging import Stage
-from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+from bootseer.system.processes import boot_id
 
 JOURNAL, UNDO, DONE, UNDONE = "journal.json", "undo.json", "done.json", "undone.json"
 GROUP = "group.json"

@@ -36,9 +36,9 @@ from bootseer.errors import (
     NoSpaceError,
     from_os_error,
 )
-from bootseer.fork import fork
-from bootseer.interpreter import command_for
-from bootseer.regular_files import open_to_read
+from bootseer.system.fork import fork
+from bootseer.system.interpreter import command_for
+from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:
     import subprocess

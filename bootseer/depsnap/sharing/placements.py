@@ -11,13 +11,13 @@ import json
 import os
 from collections.abc import Iterator
 
-from bootseer import sha256
-from bootseer.atomic import replace_file
 from bootseer.depsnap.model import Digest
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import mounts
-from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.light_dataclasses import dataclass
+from bootseer.system import sha256
+from bootseer.system.atomic import replace_file
+from bootseer.system.processes import boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

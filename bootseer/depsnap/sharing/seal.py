@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import xxhash
 
-from bootseer.fork import fork
+from bootseer.system.fork import fork
 
 _MASK = (1 << 128) - 1
 # Enough directories to share out evenly, found before a second process is worth its fork.

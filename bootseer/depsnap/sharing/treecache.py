@@ -26,7 +26,6 @@ from contextlib import contextmanager, suppress
 from bootseer.depsnap.model import DIRECTORY, FILE, Digest, Limits, SharedTree
 from bootseer.depsnap.restoring import staging
 from bootseer.depsnap.sharing import packed as packed_tree
-from bootseer.depsnap.sharing.machine import boot_id
 from bootseer.depsnap.sharing.placements import in_use
 from bootseer.errors import (
     AccessDeniedError,
@@ -36,7 +35,8 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.light_dataclasses import dataclass
-from bootseer.regular_files import opener
+from bootseer.system.processes import boot_id
+from bootseer.system.regular_files import opener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

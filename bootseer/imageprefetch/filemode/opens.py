@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from bootseer.imageprefetch.filemode.threads import start_deaf
-from bootseer.readiness import readable
+from bootseer.system.readiness import readable
 
 _EVENT = struct.Struct("iIII")
 _IN_OPEN, _IN_Q_OVERFLOW, _IN_ISDIR = 0x20, 0x4000, 0x40000000

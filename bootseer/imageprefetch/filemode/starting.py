@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bootseer.imageprefetch.filemode import lowly, naming
 from bootseer.profiler.events import NullWriter, Writer
-from bootseer.readiness import readable
-from bootseer.regular_files import open_to_read
+from bootseer.system.readiness import readable
+from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:  # loaded when they are needed: replay comes first
     from bootseer.imageprefetch.filemode.following import Following

@@ -20,8 +20,8 @@ from typing import Any
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.fuse import background
 from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings, encoded
-from bootseer.interpreter import command_for
-from bootseer.readiness import readable
+from bootseer.system.interpreter import command_for
+from bootseer.system.readiness import readable
 
 _MOST_BYTES = 1 << 16
 _ANSWER_S = START_LIMIT_S + 10.0

@@ -25,7 +25,7 @@ def start_ticks(pid: int) -> int | None:
 def _read_stat(pid: int) -> bytes:
     path = f"/proc/{pid}/stat"
     if pid != os.getpid():
-        from bootseer.proc_files import read_proc
+        from bootseer.system.proc_files import read_proc
 
         return read_proc(path)
     with open(path, "rb", buffering=0) as file:

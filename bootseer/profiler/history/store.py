@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from bootseer.atomic import replace_file
 from bootseer.errors import CorruptDataError, NotSupportedError, from_os_error
 from bootseer.profiler.history.model import (
     FORMAT_VERSION,
@@ -29,7 +28,8 @@ from bootseer.profiler.history.model import (
     Problem,
     StartRecord,
 )
-from bootseer.regular_files import opener
+from bootseer.system.atomic import replace_file
+from bootseer.system.regular_files import opener
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, BinaryIO
 
-from bootseer.fork import fork
 from bootseer.profiler.report.columns import Spans
 from bootseer.profiler.report.forked import may_fork, receive, send
 from bootseer.profiler.report.records import Identity
 from bootseer.profiler.report.segments import Segment
+from bootseer.system.fork import fork
 
 Packed = tuple[list[tuple[str, int]], list[Segment], list[Identity]]
 """What was noted of a file (kind of problem, how often), its segments, and who wrote each."""

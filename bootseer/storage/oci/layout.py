@@ -15,8 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.atomic import Draft
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import (
     AccessDeniedError,
     CorruptDataError,
@@ -25,7 +24,6 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.regular_files import opener
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Preferred, Stat, Store
 from bootseer.storage.local import LocalStore
@@ -55,6 +53,8 @@ from bootseer.storage.oci.reference import (
 from bootseer.storage.oci.referrers import describe, fallback_tag, subject_of, wanted
 from bootseer.storage.oci.registry import Progress
 from bootseer.storage.readonly import ReadOnlyStore
+from bootseer.system.atomic import Draft
+from bootseer.system.regular_files import opener
 
 TAG = "org.opencontainers.image.ref.name"
 MARKER = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()

@@ -24,11 +24,11 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.answers import Target, resolve
-from bootseer.storage.chance import CHANCE
 from bootseer.storage.connection import Body, Exchange
 from bootseer.storage.oci.challenge import pull_scope
 from bootseer.storage.oci.client import Client
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S, retrying
+from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.registry import Progress

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -20,7 +20,6 @@ from bootseer.errors import (
 )
 from bootseer.storage.answers import Target, resolve
 from bootseer.storage.base import Store
-from bootseer.storage.chance import CHANCE
 from bootseer.storage.oci.blobs import BlobStore
 from bootseer.storage.oci.challenge import delete_scope
 from bootseer.storage.oci.client import Client, links
@@ -54,6 +53,7 @@ from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
+from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.push import Uploader

@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -14,12 +14,12 @@ from bootseer.errors import (
 )
 from bootseer.storage.answers import content_range
 from bootseer.storage.attempt import Attempt
-from bootseer.storage.chance import CHANCE
 from bootseer.storage.connection import Exchange
 from bootseer.storage.connection_errors import ShortBodyError
 from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.endpoints import PULL, Endpoint
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
+from bootseer.system.randomness import CHANCE
 
 DISCARD_BYTES = 1 << 20
 

@@ -7,7 +7,7 @@ import mmap
 import os
 import struct
 
-from bootseer.contexts import Closing
+from bootseer.context_managers import Closing
 
 _STATX_DIOALIGN, _AT_EMPTY_PATH = 0x2000, 0x1000
 _STATX_BYTES = 256
