@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from bench import harness
-from bootseer.profiler import events
+from bootseer import events
 
 MEASURES = (
-    "bootseer/profiler/events.py",
-    "bootseer/profiler/bootseer.sh",
+    "bootseer/events/writer.py",
+    "bootseer/events/bootseer.sh",
     "bench/events.py",
 )
 PROCESSES, APPENDS = 8, 5000

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name):  # type: ignore[no-untyped-def]
     if name in ("event", "phase"):
-        from bootseer.profiler import events
+        from bootseer import events
 
         return getattr(events, name)
     raise AttributeError(f"module 'bootseer' has no attribute {name!r}")

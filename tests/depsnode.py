@@ -22,7 +22,7 @@ DRIVER = """
 import json, os, signal, sys
 from bootseer.depsnap import run
 from bootseer.depsnap.settings import DepsSettings
-from bootseer.profiler.events import open_writer
+from bootseer.events.writer import open_writer
 ask = json.loads(sys.argv[1])
 at, action, steps = ask.pop("at"), ask.pop("action"), ask.pop("steps")
 def step(name):

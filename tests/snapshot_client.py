@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from bootseer.errors import AccessDeniedError, NotFoundError, StoreUnavailableError
+from bootseer.events.writer import NullWriter
 from bootseer.fuse import mounts
 from bootseer.imageprefetch.snapshotter import running, wire
 from bootseer.imageprefetch.snapshotter.images import ImageMounter
 from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image
-from bootseer.profiler.events import NullWriter
 
 
 class RefusedError(Exception):

@@ -10,7 +10,7 @@ import pytest
 
 from bootseer.blocks import stats
 from bootseer.blocks.stats import Counters, Stats
-from bootseer.profiler.events import Writer
+from bootseer.events.writer import Writer
 
 
 def points(folder: Path) -> list[dict[str, object]]:

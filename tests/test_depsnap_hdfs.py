@@ -83,7 +83,7 @@ WAITING = """
 import json, os, sys
 from bootseer.depsnap import run
 from bootseer.depsnap.settings import DepsSettings
-from bootseer.profiler.events import NullWriter
+from bootseer.events.writer import NullWriter
 ask = json.loads(sys.argv[1])
 command = ask.pop("command")
 def step(name):

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wrapping import PACKAGE, clean_env, lines, named
 
-from bootseer.profiler import events
+from bootseer import events
 
 FIELDS = [
     "v",

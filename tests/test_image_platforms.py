@@ -13,9 +13,9 @@ from image_mounts import publish
 from snapshot_client import Running, remote_labels
 
 from bootseer.errors import NotSupportedError
+from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter.lazily import BlockImageMounter, LazySettings
 from bootseer.imageprefetch.snapshotter.records import Image
-from bootseer.profiler.events import NullWriter
 from bootseer.storage.oci.manifest import OCI_INDEX, OCI_MANIFEST, Descriptor, Platform, index_bytes
 from bootseer.storage.oci.registry import open_repository
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bootseer.blocks.recorder import Recorder
+from bootseer.events.writer import Writer
 from bootseer.imageprefetch.recording import FirstStepWatch, StartRecording
 from bootseer.imageprefetch.traces import TraceStore
-from bootseer.profiler.events import Writer
 
 PAGE = 4096
 SIZE = 100 * PAGE

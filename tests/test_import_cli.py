@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bootseer.profiler import events
+from bootseer import events
 
 DATA = Path(__file__).parent / "data"
 RULES = (

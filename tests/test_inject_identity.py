@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from injecting import done, pods_of, taken_out, text
 
+from bootseer import events
 from bootseer.kubernetes import check
 from bootseer.kubernetes.options import Options
-from bootseer.profiler import events
 from bootseer.profiler.collect import k8s
 
 CONTAINERS = "containers: [{name: main, image: i, command: [x]}]"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_load_segments import make, read
 
-from bootseer.profiler import events
+from bootseer import events
 from bootseer.profiler.report import load as loading
 from bootseer.profiler.report.lines import pack_lines
 from bootseer.profiler.report.segments import Segment, pack

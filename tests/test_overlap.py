@@ -18,7 +18,7 @@ from event_files import EventFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bootseer.profiler import events
+from bootseer import events
 from bootseer.profiler.history.collect import record_of
 from bootseer.profiler.render import verdicts
 from bootseer.profiler.report import analysis

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from bootseer.profiler.events import Writer
+from bootseer.events.writer import Writer
 from bootseer.profiler.render import html
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load

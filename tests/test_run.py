@@ -265,8 +265,8 @@ def test_the_path_of_run_imports_nothing_foreign(tmp_path):
     more = {m for m in modules(ours) - modules(bare) - runpy if not m.startswith("importlib")}
     allowed = {"__future__", "_json", "bootseer", "bootseer.__main__", "bootseer.cli"}
     allowed |= {"bootseer.cli.main", "bootseer.entrypoint", "bootseer.entrypoint.process"}
-    allowed |= {"bootseer.entrypoint.run", "bootseer.profiler", "bootseer.profiler.events"}
-    allowed |= {"bootseer.profiler.resource"}
+    allowed |= {"bootseer.entrypoint.run", "bootseer.profiler", "bootseer.events.writer"}
+    allowed |= {"bootseer.events.resource"}
     # What a container's first process looks at.
     allowed |= {"bootseer.profiler.collect", "bootseer.profiler.collect.proc"}
     allowed |= {"bootseer.system.proc_files"}

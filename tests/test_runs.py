@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from event_files import EventFile
 
+from bootseer import events
 from bootseer.cli.import_ import k8s_command
-from bootseer.profiler import events
 from bootseer.profiler.collect import loglines
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load

@@ -18,9 +18,9 @@ from snapshot_client import (
     remote_labels,
 )
 
+from bootseer.events.writer import Writer
 from bootseer.fuse import background
 from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image
-from bootseer.profiler.events import Writer
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

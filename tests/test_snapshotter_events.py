@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.events.writer import Writer
 from bootseer.imageprefetch.snapshotter import lazily, oldevents
 from bootseer.imageprefetch.snapshotter.lazily import BlockImageMounter, LazySettings
 from bootseer.imageprefetch.snapshotter.records import Image
-from bootseer.profiler.events import Writer
 from bootseer.storage.attempt import STALL_S
 from bootseer.storage.options import StoreOptions
 

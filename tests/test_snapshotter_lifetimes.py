@@ -15,11 +15,11 @@ import pytest
 from snapshot_client import Client, DirectoryMounter, RefusedError, Running, remote_labels
 
 from bootseer.errors import BusyError, StoreUnavailableError
+from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter import images, running
 from bootseer.imageprefetch.snapshotter.plain import PlainMounter
 from bootseer.imageprefetch.snapshotter.records import Image
 from bootseer.imageprefetch.snapshotter.state import State
-from bootseer.profiler.events import NullWriter
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

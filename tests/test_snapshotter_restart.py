@@ -16,12 +16,12 @@ import pytest
 from snapshot_client import Client, DirectoryMounter, RefusedError, Running, remote_labels
 
 from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, UsageError
+from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.mounting import MountSettings
 from bootseer.imageprefetch.snapshotter.helper import Helper
 from bootseer.imageprefetch.snapshotter.records import Image, Kind
 from bootseer.imageprefetch.snapshotter.server import RootLock
 from bootseer.imageprefetch.snapshotter.state import State
-from bootseer.profiler.events import NullWriter
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

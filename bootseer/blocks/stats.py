@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.profiler.events import NullWriter, event
+from bootseer.events.writer import NullWriter, event
 
 EVENT = "fetch.stats"
 MAX_CLASSES = 64  # a mistaken class name per object must not grow memory or an event file

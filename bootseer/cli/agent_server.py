@@ -50,7 +50,7 @@ MODULES = (
     "bootseer.storage.oci.layout",
     # What these import when they are first used: a tenth of a mount's time.
     "bootseer.config",
-    "bootseer.profiler.resource",
+    "bootseer.events.resource",
     "encodings.ascii",
     "encodings.idna",
     "shutil",

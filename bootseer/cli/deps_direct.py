@@ -178,7 +178,7 @@ def run(
     roots.begin_asking(command, os.environ, os.getcwd())  # while all that follows is imported
     from bootseer.depsnap import run as runs
     from bootseer.depsnap.settings import DAY_S
-    from bootseer.profiler.events import open_writer
+    from bootseer.events.writer import open_writer
 
     if not gc.isenabled():
         gc.freeze()  # or the next collection looks through all that was imported

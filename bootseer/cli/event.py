@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bootseer.profiler import events
+from bootseer import events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _check(options: Options, plain: list[str]) -> None:
 def _caller() -> str:
     """Name the shell that called us, the same as long as that process lives, and different from
     any other on this machine."""
-    from bootseer.profiler import resource
+    from bootseer.events import resource
     from bootseer.profiler.collect import proc
 
     return f"{os.getppid()}:{proc.start_ticks(os.getppid())}:{resource.boot_id()}"
@@ -128,14 +128,14 @@ class _OpenSpans:
     """
 
     def __init__(self, target: str, caller: str, trace_id: str) -> None:
-        from bootseer.profiler import resource
+        from bootseer.events import resource
 
         folder = os.path.dirname(target) if target.endswith(".jsonl") else target
         self._key = f"{trace_id}:{caller}"
         self._path = os.path.join(folder, ".open", resource.digest(self._key)[:16])
 
     def _shared(self, name: str) -> str:
-        from bootseer.profiler import resource
+        from bootseer.events import resource
 
         return resource.digest(f"{self._key}:{name}")[:16]
 
@@ -184,7 +184,7 @@ def write(options: Options, environ: dict[str, str]) -> str:
 
     A begin has an id even where events have no place: the script goes on to give it to `end`.
     """
-    from bootseer.profiler import resource
+    from bootseer.events import resource
 
     nothing = (options.span or os.urandom(8).hex()) if options.kind == "begin" else ""
     if not options.events and not environ.get("BOOTSEER_EVENTS"):

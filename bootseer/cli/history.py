@@ -46,7 +46,7 @@ def command() -> None:
 @_json_option
 def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: bool) -> None:
     """Add every start found in event files or directories; what is there already stays."""
-    from bootseer.profiler.events import default_directory
+    from bootseer.events.writer import default_directory
     from bootseer.profiler.history import collect as history_collect
     from bootseer.profiler.history import store as history_store
     from bootseer.profiler.report import load
@@ -102,7 +102,7 @@ def report(store: str | None, since: str | None, as_json: bool) -> None:
 
 
 def _store(store: str | None) -> str:
-    from bootseer.profiler.events import default_directory
+    from bootseer.events.writer import default_directory
 
     return store or os.path.dirname(default_directory())
 

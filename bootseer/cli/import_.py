@@ -13,10 +13,10 @@ from typing import IO, Any
 
 import click
 
+from bootseer import events
 from bootseer.cli import inputs
 from bootseer.cli.lazy import LazyGroup
 from bootseer.errors import NoSpaceError, NotFoundError, UsageError, from_os_error
-from bootseer.profiler import events
 from bootseer.profiler.collect import k8s, logengine, loglines, logrules, matcher
 
 READ_BYTES = 1 << 20

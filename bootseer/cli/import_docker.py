@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bootseer import events
 from bootseer.cli.import_ import (
     events_option,
     json_option,
@@ -18,7 +19,6 @@ from bootseer.cli.import_ import (
     writing,
 )
 from bootseer.errors import NotSupportedError, StoreUnavailableError
-from bootseer.profiler import events
 from bootseer.profiler.collect import dockerpull
 
 if TYPE_CHECKING:

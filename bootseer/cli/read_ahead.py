@@ -39,8 +39,8 @@ _DEPS_RUN = """
     bootseer/system/processes bootseer/depsnap/sharing/placements
     bootseer/depsnap/sharing/packed bootseer/depsnap/sharing/treecache
     bootseer/depsnap/sharing/place bootseer/depsnap/sharing/tree bootseer/depsnap/prepare
-    bootseer/depsnap/waiting bootseer/profiler/__init__ bootseer/profiler/events
-    bootseer/depsnap/run bootseer/config_paths bootseer/profiler/resource
+    bootseer/depsnap/waiting bootseer/events/__init__ bootseer/events/writer
+    bootseer/depsnap/run bootseer/config_paths bootseer/events/resource
     bootseer/depsnap/keying/uvrun bootseer/context_managers bootseer/storage/local
     lib-dynload/_contextvars contextvars bootseer/storage/waits bootseer/storage/retry
     bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian
@@ -91,7 +91,7 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/runtime
     bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
     bootseer/fuse/operations bootseer/fuse/wire bootseer/fuse/replies
-    bootseer/profiler/__init__ bootseer/profiler/events bootseer/fuse/faults
+    bootseer/events/__init__ bootseer/events/writer bootseer/fuse/faults
     bootseer/fuse/backing bootseer/fuse/device bootseer/fuse/options bootseer/fuse/mount
     bootseer/fuse/notify lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/system/proc_files bootseer/fuse/requesters bootseer/fuse/parked
@@ -110,7 +110,7 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/telling bootseer/imageprefetch/worker
     bootseer/imageprefetch/helped_repository bootseer/imageprefetch/completing
     bootseer/blockimage/arena bootseer/blockimage/fill_settings bootseer/blockimage/serving
-    bootseer/profiler/resource bootseer/imageprefetch/workloads encodings/ascii
+    bootseer/events/resource bootseer/imageprefetch/workloads encodings/ascii
     bootseer/imageprefetch/recording bootseer/blocks/recorder bootseer/blocks/trace
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import click
 
+from bootseer import events
 from bootseer.cli.outputs import file_to_replace
 from bootseer.errors import NotFoundError, from_os_error
-from bootseer.profiler import events
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import collector_paused, load

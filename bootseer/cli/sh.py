@@ -6,7 +6,7 @@ import os
 
 import click
 
-from bootseer import profiler
+from bootseer import events
 
 
 @click.command()
@@ -16,4 +16,4 @@ def command() -> None:
     It gives bash and POSIX shells bootseer_begin, bootseer_end, bootseer_phase and
     bootseer_point, and needs no Python once it is sourced.
     """
-    click.echo(os.path.join(os.path.dirname(profiler.__file__), "bootseer.sh"))
+    click.echo(os.path.join(os.path.dirname(events.__file__), "bootseer.sh"))

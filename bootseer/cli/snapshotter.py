@@ -77,9 +77,9 @@ def command(
     events_days: float,
     **lazy: Any,
 ) -> None:
+    from bootseer.events.writer import open_writer
     from bootseer.imageprefetch.snapshotter import lazily, oldevents, running, server
     from bootseer.imageprefetch.snapshotter.plain import PlainMounter
-    from bootseer.profiler.events import open_writer
     from bootseer.storage.options import StoreOptions
 
     # Whoever pulls has just reached the registry; what fails for longer is pulled plainly.

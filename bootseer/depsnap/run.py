@@ -28,7 +28,7 @@ from bootseer.errors import (
     NotFoundError,
     describe,
 )
-from bootseer.profiler.events import NullWriter
+from bootseer.events.writer import NullWriter
 from bootseer.storage.base import Store, open_store
 
 TYPE_CHECKING = False

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from bootseer.depsnap.keying.command import plan
+from bootseer.events.writer import NullWriter, Writer
 from bootseer.profiler.collect import piplog
-from bootseer.profiler.events import NullWriter, Writer
 
 VARIABLE = "PIP_LOG"
 

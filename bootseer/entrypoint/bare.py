@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
+from bootseer import events
 from bootseer.entrypoint import process, replace
-from bootseer.profiler import events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def announce(
 ) -> None:
     """Tell that a start begins, and make its events the parents of the job's."""
     if "BOOTSEER_TRACEPARENT" not in environ and isinstance(writer, events.Writer):
-        from bootseer.profiler import resource
+        from bootseer.events import resource
 
         if resource.in_container():
             from bootseer.profiler.collect import proc

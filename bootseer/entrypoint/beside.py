@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import NoReturn
 
-from bootseer.profiler import events
+from bootseer import events
 from bootseer.system.fork import fork
 
 NAME = b"bootseer-beside"

@@ -21,7 +21,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.profiler.events import NullWriter
+from bootseer.events.writer import NullWriter
 
 if TYPE_CHECKING:
     from bootseer.storage.base import Store

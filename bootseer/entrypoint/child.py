@@ -14,9 +14,9 @@ import os
 import signal
 import socket
 
+from bootseer import events
 from bootseer.entrypoint import parts
 from bootseer.errors import describe
-from bootseer.profiler import events
 
 SOCKET_FD = 3
 _PR_SET_PDEATHSIG = 1

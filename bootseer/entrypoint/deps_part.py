@@ -13,7 +13,7 @@ from bootseer.entrypoint import process
 from bootseer.entrypoint.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import BusyError
-from bootseer.profiler.events import NullWriter
+from bootseer.events.writer import NullWriter
 
 if TYPE_CHECKING:
     from bootseer.depsnap import settings

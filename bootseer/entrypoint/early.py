@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 
+from bootseer import events
 from bootseer.entrypoint import bare, beside, process, replace
-from bootseer.profiler import events
 
 PART, PHASE = "image", "image.replay"
 MODULE = "bootseer.imageprefetch.filemode.starting"

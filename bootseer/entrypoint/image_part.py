@@ -7,7 +7,7 @@ import os
 from bootseer.config_sections import Config, ImageSettings
 from bootseer.entrypoint.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request
-from bootseer.profiler.events import NullWriter
+from bootseer.events.writer import NullWriter
 
 MIB = 1 << 20
 MODULE = "bootseer.imageprefetch.filemode.starting"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from bootseer.config_sections import Config
 from bootseer.entrypoint.plan import PartPlan, Request
-from bootseer.profiler.events import NullWriter
+from bootseer.events.writer import NullWriter
 
 
 class Progress(Protocol):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
+from bootseer import events
 from bootseer.entrypoint import process
-from bootseer.profiler import events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from bootseer.profiler.events import AnyWriter
+    from bootseer.events.writer import AnyWriter
 
 HELP = """\
 Usage: bootseer run [OPTIONS] [--] COMMAND [ARGUMENT]...
@@ -199,7 +199,7 @@ class _Measured:
         default = events.default_directory(environ)
         self.writer = writer = events.open_writer(options.events or None, environ, default)
         if isinstance(writer, events.Writer) and "BOOTSEER_TRACEPARENT" not in environ:
-            from bootseer.profiler import resource
+            from bootseer.events import resource
 
             if resource.in_container():
                 from bootseer.profiler.collect import proc

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import FrameType
 from typing import Self
 
+from bootseer import events
 from bootseer.config import Loaded
 from bootseer.entrypoint import bare, beside, children, fallback, parts, process, replace
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task
 from bootseer.errors import describe
-from bootseer.profiler import events
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 POLL_S = 0.05  # only where the kernel has no process descriptors

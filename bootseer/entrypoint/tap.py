@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Mapping, Sequence
 
-    from bootseer.profiler.events import AnyWriter
+    from bootseer.events.writer import AnyWriter
 else:
     import _signal
 

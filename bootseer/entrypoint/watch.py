@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
+from bootseer import events
 from bootseer.entrypoint import children, fallback, process
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
-from bootseer.profiler import events
 
 REPAIR_DEADLINE_S = 30.0
 LEAVE_S = 5.0

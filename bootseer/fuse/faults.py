@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bootseer.profiler import events
+from bootseer import events
 
 _MOST_KINDS = 1000
 

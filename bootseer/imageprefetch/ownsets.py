@@ -217,7 +217,7 @@ def _alone(folder: str) -> Iterator[bool]:
 
 def main() -> int:
     """The process that `begin` starts: its argument is a `Making` as JSON."""
-    from bootseer.profiler import events
+    from bootseer import events
 
     os.nice(NICENESS)
     making = Making(**json.loads(sys.argv[1]))

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from bootseer import events
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.recorder import Recorder
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.journal import SAVE_S, Journal
-from bootseer.profiler import events
 
 if TYPE_CHECKING:
     from typing import Protocol

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bootseer import events
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
-from bootseer.profiler import events
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serving import ImageServer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bootseer.profiler import events
+from bootseer import events
 from tools.demo.images import Ran
 from tools.demo.lab import Lab
 from tools.demo.machine import drop_page_cache

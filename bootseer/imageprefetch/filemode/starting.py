@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from bootseer.events.writer import NullWriter, Writer
 from bootseer.imageprefetch.filemode import lowly, naming
-from bootseer.profiler.events import NullWriter, Writer
 from bootseer.system.readiness import readable
 from bootseer.system.regular_files import open_to_read
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bootseer.errors import BootseerError, UsageError
+from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter import server
 from bootseer.imageprefetch.snapshotter.images import ImageMounter, Report
 from bootseer.imageprefetch.snapshotter.labels import Wanted
@@ -17,7 +18,6 @@ from bootseer.imageprefetch.snapshotter.records import Image
 from bootseer.imageprefetch.snapshotter.server import RootLock, Say, Server
 from bootseer.imageprefetch.snapshotter.service import Snapshotter
 from bootseer.imageprefetch.snapshotter.state import State
-from bootseer.profiler.events import NullWriter
 
 DEFAULT_ROOT = "/var/lib/containerd/io.containerd.snapshotter.v1.bootseer"
 """Where containerd and kubelet look for the disk that a snapshotter of this name fills."""

@@ -253,6 +253,6 @@ def install(open_writer: Optional[Callable[[], Any]] = None) -> Optional[Recorde
 
 
 def _default_writer() -> Any:
-    from bootseer.profiler import events
+    from bootseer import events
 
     return events.open_writer()

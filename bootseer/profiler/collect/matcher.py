@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Match, Optional, Pa
 from bootseer.profiler.collect import logengine, loglines, logrules
 
 if TYPE_CHECKING:
-    from bootseer.profiler.events import NullWriter, Writer
+    from bootseer.events.writer import NullWriter, Writer
 
 FRAME_MAX_BYTES = 1 << 16
 DROPPED_STREAM = 255
@@ -270,7 +270,7 @@ def _pump(descriptor: int, matcher: Matcher) -> None:
 
 def main(argv: List[str]) -> int:
     """Match frames from standard input until it ends: 0, or 1 after a fault written as event."""
-    from bootseer.profiler import events
+    from bootseer import events
 
     _detach()
     rule_files, target = _arguments(argv)

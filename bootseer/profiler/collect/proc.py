@@ -7,7 +7,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from bootseer.profiler.events import AnyWriter
+    from bootseer.events.writer import AnyWriter
 
 
 def start_ticks(pid: int) -> int | None:

@@ -35,7 +35,7 @@ def _start() -> None:
         return module
 
     def open_writer() -> Any:
-        return load("bootseer.profiler.events").open_writer()
+        return load("bootseer.events.writer").open_writer()
 
     load("bootseer.profiler.collect.importhook").install(open_writer)
 

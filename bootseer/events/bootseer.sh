@@ -125,7 +125,7 @@ _bootseer_trace_id() {
     fi
 }
 
-# Sets what the environment says of the job, as bootseer.profiler.resource reads it.
+# Sets what the environment says of the job, as bootseer.events.resource reads it.
 _bootseer_job() {
     _bootseer_uid=''
     for _bootseer_text in "${BOOTSEER_JOB_UID-}" "${TORCHELASTIC_RUN_ID-}" "${SLURM_JOB_ID-}" \

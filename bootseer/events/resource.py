@@ -1,6 +1,6 @@
 """What a process can tell about itself: OpenTelemetry resource attributes, trace and secrets.
 
-Standard library only, Python 3.9. Reached through `bootseer.profiler.events`.
+Standard library only, Python 3.9. Reached through `bootseer.events.writer`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bootseer.profiler.events import redact_url
+from bootseer.events.writer import redact_url
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
