@@ -54,7 +54,7 @@ MEASURES = (
     "bootseer/cli/main.py",
     "bootseer/cli/program.py",
     "bootseer/cli/read_ahead.py",
-    "bootseer/config_paths.py",
+    "bootseer/config/paths.py",
     "bootseer/context_managers.py",
     "bootseer/depsnap",
     "bootseer/errors.py",

@@ -57,7 +57,7 @@ MEASURES = (
     "bootseer/cli/program.py",
     "bootseer/cli/read_ahead.py",
     "bootseer/cli/size_text.py",
-    "bootseer/config_paths.py",
+    "bootseer/config/paths.py",
     "bootseer/context_managers.py",
     "bootseer/errors.py",
     "bootseer/system/fork.py",

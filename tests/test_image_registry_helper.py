@@ -292,7 +292,7 @@ HEAVY = {
     *("click", "http.client", "ssl", "socket", "email", "shutil", "tempfile", "uuid", "pathlib"),
     *("subprocess", "logging", "tomllib", "urllib.parse", "asyncio", "argparse"),
     *("dataclasses", "inspect"),
-    *("bootseer.config", "bootseer.storage.connection", "bootseer.storage.oci.remote"),
+    *("bootseer.config.loading", "bootseer.storage.connection", "bootseer.storage.oci.remote"),
     *("bootseer.blocks.fetch", "bootseer.blocks.cache", "bootseer.blockimage.fill"),
     *("bootseer.storage.base", "bootseer.imageprefetch.ownsets"),
     *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.sealing"),
@@ -406,7 +406,7 @@ print(*sys.modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
     assert "bootseer.storage.oci.remote" in modules
-    settings = {"bootseer.config", "bootseer.config_sections", "logging"}
+    settings = {"bootseer.config.loading", "bootseer.config.sections", "logging"}
     assert not modules & {*settings, "dataclasses", "inspect"}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bootseer.config_sections import CheckpointSettings
+from bootseer.config.sections import CheckpointSettings
 from bootseer.entrypoint import checkpoint_part
 from bootseer.errors import NotFoundError, StoreUnavailableError
 from bootseer.fuse.mounts import find_mount, unmount

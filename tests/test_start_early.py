@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.config_sections import ImageSettings
+from bootseer.config.sections import ImageSettings
 from bootseer.entrypoint import early
 from bootseer.entrypoint.image_part import _request
 from bootseer.imageprefetch.filemode.starting import StartSettings
@@ -90,7 +90,7 @@ main.main(["start", "--", "true"])
 
 
 def test_a_start_of_the_image_alone_loads_neither_settings_nor_parts(tmp_path: Path) -> None:
-    heavy = {"tomllib", "dataclasses", "bootseer.config", "bootseer.entrypoint.start"}
+    heavy = {"tomllib", "dataclasses", "bootseer.config.loading", "bootseer.entrypoint.start"}
     traces = f'[image]\ntraces = "{tmp_path}/traces"\nrecord = "never"\n'
     assert not heavy & loaded_by(tmp_path, traces)
     assert heavy <= loaded_by(tmp_path, traces + "share = 0.5\n")

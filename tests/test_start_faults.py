@@ -23,7 +23,7 @@ from starting import (
 )
 from waiting import until
 
-from bootseer.config import Problem
+from bootseer.config.loading import Problem
 from bootseer.entrypoint import fallback, plan
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
@@ -475,8 +475,8 @@ def test_parts_come_after_those_they_wait_for() -> None:
         def plan(self, config: object, problem: str) -> PartPlan:
             return PartPlan(self.name, self.name, {}, reason=problem, after=self.after)
 
-    from bootseer.config import Loaded
-    from bootseer.config_sections import Config
+    from bootseer.config.loading import Loaded
+    from bootseer.config.sections import Config
 
     loaded = Loaded(Config(), (Problem("b", "b.x", "wrong"),), None)
     parts = [Part("a", ("b", "unknown")), Part("b", ()), Part("c", ("a",))]
@@ -487,7 +487,7 @@ def test_parts_come_after_those_they_wait_for() -> None:
 
 
 def test_plans_survive_their_way_to_the_part() -> None:
-    from bootseer.config_sections import Config, DepsSettings
+    from bootseer.config.sections import Config, DepsSettings
     from bootseer.entrypoint import deps_part
 
     deps = DepsSettings(install=("a", "b"), also=("/x",), max_age_days=1.5)

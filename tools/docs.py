@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from bootseer import config
 from bootseer.cli import root
+from bootseer.config import loading
 from tools import report_schema
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -47,7 +47,7 @@ def pages() -> dict[str, str]:
     )
     return {
         "cli.md": f"# Commands\n\n{head}\n{environment}\n{commands}",
-        "configuration.md": f"# Configuration\n\n{head}\n{config.describe()}",
+        "configuration.md": f"# Configuration\n\n{head}\n{loading.describe()}",
     }
 
 

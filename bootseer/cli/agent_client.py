@@ -39,7 +39,7 @@ def ask(args: list[str], output: int = 1) -> int | None:
     streams; `output` takes the place of standard output. When this process is interrupted, the
     command is too.
     """
-    from bootseer.config_paths import default_runtime
+    from bootseer.config.paths import default_runtime
 
     runtime = _option(args, "--runtime") or default_runtime()
     path = os.path.join(runtime, SOCKET)
@@ -69,7 +69,7 @@ def ask(args: list[str], output: int = 1) -> int | None:
 
 def stands_by(runtime: str) -> bool:
     """Whether an agent may be asked; one that was killed is taken for one that stands by."""
-    from bootseer.config_paths import default_runtime
+    from bootseer.config.paths import default_runtime
 
     return _is_trusted(os.path.join(runtime or default_runtime(), SOCKET))
 

@@ -49,7 +49,7 @@ MODULES = (
     "bootseer.storage.oci.remote",
     "bootseer.storage.oci.layout",
     # What these import when they are first used: a tenth of a mount's time.
-    "bootseer.config",
+    "bootseer.config.loading",
     "bootseer.events.resource",
     "encodings.ascii",
     "encodings.idna",
@@ -64,7 +64,7 @@ _STREAMS = 4  # standard streams and the working directory
 
 def serve(runtime: str) -> None:
     """Serve until SIGTERM or SIGINT. Raises BusyError where an agent serves already."""
-    from bootseer.config import default_runtime
+    from bootseer.config.loading import default_runtime
 
     path = os.path.join(os.path.abspath(runtime or default_runtime()), SOCKET)
     for name in MODULES:

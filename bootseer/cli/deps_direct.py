@@ -146,7 +146,7 @@ def _take(given: dict[str, Any], name: str, value: str) -> bool:
 
 def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettings:
     """Settings from options, with the defaults of a user who gave none."""
-    from bootseer.config_paths import default_cache, default_store
+    from bootseer.config.paths import default_cache, default_store
     from bootseer.depsnap.settings import DepsSettings
 
     return DepsSettings(

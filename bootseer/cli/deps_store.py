@@ -27,7 +27,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def _open(store: str | None) -> Store:
     """The store; NotFoundError for a named directory that is not there, most often a slip."""
-    from bootseer.config import default_store
+    from bootseer.config.loading import default_store
     from bootseer.storage.base import open_store
 
     opened = open_store(store or default_store())
@@ -194,7 +194,7 @@ def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> 
     """Show what the snapshot KEY is and holds: sizes, packages, what the install deleted.
 
     KEY:N is a certain one of the key's, KEY the newest."""
-    from bootseer.config import default_cache
+    from bootseer.config.loading import default_cache
     from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
 
@@ -309,7 +309,7 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[
 
 def _problem_of(store: Store, found: Found) -> str:
     """Read one snapshot whole: what is wrong with it, or nothing."""
-    from bootseer.config import default_cache
+    from bootseer.config.loading import default_cache
     from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
 

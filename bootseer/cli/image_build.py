@@ -142,7 +142,7 @@ def _settings(
 ) -> BuildSettings:
     import os
 
-    from bootseer.config import default_cache
+    from bootseer.config.loading import default_cache
     from bootseer.imageprefetch.building import BuildSettings
     from bootseer.imageprefetch.flatten import Limits
     from bootseer.storage.oci.registry import parse_platform

@@ -180,7 +180,7 @@ def _helper(
 
 
 def _cache(given: dict[str, Any]) -> str:
-    from bootseer.config_paths import default_cache
+    from bootseer.config.paths import default_cache
 
     return os.path.abspath(given.get("cache") or default_cache())
 

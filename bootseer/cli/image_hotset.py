@@ -49,7 +49,7 @@ def place(cache: str) -> str:
     """The cache directory, whichever it is."""
     import os
 
-    from bootseer.config import default_cache
+    from bootseer.config.loading import default_cache
 
     return os.path.abspath(cache or default_cache())
 

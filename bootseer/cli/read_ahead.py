@@ -40,11 +40,11 @@ _DEPS_RUN = """
     bootseer/depsnap/sharing/packed bootseer/depsnap/sharing/treecache
     bootseer/depsnap/sharing/place bootseer/depsnap/sharing/tree bootseer/depsnap/prepare
     bootseer/depsnap/waiting bootseer/events/__init__ bootseer/events/writer
-    bootseer/depsnap/run bootseer/config_paths bootseer/events/resource
-    bootseer/depsnap/keying/uvrun bootseer/context_managers bootseer/storage/local
-    lib-dynload/_contextvars contextvars bootseer/storage/waits bootseer/storage/retry
-    bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian
-    ctypes/__init__
+    bootseer/depsnap/run bootseer/config/__init__ bootseer/config/paths
+    bootseer/events/resource bootseer/depsnap/keying/uvrun bootseer/context_managers
+    bootseer/storage/local lib-dynload/_contextvars contextvars bootseer/storage/waits
+    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
+    struct ctypes/_endian ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restoring/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -75,8 +75,8 @@ _IMAGE_MOUNT = """
     email/parser email/_encoded_words email/iterators email/message http/client
     bootseer/storage/urls bootseer/storage/answers bootseer/storage/connection_errors
     bootseer/storage/connection bootseer/context_managers bootseer/storage/base
-    bootseer/system/__init__ bootseer/system/randomness bootseer/config_paths
-    bootseer/storage/credentials bootseer/storage/oci/challenge
+    bootseer/system/__init__ bootseer/system/randomness bootseer/config/__init__
+    bootseer/config/paths bootseer/storage/credentials bootseer/storage/oci/challenge
     bootseer/storage/oci/endpoints bootseer/storage/oci/logins bootseer/storage/oci/auth
     bootseer/storage/oci/client lib-dynload/_contextvars contextvars bootseer/storage/waits
     bootseer/storage/retry bootseer/storage/oci/stream bootseer/storage/readonly

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from bootseer import config
-from bootseer.config_values import Value
+from bootseer.config import loading
+from bootseer.config.values import Value
 
 
 @click.command(
@@ -60,9 +60,9 @@ def command(
     given = {"job.events": events, "deps.store": store, "deps.cache": cache}
     flags: dict[str, Value] = {key: value for key, value in given.items() if value}
     # Last, because the others may come from the environment.
-    flags.update(config.parse_flag(assignment) for assignment in assignments)
+    flags.update(loading.parse_flag(assignment) for assignment in assignments)
     if check:
-        config.load(path, None, flags)
+        loading.load(path, None, flags)
         return 0
     if not job:
         raise click.UsageError(
@@ -70,4 +70,4 @@ def command(
         )
     from bootseer.entrypoint import process, start
 
-    return start.start(config.read(path, None, flags), job, process.original_environment())
+    return start.start(loading.read(path, None, flags), job, process.original_environment())

@@ -84,7 +84,7 @@ def _early(given: dict[str, str], job: list[str]) -> int | None:
 
 def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
     """The same start without click; raises before anything has begun, or not at all."""
-    from bootseer import config
+    from bootseer.config import loading
     from bootseer.entrypoint import start
 
     path = os.environ.get("BOOTSEER_CONFIG") or None
@@ -93,11 +93,11 @@ def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
         if name in ("-c", "--config"):
             path = value
         elif name == "--set":
-            key, parsed = config.parse_flag(value)
+            key, parsed = loading.parse_flag(value)
             flags[key] = parsed
         elif name in _KEYS:
             flags[_KEYS[name]] = value
-    loaded = config.read(path, None, flags)
+    loaded = loading.read(path, None, flags)
     if fault:
         process.say(f"warning: {fault}; going on without it")
     return start.start(loaded, job, process.original_environment())

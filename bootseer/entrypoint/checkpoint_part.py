@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from bootseer.config_sections import CheckpointSettings, Config
+from bootseer.config.sections import CheckpointSettings, Config
 from bootseer.entrypoint import process
 from bootseer.entrypoint.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request

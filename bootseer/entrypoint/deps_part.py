@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from bootseer.config import default_cache, default_store
-from bootseer.config_sections import Config, DepsSettings
+from bootseer.config.loading import default_cache, default_store
+from bootseer.config.sections import Config, DepsSettings
 from bootseer.entrypoint import process
 from bootseer.entrypoint.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from bootseer.config_sections import Config
+from bootseer.config.sections import Config
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.events.writer import NullWriter
 

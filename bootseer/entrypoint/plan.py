@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bootseer.config import Loaded, Problem
-from bootseer.config_sections import Config
+from bootseer.config.loading import Loaded, Problem
+from bootseer.config.sections import Config
 
 Request = Mapping[str, object]
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Self
 
 from bootseer import events
-from bootseer.config import Loaded
+from bootseer.config.loading import Loaded
 from bootseer.entrypoint import bare, beside, children, fallback, parts, process, replace
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
 from bootseer.entrypoint.watch import Task

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.config_paths import default_cache, default_runtime
+from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, describe
 from bootseer.imageprefetch import mounting, podmanwords, trees
 from bootseer.imageprefetch.mounting import Mounted, MountSettings

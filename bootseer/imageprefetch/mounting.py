@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.config_paths import default_cache, default_runtime
+from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import (
     BusyError,
     NotFoundError,

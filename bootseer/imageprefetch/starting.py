@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.recorder import WINDOW_S
 from bootseer.blocks.trace import Trace
-from bootseer.config import default_cache, default_runtime
+from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import UsageError
 from bootseer.imageprefetch import image_config as image_config_file
 from bootseer.imageprefetch import mounting, running, trees

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 
-from bootseer.config_paths import user_directory
+from bootseer.config.paths import user_directory
 from bootseer.system.proc_files import call_within
 
 MOST_BYTES = 1 << 20

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bootseer.config import default_runtime
+from bootseer.config.loading import default_runtime
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, CorruptDataError
 from bootseer.fuse.mounts import find_mount, unmount
 from bootseer.imageprefetch import mounting, runtime

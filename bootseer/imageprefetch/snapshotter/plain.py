@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from bootseer.config import default_runtime
+from bootseer.config.loading import default_runtime
 from bootseer.errors import NotFoundError
 from bootseer.imageprefetch.snapshotter import lazily
 from bootseer.imageprefetch.snapshotter.records import Image

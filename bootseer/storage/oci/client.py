@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from bootseer.config_paths import (
+from bootseer.config.paths import (
     plain_http_hosts,
     registries_conf_files,
     registry_auth_files,

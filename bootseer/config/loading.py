@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bootseer.config_paths import (
+from bootseer.config.paths import (
     default_cache,
     default_runtime,
     default_store,
@@ -26,8 +26,8 @@ from bootseer.config_paths import (
     registry_auth_files,
     registry_hosts_directories,
 )
-from bootseer.config_sections import PLAIN_COMMANDS, SECTIONS, Config, Section
-from bootseer.config_values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
+from bootseer.config.sections import PLAIN_COMMANDS, SECTIONS, Config, Section
+from bootseer.config.values import Setting, Shape, Value, did_you_mean, from_text, from_toml, kind
 from bootseer.errors import BootseerError, UsageError, from_os_error
 from bootseer.system import regular_files
 
@@ -182,7 +182,7 @@ def _apply_file(path: str, values: dict[str, Value], problems: list[Problem]) ->
         return
     import tomllib  # a start without a file is spared it
 
-    from bootseer import toml_lines
+    from bootseer.config import toml_lines
 
     try:
         document = tomllib.loads(text)
@@ -245,7 +245,7 @@ def _toml_fault(error: Exception, source: str) -> str:
 
 def _salvage_commands(text: str, values: dict[str, Value]) -> None:
     """A job whose configuration is damaged elsewhere still needs its inputs."""
-    from bootseer import toml_lines
+    from bootseer.config import toml_lines
 
     for setting in (s for s in settings() if s.key in PLAIN_COMMANDS):
         raw = toml_lines.salvage(text, setting.section, setting.name)

@@ -1,0 +1,1 @@
+"""Settings: from defaults, `bootseer.toml`, the environment and flags to checked values."""
