@@ -36,7 +36,7 @@ from bootseer.blocks.fetch import Fetcher, FetchSettings
 from bootseer.blocks.pool import populate
 from bootseer.blocks.source import BlockSource, Location
 from bootseer.errors import CorruptDataError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 
 MEASURES = (
     "bootseer/blocks",
@@ -195,7 +195,7 @@ def _over_the_network(
     path: Path, buffer: memoryview, options: harness.Options, *, apart: bool
 ) -> list[harness.Case]:
     """The cases of the paced store; `apart`: with half of the cores for each end."""
-    from bootseer.storage.http import HttpStore
+    from bootseer.storage.http.store import HttpStore
     from bootseer.storage.options import StoreOptions
 
     near, far = cores.halves() if apart else ([], [])

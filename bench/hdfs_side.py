@@ -98,8 +98,8 @@ LIBRARIES = {
     "mapped": ("torch",),
 }
 BY_SCHEME = {
-    "webhdfs": ("bootseer.storage.webhdfs", "requests"),
-    "hdfs": ("bootseer.storage.hdfs", "hdfs_native"),
+    "webhdfs": ("bootseer.storage.webhdfs.store", "requests"),
+    "hdfs": ("bootseer.storage.hdfs.native_store", "hdfs_native"),
 }
 
 

@@ -22,8 +22,8 @@ from block_sources import FileSource
 
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.fetch import Fetcher, FetchSettings
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Preferred, Store
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Preferred, Store
 from bootseer.storage.wrap import SlowStore
 
 PR_SET_PDEATHSIG = 1

@@ -11,8 +11,8 @@ import zstandard
 
 from bootseer.blocks.source import Location
 from bootseer.errors import CorruptDataError
-from bootseer.storage.base import Store
 from bootseer.storage.local import LocalStore
+from bootseer.storage.store import Store
 from bootseer.stripedfs.shared import _shared
 
 

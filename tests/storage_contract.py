@@ -15,8 +15,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Placed, Store, WriteHints
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Placed, Store, WriteHints
 
 
 class StoreContract:

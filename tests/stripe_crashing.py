@@ -24,8 +24,8 @@ from typing import Any
 
 from stripe_lab import CHUNK, leftovers, local_tree, make_tree, sample, tree_of, whole
 
-from bootseer.storage.base import NO_HINTS, WriteHints
 from bootseer.storage.local import LocalStore, LocalWriter
+from bootseer.storage.store import NO_HINTS, WriteHints
 from bootseer.stripedfs.collecting import collect
 from bootseer.stripedfs.putting import put_into
 from bootseer.stripedfs.settings import WriteSettings

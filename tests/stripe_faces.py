@@ -15,7 +15,7 @@ from typing import Any
 
 from fuse_mounts import end_mount, python
 
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.store import Store, open_store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.layout import Layout, stripe_name
 from bootseer.stripedfs.manifest import Manifest, Pointer

@@ -15,9 +15,9 @@ from pathlib import Path
 import xxhash
 
 from bootseer.blocks.fetch import Fetcher
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import NO_HINTS, Store, WriteHints, open_store
 from bootseer.storage.local import LocalStore, LocalWriter
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import NO_HINTS, Store, WriteHints, open_store
 from bootseer.stripedfs.catting import stream
 from bootseer.stripedfs.opening import open_source
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
 from bootseer.errors import StoreUnavailableError, UsageError
-from bootseer.storage.base import Preferred
+from bootseer.storage.store import Preferred
 from bootseer.storage.wrap import Fault, FaultyStore, Request, SlowStore
 
 KIB = 1 << 10

@@ -23,7 +23,7 @@ from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
 from bootseer.blocks.plan import Piece
 from bootseer.blocks.shelf import KEPT_OBJECTS
 from bootseer.blocks.state import Block, Copy, Group, Job
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.request_control import Attempt
 
 BLOCK = 4096
 SMALL = FetchSettings(memory_bytes=1 << 20, connections=8)

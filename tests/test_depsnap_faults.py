@@ -23,7 +23,7 @@ from wheelhouse import make_wheel
 from bootseer.depsnap import records, scan
 from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.storage.base import open_store
+from bootseer.storage.store import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from bootseer.cli import root
 from bootseer.depsnap import gc
 from bootseer.depsnap.records import Times
 from bootseer.depsnap.waiting import keep_waiting, poll_s
-from bootseer.storage.base import Stat
+from bootseer.storage.store import Stat
 
 pytestmark = pytest.mark.slow
 

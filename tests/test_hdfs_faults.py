@@ -34,8 +34,8 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.imageprefetch.filemode.opens import Opens
-from bootseer.storage.base import Store, WriteHints, open_store
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.store import Store, WriteHints, open_store
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.settings import WriteSettings
 

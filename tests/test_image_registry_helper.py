@@ -292,9 +292,9 @@ HEAVY = {
     *("click", "http.client", "ssl", "socket", "email", "shutil", "tempfile", "uuid", "pathlib"),
     *("subprocess", "logging", "tomllib", "urllib.parse", "asyncio", "argparse"),
     *("dataclasses", "inspect"),
-    *("bootseer.config.loading", "bootseer.storage.connection", "bootseer.storage.oci.remote"),
+    *("bootseer.config.loading", "bootseer.storage.http.pool", "bootseer.storage.oci.remote"),
     *("bootseer.blocks.fetch", "bootseer.blocks.cache", "bootseer.blockimage.fill"),
-    *("bootseer.storage.base", "bootseer.imageprefetch.ownsets"),
+    *("bootseer.storage.store", "bootseer.imageprefetch.ownsets"),
     *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.sealing"),
 }
 

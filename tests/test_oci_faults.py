@@ -24,8 +24,8 @@ from bootseer.errors import (
     CorruptDataError,
     StoreUnavailableError,
 )
-from bootseer.storage.attempt import Attempt
 from bootseer.storage.oci.manifest import digest_of
+from bootseer.storage.request_control import Attempt
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

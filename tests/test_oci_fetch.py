@@ -17,7 +17,6 @@ from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.blocks.table import Codec, Stored, Table, TableSource
 from bootseer.errors import CorruptDataError, StoreUnavailableError
-from bootseer.storage.attempt import Attempt
 from bootseer.storage.oci import push
 from bootseer.storage.oci.manifest import (
     OCI_EMPTY,
@@ -29,6 +28,7 @@ from bootseer.storage.oci.manifest import (
     manifest_bytes,
 )
 from bootseer.storage.oci.push import Source, Uploader
+from bootseer.storage.request_control import Attempt
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -21,12 +21,12 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.storage.answers import Origin
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.http.responses import Origin
 from bootseer.storage.oci.endpoints import Endpoint, Files, plan_endpoints
 from bootseer.storage.oci.manifest import OCI_INDEX, Descriptor, digest_of, index_bytes
 from bootseer.storage.oci.push import Source, Uploader
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.storage.request_control import Attempt
 
 DATA = random.Random(5).randbytes(1_000_000)
 DIGEST = digest_of(DATA)

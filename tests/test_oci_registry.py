@@ -22,8 +22,6 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import open_store
 from bootseer.storage.oci.manifest import (
     OCI_EMPTY,
     OCI_INDEX,
@@ -38,6 +36,8 @@ from bootseer.storage.oci.manifest import (
 from bootseer.storage.oci.push import Source, Uploader
 from bootseer.storage.oci.registry import Repository
 from bootseer.storage.oci.remote import RegistryRepository
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -12,8 +12,8 @@ from bootseer.events.writer import Writer
 from bootseer.imageprefetch.snapshotter import lazily, oldevents
 from bootseer.imageprefetch.snapshotter.lazily import BlockImageMounter, LazySettings
 from bootseer.imageprefetch.snapshotter.records import Image
-from bootseer.storage.attempt import STALL_S
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import STALL_S
 
 HOST = os.uname().nodename
 WEEK_S = 7 * oldevents.DAY_S

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bootseer.errors import AccessDeniedError, DeadlineError, StoreUnavailableError
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Preferred, Stat
 from bootseer.storage.download import Patience, download
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Preferred, Stat
 
 CONTENT = os.urandom(1 << 20)
 

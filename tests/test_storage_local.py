@@ -18,8 +18,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.base import Store, open_store
 from bootseer.storage.local import LocalStore
+from bootseer.storage.store import Store, open_store
 
 
 class TestLocalStore(StoreContract):

@@ -15,10 +15,10 @@ import pytest
 from storage_contract import StoreContract
 
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotSupportedError
-from bootseer.storage.arrow import ArrowStore
-from bootseer.storage.arrow_writer import mapped
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.hdfs.libhdfs_store import ArrowStore
+from bootseer.storage.hdfs.libhdfs_writer import mapped
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.store import Store, open_store
 
 
 class NoClobber(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]

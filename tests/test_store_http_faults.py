@@ -24,10 +24,10 @@ from bootseer.errors import (
     StoreUnavailableError,
     UselessAnswerError,
 )
-from bootseer.storage import answers
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.http import responses
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Store, open_store
 
 DATA = os.urandom(1 << 20)
 ONCE = StoreOptions(retry_s=0.0, stall_s=5.0)
@@ -189,14 +189,14 @@ def test_a_signed_address_that_was_refused_is_asked_for_again() -> None:
 
 
 def test_https_never_becomes_http() -> None:
-    base = answers.Target(answers.Origin(True, "h", 443), "/x")
+    base = responses.Target(responses.Origin(True, "h", 443), "/x")
     with pytest.raises(AccessDeniedError, match="https to http"):
-        answers.resolve(base, "http://h/x", "read x")
-    assert answers.resolve(base, "../y?a=b", "read x").request == "/y?a=b"
-    assert answers.resolve(base, "https://k:1/z", "read x").origin.authority == "k:1"
+        responses.resolve(base, "http://h/x", "read x")
+    assert responses.resolve(base, "../y?a=b", "read x").request == "/y?a=b"
+    assert responses.resolve(base, "https://k:1/z", "read x").origin.authority == "k:1"
     for bad in (None, "", "https://h:x/", "file:///etc/passwd", "https://h/a b", "https://a b/"):
         with pytest.raises(UselessAnswerError):
-            answers.resolve(base, bad, "read x")
+            responses.resolve(base, bad, "read x")
 
 
 @pytest.mark.parametrize("scheme", ["http", "webhdfs"])
@@ -341,13 +341,13 @@ def test_the_wait_that_the_server_asks_for_is_told_and_kept() -> None:
     ],
 )
 def test_retry_after(text: str, low: float, high: float) -> None:
-    assert low <= answers.retry_after({"Retry-After": text}) <= high
+    assert low <= responses.retry_after({"Retry-After": text}) <= high
 
 
 @pytest.mark.parametrize(("ahead_s", "low", "high"), [(200, 100, 200), (-100, 0, 0)])
 def test_retry_after_a_date(ahead_s: float, low: float, high: float) -> None:
     text = email.utils.formatdate(time.time() + ahead_s, usegmt=True)
-    assert low <= answers.retry_after({"Retry-After": text}) <= high
+    assert low <= responses.retry_after({"Retry-After": text}) <= high
 
 
 def test_ranges_and_whole_objects_are_tried_again() -> None:
@@ -452,17 +452,17 @@ def test_any_cut_of_the_body_fills_any_buffers(
 def test_no_redirect_leads_to_a_machines_own_services(host: str) -> None:
     """However the address is written; a store that is named by such an address may redirect."""
     location = f"http://{host}/latest/meta-data"
-    base = answers.Target(answers.origin_of(False, "store.example:80"), "/a")
+    base = responses.Target(responses.origin_of(False, "store.example:80"), "/a")
     with pytest.raises(AccessDeniedError, match="for themselves alone"):
-        answers.resolve(base, location, "read a")
-    near = answers.Target(answers.origin_of(False, "169.254.1.1:80"), "/a")
-    assert answers.resolve(near, location, "read a").request == "/latest/meta-data"
+        responses.resolve(base, location, "read a")
+    near = responses.Target(responses.origin_of(False, "169.254.1.1:80"), "/a")
+    assert responses.resolve(near, location, "read a").request == "/latest/meta-data"
 
 
 def test_other_redirects_are_followed() -> None:
-    base = answers.Target(answers.origin_of(False, "store.example:80"), "/a")
+    base = responses.Target(responses.origin_of(False, "store.example:80"), "/a")
     for host in ("10.0.0.1", "127.0.0.1", "node-7", "[fd00::7]", "169.253.1.1"):
-        assert answers.resolve(base, f"http://{host}/b", "read a").request == "/b"
+        assert responses.resolve(base, f"http://{host}/b", "read a").request == "/b"
 
 
 @pytest.mark.parametrize("digits", [19, 23, 400, 5000])

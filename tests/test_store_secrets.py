@@ -14,11 +14,11 @@ import pytest
 from web_fakes import Answer, FakeServer, Request, head, reset
 
 from bootseer.errors import BootseerError
-from bootseer.storage import webhdfs_write
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Store, WriteHints, open_store
-from bootseer.storage.credentials import HadoopToken, parse_tokens, read_token
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.token_files import HadoopToken, parse_tokens, read_token
+from bootseer.storage.webhdfs import writer
 
 TOKEN = "T0kenS3CRET"
 PASSWORD = "PassS3CRET"
@@ -94,7 +94,7 @@ def shown(
 ) -> Iterator[list[str]]:
     """Texts that came out; with the logs (all levels) and outputs they are searched at the end."""
     for wait in ("GO_AHEAD_S", "FLUSH_S", "ABORT_S"):
-        monkeypatch.setattr(webhdfs_write, wait, 0.05)
+        monkeypatch.setattr(writer, wait, 0.05)
     caplog.set_level(logging.DEBUG)
     texts: list[str] = []
     yield texts

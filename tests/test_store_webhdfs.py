@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from storage_contract import StoreContract
 
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.store import Store, open_store
 
 pytestmark = pytest.mark.slow
 

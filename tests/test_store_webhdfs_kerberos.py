@@ -14,9 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from bootseer.errors import AccessDeniedError, BootseerError
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Store, open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("krb5-kdc")]
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from web_fakes import FakeServer, Request, head
 
 from bootseer import errors
-from bootseer.storage import webhdfs_wire as wire
-from bootseer.storage.answers import Origin, Target
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Placed, open_store
+from bootseer.storage.http.responses import Origin, Target
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Placed, open_store
+from bootseer.storage.webhdfs import protocol as wire
 
 DATA = bytes(range(256)) * 100
 ONCE = StoreOptions(retry_s=0, user="me")

@@ -15,8 +15,8 @@ from fuse_mounts import in_time, python
 from stripe_faces import CHUNK, content, put_bytes, served, store_of, stripe
 
 from bootseer.errors import BusyError
-from bootseer.storage.base import Store, open_store
 from bootseer.storage.local import LocalStore
+from bootseer.storage.store import Store, open_store
 from bootseer.stripedfs.collecting import collect
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fs import StripedFileSystem
@@ -34,7 +34,7 @@ import json, time
 from pathlib import Path
 from stripe_faces import SMALL, content
 from bootseer.errors import BusyError
-from bootseer.storage.base import open_store
+from bootseer.storage.store import open_store
 from bootseer.stripedfs.putting import put_into
 url, name, scratch, size, seeds, pause_s = sys.argv[1:]
 store = open_store(url)
@@ -76,7 +76,7 @@ print(reads, len(seen), refused, flush=True)
 """
 GC = """
 import time
-from bootseer.storage.base import open_store
+from bootseer.storage.store import open_store
 from bootseer.stripedfs.collecting import collect
 url, name, grace_s, over = sys.argv[1:]
 store = open_store(url)

@@ -158,7 +158,7 @@ def test_a_directory_that_changes_is_noticed(
 
 RANK = """
 import sys
-from bootseer.storage.base import open_store
+from bootseer.storage.store import open_store
 from bootseer.stripedfs.settings import WriteSettings
 from bootseer.stripedfs.treewriter import TreeWriter
 store, token, rank = sys.argv[1:]

@@ -19,8 +19,8 @@ from fsspec.tests import abstract
 from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
 
 from bootseer.errors import AccessDeniedError, CorruptDataError, NotSupportedError, UsageError
-from bootseer.storage.base import Store
 from bootseer.storage.local import LocalStore
+from bootseer.storage.store import Store
 from bootseer.stripedfs import chained
 from bootseer.stripedfs.fs import StripedFileSystem
 from bootseer.stripedfs.putting import put_into

@@ -15,7 +15,7 @@ from fuse_mounts import in_time, refusal
 from stripe_faces import CHUNK, SMALL, content, put_bytes, served, stripe
 
 from bootseer import stripedfs
-from bootseer.storage.base import WriteHints, open_store
+from bootseer.storage.store import WriteHints, open_store
 from bootseer.stripedfs.putting import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -22,8 +22,8 @@ from waiting import until
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
-from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.store import Store, open_store
 from bootseer.stripedfs.collecting import collect, remove
 from bootseer.stripedfs.getting import get_found
 from bootseer.stripedfs.listings import count_versions

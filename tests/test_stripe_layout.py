@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import UsageError
-from bootseer.storage.base import WriteHints
 from bootseer.storage.local import LocalStore
+from bootseer.storage.store import WriteHints
 from bootseer.stripedfs.layout import (
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,

@@ -23,7 +23,7 @@ from bootseer import stripedfs
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import saving
 from bootseer.stripedfs.rwtree import WritableTree
 

@@ -19,8 +19,8 @@ from waiting import until
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import AccessDeniedError, DeadlineError, StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
-from bootseer.storage.base import Stat
 from bootseer.storage.retry import limited, retrying
+from bootseer.storage.store import Stat
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs import names
 from bootseer.stripedfs import tree as trees

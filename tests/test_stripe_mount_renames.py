@@ -19,8 +19,8 @@ from waiting import until
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.errors import DeadlineError, NotFoundError
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Stat
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Stat
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.rwtree import WritableTree
 from bootseer.stripedfs.treefiles import Complaints, OpenFiles

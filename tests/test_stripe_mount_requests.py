@@ -15,7 +15,7 @@ from stripe_faces import content, put_bytes, store_of
 
 from bootseer.blocks.fetch import Fetcher
 from bootseer.fuse.operations import ROOT
-from bootseer.storage.base import Placed, Stat
+from bootseer.storage.store import Placed, Stat
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs import tree as trees
 from bootseer.stripedfs import versions

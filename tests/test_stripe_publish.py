@@ -11,7 +11,7 @@ import pytest
 from stripe_lab import CHUNK, leftovers, opened, sample, whole
 
 from bootseer.errors import BusyError, StoreUnavailableError
-from bootseer.storage.base import NO_HINTS, ObjectWriter, Stat, WriteHints
+from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs import stream as streams
 from bootseer.stripedfs import stripes

@@ -24,7 +24,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.base import Placed, Stat, Store, open_store
+from bootseer.storage.store import Placed, Stat, Store, open_store
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs import opening
 from bootseer.stripedfs.opening import in_parallel

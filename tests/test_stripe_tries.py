@@ -12,7 +12,7 @@ import pytest
 from stripe_lab import read_back
 
 from bootseer.errors import StoreUnavailableError
-from bootseer.storage.base import open_store
+from bootseer.storage.store import open_store
 from bootseer.stripedfs import stripes
 from bootseer.stripedfs.putting import put_into
 from bootseer.stripedfs.settings import WriteSettings

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from stripe_lab import CHUNK, leftovers, opened, read_back, sample, version_folder, whole
 
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
-from bootseer.storage.base import NO_HINTS, WriteHints
 from bootseer.storage.local import LocalStore, LocalWriter
+from bootseer.storage.store import NO_HINTS, WriteHints
 from bootseer.stripedfs import stripes
 from bootseer.stripedfs.putting import put, put_into
 from bootseer.stripedfs.settings import WriteSettings, plan_write

@@ -26,7 +26,7 @@ from bootseer.blocks.state import (
     Object,
     Status,
 )
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.request_control import Attempt
 
 FAR_BLOCKS = 4  # a second request pays when it brings much less than what comes before ...
 FAR_S = 0.2  # ... and when that takes long

@@ -18,7 +18,7 @@ from bootseer.blocks.state import Block, CachedBlocks, Copy, Flight, Group, Obje
 from bootseer.blocks.stats import Stats
 from bootseer.blocks.straight import Straight
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.request_control import Attempt
 
 TICK_S = 0.1
 JOIN_S = 5.0

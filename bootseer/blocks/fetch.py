@@ -72,7 +72,7 @@ from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError,
 from bootseer.storage.retry import another
 
 if TYPE_CHECKING:
-    from bootseer.storage.base import Store
+    from bootseer.storage.store import Store
 
 __all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
 

@@ -12,7 +12,7 @@ from bootseer.blocks.pool import Slot
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 from bootseer.blocks.straight import Straight
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.request_control import Attempt
 from bootseer.system.randomness import CHANCE
 
 

@@ -28,7 +28,7 @@ from bootseer.errors import CorruptDataError, UsageError
 from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from bootseer.storage.base import Placed, Store
+    from bootseer.storage.store import Placed, Store
 
 MAGIC = b"BSTABLE\x01"
 _HEADER = struct.Struct("<8sBB2xIQQQ")

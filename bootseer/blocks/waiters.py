@@ -6,7 +6,7 @@ from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.shelf import Shelf
 from bootseer.blocks.state import Block, Flight, Group, Line, Object, Status
 from bootseer.errors import DeadlineError
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.request_control import Attempt
 
 MOST_PROBES = 8
 PROBE_EVERY_S = 3.0

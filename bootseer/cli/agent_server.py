@@ -45,7 +45,7 @@ MODULES = (
     "bootseer.blocks.recorder",
     "bootseer.blocks.sealing",
     "bootseer.blocks.table",
-    "bootseer.storage.base",
+    "bootseer.storage.store",
     "bootseer.storage.oci.remote",
     "bootseer.storage.oci.layout",
     # What these import when they are first used: a tenth of a mount's time.

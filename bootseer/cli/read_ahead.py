@@ -27,7 +27,7 @@ _DEPS_RUN = """
     bootseer/depsnap/keying/roots contextlib _weakrefset threading lib-dynload/_json
     json/scanner json/decoder json/encoder json/__init__ bootseer/depsnap/format/__init__
     bootseer/depsnap/format/malformed bootseer/depsnap/model bootseer/storage/__init__
-    bootseer/storage/attempt bootseer/storage/options bootseer/storage/base
+    bootseer/storage/request_control bootseer/storage/options bootseer/storage/store
     bootseer/depsnap/records bootseer/depsnap/keying/pins lib-dynload/_sha256
     bootseer/system/sha256 bootseer/depsnap/keying/redact bootseer/depsnap/keying/text_files
     bootseer/depsnap/keying/requirements bootseer/depsnap/keying/key
@@ -42,9 +42,9 @@ _DEPS_RUN = """
     bootseer/depsnap/waiting bootseer/events/__init__ bootseer/events/writer
     bootseer/depsnap/run bootseer/config/__init__ bootseer/config/paths
     bootseer/events/resource bootseer/depsnap/keying/uvrun bootseer/context_managers
-    bootseer/storage/local lib-dynload/_contextvars contextvars bootseer/storage/waits
-    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
-    struct ctypes/_endian ctypes/__init__
+    bootseer/storage/local lib-dynload/_contextvars contextvars
+    bootseer/storage/wait_reports bootseer/storage/retry bootseer/storage/download
+    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restoring/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -61,7 +61,7 @@ _DEPS_RESTORE = """
 _IMAGE_MOUNT = """
     bootseer/storage/__init__ keyword operator reprlib collections/__init__ collections/abc
     bootseer/light_dataclasses types functools _weakrefset threading
-    bootseer/storage/attempt bootseer/storage/options bootseer/storage/oci/__init__
+    bootseer/storage/request_control bootseer/storage/options bootseer/storage/oci/__init__
     lib-dynload/_hashlib lib-dynload/_blake2 hashlib enum re/_constants re/_parser
     re/_casefix re/_compiler copyreg re/__init__ lib-dynload/_json json/scanner json/decoder
     json/encoder json/__init__ contextlib warnings lib-dynload/_typing typing
@@ -73,13 +73,14 @@ _IMAGE_MOUNT = """
     email/quoprimime email/errors quopri email/encoders email/charset email/utils
     lib-dynload/_ssl ssl http/__init__ email/header email/_policybase email/feedparser
     email/parser email/_encoded_words email/iterators email/message http/client
-    bootseer/storage/urls bootseer/storage/answers bootseer/storage/connection_errors
-    bootseer/storage/connection bootseer/context_managers bootseer/storage/base
-    bootseer/system/__init__ bootseer/system/randomness bootseer/config/__init__
-    bootseer/config/paths bootseer/storage/credentials bootseer/storage/oci/challenge
-    bootseer/storage/oci/endpoints bootseer/storage/oci/logins bootseer/storage/oci/auth
-    bootseer/storage/oci/client lib-dynload/_contextvars contextvars bootseer/storage/waits
-    bootseer/storage/retry bootseer/storage/oci/stream bootseer/storage/readonly
+    bootseer/storage/urls bootseer/storage/http/__init__ bootseer/storage/http/responses
+    bootseer/storage/http/errors bootseer/storage/http/pool bootseer/context_managers
+    bootseer/storage/store bootseer/system/__init__ bootseer/system/randomness
+    bootseer/config/__init__ bootseer/config/paths bootseer/storage/token_files
+    bootseer/storage/oci/challenge bootseer/storage/oci/endpoints
+    bootseer/storage/oci/logins bootseer/storage/oci/auth bootseer/storage/oci/client
+    lib-dynload/_contextvars contextvars bootseer/storage/wait_reports
+    bootseer/storage/retry bootseer/storage/oci/stream bootseer/storage/read_only_store
     bootseer/storage/oci/blobs bootseer/storage/oci/platforms bootseer/storage/oci/referrers
     bootseer/storage/oci/registry bootseer/storage/oci/remote tomllib/_types tomllib/_re
     tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep encodings/idna
@@ -105,13 +106,14 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/announcing bootseer/system/atomic
     bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
     bootseer/imageprefetch/noting bootseer/blockimage/hotset bootseer/blockimage/opened
-    bootseer/storage/errand bootseer/imageprefetch/first_look bootseer/imageprefetch/pieces
-    bootseer/imageprefetch/image_config bootseer/imageprefetch/resolving
-    bootseer/imageprefetch/telling bootseer/imageprefetch/worker
-    bootseer/imageprefetch/helped_repository bootseer/imageprefetch/completing
-    bootseer/blockimage/arena bootseer/blockimage/fill_settings bootseer/blockimage/serving
-    bootseer/events/resource bootseer/imageprefetch/workloads encodings/ascii
-    bootseer/imageprefetch/recording bootseer/blocks/recorder bootseer/blocks/trace
+    bootseer/storage/bounded_calls bootseer/imageprefetch/first_look
+    bootseer/imageprefetch/pieces bootseer/imageprefetch/image_config
+    bootseer/imageprefetch/resolving bootseer/imageprefetch/telling
+    bootseer/imageprefetch/worker bootseer/imageprefetch/helped_repository
+    bootseer/imageprefetch/completing bootseer/blockimage/arena
+    bootseer/blockimage/fill_settings bootseer/blockimage/serving bootseer/events/resource
+    bootseer/imageprefetch/workloads encodings/ascii bootseer/imageprefetch/recording
+    bootseer/blocks/recorder bootseer/blocks/trace
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder

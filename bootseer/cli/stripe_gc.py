@@ -36,7 +36,7 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
     URL is a checkpoint, or a folder of which every checkpoint is looked at. One that cannot be
     is told on standard error, and the exit code is then of that error.
     """
-    from bootseer.storage.base import open_object, open_store
+    from bootseer.storage.store import open_object, open_store
     from bootseer.stripedfs.collecting import checkpoints, collect, collect_beside
     from bootseer.stripedfs.versions import folder_of
 

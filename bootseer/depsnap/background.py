@@ -8,8 +8,8 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease
+from bootseer.storage.store import Store
 from bootseer.system.fork import fork
 from bootseer.system.readiness import readable
 

@@ -15,7 +15,7 @@ from bootseer.depsnap import records, target
 from bootseer.depsnap.settings import DAY_S
 from bootseer.depsnap.sharing import tree
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError
-from bootseer.storage.base import Stat, Store
+from bootseer.storage.store import Stat, Store
 
 ABANDONED_S = DAY_S
 Why = Literal["too old", "over the size limit", "unreferenced", "temporary"]

@@ -24,7 +24,7 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.store import Store, open_store
 from bootseer.system.processes import boot_id
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ from bootseer.depsnap.keying.key import Key
 from bootseer.depsnap.keying.roots import inside
 from bootseer.depsnap.model import ArchiveInfo
 from bootseer.errors import CorruptDataError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 
 # Creating the files costs about as much again as reading and checking the archive.
 RESTORE_PER_VERIFY = 2.0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from bootseer.depsnap import records
 from bootseer.errors import from_os_error
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

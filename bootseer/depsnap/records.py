@@ -33,7 +33,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from bootseer.errors import (
     describe,
 )
 from bootseer.events.writer import NullWriter
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.store import Store, open_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from bootseer.depsnap.restoring.apart import read_apart
 from bootseer.errors import DeadlineError
-from bootseer.storage.base import Stat
 from bootseer.storage.local import LocalStore
+from bootseer.storage.store import Stat
 
 REST_S = 10.0
 """How long a store is not asked again after a request that it did not answer. Longer than all that

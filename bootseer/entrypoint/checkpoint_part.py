@@ -24,8 +24,8 @@ from bootseer.errors import (
 from bootseer.events.writer import NullWriter
 
 if TYPE_CHECKING:
-    from bootseer.storage.base import Store
     from bootseer.storage.options import StoreOptions
+    from bootseer.storage.store import Store
     from bootseer.stripedfs.names import Found
 
 MIB = 1 << 20
@@ -134,7 +134,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     """Copy the checkpoint. Its store has `look_s` to say what there is."""
     from bootseer.blocks.fetch import Fetcher, FetchSettings
     from bootseer.storage import retry
-    from bootseer.storage.errand import within
+    from bootseer.storage.bounded_calls import within
     from bootseer.storage.urls import redact
     from bootseer.stripedfs.getting import get_found
     from bootseer.stripedfs.locating import locate

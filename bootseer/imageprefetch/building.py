@@ -374,8 +374,8 @@ def _leased(settings: BuildSettings, folder: str, note: Note) -> Iterator[None]:
     if not settings.lease:
         yield
         return
-    from bootseer.storage.base import open_store
     from bootseer.storage.lease import Watch, try_acquire
+    from bootseer.storage.store import open_store
 
     store = open_store(settings.lease, settings.options)
     name = f"image-builds/{os.path.basename(folder)}"

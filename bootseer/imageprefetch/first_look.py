@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, DeadlineError
 from bootseer.storage import retry
-from bootseer.storage.errand import until
+from bootseer.storage.bounded_calls import until
 
 if TYPE_CHECKING:
-    from bootseer.storage.base import Store
     from bootseer.storage.oci.manifest import Descriptor, Index, Manifest, Platform
     from bootseer.storage.oci.registry import BlobStream, RepositoryReader
+    from bootseer.storage.store import Store
 
 ANSWER_S = 1.5
 EXTRA_S = 6.0

@@ -25,8 +25,8 @@ from bootseer.storage.oci.manifest import (
 if TYPE_CHECKING:
     from _socket import socket
 
-    from bootseer.storage.base import Store
     from bootseer.storage.oci.registry import BlobStream, Repository
+    from bootseer.storage.store import Store
 
 PATIENCE_S = 3.5
 """The longest wait for the helper's next message or byte; then the registry is asked from here.

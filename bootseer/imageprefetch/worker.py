@@ -20,7 +20,7 @@ from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.noting import Noting
 from bootseer.imageprefetch.resolving import Opened, Resolver
 from bootseer.imageprefetch.telling import MOUNT, FaultLog, Story
-from bootseer.storage import waits
+from bootseer.storage import wait_reports
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -115,11 +115,11 @@ class Worker:
     def _bring_up(self) -> None:
         self._story.begin(MOUNT)
         resolver = self._resolver()
-        waits.listener = lambda *told: write_waiting(self._tell, *told)
+        wait_reports.listener = lambda *told: write_waiting(self._tell, *told)
         try:
             self._mount_resolved(resolver)
         finally:
-            waits.listener = None
+            wait_reports.listener = None
             resolver.dismiss_helper()
 
     def _mount_resolved(self, resolver: Resolver) -> None:

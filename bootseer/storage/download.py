@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import DeadlineError, from_os_error
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Store
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import Store
 
 RETRY_S = 30.0
 _LOOK_S = 0.1

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.system.proc_files import read_proc
 
 BEAT_S = 3.0

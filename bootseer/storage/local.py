@@ -20,8 +20,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 from bootseer.system.atomic import Draft, sync_folder
 from bootseer.system.regular_files import irregularity, open_to_read
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import UsageError
-from bootseer.storage.attempt import STALL_S
+from bootseer.storage.request_control import STALL_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

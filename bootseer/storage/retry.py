@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from bootseer.errors import DeadlineError, StoreUnavailableError, describe
-from bootseer.storage import waits
+from bootseer.storage import wait_reports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
             pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
             if not error.retryable or time.monotonic() + pause_s > end_s:
                 raise
-            if waits.listener is not None:
-                waits.listener(describe(error), tries, end_s - time.monotonic())
+            if wait_reports.listener is not None:
+                wait_reports.listener(describe(error), tries, end_s - time.monotonic())
             if time.monotonic() - began_s >= TELL_AFTER_S:
                 _tell(error, tries, end_s)
         time.sleep(pause_s)

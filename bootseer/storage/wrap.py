@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from bootseer.errors import StoreUnavailableError
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import (
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import (
     NO_HINTS,
     ObjectWriter,
     Placed,

@@ -8,7 +8,7 @@ import errno
 import posixpath
 
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import names, versions
 from bootseer.stripedfs.manifest import Attributes, KeptAttributes, Link
 from bootseer.stripedfs.names import Found

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, CorruptDataError, NotFoundError
-from bootseer.storage.base import Stat, Store
+from bootseer.storage.store import Stat, Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.draft import LEASE, STALE_S, WRITING, idle, store_now_s, temporaries
 from bootseer.stripedfs.manifest import VERSION_PATTERN

@@ -15,7 +15,7 @@ import re
 
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, UsageError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import changing
 from bootseer.stripedfs.names import METADATA, is_member
 from bootseer.stripedfs.settings import WriteSettings

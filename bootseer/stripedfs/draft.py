@@ -24,7 +24,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage import lease as leases
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.manifest import Kind, Link, Pointer
 from bootseer.stripedfs.stripes import replace_surely, surely

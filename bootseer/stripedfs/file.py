@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from bootseer.blocks.pool import copy, writable
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
-from bootseer.storage.base import open_object
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.store import open_object
 from bootseer.stripedfs import names
 from bootseer.stripedfs.fileerrors import file_error
 from bootseer.stripedfs.locating import locate
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from bootseer.blocks.fetch import Fetcher
     from bootseer.blocks.readahead import ReadAhead
-    from bootseer.storage.base import Store
+    from bootseer.storage.store import Store
 
 PEEK_BYTES = 64 << 10
 HELD_BYTES = (32 << 10, 1 << 20)

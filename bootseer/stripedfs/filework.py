@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
-from bootseer.storage.base import Stat
+from bootseer.storage.store import Stat
 from bootseer.stripedfs.draft import WRITING, Draft
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, check_chunks, used_width

@@ -30,8 +30,8 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.store import Store, open_store
 from bootseer.stripedfs import chained, changing, names
 from bootseer.stripedfs.file import StripedFile, bytes_filled
 from bootseer.stripedfs.fileerrors import file_error

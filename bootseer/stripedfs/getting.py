@@ -15,7 +15,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import transfer
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.landing import Arrived, Landing

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import names
 from bootseer.stripedfs.manifest import VERSION_PATTERN, Manifest, TreeFile, TreeLink
 from bootseer.stripedfs.names import Found

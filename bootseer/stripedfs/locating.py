@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from bootseer.errors import NotFoundError, UsageError
-from bootseer.storage.base import Store, open_store
+from bootseer.storage.store import Store, open_store
 from bootseer.stripedfs import names
 from bootseer.stripedfs.names import Found
 

@@ -27,7 +27,7 @@ from bootseer.fuse.backing import is_supported
 from bootseer.fuse.mounts import KIND, absolute, can_mount, find_mount, is_passed, unmount
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.options import MountOptions
-from bootseer.storage.base import Store, open_object
+from bootseer.storage.store import Store, open_object
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.locating import locate
 from bootseer.stripedfs.mountsettings import MountSettings
@@ -245,13 +245,18 @@ def _load_store(url: str) -> None:
     kind = "webhdfs" if "webhdfs" in scheme else scheme.removesuffix("s")
     if kind in ("webhdfs", "http"):
         with contextlib.suppress(BootseerError, ImportError):  # the child says it better
-            importlib.import_module(f"bootseer.storage.{kind}")
+            importlib.import_module(f"bootseer.storage.{kind}.store")
 
 
 def _load_tree() -> None:
     """Import what every worker needs."""
-    for name in ("blocks.cache", "blocks.fetch", "stripedfs.tree", "fuse.handover"):
-        importlib.import_module(f"bootseer.{name}")
+    for name in (
+        "bootseer.blocks.cache",
+        "bootseer.blocks.fetch",
+        "bootseer.fuse.handover",
+        "bootseer.stripedfs.tree",
+    ):
+        importlib.import_module(name)
 
 
 def _check(settings: MountSettings) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
-from bootseer.storage.base import Stat, Store
+from bootseer.storage.store import Stat, Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.manifest import (
     Attributes,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from bootseer.errors import CorruptDataError, NotFoundError, UsageError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import versions
 from bootseer.stripedfs.manifest import (
     Link,

@@ -16,7 +16,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.storage.base import Store, open_object
+from bootseer.storage.store import Store, open_object
 from bootseer.stripedfs.draft import Draft
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.filework import FileWorks

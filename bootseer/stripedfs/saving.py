@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.fuse.operations import FileSystemError, Inode
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import changing, names
 from bootseer.stripedfs.manifest import Attributes
 from bootseer.stripedfs.names import Found

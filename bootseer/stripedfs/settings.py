@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from bootseer.errors import UsageError
-from bootseer.storage.base import Store, WriteHints
+from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.layout import DEFAULT_CHUNK_BYTES, check_chunk_bytes, check_width
 from bootseer.system.randomness import CHANCE
 

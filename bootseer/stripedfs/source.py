@@ -20,8 +20,8 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.storage.base import Placed, Stat, Store
 from bootseer.storage.retry import another
+from bootseer.storage.store import Placed, Stat, Store
 from bootseer.stripedfs.fields import digest_of
 from bootseer.stripedfs.versions import StripedObject
 

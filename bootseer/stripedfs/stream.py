@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, UsageError
-from bootseer.storage.base import ObjectWriter, Store
+from bootseer.storage.store import ObjectWriter, Store
 from bootseer.stripedfs.draft import Draft
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, check_chunks, stripe_name, used_width

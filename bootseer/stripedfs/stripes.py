@@ -25,7 +25,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.storage.base import Store, WriteHints
+from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.layout import Layout, stripe_name
 from bootseer.stripedfs.settings import Progress, WritePlan

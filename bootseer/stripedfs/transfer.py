@@ -16,7 +16,7 @@ from bootseer.stripedfs.stripes import Pool, Work
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch import Fetcher
-    from bootseer.storage.base import Store
+    from bootseer.storage.store import Store
 
 MIN_BATCH_BYTES = MAX_CHUNK_BYTES
 MAX_BATCH_BYTES = 128 << 20

@@ -34,8 +34,8 @@ from bootseer.fuse.operations import (
     Opened,
     Reply,
 )
-from bootseer.storage.base import Store
 from bootseer.storage.retry import limited
+from bootseer.storage.store import Store
 from bootseer.stripedfs import names, treexattrs
 from bootseer.stripedfs.fields import BadFieldError
 from bootseer.stripedfs.manifest import Attributes, TreeFile, TreeFolder, TreeLink, inside

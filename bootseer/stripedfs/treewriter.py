@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import fields
 from bootseer.stripedfs.draft import WRITING, Draft, temporaries
 from bootseer.stripedfs.fields import BadFieldError, digest_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bootseer.errors import CorruptDataError, NotFoundError
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs import transfer, versions
 from bootseer.stripedfs.layout import stripe_name
 from bootseer.stripedfs.manifest import Manifest, TreeFile
@@ -62,7 +62,7 @@ def verify(
     Damage is reported, not raised. Raises NotFoundError when there is no striped checkpoint,
     CorruptDataError when pointer or manifest are damaged, and the store's other errors.
     """
-    from bootseer.storage.base import open_object
+    from bootseer.storage.store import open_object
     from bootseer.stripedfs.shared import shared_fetcher
 
     store, name = open_object(url, options)

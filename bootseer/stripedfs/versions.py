@@ -19,7 +19,7 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.storage.base import Store
+from bootseer.storage.store import Store
 from bootseer.stripedfs.fields import BadFieldError, digest_of
 from bootseer.stripedfs.layout import stripe_name
 from bootseer.stripedfs.manifest import (

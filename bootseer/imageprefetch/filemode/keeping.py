@@ -16,14 +16,14 @@ from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch.filemode import format as filetraces
 from bootseer.imageprefetch.filemode.format import FileTrace
 from bootseer.imageprefetch.filemode.naming import check_image, image_here, object_name
-from bootseer.storage.base import Store, open_store
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.store import Store, open_store
 
 __all__ = ["Keeper", "check_image", "image_here"]
 
 
 class Keeper:
-    """Traces in one place; a context manager. Errors are the store's (see `storage.base`)."""
+    """Traces in one place; a context manager. Errors are the store's (see `storage.store`)."""
 
     def __init__(self, place: str, options: StoreOptions | None = None) -> None:
         self._store: Store = open_store(place, options)

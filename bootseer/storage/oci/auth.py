@@ -14,9 +14,8 @@ from urllib.parse import urlencode, urlsplit
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
-from bootseer.storage.answers import Origin, answer_error
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.connection import Exchange, Pool
+from bootseer.storage.http.pool import Exchange, Pool
+from bootseer.storage.http.responses import Origin, answer_error
 from bootseer.storage.oci.challenge import (
     Challenge,
     first_of,
@@ -27,6 +26,7 @@ from bootseer.storage.oci.challenge import (
 from bootseer.storage.oci.endpoints import Endpoint, is_loopback
 from bootseer.storage.oci.logins import IDENTITY_USER, Login, basic_header
 from bootseer.storage.oci.manifest import parse_object
+from bootseer.storage.request_control import Attempt
 
 TOKEN_LIMIT_BYTES = 1 << 20
 CLIENT_ID = "bootseer"

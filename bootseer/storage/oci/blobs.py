@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError
-from bootseer.storage.answers import body_length, check_span, content_range
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Placed, Preferred, Stat
+from bootseer.storage.http.responses import body_length, check_span, content_range
 from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.endpoints import PULL, Endpoint
 from bootseer.storage.oci.manifest import check_bytes
 from bootseer.storage.oci.reference import check_digest
 from bootseer.storage.oci.stream import RemoteStream
-from bootseer.storage.readonly import ReadOnlyStore
+from bootseer.storage.read_only_store import ReadOnlyStore
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import Placed, Preferred, Stat
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.spool import Spool

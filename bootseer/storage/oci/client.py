@@ -31,7 +31,8 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.storage.answers import (
+from bootseer.storage.http.pool import Body, Exchange, Pool
+from bootseer.storage.http.responses import (
     LONGEST_ADVICE_S,
     REDIRECTS,
     Origin,
@@ -40,15 +41,14 @@ from bootseer.storage.answers import (
     resolve,
     retry_after,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.connection import Body, Exchange, Pool
-from bootseer.storage.credentials import read_token
 from bootseer.storage.oci.auth import Authorizer
 from bootseer.storage.oci.challenge import parse_challenges, pull_scope
 from bootseer.storage.oci.endpoints import PULL, Endpoint, Files, plan_endpoints
 from bootseer.storage.oci.logins import Login, find_login
 from bootseer.storage.oci.reference import Reference
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.token_files import read_token
 
 HOPS = 5
 EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old

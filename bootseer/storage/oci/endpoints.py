@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
-from bootseer.storage.answers import Origin
+from bootseer.storage.http.responses import Origin
 from bootseer.storage.oci.reference import DEFAULT_HOST, Reference
 
 HUB = "registry-1.docker.io"

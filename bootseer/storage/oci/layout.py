@@ -24,8 +24,6 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Preferred, Stat, Store
 from bootseer.storage.local import LocalStore
 from bootseer.storage.oci.manifest import (
     INDEX_TYPES,
@@ -52,7 +50,9 @@ from bootseer.storage.oci.reference import (
 )
 from bootseer.storage.oci.referrers import describe, fallback_tag, subject_of, wanted
 from bootseer.storage.oci.registry import Progress
-from bootseer.storage.readonly import ReadOnlyStore
+from bootseer.storage.read_only_store import ReadOnlyStore
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Preferred, Stat, Store
 from bootseer.system.atomic import Draft
 from bootseer.system.regular_files import opener
 

@@ -23,8 +23,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.storage.answers import Target, resolve
-from bootseer.storage.connection import Body, Exchange
+from bootseer.storage.http.pool import Body, Exchange
+from bootseer.storage.http.responses import Target, resolve
 from bootseer.storage.oci.challenge import pull_scope
 from bootseer.storage.oci.client import Client
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S, retrying

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from bootseer.storage.base import Store
 from bootseer.storage.oci.manifest import (
     Descriptor,
     Index,
@@ -25,6 +24,7 @@ from bootseer.storage.oci.manifest import (
 from bootseer.storage.oci.platforms import parse_platform, this_platform
 from bootseer.storage.oci.reference import LAYOUT_SCHEME, Reference, parse_reference
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.store import Store
 
 __all__ = [
     "BlobStream",

@@ -18,8 +18,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.answers import Target, resolve
-from bootseer.storage.base import Store
+from bootseer.storage.http.responses import Target, resolve
 from bootseer.storage.oci.blobs import BlobStore
 from bootseer.storage.oci.challenge import delete_scope
 from bootseer.storage.oci.client import Client, links
@@ -53,6 +52,7 @@ from bootseer.storage.oci.registry import Progress
 from bootseer.storage.oci.stream import RemoteStream
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import Store
 from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:

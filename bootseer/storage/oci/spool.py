@@ -17,7 +17,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.request_control import Attempt
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.registry import BlobStream

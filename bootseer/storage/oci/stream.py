@@ -12,12 +12,12 @@ from bootseer.errors import (
     CorruptDataError,
     StoreUnavailableError,
 )
-from bootseer.storage.answers import content_range
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.connection import Exchange
-from bootseer.storage.connection_errors import ShortBodyError
+from bootseer.storage.http.errors import ShortBodyError
+from bootseer.storage.http.pool import Exchange
+from bootseer.storage.http.responses import content_range
 from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.endpoints import PULL, Endpoint
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
 from bootseer.system.randomness import CHANCE
 

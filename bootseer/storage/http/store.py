@@ -19,7 +19,9 @@ from bootseer.errors import (
     CorruptDataError,
     NotSupportedError,
 )
-from bootseer.storage.answers import (
+from bootseer.storage.http.pool import Exchange, Pool
+from bootseer.storage.http.redirects import Reach, check_host, check_reach, least_reach
+from bootseer.storage.http.responses import (
     REDIRECTS,
     REFUSALS,
     Headers,
@@ -32,14 +34,12 @@ from bootseer.storage.answers import (
     origin_of,
     resolve,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Preferred, Stat, check_name
-from bootseer.storage.connection import Exchange, Pool
-from bootseer.storage.credentials import read_token
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.reach import Reach, check_host, check_reach, least_reach
-from bootseer.storage.readonly import ReadOnlyStore
+from bootseer.storage.read_only_store import ReadOnlyStore
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import Preferred, Stat, check_name
+from bootseer.storage.token_files import read_token
 from bootseer.storage.urls import parse_url, plain_query, quote_path
 
 RANGE_BYTES = 32 << 20  # where both ends share two cores, 16 MiB cost 0.300 CPU-s/GB, these 0.285

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from bootseer.errors import DeadlineError, StoreUnavailableError
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.request_control import Attempt
 
 T = TypeVar("T")
 

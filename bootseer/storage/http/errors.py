@@ -11,8 +11,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UselessAnswerError,
 )
-from bootseer.storage.answers import Origin
-from bootseer.storage.attempt import Attempt
+from bootseer.storage.http.responses import Origin
+from bootseer.storage.request_control import Attempt
 
 
 class ShortBodyError(StoreUnavailableError):

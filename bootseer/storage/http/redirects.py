@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from bootseer.errors import AccessDeniedError
-from bootseer.storage.answers import Target
+from bootseer.storage.http.responses import Target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

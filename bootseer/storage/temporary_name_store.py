@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
-from bootseer.storage.base import Stat, check_name
-from bootseer.storage.errand import within
+from bootseer.storage.bounded_calls import within
 from bootseer.storage.local import HIDDEN, TEMPORARY
+from bootseer.storage.store import Stat, check_name
 
 COPY_BYTES = 8 << 20
 WRITE_DEADLINE_S = 300.0

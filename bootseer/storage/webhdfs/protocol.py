@@ -20,8 +20,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.answers import Target, origin_of
-from bootseer.storage.base import Placed, Stat
+from bootseer.storage.http.responses import Target, origin_of
+from bootseer.storage.store import Placed, Stat
 from bootseer.storage.urls import quote_path, redact
 
 PREFIX = "/webhdfs/v1"

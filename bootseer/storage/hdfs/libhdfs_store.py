@@ -21,13 +21,13 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.arrow_writer import ArrowWriter, mapped
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
-from bootseer.storage.errand import Transfer, within
+from bootseer.storage.bounded_calls import Transfer, within
+from bootseer.storage.hdfs.libhdfs_writer import ArrowWriter, mapped
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.storage.renaming import RenamingStore
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
+from bootseer.storage.temporary_name_store import RenamingStore
 from bootseer.storage.urls import parse_url, redact, split_authority
 
 if TYPE_CHECKING:

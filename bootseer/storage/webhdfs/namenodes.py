@@ -22,7 +22,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UselessAnswerError,
 )
-from bootseer.storage.answers import (
+from bootseer.storage.http.errors import useless_answer
+from bootseer.storage.http.responses import (
     REDIRECTS,
     Target,
     answer_error,
@@ -30,12 +31,11 @@ from bootseer.storage.answers import (
     resolve,
     retry_after,
 )
-from bootseer.storage.connection_errors import useless_answer
-from bootseer.storage.credentials import login_name, read_token
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
+from bootseer.storage.token_files import login_name, read_token
 from bootseer.storage.urls import StoreUrl
-from bootseer.storage.webhdfs_wire import (
+from bootseer.storage.webhdfs.protocol import (
     is_standby,
     parse_json,
     remote_error,

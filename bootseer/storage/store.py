@@ -19,8 +19,8 @@ from types import TracebackType
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError
-from bootseer.storage.attempt import Attempt
 from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed
+from bootseer.storage.request_control import Attempt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -236,19 +236,19 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
         return LocalStore(parsed.path)
     if parsed.scheme in HTTP_SCHEMES:
-        from bootseer.storage.http import HttpStore
+        from bootseer.storage.http.store import HttpStore
 
         return HttpStore(url, named or unnamed(os.environ))
     if parsed.scheme in WEBHDFS_SCHEMES:
-        from bootseer.storage.webhdfs import WebHdfsStore
+        from bootseer.storage.webhdfs.store import WebHdfsStore
 
         return WebHdfsStore(url, options)
     if parsed.scheme == "hdfs":
         if options.hdfs_backend == "arrow":
-            from bootseer.storage.arrow import ArrowStore
+            from bootseer.storage.hdfs.libhdfs_store import ArrowStore
 
             return ArrowStore(url, options)
-        from bootseer.storage.hdfs import HdfsStore
+        from bootseer.storage.hdfs.native_store import HdfsStore
 
         return HdfsStore(url, options)
     raise NotSupportedError(f"store scheme {parsed.scheme}:// is not supported; {SCHEMES_TODAY}")

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, NotFoundError, StoreUnavailableError, from_os_error
 from bootseer.storage.options import DEFAULTS
-from bootseer.storage.renaming import RenamingWriter
+from bootseer.storage.temporary_name_store import RenamingWriter
 from bootseer.storage.urls import redact
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
     from pyarrow.fs import FileSystem
 
-    from bootseer.storage.arrow import ArrowStore
+    from bootseer.storage.hdfs.libhdfs_store import ArrowStore
 
 
 class ArrowWriter(RenamingWriter):

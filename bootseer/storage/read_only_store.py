@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from bootseer.errors import NotSupportedError
-from bootseer.storage.base import NO_HINTS, ObjectWriter, Placed, Stat, WriteHints
+from bootseer.storage.store import NO_HINTS, ObjectWriter, Placed, Stat, WriteHints
 
 
 class ReadOnlyStore(ABC):

@@ -11,7 +11,9 @@ from bootseer.errors import (
     CorruptDataError,
     StoreUnavailableError,
 )
-from bootseer.storage.answers import (
+from bootseer.storage.http.errors import ShortBodyError
+from bootseer.storage.http.pool import Exchange
+from bootseer.storage.http.responses import (
     REDIRECTS,
     Headers,
     Target,
@@ -20,13 +22,11 @@ from bootseer.storage.answers import (
     resolve,
     retry_after,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.connection import Exchange
-from bootseer.storage.connection_errors import ShortBodyError
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
-from bootseer.storage.webhdfs_folder import Folder
-from bootseer.storage.webhdfs_namenode import Parameters
-from bootseer.storage.webhdfs_wire import (
+from bootseer.storage.webhdfs.namenodes import Parameters
+from bootseer.storage.webhdfs.namespace import Folder
+from bootseer.storage.webhdfs.protocol import (
     at_datanode,
     is_standby,
     remote_error,

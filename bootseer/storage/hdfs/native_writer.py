@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
-from bootseer.storage.base import WriteHints
-from bootseer.storage.hdfs_errors import from_native_error
-from bootseer.storage.renaming import RenamingWriter
+from bootseer.storage.hdfs.native_errors import from_native_error
+from bootseer.storage.store import WriteHints
+from bootseer.storage.temporary_name_store import RenamingWriter
 
 if TYPE_CHECKING:
     from hdfs_native import FileWriter
 
-    from bootseer.storage.hdfs import HdfsStore
+    from bootseer.storage.hdfs.native_store import HdfsStore
 
 
 class HdfsWriter(RenamingWriter):

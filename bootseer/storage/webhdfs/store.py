@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 
 from bootseer.errors import NotFoundError, from_os_error
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 from bootseer.storage.urls import parse_url
-from bootseer.storage.webhdfs_folder import HIDDEN, TEMPORARY, Folder
-from bootseer.storage.webhdfs_read import Reader
-from bootseer.storage.webhdfs_wire import stretches
-from bootseer.storage.webhdfs_write import WebHdfsWriter
+from bootseer.storage.webhdfs.namespace import HIDDEN, TEMPORARY, Folder
+from bootseer.storage.webhdfs.protocol import stretches
+from bootseer.storage.webhdfs.reader import Reader
+from bootseer.storage.webhdfs.writer import WebHdfsWriter
 
 RANGE_BYTES = 32 << 20
 STREAMS = 8

@@ -14,14 +14,14 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import Stat, check_name
-from bootseer.storage.connection import Pool
+from bootseer.storage.http.pool import Pool
 from bootseer.storage.options import StoreOptions
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import Stat, check_name
 from bootseer.storage.urls import StoreUrl
-from bootseer.storage.webhdfs_namenode import NameNodes, Parameters
-from bootseer.storage.webhdfs_wire import (
+from bootseer.storage.webhdfs.namenodes import NameNodes, Parameters
+from bootseer.storage.webhdfs.protocol import (
     Block,
     Datanode,
     block_locations,

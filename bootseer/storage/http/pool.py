@@ -23,9 +23,9 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.answers import Origin
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.connection_errors import ShortBodyError, broken, unreachable
+from bootseer.storage.http.errors import ShortBodyError, broken, unreachable
+from bootseer.storage.http.responses import Origin
+from bootseer.storage.request_control import Attempt
 
 PIECE_BYTES = 4 << 20  # one system call at most; it ends early after WAIT_S, and by a cancel
 IDLE_S = 30.0  # servers close kept connections after 60 s and more

@@ -18,15 +18,15 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
-from bootseer.storage.errand import Transfer, within
-from bootseer.storage.hdfs_client import Clients, Readers
-from bootseer.storage.hdfs_errors import from_native_error
-from bootseer.storage.hdfs_writer import HdfsWriter
+from bootseer.storage.bounded_calls import Transfer, within
+from bootseer.storage.hdfs.native_clients import Clients, Readers
+from bootseer.storage.hdfs.native_errors import from_native_error
+from bootseer.storage.hdfs.native_writer import HdfsWriter
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.storage.renaming import RenamingStore
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
+from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
+from bootseer.storage.temporary_name_store import RenamingStore
 from bootseer.storage.urls import parse_url
 
 if TYPE_CHECKING:

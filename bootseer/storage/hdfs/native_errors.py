@@ -13,7 +13,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.urls import redact
-from bootseer.storage.webhdfs_wire import Remote, remote_error
+from bootseer.storage.webhdfs.protocol import Remote, remote_error
 
 # It shows a server's exception as RPCError("its.java.Class", "message\n\tat its.stack ...").
 _REMOTE = re.compile(r'RPCError\("([\w.$]+)", "(.*)', re.DOTALL)

@@ -15,14 +15,14 @@ import uuid
 
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, BusyError, StoreUnavailableError
-from bootseer.storage.answers import Target
-from bootseer.storage.attempt import Attempt
-from bootseer.storage.base import NO_HINTS, Stat, WriteHints
-from bootseer.storage.connection import shut_down
-from bootseer.storage.connection_errors import broken
-from bootseer.storage.webhdfs_folder import TEMPORARY, Folder
-from bootseer.storage.webhdfs_read import refusal
-from bootseer.storage.webhdfs_wire import at_datanode
+from bootseer.storage.http.errors import broken
+from bootseer.storage.http.pool import shut_down
+from bootseer.storage.http.responses import Target
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import NO_HINTS, Stat, WriteHints
+from bootseer.storage.webhdfs.namespace import TEMPORARY, Folder
+from bootseer.storage.webhdfs.protocol import at_datanode
+from bootseer.storage.webhdfs.reader import refusal
 
 PIECE_BYTES = 1 << 20  # one send; the stall time is for one
 GATHER_BYTES = 256 << 10  # smaller writes are sent together
