@@ -36,7 +36,7 @@ from bootseer.storage.oci.manifest import (
     manifest_bytes,
 )
 from bootseer.storage.oci.platforms import this_platform
-from bootseer.storage.oci.registry import Repository, open_repository
+from bootseer.storage.oci.repository import Repository, open_repository
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from bootseer.storage.oci.manifest import (
     digest_of,
     manifest_bytes,
 )
-from bootseer.storage.oci.registry import Repository, open_repository
+from bootseer.storage.oci.repository import Repository, open_repository
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 

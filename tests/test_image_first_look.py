@@ -28,7 +28,7 @@ from bootseer.imageprefetch.first_look import FirstLook
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.resolving import Resolver
 from bootseer.storage.oci.reference import parse_reference
-from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.oci.repository import open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.retry import retrying
 

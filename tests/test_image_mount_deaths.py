@@ -23,7 +23,7 @@ from bootseer.blockimage import artifact
 from bootseer.blockimage.serving import ImageServer
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.imageprefetch import resolving
-from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.oci.repository import open_repository
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -16,10 +16,10 @@ from image_mounts import publish, some_files
 from bootseer.blockimage import artifact, hotset
 from bootseer.errors import NotSupportedError, StoreUnavailableError
 from bootseer.imageprefetch import hotsets
-from bootseer.storage.oci.client import Client
 from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
-from bootseer.storage.oci.registry import open_repository
-from bootseer.storage.oci.remote import RegistryRepository
+from bootseer.storage.oci.registry.registry_client import Client
+from bootseer.storage.oci.registry_repository import RegistryRepository
+from bootseer.storage.oci.repository import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

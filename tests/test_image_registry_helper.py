@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError
 from bootseer.imageprefetch import helped_repository, registry_helper
 from bootseer.imageprefetch.helped_repository import HelpedRepository
 from bootseer.imageprefetch.traces import TraceStore
-from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.oci.repository import open_repository
 from bootseer.storage.options import DEFAULTS
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -292,7 +292,11 @@ HEAVY = {
     *("click", "http.client", "ssl", "socket", "email", "shutil", "tempfile", "uuid", "pathlib"),
     *("subprocess", "logging", "tomllib", "urllib.parse", "asyncio", "argparse"),
     *("dataclasses", "inspect"),
-    *("bootseer.config.loading", "bootseer.storage.http.pool", "bootseer.storage.oci.remote"),
+    *(
+        "bootseer.config.loading",
+        "bootseer.storage.http.pool",
+        "bootseer.storage.oci.registry_repository",
+    ),
     *("bootseer.blocks.fetch", "bootseer.blocks.cache", "bootseer.blockimage.fill"),
     *("bootseer.storage.store", "bootseer.imageprefetch.ownsets"),
     *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.sealing"),
@@ -399,13 +403,13 @@ def test_a_registrys_client_imports_no_settings_of_starts() -> None:
     """They take a tenth of the time in which a helper comes to ask."""
     code = """
 import sys
-from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.oci.repository import open_repository
 open_repository("127.0.0.1:1/a/b:1")[0].close()
 print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
-    assert "bootseer.storage.oci.remote" in modules
+    assert "bootseer.storage.oci.registry_repository" in modules
     settings = {"bootseer.config.loading", "bootseer.config.sections", "logging"}
     assert not modules & {*settings, "dataclasses", "inspect"}
 

@@ -39,7 +39,7 @@ from bootseer.imageprefetch.running import (
 from bootseer.imageprefetch.starting import RecordSettings, record
 from bootseer.storage.oci.manifest import Manifest
 from bootseer.storage.oci.platforms import this_platform
-from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.oci.repository import open_repository
 
 TOOLS = ("sh", "cat", "echo", "sleep", "id", "env", "pwd")
 CONFIG = {

@@ -21,7 +21,7 @@ from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.parts import open_image
 from bootseer.imageprefetch.showing import summarise
 from bootseer.imageprefetch.traces import TraceStore
-from bootseer.storage.oci.registry import open_repository
+from bootseer.storage.oci.repository import open_repository
 
 pytestmark = [
     pytest.mark.root,

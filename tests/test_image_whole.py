@@ -27,7 +27,7 @@ from bootseer.blocks.cache import NodeCache
 from bootseer.blocks.extent import Extent
 from bootseer.blocks.fetch import Fetcher
 from bootseer.storage.oci.manifest import EMPTY_BYTES, OCI_MANIFEST, Manifest, digest_of
-from bootseer.storage.oci.registry import Repository, open_repository
+from bootseer.storage.oci.repository import Repository, open_repository
 
 BLOCK = 256 << 10
 FILES = some_files()

@@ -19,8 +19,8 @@ from oci_proxy import Gate, Tokens, in_threads, isolate, opened, push_image
 from web_fakes import FakeServer, certificates, head
 
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
-from bootseer.storage.oci.logins import find_login
 from bootseer.storage.oci.manifest import digest_of
+from bootseer.storage.oci.registry.logins import find_login
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -17,7 +17,6 @@ from bootseer.blocks.fetch import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.blocks.table import Codec, Stored, Table, TableSource
 from bootseer.errors import CorruptDataError, StoreUnavailableError
-from bootseer.storage.oci import push
 from bootseer.storage.oci.manifest import (
     OCI_EMPTY,
     OCI_INDEX,
@@ -27,7 +26,8 @@ from bootseer.storage.oci.manifest import (
     index_bytes,
     manifest_bytes,
 )
-from bootseer.storage.oci.push import Source, Uploader
+from bootseer.storage.oci.registry import upload
+from bootseer.storage.oci.registry.upload import Source, Uploader
 from bootseer.storage.request_control import Attempt
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -255,7 +255,7 @@ def test_a_registry_may_take_its_time_over_a_large_blob(
 
     origin.rules = [slow]
     data = DATA[1:]
-    monkeypatch.setattr(push, "COMMIT_BYTES_S", len(data) // 10)
+    monkeypatch.setattr(upload, "COMMIT_BYTES_S", len(data) // 10)
     with opened(place, push=True, stall_s=0.5) as repository:
         uploads = Uploader(repository._client, chunk_bytes=chunk_bytes)  # type: ignore[attr-defined]
         uploads.push(Source(data, digest_of(data), len(data)), "", None)

@@ -22,10 +22,10 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.http.responses import Origin
-from bootseer.storage.oci.endpoints import Endpoint, Files, plan_endpoints
 from bootseer.storage.oci.manifest import OCI_INDEX, Descriptor, digest_of, index_bytes
-from bootseer.storage.oci.push import Source, Uploader
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.storage.oci.registry.mirrors import Endpoint, Files, plan_endpoints
+from bootseer.storage.oci.registry.upload import Source, Uploader
 from bootseer.storage.request_control import Attempt
 
 DATA = random.Random(5).randbytes(1_000_000)

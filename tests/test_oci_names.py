@@ -13,13 +13,6 @@ from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError, CorruptDataError, NotSupportedError, UsageError
 from bootseer.storage.oci import platforms
-from bootseer.storage.oci.challenge import (
-    Challenge,
-    merge_scopes,
-    parse_challenges,
-    token_life_s,
-    use_until_s,
-)
 from bootseer.storage.oci.manifest import (
     DOCKER_INDEX,
     OCI_INDEX,
@@ -36,6 +29,13 @@ from bootseer.storage.oci.manifest import (
 from bootseer.storage.oci.platforms import choose_platform, parse_platform, this_platform
 from bootseer.storage.oci.reference import Reference, parse_reference
 from bootseer.storage.oci.referrers import fallback_tag, wanted, with_referrer
+from bootseer.storage.oci.registry.challenge import (
+    Challenge,
+    merge_scopes,
+    parse_challenges,
+    token_life_s,
+    use_until_s,
+)
 
 D = "sha256:" + "a" * 64
 

@@ -33,9 +33,9 @@ from bootseer.storage.oci.manifest import (
     index_bytes,
     manifest_bytes,
 )
-from bootseer.storage.oci.push import Source, Uploader
-from bootseer.storage.oci.registry import Repository
-from bootseer.storage.oci.remote import RegistryRepository
+from bootseer.storage.oci.registry.upload import Source, Uploader
+from bootseer.storage.oci.registry_repository import RegistryRepository
+from bootseer.storage.oci.repository import Repository
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import open_store
 

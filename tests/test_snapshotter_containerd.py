@@ -16,7 +16,7 @@ from snapshot_client import RefusedError, remote_labels
 
 from bootseer.imageprefetch.building import BuildSettings, build_image
 from bootseer.imageprefetch.snapshotter.records import Image as StockImage
-from bootseer.storage.oci.registry import Manifest, open_repository
+from bootseer.storage.oci.repository import Manifest, open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("containerd")]
 

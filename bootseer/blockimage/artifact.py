@@ -22,7 +22,7 @@ from bootseer.system.atomic import replace_file
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor
-    from bootseer.storage.oci.registry import Repository
+    from bootseer.storage.oci.repository import Repository
 
 ARTIFACT = media_types.BLOCK_IMAGE
 DATA = media_types.DATA

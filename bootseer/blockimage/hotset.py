@@ -21,7 +21,7 @@ from bootseer.errors import CorruptDataError, NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest
-    from bootseer.storage.oci.registry import RepositoryReader
+    from bootseer.storage.oci.repository import RepositoryReader
 
 CREATED = media_types.CREATED_NOTE
 ARTIFACT = media_types.HOT_SET

@@ -46,8 +46,8 @@ MODULES = (
     "bootseer.blocks.sealing",
     "bootseer.blocks.table",
     "bootseer.storage.store",
-    "bootseer.storage.oci.remote",
-    "bootseer.storage.oci.layout",
+    "bootseer.storage.oci.registry_repository",
+    "bootseer.storage.oci.layout_repository",
     # What these import when they are first used: a tenth of a mount's time.
     "bootseer.config.loading",
     "bootseer.events.resource",

@@ -77,25 +77,27 @@ _IMAGE_MOUNT = """
     bootseer/storage/http/errors bootseer/storage/http/pool bootseer/context_managers
     bootseer/storage/store bootseer/system/__init__ bootseer/system/randomness
     bootseer/config/__init__ bootseer/config/paths bootseer/storage/token_files
-    bootseer/storage/oci/challenge bootseer/storage/oci/endpoints
-    bootseer/storage/oci/logins bootseer/storage/oci/auth bootseer/storage/oci/client
+    bootseer/storage/oci/registry/__init__ bootseer/storage/oci/registry/challenge
+    bootseer/storage/oci/registry/mirrors bootseer/storage/oci/registry/logins
+    bootseer/storage/oci/registry/auth bootseer/storage/oci/registry/registry_client
     lib-dynload/_contextvars contextvars bootseer/storage/wait_reports
-    bootseer/storage/retry bootseer/storage/oci/stream bootseer/storage/read_only_store
-    bootseer/storage/oci/blobs bootseer/storage/oci/platforms bootseer/storage/oci/referrers
-    bootseer/storage/oci/registry bootseer/storage/oci/remote tomllib/_types tomllib/_re
-    tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep encodings/idna
-    bootseer/blockimage/__init__ bootseer/blockimage/media_types bootseer/cli/__init__
-    bootseer/cli/size_text bootseer/cli/image_outcome bootseer/fuse/__init__
-    bootseer/system/readiness bootseer/system/fork bootseer/fuse/background
-    bootseer/fuse/mounts lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian
-    ctypes/__init__ bootseer/system/mount_calls bootseer/blockimage/erofsmount
-    bootseer/imageprefetch/__init__ bootseer/imageprefetch/runtime
-    bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
-    bootseer/fuse/operations bootseer/fuse/wire bootseer/fuse/replies
-    bootseer/events/__init__ bootseer/events/writer bootseer/fuse/faults
-    bootseer/fuse/backing bootseer/fuse/device bootseer/fuse/options bootseer/fuse/mount
-    bootseer/fuse/notify lib-dynload/_heapq heapq lib-dynload/_queue queue
-    bootseer/system/proc_files bootseer/fuse/requesters bootseer/fuse/parked
+    bootseer/storage/retry bootseer/storage/oci/registry/blob_stream
+    bootseer/storage/read_only_store bootseer/storage/oci/registry/blobs
+    bootseer/storage/oci/platforms bootseer/storage/oci/referrers
+    bootseer/storage/oci/repository bootseer/storage/oci/registry_repository tomllib/_types
+    tomllib/_re tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep
+    encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
+    bootseer/cli/__init__ bootseer/cli/size_text bootseer/cli/image_outcome
+    bootseer/fuse/__init__ bootseer/system/readiness bootseer/system/fork
+    bootseer/fuse/background bootseer/fuse/mounts lib-dynload/fcntl lib-dynload/_ctypes
+    ctypes/_endian ctypes/__init__ bootseer/system/mount_calls
+    bootseer/blockimage/erofsmount bootseer/imageprefetch/__init__
+    bootseer/imageprefetch/runtime bootseer/imageprefetch/mounting
+    bootseer/imageprefetch/interrupts lib-dynload/mmap bootseer/fuse/operations
+    bootseer/fuse/wire bootseer/fuse/replies bootseer/events/__init__ bootseer/events/writer
+    bootseer/fuse/faults bootseer/fuse/backing bootseer/fuse/device bootseer/fuse/options
+    bootseer/fuse/mount bootseer/fuse/notify lib-dynload/_heapq heapq lib-dynload/_queue
+    queue bootseer/system/proc_files bootseer/fuse/requesters bootseer/fuse/parked
     bootseer/fuse/session bootseer/fuse/loop bootseer/fuse/serve bootseer/fuse/handover
     platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
     bootseer/blocks/__init__ bootseer/blocks/extent site-packages/xxhash/_xxhash.so

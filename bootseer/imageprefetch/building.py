@@ -41,7 +41,7 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest, Platform
-    from bootseer.storage.oci.registry import Progress, Repository
+    from bootseer.storage.oci.repository import Progress, Repository
 
 Note = Callable[[str], None]
 KEPT_S = 7 * 86_400.0  # what a killed build left, for the next one of the image
@@ -115,7 +115,7 @@ def build_image(
     Raises what repositories raise, CorruptDataError for a damaged or hostile image, BusyError
     when another build on this node takes longer than `wait_s`.
     """
-    from bootseer.storage.oci.registry import open_repository
+    from bootseer.storage.oci.repository import open_repository
 
     target = _target(settings)
     opened, reference = open_repository(

@@ -21,7 +21,7 @@ from bootseer.storage.bounded_calls import until
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Index, Manifest, Platform
-    from bootseer.storage.oci.registry import BlobStream, RepositoryReader
+    from bootseer.storage.oci.repository import BlobStream, RepositoryReader
     from bootseer.storage.store import Store
 
 ANSWER_S = 1.5

@@ -25,7 +25,7 @@ from bootseer.storage.oci.manifest import (
 if TYPE_CHECKING:
     from _socket import socket
 
-    from bootseer.storage.oci.registry import BlobStream, Repository
+    from bootseer.storage.oci.repository import BlobStream, Repository
     from bootseer.storage.store import Store
 
 PATIENCE_S = 3.5

@@ -34,7 +34,7 @@ from bootseer.storage.oci.manifest import (
     digest_of,
     parse_manifest,
 )
-from bootseer.storage.oci.registry import Progress, Repository
+from bootseer.storage.oci.repository import Progress, Repository
 from bootseer.system.atomic import replace_file
 
 LEVEL = 19  # packed once, sent at every start: a tenth fewer bytes than level 9

@@ -11,7 +11,7 @@ from bootseer.errors import BootseerError, CorruptDataError
 if TYPE_CHECKING:
     from bootseer.imageprefetch.localstore import LocalStore
     from bootseer.storage.oci.manifest import Descriptor, Manifest, Platform
-    from bootseer.storage.oci.registry import RepositoryReader
+    from bootseer.storage.oci.repository import RepositoryReader
 
 KIND = "config"
 """The kind of file, as `LocalStore` has kinds, of an image's manifest and config."""

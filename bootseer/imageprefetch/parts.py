@@ -21,7 +21,7 @@ from bootseer.imageprefetch.hotsets import HotSets, ImageParts, Made
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.traces import TraceStore
 from bootseer.storage.oci.manifest import Descriptor, Manifest
-from bootseer.storage.oci.registry import Progress, Repository, open_repository
+from bootseer.storage.oci.repository import Progress, Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from bootseer.light_dataclasses import dataclass
 if TYPE_CHECKING:
     from bootseer.blocks.presence import Identity
     from bootseer.storage.oci.manifest import Descriptor, Manifest
-    from bootseer.storage.oci.registry import RepositoryReader
+    from bootseer.storage.oci.repository import RepositoryReader
 
 META_LIMIT_BYTES = 1 << 30
 TABLE_LIMIT_BYTES = 1 << 30

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from bootseer.storage.oci.manifest import Descriptor, Manifest
-    from bootseer.storage.oci.registry import Repository
+    from bootseer.storage.oci.repository import Repository
     from bootseer.storage.options import StoreOptions
 
 IMAGE, REFERRERS, MANIFEST, READY, STREAM = "image", "referrers", "manifest", "ready", "stream"
@@ -111,7 +111,7 @@ class _Helper:
         import threading
 
         from bootseer import light_dataclasses as dataclasses
-        from bootseer.storage.oci.registry import open_repository
+        from bootseer.storage.oci.repository import open_repository
 
         options = dataclasses.replace(
             options,

@@ -25,7 +25,7 @@ from bootseer.imageprefetch.announcing import announce
 from bootseer.imageprefetch.localstore import KeptFrames, LocalStore
 from bootseer.imageprefetch.parts import open_image
 from bootseer.imageprefetch.runtime import Server, known, open_whole, until_unmounted, whole_at
-from bootseer.storage.oci.registry import Repository, open_repository
+from bootseer.storage.oci.repository import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from bootseer.blocks.source import BlockSource
     from bootseer.imageprefetch.helped_repository import HelpedRepository
     from bootseer.storage.oci.manifest import Descriptor, Manifest
-    from bootseer.storage.oci.registry import Repository, RepositoryReader
+    from bootseer.storage.oci.repository import Repository, RepositoryReader
 
 HURRIED_S = 3.0  # how long a registry is waited for when all is here already
 LOOK_S = 120.0  # how long it may take to give all that a mount needs
@@ -149,7 +149,7 @@ class Resolver:
             self._unbounded = self._helped = HelpedRepository(helper, self._open_repository)
 
     def _open_repository(self) -> Repository:
-        from bootseer.storage.oci.registry import open_repository
+        from bootseer.storage.oci.repository import open_repository
 
         return open_repository(self._ref, self._options, plain_http=self._plain_http)[0]
 
@@ -492,7 +492,7 @@ class Resolver:
 
     def _source(self, data: str, table: bytes) -> BlockSource:
         from bootseer.blocks.table import TableSource, parse
-        from bootseer.storage.oci.registry import open_repository
+        from bootseer.storage.oci.repository import open_repository
 
         repository = self.repository
         if self._options is not self._patient:  # the hurry was for the mount alone

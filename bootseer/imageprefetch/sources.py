@@ -20,7 +20,7 @@ from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest
-    from bootseer.storage.oci.registry import Progress, Repository
+    from bootseer.storage.oci.repository import Progress, Repository
 
 _PIECE_BYTES = 1 << 20
 CONFIG_BYTES = 16 << 20

@@ -17,7 +17,7 @@ from bootseer.errors import BootseerError, CorruptDataError, from_os_error
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor
-    from bootseer.storage.oci.registry import BlobStream, Progress, Repository
+    from bootseer.storage.oci.repository import BlobStream, Progress, Repository
 
 _PIECE_BYTES = 1 << 20
 FETCHES = 2  # layers that are fetched at a time

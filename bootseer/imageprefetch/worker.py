@@ -442,9 +442,9 @@ def _import_the_rest() -> None:
     from bootseer.blockimage import fill, warm
     from bootseer.blocks import cache, fetch, sealing
     from bootseer.imageprefetch import ownsets, traces
-    from bootseer.storage.oci import layout, remote
+    from bootseer.storage.oci import layout_repository, registry_repository
 
-    del fill, warm, cache, fetch, sealing, ownsets, traces, layout, remote
+    del fill, warm, cache, fetch, sealing, ownsets, traces, layout_repository, registry_repository
 
 
 def _plain(server: runtime.Server) -> dict[str, Any]:

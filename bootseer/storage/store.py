@@ -227,7 +227,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
     named, options = options, options or DEFAULTS
     if url.startswith(("oci://", "oci-layout:")):
-        from bootseer.storage.oci.registry import open_repository
+        from bootseer.storage.oci.repository import open_repository
 
         return open_repository(url, options)[0].store
     parsed = parse_url(url)

@@ -173,4 +173,4 @@ def _import_early() -> None:
     """What every mount imports takes longer than a mount."""
     import bootseer.fuse.handover
     import bootseer.imageprefetch.worker
-    import bootseer.storage.oci.remote  # noqa: F401
+    import bootseer.storage.oci.registry_repository  # noqa: F401

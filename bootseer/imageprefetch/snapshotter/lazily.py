@@ -18,7 +18,7 @@ from bootseer.imageprefetch.snapshotter.records import Image
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.registry import Repository
+    from bootseer.storage.oci.repository import Repository
 
 PULL_STALL_S = 5.0
 """While containerd waits for an answer, a registry that says nothing for so long is given up."""
@@ -122,7 +122,7 @@ class BlockImageMounter:
             unpacking.unpack(opened, directory)
 
     def _repository(self, reference: str, options: StoreOptions) -> Repository:
-        from bootseer.storage.oci.registry import open_repository
+        from bootseer.storage.oci.repository import open_repository
 
         return open_repository(reference, options)[0]
 

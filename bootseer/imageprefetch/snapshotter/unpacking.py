@@ -19,7 +19,7 @@ from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.imageprefetch.flatten import Flattener
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.registry import Repository
+    from bootseer.storage.oci.repository import Repository
 
 _PIECE_BYTES = 1 << 20
 OpenLayer = Callable[[], AbstractContextManager[Iterator[bytes]]]

@@ -25,13 +25,13 @@ from bootseer.errors import (
 )
 from bootseer.storage.http.pool import Body, Exchange
 from bootseer.storage.http.responses import Target, resolve
-from bootseer.storage.oci.challenge import pull_scope
-from bootseer.storage.oci.client import Client
+from bootseer.storage.oci.registry.challenge import pull_scope
+from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S, retrying
 from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.registry import Progress
+    from bootseer.storage.oci.repository import Progress
 
 CHUNK_BYTES = 64 << 20  # a blob up to this size goes in one piece
 PIECE_BYTES = 1 << 20

@@ -40,7 +40,6 @@ from bootseer.storage.oci.manifest import (
     parse_object,
 )
 from bootseer.storage.oci.platforms import choose_platform, this_platform
-from bootseer.storage.oci.push import Source
 from bootseer.storage.oci.reference import (
     DEFAULT_TAG,
     DIGEST,
@@ -49,7 +48,8 @@ from bootseer.storage.oci.reference import (
     check_digest,
 )
 from bootseer.storage.oci.referrers import describe, fallback_tag, subject_of, wanted
-from bootseer.storage.oci.registry import Progress
+from bootseer.storage.oci.registry.upload import Source
+from bootseer.storage.oci.repository import Progress
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Preferred, Stat, Store

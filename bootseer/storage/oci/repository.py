@@ -183,9 +183,9 @@ def open_repository(
     options = options or DEFAULTS
     parsed = parse_reference(reference)
     if reference.startswith(LAYOUT_SCHEME):
-        from bootseer.storage.oci.layout import LayoutRepository
+        from bootseer.storage.oci.layout_repository import LayoutRepository
 
         return LayoutRepository(parsed.repository, writable=push), parsed
-    from bootseer.storage.oci.remote import RegistryRepository
+    from bootseer.storage.oci.registry_repository import RegistryRepository
 
     return RegistryRepository(parsed, options, plain_http=plain_http, push=push), parsed

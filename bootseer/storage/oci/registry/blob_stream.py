@@ -15,8 +15,8 @@ from bootseer.errors import (
 from bootseer.storage.http.errors import ShortBodyError
 from bootseer.storage.http.pool import Exchange
 from bootseer.storage.http.responses import content_range
-from bootseer.storage.oci.client import Client
-from bootseer.storage.oci.endpoints import PULL, Endpoint
+from bootseer.storage.oci.registry.mirrors import PULL, Endpoint
+from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
 from bootseer.system.randomness import CHANCE

@@ -41,11 +41,11 @@ from bootseer.storage.http.responses import (
     resolve,
     retry_after,
 )
-from bootseer.storage.oci.auth import Authorizer
-from bootseer.storage.oci.challenge import parse_challenges, pull_scope
-from bootseer.storage.oci.endpoints import PULL, Endpoint, Files, plan_endpoints
-from bootseer.storage.oci.logins import Login, find_login
 from bootseer.storage.oci.reference import Reference
+from bootseer.storage.oci.registry.auth import Authorizer
+from bootseer.storage.oci.registry.challenge import parse_challenges, pull_scope
+from bootseer.storage.oci.registry.logins import Login, find_login
+from bootseer.storage.oci.registry.mirrors import PULL, Endpoint, Files, plan_endpoints
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.token_files import read_token

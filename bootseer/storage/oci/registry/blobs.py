@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError
 from bootseer.storage.http.responses import body_length, check_span, content_range
-from bootseer.storage.oci.client import Client
-from bootseer.storage.oci.endpoints import PULL, Endpoint
 from bootseer.storage.oci.manifest import check_bytes
 from bootseer.storage.oci.reference import check_digest
-from bootseer.storage.oci.stream import RemoteStream
+from bootseer.storage.oci.registry.blob_stream import RemoteStream
+from bootseer.storage.oci.registry.mirrors import PULL, Endpoint
+from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
 from bootseer.storage.store import Placed, Preferred, Stat
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.spool import Spool
+    from bootseer.storage.oci.registry.whole_blob_file import Spool
 
 RANGE_BYTES = 16 << 20
 STREAMS = 8  # at a time to one registry; they count requests, and many of them limit these
@@ -175,7 +175,7 @@ class BlobStore(ReadOnlyStore):
             exchange.expect_end(total)
 
     def _spool(self, name: str) -> Spool:
-        from bootseer.storage.oci.spool import Spool
+        from bootseer.storage.oci.registry.whole_blob_file import Spool
 
         with self._lock:
             spool = self._spools.get(name)

@@ -16,16 +16,16 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
 from bootseer.storage.http.pool import Exchange, Pool
 from bootseer.storage.http.responses import Origin, answer_error
-from bootseer.storage.oci.challenge import (
+from bootseer.storage.oci.manifest import parse_object
+from bootseer.storage.oci.registry.challenge import (
     Challenge,
     first_of,
     merge_scopes,
     token_life_s,
     use_until_s,
 )
-from bootseer.storage.oci.endpoints import Endpoint, is_loopback
-from bootseer.storage.oci.logins import IDENTITY_USER, Login, basic_header
-from bootseer.storage.oci.manifest import parse_object
+from bootseer.storage.oci.registry.logins import IDENTITY_USER, Login, basic_header
+from bootseer.storage.oci.registry.mirrors import Endpoint, is_loopback
 from bootseer.storage.request_control import Attempt
 
 TOKEN_LIMIT_BYTES = 1 << 20

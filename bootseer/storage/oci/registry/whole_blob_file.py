@@ -20,7 +20,7 @@ from bootseer.errors import (
 from bootseer.storage.request_control import Attempt
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.registry import BlobStream
+    from bootseer.storage.oci.repository import BlobStream
 
 PIECE_BYTES = 1 << 20
 

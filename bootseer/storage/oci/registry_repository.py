@@ -19,10 +19,6 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.http.responses import Target, resolve
-from bootseer.storage.oci.blobs import BlobStore
-from bootseer.storage.oci.challenge import delete_scope
-from bootseer.storage.oci.client import Client, links
-from bootseer.storage.oci.endpoints import PULL, RESOLVE, Endpoint
 from bootseer.storage.oci.manifest import (
     ACCEPT,
     INDEX_TYPES,
@@ -48,15 +44,19 @@ from bootseer.storage.oci.referrers import (
     with_referrer,
     without_referrer,
 )
-from bootseer.storage.oci.registry import Progress
-from bootseer.storage.oci.stream import RemoteStream
+from bootseer.storage.oci.registry.blob_stream import RemoteStream
+from bootseer.storage.oci.registry.blobs import BlobStore
+from bootseer.storage.oci.registry.challenge import delete_scope
+from bootseer.storage.oci.registry.mirrors import PULL, RESOLVE, Endpoint
+from bootseer.storage.oci.registry.registry_client import Client, links
+from bootseer.storage.oci.repository import Progress
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
 from bootseer.storage.store import Store
 from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.push import Uploader
+    from bootseer.storage.oci.registry.upload import Uploader
 
 KNOWN_MANIFESTS = 64
 MOST_PAGES = 1000
@@ -102,7 +102,9 @@ class RegistryRepository(Closing):
 
     @property
     def _uploads(self) -> Uploader:
-        from bootseer.storage.oci.push import Uploader  # who only reads shall not wait for it
+        from bootseer.storage.oci.registry.upload import (
+            Uploader,  # who only reads shall not wait for it
+        )
 
         if self._uploader is None:
             self._uploader = Uploader(self._client)
@@ -188,7 +190,7 @@ class RegistryRepository(Closing):
         mount_from: str = "",
         progress: Progress | None = None,
     ) -> bool:
-        from bootseer.storage.oci.push import Source
+        from bootseer.storage.oci.registry.upload import Source
 
         return self._uploads.push(Source(source, digest, size_bytes), mount_from, progress)
 

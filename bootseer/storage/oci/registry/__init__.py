@@ -1,0 +1,1 @@
+"""How a registry is spoken to: logins, mirrors, blobs by range, uploads."""
