@@ -32,8 +32,8 @@ import xxhash
 
 from bench import cores, harness
 from bench.paced_server import PacedServer
-from bootseer.blocks.fetch import Fetcher, FetchSettings
-from bootseer.blocks.pool import populate
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
+from bootseer.blocks.fetch.slabs import populate
 from bootseer.blocks.source import BlockSource, Location
 from bootseer.errors import CorruptDataError
 from bootseer.storage.store import Store

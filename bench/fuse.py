@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import fuse_images, harness
-from bootseer.blocks import presence
+from bootseer.blocks.cache import present_index
 
 MEASURES = (
     "bootseer/cli/image_mount.py",
@@ -176,7 +176,7 @@ def sealed_of(folder: Path) -> Path | None:
     """The node cache's file that the kernel may read by itself, once there is one."""
     for path in (folder / "cache").glob("*/present"):
         with path.open("rb") as file:
-            if file.read(len(presence.FROZEN)) == presence.FROZEN:
+            if file.read(len(present_index.FROZEN)) == present_index.FROZEN:
                 return path.with_name("data")
     return None
 

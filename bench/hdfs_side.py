@@ -90,7 +90,7 @@ READERS: dict[str, Callable[..., Iterator[memoryview]]] = {
 
 
 LIBRARIES = {
-    "ours": ("bootseer.stripedfs.file", "bootseer.blocks.fetch"),
+    "ours": ("bootseer.stripedfs.file", "bootseer.blocks.fetch.fetcher"),
     "native": ("hdfs_native",),
     "fsspec": ("fsspec.implementations.webhdfs",),
     "put": ("bootseer.stripedfs.putting",),

@@ -11,7 +11,7 @@ from bench import harness, image_ours
 from bench.image_lab import WORK as WORKS
 from bench.image_lab import Lab, Start
 from bench.image_peers import REPOSITORY
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch.traces import TraceStore
 
 WORK, OTHER = "numpy+pyarrow", "torch"

@@ -22,7 +22,7 @@ from pathlib import Path
 import bootseer
 from bench.image_lab import WORK, Lab, Start, cpu_s, measured
 from bench.image_peers import REPOSITORY, rootfs_command
-from bootseer.blocks import presence
+from bootseer.blocks.cache import present_index
 from bootseer.blocks.table import parse
 
 TAG = "stock"
@@ -166,11 +166,11 @@ def together(
 def distinct_bytes(cache: Path) -> int:
     """Stored bytes of one image's blocks and packs that a cache folder has."""
     (path,) = cache.glob("images/*/table-*")
-    table, size = parse(path.read_bytes()), presence.ENTRY_BYTES
+    table, size = parse(path.read_bytes()), present_index.ENTRY_BYTES
     there = bytes(table.blocks * size)
     for present in cache.glob("blocks/*/present"):  # none where the pack had all that was read
         with present.open("rb") as file:
-            there = presence.read_entries(file.fileno(), 0, table.blocks)
+            there = present_index.read_entries(file.fileno(), 0, table.blocks)
     rows = (table[n] for n in range(table.blocks) if any(there[n * size : (n + 1) * size]))
     blocks = {row.offset: row.length for row in rows}  # equal ones are stored once
     packs = (path.stat().st_size for path in cache.glob("images/*/pack-*"))

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from block_sources import FileSource
 
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.fetch import Fetcher, FetchSettings
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Preferred, Store
 from bootseer.storage.wrap import SlowStore

@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 
-from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.storage.local import LocalStore
 
 BLOCK = 8192

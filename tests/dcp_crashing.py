@@ -23,7 +23,7 @@ from typing import Any
 
 from stripe_crashing import Killing, Steps
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs import names
 from bootseer.stripedfs.dcpsets import METADATA_DRAFT, StagedFile

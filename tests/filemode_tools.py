@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bootseer
-from bootseer.blocks.extent import Extent
+from bootseer.blocks.extents import Extent
 from bootseer.imageprefetch.filemode.residency import Asker
 
 PAGE = 4096

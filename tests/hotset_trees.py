@@ -9,7 +9,7 @@ from pathlib import Path
 from bootseer.blockimage.build import Built, build
 from bootseer.blockimage.entries import Entry, Kind
 from bootseer.blocks.table import TableSource, digest_of
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.storage.local import LocalStore
 
 PAGE = 4096

@@ -25,7 +25,7 @@ from bootseer.blockimage import artifact, filemap, hotset, packing
 from bootseer.blockimage.build import build
 from bootseer.blockimage.entries import Entry, Kind
 from bootseer.blocks.table import TableSource
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch import mounting, runtime
 from bootseer.imageprefetch.mounting import Mounted, MountSettings
 from bootseer.storage.oci.manifest import (
@@ -165,7 +165,7 @@ def push_hot_set(
     """Pack and push; returns the digests of the pack and of the hot set's manifest."""
 
     def read_raw(offset: int, buffer: memoryview) -> None:
-        from bootseer.blocks.fetch import Fetcher
+        from bootseer.blocks.fetch.fetcher import Fetcher
 
         with Fetcher() as fetcher:
             assert fetcher.read_into(source, offset, buffer) == len(buffer)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher, FetchSettings, Held
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Held
 
 PR_SET_PDEATHSIG = 1
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import NO_HINTS, Store, WriteHints, open_store

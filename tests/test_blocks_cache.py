@@ -17,11 +17,11 @@ import pytest
 from block_sources import FileSource, block_of, make_source
 from waiting import until
 
-from bootseer.blocks import cache as cache_module
-from bootseer.blocks import cached as cached_module
-from bootseer.blocks import eviction, presence
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cached import CachedObject
+from bootseer.blocks.cache import cached_object as cached_module
+from bootseer.blocks.cache import eviction, present_index
+from bootseer.blocks.cache import node_cache as cache_module
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.errors import AccessDeniedError, NotFoundError, UsageError
 
 BLOCK = 4096
@@ -39,7 +39,7 @@ def read(kept: CachedObject, source: FileSource, index: int) -> bytes | None:
 
 
 def folder_of(cache: NodeCache, source: FileSource) -> Path:
-    identity = presence.identity_of(source)
+    identity = present_index.identity_of(source)
     assert identity is not None
     return Path(cache.directory, identity.folder)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from cache_worker import BLOCK, BLOCKS, OBJECTS, Numbered, check_all
 
-from bootseer.blocks import eviction, presence
-from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cache import eviction, present_index
+from bootseer.blocks.cache.node_cache import NodeCache
 
 pytestmark = pytest.mark.slow
 
@@ -170,7 +170,7 @@ def test_who_holds_a_lock_stops_nobody(tmp_path: Path):
                 fcntl.flock(usage, fcntl.LOCK_EX)
                 kept.store(1, memoryview(bytearray(source.raw(1))))
                 assert kept.missing(0, 2) == []
-        identity = presence.identity_of(source)  # type: ignore[arg-type]
+        identity = present_index.identity_of(source)  # type: ignore[arg-type]
         assert identity is not None
         with open(tmp_path / "cache" / identity.folder / "present", "r+b") as present:
             fcntl.flock(present, fcntl.LOCK_EX)
@@ -187,7 +187,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path):
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from cache_worker import Numbered
-from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cache.node_cache import NodeCache
 kept = NodeCache(sys.argv[1], 1 << 30).open(Numbered(0))
 print(kept.claim(3), kept.claim(4), flush=True)
 kept.unclaim(4)

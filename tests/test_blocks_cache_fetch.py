@@ -19,9 +19,10 @@ import pytest
 from block_sources import FileSource, some_bytes
 from cache_fetch_worker import CountingStore, requests
 
-from bootseer.blocks import planning, presence
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.fetch import Fetcher, FetchSettings
+from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
+from bootseer.blocks.fetch.plan import planner
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +75,9 @@ def test_an_object_that_could_not_be_opened_is_asked_for_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody has it alone, as who evicts its end does."""
-    monkeypatch.setattr(planning, "REOPEN_S", 0.2)
+    monkeypatch.setattr(planner, "REOPEN_S", 0.2)
     source, buffer = place.source(), bytearray(SIZE)
-    identity = presence.identity_of(source)
+    identity = present_index.identity_of(source)
     assert identity is not None
     with NodeCache(str(place.cache), 1 << 30) as cache:
         cache.open(source).close()
@@ -139,7 +140,7 @@ def test_a_corrupt_cached_block_is_fetched_again(place: Place, checked: bool):
     with NodeCache(str(place.cache), 1 << 30) as cache:
         source = place.source(checked=checked)
         kept_whole(place, checked, cache)
-        identity = presence.identity_of(source)  # type: ignore[arg-type]
+        identity = present_index.identity_of(source)  # type: ignore[arg-type]
         assert identity is not None
         with open(place.cache / identity.folder / "data", "r+b") as data:
             data.seek(17 * BLOCK + 5)

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import extent
-from bootseer.blocks.extent import Extent
+from bootseer.blocks import extents as extent
+from bootseer.blocks.extents import Extent
 
 SPAN = 60
 EXTENTS = st.lists(st.tuples(st.integers(0, SPAN), st.integers(0, 12)), max_size=12)

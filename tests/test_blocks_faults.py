@@ -12,8 +12,8 @@ from fetching import Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
-from bootseer.blocks.retry import backoff_s, next_try_s
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
+from bootseer.blocks.fetch.plan.retry_policy import backoff_s, next_try_s
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,

@@ -15,8 +15,8 @@ from fetching import Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.storage.store import Preferred
 from bootseer.storage.wrap import Fault, FaultyStore, Request, SlowStore

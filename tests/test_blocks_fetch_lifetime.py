@@ -15,14 +15,14 @@ from block_sources import FileSource, block_of, make_source, some_bytes
 from fuse_mounts import in_time
 from waiting import until
 
-from bootseer.blocks import engine, landing
-from bootseer.blocks.board import Board, Want
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.engine import Engine
-from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
-from bootseer.blocks.plan import Piece
-from bootseer.blocks.shelf import KEPT_OBJECTS
-from bootseer.blocks.state import Block, Copy, Group, Job
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch import buffer_copy, workers
+from bootseer.blocks.fetch.block_memory import KEPT_OBJECTS
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
+from bootseer.blocks.fetch.plan.request_plan import Piece
+from bootseer.blocks.fetch.records import Block, Copy, Group, Job
+from bootseer.blocks.fetch.scheduler import Board, Want
+from bootseer.blocks.fetch.workers import Engine
 from bootseer.storage.request_control import Attempt
 
 BLOCK = 4096
@@ -92,10 +92,10 @@ def test_a_copy_that_fails_ends_its_reader_and_no_other(
     def copy_from(block: Block, copies: Sequence[Copy]) -> None:
         if any(len(item.target) == 13 for item in copies):
             raise ValueError("no such memory (injected)")
-        landing.copy_from(block, copies)
+        buffer_copy.copy_from(block, copies)
 
     monkeypatch.setattr(source, "open_block", open_block)
-    monkeypatch.setattr(engine, "copy_from", copy_from)
+    monkeypatch.setattr(workers, "copy_from", copy_from)
     outcomes: dict[int, object] = {}
 
     def read_some(fetcher: Fetcher, size: int) -> None:
@@ -260,7 +260,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from block_sources import FileSource
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 with Fetcher() as fetcher:
     source = FileSource(Path(sys.argv[2]))
     fetcher.read_into(source, 0, memoryview(bytearray(source.size_bytes)))

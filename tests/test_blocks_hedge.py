@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fetching import Source, fetch_threads, noise
 
-from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
-from bootseer.blocks.retry import choose_replica, hedge_after_s
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
+from bootseer.blocks.fetch.plan.retry_policy import choose_replica, hedge_after_s
 from bootseer.storage.wrap import Fault, FaultyStore, Request
 
 KIB = 1 << 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.plan import Piece, Request, plan, request_bytes
+from bootseer.blocks.fetch.plan.request_plan import Piece, Request, plan, request_bytes
 
 MIB = 1 << 20
 

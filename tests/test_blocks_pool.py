@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.pool import PAGE_BYTES, Pool, Slot, address_of, copy, looks_warm, slot_bytes
+from bootseer.blocks.fetch.slabs import (
+    PAGE_BYTES,
+    Pool,
+    Slot,
+    address_of,
+    copy,
+    looks_warm,
+    slot_bytes,
+)
 
 MIB = 1 << 20
 

@@ -10,12 +10,12 @@ from block_sources import make_source
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.recorder import Recorder
-from bootseer.blocks.replay import FAILURES, Replay, covers_most, plan_replay
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import Priority
-from bootseer.blocks.trace import Touched, Trace, parse, serialise
+from bootseer.blocks.trace.recorder import Recorder
+from bootseer.blocks.trace.replay import FAILURES, Replay, covers_most, plan_replay
+from bootseer.blocks.trace.trace_file import Touched, Trace, parse, serialise
 from bootseer.errors import StoreUnavailableError, UsageError
 
 PAGE = 4096

@@ -10,8 +10,8 @@ import pytest
 from block_sources import FileSource, block_of, make_source, some_bytes
 from filemode_tools import evict, resident
 
-from bootseer.blocks import presence, sealing
-from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cache import present_index, sealed_objects
+from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.system import uncached_read
 from bootseer.system.uncached_read import Medium, direct_alignments
 
@@ -31,7 +31,7 @@ def kept_whole(cache: NodeCache, folder: Path) -> tuple[Verifiable, Path]:
     with cache.open(source) as kept:
         for index in range(41):
             assert kept.store(index, memoryview(block_of(source, index)))
-    identity = presence.identity_of(source)
+    identity = present_index.identity_of(source)
     assert identity is not None
     path = Path(cache.directory, identity.folder, "data")
     evict(path)
@@ -39,7 +39,7 @@ def kept_whole(cache: NodeCache, folder: Path) -> tuple[Verifiable, Path]:
 
 
 def seal(cache: NodeCache, source: Verifiable) -> bool:
-    return sealing.seal(cache.directory, source, go_on=lambda: True, whole_pages=False)
+    return sealed_objects.seal(cache.directory, source, go_on=lambda: True, whole_pages=False)
 
 
 def has_direct(path: Path) -> bool:
@@ -86,12 +86,12 @@ def test_sealing_leaves_the_page_cache_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages that come back by sealing's own steps are small ones, slow to read for all others."""
-    monkeypatch.setattr(sealing, "SETTLED_NS", 0)
+    monkeypatch.setattr(sealed_objects, "SETTLED_NS", 0)
     with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
         source, path = kept_whole(cache, tmp_path)
         before = resident(path)
         assert seal(cache, source)
-        assert sealing.is_sealed(cache.directory, source)
+        assert sealed_objects.is_sealed(cache.directory, source)
         assert not has_direct(path) or resident(path) == before
 
 
@@ -99,7 +99,7 @@ def test_sealing_leaves_the_page_cache_as_it_is(
 def test_what_is_wrong_on_the_medium_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
 ) -> None:
-    monkeypatch.setattr(sealing, "SETTLED_NS", 0)
+    monkeypatch.setattr(sealed_objects, "SETTLED_NS", 0)
     if not direct:
         monkeypatch.setattr(uncached_read, "direct_alignments", lambda fd: (0, 0))
     with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from block_sources import FileSource, block_of, make_source
 
-from bootseer.blocks import cached, eviction, presence, straight
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cached import CachedObject
+from bootseer.blocks.cache import cached_object, direct_reads, eviction, present_index
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.cache.node_cache import NodeCache
 
 BLOCK = 4096
 MANY = 1 << 30
@@ -31,7 +31,7 @@ def verified(kept: CachedObject, source: FileSource, index: int) -> bool:
 
 
 def data_of(cache: NodeCache, source: FileSource) -> Path:
-    identity = presence.identity_of(source)
+    identity = present_index.identity_of(source)
     assert identity is not None
     return Path(cache.directory, identity.folder, "data")
 
@@ -82,14 +82,14 @@ def test_old_marks_are_dropped_at_the_next_opening(tmp_path: Path, monkeypatch: 
         put(kept, source, 0)
         assert kept.straight() is found
         assert found.read(0, BLOCK) is not None
-        monkeypatch.setattr(straight, "MARK_LIFE_S", -1.0)
+        monkeypatch.setattr(direct_reads, "MARK_LIFE_S", -1.0)
         assert kept.straight() is found
         assert found.read(0, BLOCK) is None
 
 
 def test_a_block_dropped_while_another_is_marked_stays_dropped() -> None:
     """`whole` was told from the marks of before, and what had been found wrong was read."""
-    marks = straight.Marks(2)
+    marks = direct_reads.Marks(2)
     drops: list[threading.Thread] = []
 
     class Watched(bytearray):
@@ -191,7 +191,7 @@ def test_a_store_that_fails_leaves_what_another_stored(
         cache.open(source) as slow,
         cache.open(source) as quick,
     ):
-        write, failed = cached._write, []
+        write, failed = cached_object._write, []
 
         def full(fd: int, offset: int, raw: memoryview) -> None:
             if not failed:
@@ -200,7 +200,7 @@ def test_a_store_that_fails_leaves_what_another_stored(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write(fd, offset, raw)
 
-        monkeypatch.setattr(cached, "_write", full)
+        monkeypatch.setattr(cached_object, "_write", full)
         assert slow.claim(1)
         put(slow, source, 1)
         assert failed == [BLOCK]
@@ -216,7 +216,7 @@ def test_one_that_is_being_closed_is_given_to_nobody(
         found = kept.straight()
         assert found is not None
         assert put(kept, source, 0)
-        opened: list[straight.Straight | None] = []
+        opened: list[direct_reads.Straight | None] = []
         close = os.close
 
         def close_slowly(descriptor: int) -> None:
@@ -235,7 +235,7 @@ def test_one_that_is_being_closed_is_given_to_nobody(
         assert bytes(after.read(0, BLOCK) or b"") == block_of(source, 0)
 
 
-def _read_in_child(found: straight.Straight, told: multiprocessing.SimpleQueue[bool]) -> None:
+def _read_in_child(found: direct_reads.Straight, told: multiprocessing.SimpleQueue[bool]) -> None:
     told.put(found.read(0, BLOCK) is not None)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from fetching import Source, noise
 
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.fetch import Fetcher, FetchSettings, Priority
-from bootseer.blocks.state import Status
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
+from bootseer.blocks.fetch.records import Status
 from bootseer.errors import BootseerError, StoreUnavailableError
 from bootseer.storage.wrap import Fault, FaultyStore, Request
 

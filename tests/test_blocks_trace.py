@@ -11,10 +11,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import trace
-from bootseer.blocks.extent import Extent
-from bootseer.blocks.recorder import Recorder
-from bootseer.blocks.trace import FilePlace, Limits, Move, Touched, Trace
+from bootseer.blocks.extents import Extent
+from bootseer.blocks.trace import trace_file
+from bootseer.blocks.trace.recorder import Recorder
+from bootseer.blocks.trace.trace_file import FilePlace, Limits, Move, Touched, Trace
 from bootseer.errors import CorruptDataError, UsageError
 
 PAGE = 4096
@@ -57,11 +57,13 @@ def starts(draw: st.DrawFn, full: bool | None = None) -> Trace:
 
 @given(starts())
 def test_a_trace_comes_back(some: Trace):
-    assert trace.parse(trace.serialise(some)) == some
+    assert trace_file.parse(trace_file.serialise(some)) == some
 
 
 def packed(**changed: object) -> bytes:
-    document = json.loads(zstandard.decompress(trace.serialise(of(2, (0, 1, 5, 1), (2, 3, 9, 2)))))
+    document = json.loads(
+        zstandard.decompress(trace_file.serialise(of(2, (0, 1, 5, 1), (2, 3, 9, 2))))
+    )
     for name, value in changed.items():
         if value is None:
             del document[name]
@@ -111,34 +113,34 @@ def packed(**changed: object) -> bytes:
     ids=str,
 )
 def test_implausible_files_are_refused(change: dict[str, object]):
-    assert trace.parse(packed()).starts == 2
+    assert trace_file.parse(packed()).starts == 2
     with pytest.raises(CorruptDataError):
-        trace.parse(packed(**change))
+        trace_file.parse(packed(**change))
 
 
 @given(st.binary(max_size=60))
 def test_noise_is_refused(noise: bytes):
     with pytest.raises(CorruptDataError):
-        trace.parse(noise)
+        trace_file.parse(noise)
     with pytest.raises(CorruptDataError):
-        trace.parse(zstandard.compress(noise))
+        trace_file.parse(zstandard.compress(noise))
 
 
 def test_damage_bombs_and_depth_are_refused():
-    whole = trace.serialise(of(1, (0, 1, 5, 1)))
+    whole = trace_file.serialise(of(1, (0, 1, 5, 1)))
     for length in range(len(whole)):
         with pytest.raises(CorruptDataError):
-            trace.parse(whole[:length])
+            trace_file.parse(whole[:length])
     with pytest.raises(CorruptDataError, match="more than"):
-        trace.parse(zstandard.compress(bytes(9 << 20)), limits=Limits(raw_bytes=1 << 20))
+        trace_file.parse(zstandard.compress(bytes(9 << 20)), limits=Limits(raw_bytes=1 << 20))
     with pytest.raises(CorruptDataError):
-        trace.parse(zstandard.compress(b"[" * 500_000))
+        trace_file.parse(zstandard.compress(b"[" * 500_000))
     with pytest.raises(CorruptDataError):
-        trace.parse(zstandard.compress(b'{"version":1,"size":' + b"9" * 100_000 + b"}"))
+        trace_file.parse(zstandard.compress(b'{"version":1,"size":' + b"9" * 100_000 + b"}"))
     with pytest.raises(CorruptDataError):
-        trace.parse(whole, limits=Limits(packed_bytes=10))
+        trace_file.parse(whole, limits=Limits(packed_bytes=10))
     with pytest.raises(CorruptDataError):
-        trace.parse(packed(), limits=Limits(extents=1))
+        trace_file.parse(packed(), limits=Limits(extents=1))
 
 
 # --- recording -------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def test_first_touches_are_kept_in_order():
         (12, PAGE, 2),
         (63, PAGE - 100, 4),
     ]
-    assert trace.parse(trace.serialise(found)) == found
+    assert trace_file.parse(trace_file.serialise(found)) == found
 
 
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 9000)), max_size=30))
@@ -230,7 +232,7 @@ def test_a_trace_is_in_the_order_that_merging_keeps():
         recorder.touch(page * PAGE, 1)
     found = recorder.trace(full=True)
     assert [e.offset // PAGE for e in found.extents] == [30, 40, 3, 8]
-    assert trace.merge([found]) == found
+    assert trace_file.merge([found]) == found
 
 
 def test_threads_record_together():
@@ -256,7 +258,7 @@ def test_threads_record_together():
 
 @given(st.lists(starts(), min_size=1, max_size=6))
 def test_merging_is_the_union_with_counts(some: list[Trace]):
-    merged = trace.merge(some)
+    merged = trace_file.merge(some)
     full = sum(t.starts for t in some)
     assert merged.starts == full
     counts: dict[int, list[int]] = {}
@@ -265,7 +267,7 @@ def test_merging_is_the_union_with_counts(some: list[Trace]):
             counts.setdefault(page, [0, 0])[0 if one.starts else 1] += 1
     assert merged.replays == len(some) - full
     assert {page: list(seen) for page, seen in told(merged).items()} == counts
-    assert trace.parse(trace.serialise(merged)) == merged
+    assert trace_file.parse(trace_file.serialise(merged)) == merged
     times = [e.first_touch_ms for e in merged.extents]
     assert times == sorted(times)
 
@@ -283,31 +285,31 @@ def told(some: Trace) -> dict[int, tuple[int, int]]:
 def test_partial_starts_never_lower_a_share_nor_change_the_order(
     full: list[Trace], partial: list[Trace]
 ):
-    before, after = trace.merge(full), trace.merge([*full, *partial])
+    before, after = trace_file.merge(full), trace_file.merge([*full, *partial])
     assert after.starts == before.starts
     known, found = pages(before), pages(after)
     for page, (at_ms, seen) in known.items():
         assert found[page][1] >= seen
-        assert abs(found[page][0] - at_ms) <= trace.NEAR_MS
+        assert abs(found[page][0] - at_ms) <= trace_file.NEAR_MS
     assert set(pages(before.hot(0.5))) <= set(pages(after.hot(0.5)))
 
 
 def test_what_no_full_start_touched_gets_hot_by_half_of_the_others_and_two_at_least():
-    some = trace.merge([of(1, (0, 4, 0, 1)), of(0, (9, 1, 5, 1))])
+    some = trace_file.merge([of(1, (0, 4, 0, 1)), of(0, (9, 1, 5, 1))])
     assert set(pages(some.hot(0.5))) == {0, 1, 2, 3}  # one start may touch anything
-    some = trace.merge([some, of(0, (9, 1, 5, 1), (2, 1, 0, 1))])
+    some = trace_file.merge([some, of(0, (9, 1, 5, 1), (2, 1, 0, 1))])
     assert set(pages(some.hot(0.5))) == {0, 1, 2, 3, 9}
     for number in range(20):
-        some = trace.merge([some, of(0, (20 + number, 1, 5, 1))])
+        some = trace_file.merge([some, of(0, (20 + number, 1, 5, 1))])
     assert (some.starts, some.replays) == (1, 22)
     assert set(pages(some.hot(0.5))) == {0, 1, 2, 3}
     assert set(pages(some.hot(0.0))) == {0, 1, 2, 3, 9, *range(20, 40)}
-    again = trace.parse(trace.serialise(some))
+    again = trace_file.parse(trace_file.serialise(some))
     assert again == some
 
 
 def test_a_trace_of_no_full_start_is_as_good_as_what_it_has():
-    some = trace.merge([of(0, (1, 2, 0, 1))])
+    some = trace_file.merge([of(0, (1, 2, 0, 1))])
     assert set(pages(some.hot(0.5))) == {1, 2}
     assert told(some) == {1: (0, 1), 2: (0, 1)}
 
@@ -316,34 +318,34 @@ def test_files_that_count_no_replays_are_read_still():
     rows = [[0, PAGE, 5, 1]]
     document = json.loads(zstandard.decompress(packed(starts=0, extents=rows)))
     del document["replays"]
-    old = trace.parse(zstandard.compress(json.dumps(document).encode()))
+    old = trace_file.parse(zstandard.compress(json.dumps(document).encode()))
     assert (old.starts, old.replays, told(old)) == (0, 1, {0: (0, 1)})
 
 
 @given(st.lists(starts(), min_size=1, max_size=4), st.lists(starts(), min_size=1, max_size=4))
 def test_what_was_merged_in_can_be_taken_out_again(some: list[Trace], more: list[Trace]):
-    before, since = trace.merge(some), trace.merge(more)
-    both = trace.merge([before, since])
-    assert trace.covers(both, before)
-    assert trace.covers(both, since)
-    left = trace.without(both, before)
+    before, since = trace_file.merge(some), trace_file.merge(more)
+    both = trace_file.merge([before, since])
+    assert trace_file.covers(both, before)
+    assert trace_file.covers(both, since)
+    left = trace_file.without(both, before)
     assert (left.starts, left.replays) == (since.starts, since.replays)
     assert told(left) == told(since)
-    assert not trace.without(before, both).extents
-    assert not trace.covers(before, both)
+    assert not trace_file.without(before, both).extents
+    assert not trace_file.covers(before, both)
 
 
 def test_twenty_warm_starts_leave_the_hot_set_as_it_was():
-    cold = trace.merge([of(1, (0, 4, 0, 1), (10, 2, 50, 1), (5, 1, 90, 1))] * 5)
+    cold = trace_file.merge([of(1, (0, 4, 0, 1), (10, 2, 50, 1), (5, 1, 90, 1))] * 5)
     warm = [of(0, (10, 1, 3, 1)), of(0), of(0, (5, 1, 1, 1), (0, 4, 2, 1))]
     merged = cold
     for number in range(20):
-        merged = trace.merge([merged, warm[number % 3]])
+        merged = trace_file.merge([merged, warm[number % 3]])
     assert pages(merged.hot(0.5)) == pages(cold.hot(0.5))
 
 
 def test_the_share_drops_what_few_starts_touched_and_the_median_orders():
-    merged = trace.merge(
+    merged = trace_file.merge(
         [
             of(1, (0, 1, 900, 1), (1, 1, 100, 1)),
             of(1, (0, 1, 100, 1), (1, 1, 300, 1)),
@@ -356,22 +358,22 @@ def test_the_share_drops_what_few_starts_touched_and_the_median_orders():
 
 def test_merging_at_once_or_step_by_step_gives_the_same_counts():
     some = [of(1, (n, 3, 100, 1)) for n in range(6)]
-    at_once, steps = trace.merge(some), some[0]
+    at_once, steps = trace_file.merge(some), some[0]
     for one in some[1:]:
-        steps = trace.merge([steps, one])
+        steps = trace_file.merge([steps, one])
     assert pages(at_once) == pages(steps)
 
 
 def test_other_objects_are_not_merged():
     with pytest.raises(UsageError):
-        trace.merge([])
+        trace_file.merge([])
     with pytest.raises(UsageError):
-        trace.merge([of(1), of(1, size=SIZE + 1)])
+        trace_file.merge([of(1), of(1, size=SIZE + 1)])
 
 
 def test_a_count_of_a_million_starts_costs_nothing():
     some = of(1 << 20, (0, PAGES, 5, 1 << 20))
-    assert pages(trace.merge([some, some]))[0] == (5, 1 << 21)
+    assert pages(trace_file.merge([some, some]))[0] == (5, 1 << 21)
 
 
 # --- carrying over ---------------------------------------------------------------------------
@@ -390,10 +392,10 @@ def test_what_moved_is_found_where_it_lies_now():
         "new": FilePlace("N", (Extent(60 * PAGE, PAGE),)),
     }
     some = of(4, (0, 1, 7, 4), (2, 1, 9, 3), (10, 1, 5, 2), (20, 1, 1, 4), (31, 1, 20, 1))
-    found = trace.carry_over(some, trace.moves(old, new), "new object", SIZE)
+    found = trace_file.carry_over(some, trace_file.moves(old, new), "new object", SIZE)
     assert (found.object, found.starts, found.workload) == ("new object", 4, "train")
     assert pages(found) == {5: (7, 4), 41: (9, 3), 42: (5, 2), 51: (20, 1)}
-    assert trace.parse(trace.serialise(found)) == found
+    assert trace_file.parse(trace_file.serialise(found)) == found
 
 
 @given(
@@ -407,7 +409,7 @@ def test_carrying_over_finds_exactly_the_pages_that_moved(
     some: Trace, chosen: list[tuple[int, int, int]]
 ):
     moved = [Move(o, n, min(length, SIZE - o, SIZE - n)) for o, n, length in chosen]
-    found = trace.carry_over(some, moved, "new", SIZE)
+    found = trace_file.carry_over(some, moved, "new", SIZE)
     touched = {b for e in some.extents for b in range(e.offset, e.offset + e.length, 1)}
     expected = {
         (m.new + b - m.old) // PAGE
@@ -416,4 +418,4 @@ def test_carrying_over_finds_exactly_the_pages_that_moved(
         if b in touched
     }
     assert set(pages(found)) == expected
-    assert trace.parse(trace.serialise(found)) == found
+    assert trace_file.parse(trace_file.serialise(found)) == found

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.extent import union
+from bootseer.blocks.extents import union
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch.filemode import format as filetraces
 from bootseer.imageprefetch.filemode.format import FileTrace, Touch, TracedFile

@@ -12,7 +12,7 @@ import pytest
 from filemode_tools import PAGE, cold, resident
 from waiting import until
 
-from bootseer.blocks.extent import covered_bytes
+from bootseer.blocks.extents import covered_bytes
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch.filemode import format as filetraces
 from bootseer.imageprefetch.filemode.format import FileTrace, Touch, TracedFile

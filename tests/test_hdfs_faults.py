@@ -25,7 +25,7 @@ from stripe_faces import served
 from waiting import until
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import (
     AccessDeniedError,

@@ -13,7 +13,7 @@ import pytest
 from store_faults import note_store_faults, wait_for_fault
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import open_store

@@ -10,7 +10,7 @@ from hotset_trees import PAGE, Tree
 
 from bootseer.blockimage import pack
 from bootseer.blockimage.packing import build_pack, owners
-from bootseer.blocks.extent import Extent
+from bootseer.blocks.extents import Extent
 from bootseer.imageprefetch.carrying import carry
 from bootseer.imageprefetch.showing import PADDING, package_of, summarise
 

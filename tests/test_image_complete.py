@@ -18,8 +18,8 @@ from image_mounts import Mounts, Published, evict, mounts_below, publish, some_f
 from waiting import until
 
 from bootseer.blockimage.fill import Fill
-from bootseer.blocks import eviction, sealing
-from bootseer.blocks.cache import NodeCache
+from bootseer.blocks.cache import eviction, sealed_objects
+from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.mounting import Mounted
 from bootseer.imageprefetch.traces import TraceStore
@@ -38,7 +38,7 @@ def image(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 @pytest.fixture
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounts]:
-    monkeypatch.setattr(sealing, "SETTLED_NS", 20_000_000)
+    monkeypatch.setattr(sealed_objects, "SETTLED_NS", 20_000_000)
     monkeypatch.setattr(Fill, "quiet", lambda self: not self._closing.is_set())
     with mounts_below(tmp_path) as made:
         yield made
@@ -232,14 +232,14 @@ def test_whatever_is_not_as_it_was_sealed_is_served(
 def test_a_block_that_is_wrong_on_the_disk_is_not_sealed(
     mounts: Mounts, image: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sealing.seal
-    monkeypatch.setattr(sealing, "seal", lambda *_, **__: True)
+    real = sealed_objects.seal
+    monkeypatch.setattr(sealed_objects, "seal", lambda *_, **__: True)
     mounted = mounts.mount(image.ref, fill=True)
     size = sum(map(len, FILES.values()))
     wait_for(lambda: data_of(mounts).stat().st_blocks * 512 >= size)
     mounts.umount(mounted)
     assert mounts.gone()
-    monkeypatch.setattr(sealing, "seal", real)
+    monkeypatch.setattr(sealed_objects, "seal", real)
     data = data_of(mounts)
     with data.open("r+b") as file:
         file.seek(image.data_offset(HOT[0]))
@@ -267,7 +267,7 @@ def test_what_a_disk_spoiled_by_itself_is_found_when_the_mark_is_old(
     assert tree_of(spoiled.directory) != FILES
     mounts.umount(spoiled)
     assert mounts.gone()
-    old = time.time() - sealing.MARK_LIFE_S - 60
+    old = time.time() - sealed_objects.MARK_LIFE_S - 60
     os.utime(mark, (old, old))
     served = mounts.mount(image.ref)
     assert not served.complete
@@ -293,7 +293,7 @@ def test_what_was_sealed_long_ago_is_verified_and_sealed_anew(
     assert mounts.gone()
     data = data_of(mounts)
     mark, inode = data.with_name("sealed"), data.stat().st_ino
-    old = time.time() - sealing.MARK_LIFE_S - 60
+    old = time.time() - sealed_objects.MARK_LIFE_S - 60
     os.utime(mark, (old, old))
     served = mounts.mount(image.ref, fill=True)
     assert not served.complete
@@ -308,8 +308,8 @@ def test_what_was_sealed_long_ago_is_verified_and_sealed_anew(
 
 
 def _renewed(mark: Path, about: os.stat_result) -> bytes:
-    fields = list(sealing._MARK.unpack(mark.read_bytes()[: sealing._MARK.size]))
-    body = sealing._MARK.pack(*fields[:-2], about.st_mtime_ns, about.st_ctime_ns)
+    fields = list(sealed_objects._MARK.unpack(mark.read_bytes()[: sealed_objects._MARK.size]))
+    body = sealed_objects._MARK.pack(*fields[:-2], about.st_mtime_ns, about.st_ctime_ns)
     return body + hashlib.sha256(body).digest()
 
 
@@ -329,7 +329,7 @@ def test_where_the_kernel_cannot_mount_it_so_it_is_served(
 ) -> None:
     """The file is a fake that is none."""
     filled(mounts, image)
-    monkeypatch.setattr(sealing.Sealed, "path", "/proc/self/nothing")
+    monkeypatch.setattr(sealed_objects.Sealed, "path", "/proc/self/nothing")
     mounted = mounts.mount(image.ref)
     assert not mounted.complete
     assert tree_of(mounted.directory) == FILES

@@ -10,7 +10,7 @@ import page_cache
 import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.imageprefetch import hotsets
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.parts import fetching, open_image

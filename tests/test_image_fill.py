@@ -19,10 +19,11 @@ from bootseer.blockimage.fill_settings import Activity, FillSettings
 from bootseer.blockimage.front import DATA, ImageFront
 from bootseer.blockimage.opened import BlockImage
 from bootseer.blockimage.serving import ImageServer, ServeSettings
-from bootseer.blocks import planning, presence
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cached import CachedObject
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.plan import planner
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import Handle
 from bootseer.imageprefetch.localstore import LocalStore
@@ -165,8 +166,8 @@ def test_what_was_read_while_the_image_could_not_be_opened_is_kept_by_the_fill(
     source: FileSource, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in the fetcher's memory, which stores nothing that has come already."""
-    monkeypatch.setattr(planning, "REOPEN_S", 0.1)
-    identity = presence.identity_of(source)
+    monkeypatch.setattr(planner, "REOPEN_S", 0.1)
+    identity = present_index.identity_of(source)
     assert identity is not None
     cache.open(source).close()
     with Fetcher(cache=cache) as fetcher:
@@ -214,7 +215,7 @@ def test_an_image_that_is_being_evicted_at_the_moment_is_filled_a_little_later(
     source: FileSource, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fill_module, "POLL_S", 0.05)
-    identity = presence.identity_of(source)
+    identity = present_index.identity_of(source)
     assert identity is not None
     with cache.open(source) as cached:
         for index in range(64):

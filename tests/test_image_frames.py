@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bootseer.blockimage.frames import Cold, Coming, Frames, Hot
 from bootseer.blockimage.pack import Frame, Index
-from bootseer.blocks.extent import Extent
+from bootseer.blocks.extents import Extent
 
 PAGE = 4096
 PAGES = 64

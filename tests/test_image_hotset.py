@@ -12,8 +12,8 @@ from hotset_trees import PAGE, Tree
 from images_lab import Image, file, write_layout
 
 from bootseer.blockimage import hotset, pack
-from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.trace import Touched, Trace, merge
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.trace.trace_file import Touched, Trace, merge
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch import hotsets
 from bootseer.imageprefetch.hotsets import HotSets, ImageParts

@@ -15,7 +15,7 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
 from waiting import until
 
-from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, HEADER
+from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, HEADER
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError, UsageError
 from bootseer.fuse import background
 from bootseer.imageprefetch import runtime

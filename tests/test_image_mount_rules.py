@@ -21,7 +21,7 @@ from bootseer.blockimage.opened import BlockImage
 from bootseer.blockimage.pack import Frame, Index, Warm
 from bootseer.blockimage.serving import ImageServer, ServeSettings
 from bootseer.blockimage.supply import Bytes
-from bootseer.blocks.extent import Extent
+from bootseer.blocks.extents import Extent
 from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.fuse import background

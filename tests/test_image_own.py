@@ -15,7 +15,7 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files, tree_of
 from waiting import until
 
-from bootseer.blocks import trace as traces
+from bootseer.blocks.trace import trace_file as traces
 from bootseer.imageprefetch import ownsets
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.ownsets import Kept, Making

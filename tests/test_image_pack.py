@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from bootseer.blockimage import pack
 from bootseer.blockimage.pack import Frame, Index, Limits, Warm
 from bootseer.blockimage.packing import PackInfo, build_pack, plan_frames
-from bootseer.blocks.extent import PAGE_BYTES, Extent
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.extents import PAGE_BYTES, Extent
+from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
 
 PAGES = 600

@@ -12,7 +12,7 @@ import pytest
 from image_mounts import Published, publish, some_files
 
 from bootseer.blockimage import hotset
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch import hotsets, pieces
 from bootseer.imageprefetch.hotsets import Made
 from bootseer.imageprefetch.parts import Image, fetching, open_image, with_carried

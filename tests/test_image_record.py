@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bootseer.blocks.recorder import Recorder
+from bootseer.blocks.trace.recorder import Recorder
 from bootseer.events.writer import Writer
 from bootseer.imageprefetch.recording import FirstStepWatch, StartRecording
 from bootseer.imageprefetch.traces import TraceStore

@@ -15,8 +15,8 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 from waiting import until
 
-from bootseer.blocks.recorder import Recorder
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace.recorder import Recorder
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.imageprefetch.journal import Journal
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.traces import TraceStore

@@ -297,9 +297,13 @@ HEAVY = {
         "bootseer.storage.http.pool",
         "bootseer.storage.oci.registry_repository",
     ),
-    *("bootseer.blocks.fetch", "bootseer.blocks.cache", "bootseer.blockimage.fill"),
+    *(
+        "bootseer.blocks.fetch.fetcher",
+        "bootseer.blocks.cache.node_cache",
+        "bootseer.blockimage.fill",
+    ),
     *("bootseer.storage.store", "bootseer.imageprefetch.ownsets"),
-    *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.sealing"),
+    *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.cache.sealed_objects"),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from image_mounts import Mounts, evict, mounts_below, noise
 from images_lab import Image, directory, file, symlink, write_layout
 
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.imageprefetch.localstore import LocalStore
 from bootseer.imageprefetch.parts import open_image
 from bootseer.imageprefetch.showing import summarise

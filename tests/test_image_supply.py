@@ -11,7 +11,7 @@ from block_sources import make_source
 from bootseer.blockimage.frames import Frames
 from bootseer.blockimage.pack import EMPTY
 from bootseer.blockimage.supply import FITTING_MISSES, Bytes
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import Priority
 
 BLOCK = 4096

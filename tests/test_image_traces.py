@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bootseer.blocks import trace as traces
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace import trace_file as traces
+from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch.traces import TraceStore, within
 from bootseer.imageprefetch.workloads import check_workload
@@ -18,7 +18,7 @@ SIZE = 1000 * PAGE
 
 WORKER = """
 import sys
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch.traces import TraceStore
 store, number = TraceStore(sys.argv[1]), int(sys.argv[2])
 for turn in range(5):

@@ -23,9 +23,9 @@ from image_mounts import (
 
 from bootseer.blockimage import artifact, hotset
 from bootseer.blockimage.whole import PAUSE_S, WholeFetch
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.extent import Extent
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.extents import Extent
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.oci.manifest import EMPTY_BYTES, OCI_MANIFEST, Manifest, digest_of
 from bootseer.storage.oci.repository import Repository, open_repository
 

@@ -13,7 +13,7 @@ import pytest
 from oci_proxy import Gate, SignedBlobs, Tokens, isolate, opened, push_image
 from web_fakes import head
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.blocks.table import Codec, Stored, Table, TableSource
 from bootseer.errors import CorruptDataError, StoreUnavailableError

@@ -190,6 +190,6 @@ def test_programs_named_by_a_text_are_reached() -> None:
     tests = soak.ROOT / "tests"
     reached = set(soak._reached(tests / "test_blocks_cache_crash.py", soak.ROOT))
     assert tests / "cache_worker.py" in reached
-    assert soak.ROOT / "bootseer/blocks/cache.py" in reached
+    assert soak.ROOT / "bootseer/blocks/cache/node_cache.py" in reached
     started = set(soak._reached(tests / "test_fuse_handover.py", soak.ROOT))
     assert tests / "fuse_supervised.py" in started

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bootseer import stripedfs
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import CorruptDataError
 
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from stripe_lab import (
     version_folder,
 )
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BusyError, NotFoundError, UsageError
 from bootseer.stripedfs import putting
 from bootseer.stripedfs.getting import get_found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stripe_lab import CHUNK, make_tree, opened, read_back, sample, version_folder, whole
 
-from bootseer.blocks.fetch import Fetcher, FetchSettings
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from stripe_faces import CHUNK, content, put_bytes, store_of
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import (
     CorruptDataError,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,

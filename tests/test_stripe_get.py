@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from stripe_lab import CHUNK, Watched, local_tree, make_tree, opened, sample
 
-from bootseer.blocks.fetch import Fetcher, FetchSettings
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs import landing, transfer

@@ -20,7 +20,7 @@ from store_faults import note_store_faults
 from stripe_lab import local_tree, make_tree, read_back, sample
 from waiting import until
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_store

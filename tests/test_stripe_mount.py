@@ -26,7 +26,7 @@ from stripe_faces import (
 )
 from waiting import until
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.mounts import find_mount
 from bootseer.fuse.operations import ROOT, FileSystemError
 from bootseer.stripedfs import tree as trees

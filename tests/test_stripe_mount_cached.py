@@ -17,7 +17,7 @@ from fuse_mounts import in_time, python
 from stripe_faces import CHUNK, Served, content, put_bytes, served, store_of
 from waiting import until
 
-from bootseer.blocks import presence
+from bootseer.blocks.cache import present_index
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -52,7 +52,7 @@ def frozen(tmp_path: Path) -> list[Path]:
     return [
         path
         for path in objects(tmp_path, "present")
-        if path.read_bytes()[: len(presence.FROZEN)] == presence.FROZEN
+        if path.read_bytes()[: len(present_index.FROZEN)] == present_index.FROZEN
     ]
 
 

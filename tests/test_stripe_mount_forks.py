@@ -20,7 +20,7 @@ from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of
 from waiting import until
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError
 from bootseer.storage.store import Store

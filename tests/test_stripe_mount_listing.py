@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stripe_faces import content, store_of
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, Handle, Inode
 from bootseer.stripedfs import names, rwtree
 from bootseer.stripedfs.names import Found

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from stripe_faces import content, store_of
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Handle, Inode
 from bootseer.stripedfs import changing, names, rwtree

@@ -16,7 +16,7 @@ from fuse_mounts import in_time, mounted, python
 from stripe_faces import content, put_bytes, store_of
 from waiting import until
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, DeadlineError, StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
 from bootseer.storage.retry import limited, retrying

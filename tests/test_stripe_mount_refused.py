@@ -15,7 +15,7 @@ from fuse_mounts import in_time, refusal
 from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, FileSystemError
 from bootseer.stripedfs.rwtree import WritableTree
 

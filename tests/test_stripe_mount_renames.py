@@ -17,7 +17,7 @@ from fuse_mounts import in_time, mounted, refusal
 from stripe_faces import CHUNK, SMALL, content, served, store_of
 from waiting import until
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import DeadlineError, NotFoundError
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Stat

@@ -13,7 +13,7 @@ import pytest
 from fuse_mounts import mounted
 from stripe_faces import content, put_bytes, store_of
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT
 from bootseer.storage.store import Placed, Stat
 from bootseer.storage.wrap import WrappedStore

@@ -14,7 +14,7 @@ from fuse_mounts import in_time, mounted, python, refusal
 from stripe_faces import CHUNK, SMALL, put_bytes, served, store_of
 from waiting import until
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
 from bootseer.stripedfs import names
 from bootseer.stripedfs import tree as trees

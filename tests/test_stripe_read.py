@@ -14,7 +14,7 @@ import pytest
 from stripe_faces import CHUNK, SMALL, WIDTH, content, put_bytes, store_of
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import (
     BootseerError,

@@ -14,7 +14,7 @@ from fuse_mounts import in_time, refusal
 from stripe_faces import content, put_bytes, served, store_of, stripe
 from web_fakes import FakeServer, Request, head, serve_range
 
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError
 from bootseer.storage.wrap import WrappedStore

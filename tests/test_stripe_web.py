@@ -12,7 +12,7 @@ import pytest
 from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import (
     AccessDeniedError,

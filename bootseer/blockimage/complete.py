@@ -1,7 +1,7 @@
 """A mounted image all of whose bytes are on this node: the kernel reads them, and nobody serves.
 
-EROFS has the node cache's own file as its device, which `blocks.sealing` made sure of. What the
-processes here do is warm the hot set; the mount needs none of them, and outlives them.
+EROFS has the node cache's own file as its device, which `blocks.cache.sealed_objects` made sure of.
+What the processes here do is warm the hot set; the mount needs none of them, and outlives them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofsmount, warm
 from bootseer.blockimage.opened import BlockImage
-from bootseer.blocks.sealing import Sealed
+from bootseer.blocks.cache.sealed_objects import Sealed
 from bootseer.errors import BootseerError, CorruptDataError
 
 if TYPE_CHECKING:

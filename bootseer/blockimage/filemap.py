@@ -20,8 +20,8 @@ from typing import NamedTuple
 import zstandard
 
 from bootseer.blockimage.entries import FileExtent
-from bootseer.blocks.extent import Extent
-from bootseer.blocks.trace import FilePlace
+from bootseer.blocks.extents import Extent
+from bootseer.blocks.trace.trace_file import FilePlace
 from bootseer.errors import CorruptDataError
 
 MAGIC = b"BSFILES\x01"
@@ -96,7 +96,7 @@ class FileMap:
         return out
 
     def places(self) -> dict[str, FilePlace]:
-        """Each file's digest and data extents, as `blocks.trace.moves` compares two versions."""
+        """Each file's digest and data extents, as `trace_file.moves` compares two versions."""
         return {
             file.path.decode("utf-8", "surrogateescape"): FilePlace(
                 f"{file.digest.hex()}:{file.size_bytes}",

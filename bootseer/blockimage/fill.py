@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from bootseer.blockimage.fill_settings import Activity, FillSettings
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cached import CachedObject
-from bootseer.blocks.fetch import Fetcher
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource, block_count, block_length
 from bootseer.errors import BootseerError

@@ -31,7 +31,7 @@ from bootseer.fuse.operations import (
 )
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Held
+    from bootseer.blocks.fetch.fetcher import Held
 
 NAME = b"d"
 DATA = Inode(2)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from bootseer.blockimage.pack import Index
-from bootseer.blocks.presence import Identity
+from bootseer.blocks.cache.present_index import Identity
 from bootseer.blocks.source import BlockSource
 from bootseer.light_dataclasses import dataclass
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from bootseer.blocks.extent import PAGE_BYTES, Extent
+from bootseer.blocks.extents import PAGE_BYTES, Extent
 from bootseer.blocks.table import Unpacker
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.light_dataclasses import dataclass

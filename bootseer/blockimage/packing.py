@@ -23,9 +23,9 @@ from bootseer.blockimage.pack import (
     Warm,
     serialise_boot,
 )
-from bootseer.blocks.extent import PAGE_BYTES, Extent
-from bootseer.blocks.replay import plan_replay
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.extents import PAGE_BYTES, Extent
+from bootseer.blocks.trace.replay import plan_replay
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import UsageError
 
 WHOLE_SHARE = 0.8  # a hot set of so much of its image is fetched as the image, block by block

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from bootseer.blockimage.fill import Fill
     from bootseer.blockimage.warm import Warmer
     from bootseer.blockimage.whole import WholeFetch
-    from bootseer.blocks.cache import NodeCache
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.cache.node_cache import NodeCache
+    from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.blocks.stats import Counters
 
 NAME = "d"
@@ -137,7 +137,7 @@ class ImageServer:
             if self._closed:
                 raise CorruptDataError("the image's server has ended")
             if self._fetcher is None:
-                from bootseer.blocks.fetch import Fetcher  # a mount need not wait for it
+                from bootseer.blocks.fetch.fetcher import Fetcher  # a mount need not wait for it
 
                 self._source = self.image.source()
                 self._cache = self._open_cache()
@@ -149,7 +149,7 @@ class ImageServer:
         settings = self.settings
         if not settings.cache_dir:
             return None
-        from bootseer.blocks.cache import NodeCache
+        from bootseer.blocks.cache.node_cache import NodeCache
 
         try:
             return NodeCache(
@@ -371,10 +371,10 @@ class ImageServer:
 
     def _seal(self, source: BlockSource, quiet: Callable[[], bool]) -> bool:
         """Make sure that the next mount may read the cache's file itself."""
-        from bootseer.blocks import sealing
+        from bootseer.blocks.cache import sealed_objects
 
         try:
-            return sealing.seal(self.settings.cache_dir, source, go_on=quiet)
+            return sealed_objects.seal(self.settings.cache_dir, source, go_on=quiet)
         except BootseerError as error:
             self._say("seal", f"it will be served next time, too: {error}")
             return True

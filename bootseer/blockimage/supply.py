@@ -11,9 +11,9 @@ from bootseer.blocks.source import BlockSource
 from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher, Held
-    from bootseer.blocks.readahead import ReadAhead
-    from bootseer.blocks.straight import Straight
+    from bootseer.blocks.cache.direct_reads import Straight
+    from bootseer.blocks.fetch.fetcher import Fetcher, Held
+    from bootseer.blocks.fetch.plan.readahead import ReadAhead
 
 
 FITTING_MISSES = 16

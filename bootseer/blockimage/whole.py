@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bootseer.blocks.extent import Extent
-from bootseer.blocks.replay import Prefetcher, Replay
+from bootseer.blocks.extents import Extent
 from bootseer.blocks.source import BlockSource
-from bootseer.blocks.trace import Touched, Trace
+from bootseer.blocks.trace.replay import Prefetcher, Replay
+from bootseer.blocks.trace.trace_file import Touched, Trace
 
 WINDOW_BYTES = 16 << 20
 NEAR_BYTES = 64 << 20  # a read of what is so close ahead follows the order

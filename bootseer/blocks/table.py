@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 import zstandard
 
-from bootseer.blocks.extent import BLOCK_BYTES
-from bootseer.blocks.presence import Identity, identity_for
+from bootseer.blocks.cache.present_index import Identity, identity_for
+from bootseer.blocks.extents import BLOCK_BYTES
 from bootseer.blocks.source import Location
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.light_dataclasses import dataclass

@@ -14,7 +14,7 @@ from bootseer.cli.options import echo_json, json_option
 from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from bootseer.blocks.trace import Trace
+    from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.hotsets import Made
     from bootseer.imageprefetch.parts import Image
 

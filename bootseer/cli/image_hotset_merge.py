@@ -34,7 +34,7 @@ def command(
     A FILE is a `.trace` of another node (its cache, images/DIGEST/traces). The result takes the
     place of this node's recording; `hotset build` packs it.
     """
-    from bootseer.blocks import trace as traces
+    from bootseer.blocks.trace import trace_file as traces
     from bootseer.imageprefetch.hotsets import merged
     from bootseer.imageprefetch.parts import rename
 
@@ -62,7 +62,7 @@ def command(
 
 
 def _read(path: str) -> bytes:
-    from bootseer.blocks.trace import LIMITS
+    from bootseer.blocks.trace.trace_file import LIMITS
 
     try:
         with open(path, "rb") as file:

@@ -100,13 +100,13 @@ _IMAGE_MOUNT = """
     queue bootseer/system/proc_files bootseer/fuse/requesters bootseer/fuse/parked
     bootseer/fuse/session bootseer/fuse/loop bootseer/fuse/serve bootseer/fuse/handover
     platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
-    bootseer/blocks/__init__ bootseer/blocks/extent site-packages/xxhash/_xxhash.so
+    bootseer/blocks/__init__ bootseer/blocks/extents site-packages/xxhash/_xxhash.so
     site-packages/xxhash/version site-packages/xxhash/__init__ bootseer/blocks/source
-    bootseer/blocks/presence bootseer/blocks/table bootseer/blockimage/pack
-    bootseer/blockimage/frames bootseer/blocks/settings bootseer/blockimage/supply
-    bootseer/blockimage/front bootseer/imageprefetch/container_folders
-    bootseer/imageprefetch/announcing bootseer/system/atomic
-    bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
+    bootseer/blocks/cache/__init__ bootseer/blocks/cache/present_index bootseer/blocks/table
+    bootseer/blockimage/pack bootseer/blockimage/frames bootseer/blocks/settings
+    bootseer/blockimage/supply bootseer/blockimage/front
+    bootseer/imageprefetch/container_folders bootseer/imageprefetch/announcing
+    bootseer/system/atomic bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
     bootseer/imageprefetch/noting bootseer/blockimage/hotset bootseer/blockimage/opened
     bootseer/storage/bounded_calls bootseer/imageprefetch/first_look
     bootseer/imageprefetch/pieces bootseer/imageprefetch/image_config
@@ -115,7 +115,8 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/completing bootseer/blockimage/arena
     bootseer/blockimage/fill_settings bootseer/blockimage/serving bootseer/events/resource
     bootseer/imageprefetch/workloads encodings/ascii bootseer/imageprefetch/recording
-    bootseer/blocks/recorder bootseer/blocks/trace
+    bootseer/blocks/trace/__init__ bootseer/blocks/trace/recorder
+    bootseer/blocks/trace/trace_file
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder

@@ -24,7 +24,7 @@ def command(url: str, jobs: int | None, **store: Any) -> int:
 
     URL may also name a file within a directory checkpoint.
     """
-    from bootseer.blocks.fetch import Fetcher, FetchSettings
+    from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.stripedfs.catting import stream
     from bootseer.stripedfs.locating import locate
     from bootseer.stripedfs.names import source_of

@@ -26,7 +26,7 @@ def command(
     A file becomes DST, or lies in it where DST is a folder. A directory checkpoint becomes the
     folder DST, which must be new or empty. DST appears in one step when all of it has arrived.
     """
-    from bootseer.blocks.fetch import Fetcher, FetchSettings
+    from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.stripedfs.getting import get_found
     from bootseer.stripedfs.locating import locate
 

@@ -23,7 +23,7 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
 
     Names each damaged stripe and chunk; the exit code is 6 when there is any.
     """
-    from bootseer.blocks.fetch import Fetcher, FetchSettings
+    from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.storage.store import open_object
     from bootseer.stripedfs.verifying import sentence, verify_in
 

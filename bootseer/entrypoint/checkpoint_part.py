@@ -132,7 +132,7 @@ def _block_bytes(checkpoint: CheckpointSettings) -> int:
 
 def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     """Copy the checkpoint. Its store has `look_s` to say what there is."""
-    from bootseer.blocks.fetch import Fetcher, FetchSettings
+    from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.storage import retry
     from bootseer.storage.bounded_calls import within
     from bootseer.storage.urls import redact

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from bootseer.blockimage.filemap import FileMap
-from bootseer.blocks import trace as traces
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace import trace_file as traces
+from bootseer.blocks.trace.trace_file import Trace
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bootseer.blockimage.complete import CompleteImage
-    from bootseer.blocks.sealing import Sealed
+    from bootseer.blocks.cache.sealed_objects import Sealed
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.resolving import Opened
 
@@ -40,7 +40,7 @@ def _sealed_of(settings: MountSettings, digest: str, opened: Opened) -> Sealed |
     blocks = os.path.join(settings.cache, "blocks")
     if not os.path.isdir(blocks):  # nothing is here: nothing is imported for it
         return None
-    from bootseer.blocks.sealing import open_sealed
+    from bootseer.blocks.cache.sealed_objects import open_sealed
 
     identity = opened.image.identity
     if identity is None:

@@ -18,11 +18,11 @@ from bootseer.blockimage import hotset
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blockimage.hotset import HotSet
 from bootseer.blockimage.packing import WHOLE_SHARE, PackInfo, build_pack, owners
-from bootseer.blocks import trace as traces
-from bootseer.blocks.fetch import Fetcher
-from bootseer.blocks.replay import Replay
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.source import BlockSource
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace import trace_file as traces
+from bootseer.blocks.trace.replay import Replay
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.localstore import DEFAULT_NAME
 from bootseer.imageprefetch.workloads import check_workload

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bootseer.blocks.recorder import Recorder
+    from bootseer.blocks.trace.recorder import Recorder
 
 SAVE_S = 0.25
 _HEADER = struct.Struct("<8sQQ")

@@ -11,7 +11,7 @@ from bootseer.imageprefetch.journal import Journal
 
 if TYPE_CHECKING:
     from bootseer.blockimage.front import ImageFront
-    from bootseer.blocks.trace import Trace
+    from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.recording import LateRecorder, StartRecording
     from bootseer.imageprefetch.traces import TraceStore

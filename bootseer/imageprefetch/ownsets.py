@@ -24,7 +24,7 @@ from bootseer.system.interpreter import command_for
 
 if TYPE_CHECKING:
     from bootseer.blockimage.hotset import HotSet
-    from bootseer.blocks.trace import Trace
+    from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.resolving import Opened
 
@@ -94,7 +94,7 @@ def is_due(making: Making, trace: Trace) -> bool:
         return False
     if find(local, making.digest, making.workload, making.block_image) is None:
         return True
-    from bootseer.blocks import trace as traces
+    from bootseer.blocks.trace import trace_file as traces
     from bootseer.imageprefetch.hotsets import SHARE, HotSets
 
     try:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from bootseer.blockimage import artifact, filemap
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blocks import table as tables
-from bootseer.blocks import trace as traces
 from bootseer.blocks.table import TableSource
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace import trace_file as traces
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 from bootseer.imageprefetch import hotsets, pieces
 from bootseer.imageprefetch.carrying import Carried, carry
@@ -25,7 +25,7 @@ from bootseer.storage.oci.repository import Progress, Repository, open_repositor
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 BLOCKS = "blocks"  # the node cache, below the cache directory
 CACHE_LIMIT_BYTES = 64 << 30
@@ -227,8 +227,8 @@ def carried_from(image: Image, old: Image, workload: str = "") -> Carried:
 def fetching(cache: str, limit_bytes: int = CACHE_LIMIT_BYTES) -> Iterator[Fetcher]:
     """A fetcher that keeps blocks in this node's cache."""
     from bootseer.blockimage.serving import KEEP_FREE
-    from bootseer.blocks.cache import NodeCache
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.cache.node_cache import NodeCache
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
     with (
         NodeCache(os.path.join(cache, BLOCKS), limit_bytes, keep_free=KEEP_FREE) as kept,

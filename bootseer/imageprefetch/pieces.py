@@ -16,7 +16,7 @@ from bootseer.imageprefetch.localstore import KeptPack
 from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from bootseer.blocks.presence import Identity
+    from bootseer.blocks.cache.present_index import Identity
     from bootseer.storage.oci.manifest import Descriptor, Manifest
     from bootseer.storage.oci.repository import RepositoryReader
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from bootseer import events
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blocks.recorder import Recorder
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace.recorder import Recorder
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.journal import SAVE_S, Journal
 

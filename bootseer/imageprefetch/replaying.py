@@ -17,7 +17,7 @@ from bootseer.blockimage.front import WARMING
 from bootseer.blockimage.pack import Frame, Index, parse_boot
 from bootseer.blockimage.packing import owners, warm_of
 from bootseer.blockimage.warm import WINDOW_BYTES, clone_mount, open_regular_below
-from bootseer.blocks.extent import Extent
+from bootseer.blocks.extents import Extent
 from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch import ownsets, pieces

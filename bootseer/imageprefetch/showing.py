@@ -10,7 +10,7 @@ from typing import Any
 
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blockimage.packing import owners
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace.trace_file import Trace
 
 BUCKETS = 60
 MIN_SHARE = 0.02  # a directory with less of the hot bytes is counted with its parent

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blocks.recorder import WINDOW_S
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace.recorder import WINDOW_S
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import UsageError
 from bootseer.imageprefetch import image_config as image_config_file

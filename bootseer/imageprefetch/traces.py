@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bootseer import events
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blocks import trace as traces
-from bootseer.blocks.trace import LIMITS, Trace
+from bootseer.blocks.trace import trace_file as traces
+from bootseer.blocks.trace.trace_file import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.localstore import DEFAULT_NAME
 from bootseer.imageprefetch.workloads import check_workload

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bootseer.blockimage.erofsmount import Erofs
     from bootseer.blockimage.opened import BlockImage
     from bootseer.blockimage.serving import ImageServer, ServeSettings
-    from bootseer.blocks.trace import Trace
+    from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.mounting import MountSettings
 
 
@@ -440,11 +440,22 @@ def _collect_garbage() -> None:
 def _import_the_rest() -> None:
     """Import what a read or the end may need later: the package may be replaced by then."""
     from bootseer.blockimage import fill, warm
-    from bootseer.blocks import cache, fetch, sealing
+    from bootseer.blocks.cache import node_cache, sealed_objects
+    from bootseer.blocks.fetch import fetcher
     from bootseer.imageprefetch import ownsets, traces
     from bootseer.storage.oci import layout_repository, registry_repository
 
-    del fill, warm, cache, fetch, sealing, ownsets, traces, layout_repository, registry_repository
+    del (
+        fill,
+        warm,
+        node_cache,
+        fetcher,
+        sealed_objects,
+        ownsets,
+        traces,
+        layout_repository,
+        registry_repository,
+    )
 
 
 def _plain(server: runtime.Server) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.transfer import Segment, batch_bytes, fetch
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 
 def stretches(size_bytes: int, block_bytes: int, limit_bytes: int) -> Iterator[tuple[int, int]]:

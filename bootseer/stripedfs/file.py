@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from bootseer.blocks.pool import copy, writable
+from bootseer.blocks.fetch.slabs import copy, writable
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.store import open_object
@@ -32,8 +32,8 @@ from bootseer.stripedfs.source import FileSource, as_damage
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from bootseer.blocks.fetch import Fetcher
-    from bootseer.blocks.readahead import ReadAhead
+    from bootseer.blocks.fetch.fetcher import Fetcher
+    from bootseer.blocks.fetch.plan.readahead import ReadAhead
     from bootseer.storage.store import Store
 
 PEEK_BYTES = 64 << 10
@@ -245,7 +245,7 @@ class StripedFile(io.RawIOBase):
 
     def _ready(self) -> tuple[FileSource, Fetcher, ReadAhead]:
         """The source, fetcher and read-ahead of this process."""
-        from bootseer.blocks.readahead import ReadAhead
+        from bootseer.blocks.fetch.plan.readahead import ReadAhead
 
         self._check()
         _clear_left()

@@ -47,7 +47,7 @@ from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.versions import LeadsOutError
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.stripedfs.saving import SavedFile
 
 COPY_BYTES = 32 << 20

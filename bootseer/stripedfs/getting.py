@@ -27,7 +27,7 @@ from bootseer.stripedfs.source import DigestedSource, FileSource
 from bootseer.stripedfs.stripes import Pool
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.storage.options import StoreOptions
 
 PERMISSIONS = 0o777

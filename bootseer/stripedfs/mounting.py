@@ -104,8 +104,8 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
 
 def build_tree(settings: MountSettings, log: Log) -> Operations:
     """What is served: opens the store and starts threads, so for the worker alone."""
-    from bootseer.blocks.cache import NodeCache
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.cache.node_cache import NodeCache
+    from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.rwtree import WritableTree
     from bootseer.stripedfs.tree import StripedTree
@@ -251,8 +251,8 @@ def _load_store(url: str) -> None:
 def _load_tree() -> None:
     """Import what every worker needs."""
     for name in (
-        "bootseer.blocks.cache",
-        "bootseer.blocks.fetch",
+        "bootseer.blocks.cache.node_cache",
+        "bootseer.blocks.fetch.fetcher",
         "bootseer.fuse.handover",
         "bootseer.stripedfs.tree",
     ):

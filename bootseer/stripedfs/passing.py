@@ -1,8 +1,8 @@
 """Files that the node cache holds whole, read by the kernel itself (FUSE passthrough).
 
 Such a read compares nothing with any entry, so only sealed objects are handed over: see
-`blocks.sealing`. What a mount has read whole is sealed once nobody reads through it any more, at
-the least priority and with pauses, so the next opening finds it so.
+`blocks.cache.sealed_objects`. What a mount has read whole is sealed once nobody reads through it
+any more, at the least priority and with pauses, so the next opening finds it so.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bootseer.blocks import sealing
-from bootseer.blocks.presence import identity_of
-from bootseer.blocks.sealing import Sealed, VerifiableSource
+from bootseer.blocks.cache import sealed_objects
+from bootseer.blocks.cache.present_index import identity_of
+from bootseer.blocks.cache.sealed_objects import Sealed, VerifiableSource
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import Handle
 from bootseer.stripedfs.source import FileSource
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 QUIET_S = 2.0
 PAUSE_S = 0.01
@@ -55,7 +55,7 @@ class Passing:
         if not isinstance(source, VerifiableSource):
             return None
         identity = identity_of(source)
-        return None if identity is None else sealing.open_sealed(self._directory, identity)
+        return None if identity is None else sealed_objects.open_sealed(self._directory, identity)
 
     def keep(self, handle: Handle, sealed: Sealed) -> None:
         """Keep an object pinned until `drop`."""
@@ -105,12 +105,12 @@ class Passing:
 
     def _seal(self, source: FileSource) -> None:
         identity = identity_of(source)
-        if identity is None or not sealing.seal(
+        if identity is None or not sealed_objects.seal(
             self._directory, source, go_on=self._go_on, whole_pages=False
         ):
             return
         self._fetcher.forget(source)  # freezing needs the object alone
-        found = sealing.open_sealed(self._directory, identity)
+        found = sealed_objects.open_sealed(self._directory, identity)
         if found is not None:
             found.close()
 

@@ -12,7 +12,7 @@ from bootseer.stripedfs.shared import shared_fetcher
 from bootseer.stripedfs.source import FileSource, as_damage
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 Wanted = tuple[str, int | None, int | None]
 Bounds = Callable[[int | None, int | None, int], tuple[int, int]]

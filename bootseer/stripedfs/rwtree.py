@@ -47,7 +47,7 @@ from bootseer.stripedfs.tree import StripedTree
 from bootseer.stripedfs.versions import SUFFIX
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 WRITE_HANDLE = 0x5A5A5 << 44
 WRITE_MASK = 0xFFFFF << 44

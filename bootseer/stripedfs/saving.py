@@ -21,7 +21,7 @@ from bootseer.stripedfs.names import Found
 from bootseer.stripedfs.settings import WriteSettings
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.stripedfs.dcpsets import StagedFile
     from bootseer.stripedfs.nodes import Node
     from bootseer.stripedfs.stream import StripedWriter

@@ -13,8 +13,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
-    from bootseer.blocks.readahead import Share
+    from bootseer.blocks.fetch.fetcher import Fetcher
+    from bootseer.blocks.fetch.plan.readahead import Share
 
 
 class _Shared:
@@ -37,7 +37,7 @@ def shared_fetcher() -> Fetcher:
         return found
     with _shared.lock:
         if _shared.fetcher is None or _shared.pid != os.getpid():
-            from bootseer.blocks.fetch import Fetcher
+            from bootseer.blocks.fetch.fetcher import Fetcher
 
             _shared.fetcher, _shared.pid = Fetcher(), os.getpid()
             atexit.register(_tell, _shared.fetcher, _shared.pid)
@@ -60,7 +60,7 @@ def share_of(fetcher: Fetcher) -> Share:
     with _shared.lock:
         found = _shared.shares.get(fetcher)
         if found is None:
-            from bootseer.blocks.readahead import Share
+            from bootseer.blocks.fetch.plan.readahead import Share
 
             found = _shared.shares[fetcher] = Share(fetcher.settings.memory_bytes // 2)
         return found

@@ -15,7 +15,7 @@ from bootseer.stripedfs.source import INCOMPLETE, DigestedSource, FileSource, as
 from bootseer.stripedfs.stripes import Pool, Work
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.storage.store import Store
 
 MIN_BATCH_BYTES = MAX_CHUNK_BYTES

@@ -47,7 +47,7 @@ from bootseer.stripedfs.source import FileSource
 from bootseer.stripedfs.treefiles import Answered, Complaints, OpenFiles
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 REFRESH_S = 30.0
 AGAIN_S = 5.0

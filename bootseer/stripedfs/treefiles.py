@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from bootseer.blocks.readahead import ReadAhead
+from bootseer.blocks.fetch.plan.readahead import ReadAhead
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import is_volatile
 from bootseer.errors import (
@@ -32,7 +32,7 @@ from bootseer.stripedfs.shared import share_of
 from bootseer.stripedfs.source import FileSource, as_damage
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher, Held
+    from bootseer.blocks.fetch.fetcher import Fetcher, Held
 
 NOTHING = Data((b"",))
 COUNTER_BITS = 24

@@ -19,7 +19,7 @@ from bootseer.stripedfs.stripes import Pool
 from bootseer.stripedfs.versions import StripedObject, Version
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch import Fetcher
+    from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.storage.options import StoreOptions
 
 MAX_DAMAGES = 10_000

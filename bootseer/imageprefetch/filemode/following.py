@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer.blocks.extent import Extent, covered_bytes
+from bootseer.blocks.extents import Extent, covered_bytes
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode import lowly
 from bootseer.imageprefetch.filemode.mapped import Mapped, mapping_order, read_bytes, tree

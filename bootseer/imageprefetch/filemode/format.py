@@ -1,7 +1,7 @@
 """Traces of files: which ranges of which files starts touched. Pure.
 
-A file trace is a list of files and a trace (`blocks.trace`) of one virtual object: these files
-laid end to end, each from a page's beginning. The object's name is the digest of the list, so
+A file trace is a list of files and a trace (`blocks.trace.trace_file`) of one virtual object: these
+files laid end to end, each from a page's beginning. The object's name is the digest of the list, so
 that merging and carrying over come from there. A file is the same as long as path, size and
 modification time are.
 """
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import zstandard
 
-from bootseer.blocks import trace as traces
-from bootseer.blocks.extent import PAGE_BYTES, Extent
-from bootseer.blocks.recorder import Recorder
-from bootseer.blocks.trace import FilePlace, Touched, Trace
+from bootseer.blocks.extents import PAGE_BYTES, Extent
+from bootseer.blocks.trace import trace_file as traces
+from bootseer.blocks.trace.recorder import Recorder
+from bootseer.blocks.trace.trace_file import FilePlace, Touched, Trace
 from bootseer.errors import CorruptDataError, UsageError
 
 MAGIC = b"BSFILES\x01"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from bootseer.blocks.extent import PAGE_BYTES, Extent, union
+from bootseer.blocks.extents import PAGE_BYTES, Extent, union
 from bootseer.imageprefetch.filemode.residency import page_runs
 from bootseer.system.proc_files import LIMIT_S, call_within, read_proc
 

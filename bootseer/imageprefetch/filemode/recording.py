@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from bootseer.blocks.extent import Extent, covered_bytes, subtract
+from bootseer.blocks.extents import Extent, covered_bytes, subtract
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode import format as filetraces
 from bootseer.imageprefetch.filemode import places, touches

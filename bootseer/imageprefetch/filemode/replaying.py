@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from bootseer.blocks.extent import Extent
+from bootseer.blocks.extents import Extent
 from bootseer.imageprefetch.filemode.format import FileRange, FileTrace
 from bootseer.imageprefetch.filemode.places import DEFAULT_ROOTS, Opener
 

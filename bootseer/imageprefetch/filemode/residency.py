@@ -12,7 +12,7 @@ import mmap
 import os
 from typing import NamedTuple
 
-from bootseer.blocks.extent import PAGE_BYTES, Extent
+from bootseer.blocks.extents import PAGE_BYTES, Extent
 
 _PROT_READ, _MAP_PRIVATE = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value

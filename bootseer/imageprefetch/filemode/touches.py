@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from bootseer.blocks.extent import Extent, subtract
+from bootseer.blocks.extents import Extent, subtract
 from bootseer.imageprefetch.filemode.format import Touch
 from bootseer.imageprefetch.filemode.residency import Seen
 from bootseer.imageprefetch.filemode.tracefs import Added

@@ -13,7 +13,7 @@ import re
 import threading
 from typing import NamedTuple
 
-from bootseer.blocks.extent import PAGE_BYTES
+from bootseer.blocks.extents import PAGE_BYTES
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode.residency import effective_capability
 from bootseer.imageprefetch.filemode.threads import start_deaf

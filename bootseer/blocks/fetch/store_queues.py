@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import heapq
 
+from bootseer.blocks.fetch.records import Flight, Group, Job, Line, Status
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.state import Flight, Group, Job, Line, Status
 
 DEMAND_SHARE = 8  # an eighth of the memory and of the connections is kept for demand
 

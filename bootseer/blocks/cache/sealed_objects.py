@@ -30,9 +30,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from bootseer.blocks import presence
-from bootseer.blocks.cache import check_private
-from bootseer.blocks.presence import Identity, identity_of
+from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache.node_cache import check_private
+from bootseer.blocks.cache.present_index import Identity, identity_of
 from bootseer.blocks.source import BlockSource, block_length
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
@@ -123,7 +123,7 @@ def open_sealed(directory: str, identity: Identity) -> Sealed | None:
             if not files.has(identity) or mark != _mark_of(identity, os.fstat(files.data_fd)):
                 return None
             if not files.frozen:
-                presence.freeze(files.present_fd)
+                present_index.freeze(files.present_fd)
                 # Somebody may evict it between the two locks: that takes its name alone.
                 fcntl.flock(files.present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ class _Files(Closing):
         try:
             flags = os.O_CLOEXEC | os.O_NOFOLLOW
             self.present_fd = os.open(f"{folder}/present", os.O_RDWR | flags)
-            self.frozen = presence.is_frozen(self.present_fd)
+            self.frozen = present_index.is_frozen(self.present_fd)
             kind = fcntl.LOCK_EX if alone and not self.frozen else fcntl.LOCK_SH
             fcntl.flock(self.present_fd, kind | fcntl.LOCK_NB)
             if not os.path.samestat(os.stat(f"{folder}/present"), os.fstat(self.present_fd)):
@@ -179,8 +179,8 @@ class _Files(Closing):
     def has(self, identity: Identity) -> bool:
         """Whether they are this object's, and whole."""
         return (
-            presence.read_identity(self.present_fd) == identity
-            and presence.is_whole(self.present_fd, identity)
+            present_index.read_identity(self.present_fd) == identity
+            and present_index.is_whole(self.present_fd, identity)
             and os.fstat(self.data_fd).st_size == identity.size_bytes
         )
 
@@ -240,7 +240,7 @@ def _step(
         try:
             source.check_raw(index, room[at : at + block_length(source, index)])
         except CorruptDataError:
-            presence.write_entry(files.present_fd, index, presence.ABSENT)
+            present_index.write_entry(files.present_fd, index, present_index.ABSENT)
             right = False
     return right
 

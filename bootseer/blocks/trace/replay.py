@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from bootseer.blocks.extent import Extent
+from bootseer.blocks.extents import Extent
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource, block_count
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import BootseerError, UsageError
 
 WINDOW_BYTES = 64 << 20

@@ -10,9 +10,9 @@ import time
 import uuid
 from typing import NamedTuple
 
-from bootseer.blocks import presence
-from bootseer.blocks.cached import punch
-from bootseer.blocks.presence import ABSENT, Identity
+from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache.cached_object import punch
+from bootseer.blocks.cache.present_index import ABSENT, Identity
 
 NEW = ".new-"
 DEAD = ".dead-"
@@ -77,7 +77,7 @@ def discard_spoiled(path: str, present_fd: int, identity: Identity) -> bool:
     `present_fd` holds the object's shared lock, and may have lost it when the answer is True:
     then the object must be opened anew. It stays while others have it open.
     """
-    if not presence.is_frozen(present_fd) or presence.is_whole(present_fd, identity):
+    if not present_index.is_frozen(present_fd) or present_index.is_whole(present_fd, identity):
         return False
     try:
         fcntl.flock(present_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ def discard(path: str, unless: Identity | None = None) -> bool:
         return False
     try:
         whole = present_fd >= 0 and os.path.exists(f"{path}/data")
-        if unless is not None and whole and presence.read_identity(present_fd) == unless:
+        if unless is not None and whole and present_index.read_identity(present_fd) == unless:
             return False
         return _remove(path)
     finally:
@@ -126,8 +126,8 @@ def _evict(usage: Usage, wanted_bytes: int) -> int:
 
 def _cut(path: str, present_fd: int, wanted_bytes: int) -> int:
     """Punch blocks out, from the last one down, until enough is free; returns the bytes freed."""
-    identity = presence.read_identity(present_fd)
-    if identity is None or presence.is_frozen(present_fd):  # a kernel may read it: unlink only
+    identity = present_index.read_identity(present_fd)
+    if identity is None or present_index.is_frozen(present_fd):  # a kernel may read it: unlink only
         return 0
     data_fd = os.open(f"{path}/data", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -135,9 +135,9 @@ def _cut(path: str, present_fd: int, wanted_bytes: int) -> int:
         end = identity.blocks
         while end > 0 and (before - os.fstat(data_fd).st_blocks) * 512 < wanted_bytes:
             first = max(0, end - _run_blocks(identity, wanted_bytes))
-            if presence.read_entries(present_fd, first, end - first).strip(b"\0"):
+            if present_index.read_entries(present_fd, first, end - first).strip(b"\0"):
                 absent = ABSENT * (end - first)
-                os.pwrite(present_fd, absent, presence.position(first))
+                os.pwrite(present_fd, absent, present_index.position(first))
                 length = (end - first) * identity.block_bytes
                 punch(data_fd, first * identity.block_bytes, length)
             end = first

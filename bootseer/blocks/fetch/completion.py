@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bootseer.blocks import claims, retry
-from bootseer.blocks.plan import Piece
-from bootseer.blocks.pool import Slot
-from bootseer.blocks.replicas import Replicas
+from bootseer.blocks.fetch import shared_claims
+from bootseer.blocks.fetch.plan import retry_policy
+from bootseer.blocks.fetch.plan.replica_choice import Replicas
+from bootseer.blocks.fetch.plan.request_plan import Piece
+from bootseer.blocks.fetch.records import Block, Copy, Flight, Group, Job, Line, Status
+from bootseer.blocks.fetch.slabs import Slot
+from bootseer.blocks.fetch.waiters import Waiters
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.state import Block, Copy, Flight, Group, Job, Line, Status
-from bootseer.blocks.waiters import Waiters
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 
 FIRST_WAITS = 32
@@ -157,7 +158,7 @@ class Endings(Waiters):
             block.avoid = block.bad = frozenset()
             self.fresh.append(block)
             return None
-        return retry.AT_ONCE if cancelled else self._next_try_s(flight, number, cause)
+        return retry_policy.AT_ONCE if cancelled else self._next_try_s(flight, number, cause)
 
     def _next_try_s(self, flight: Flight, number: int, cause: BaseException | None) -> float | None:
         """When a block that did not come is tried again; None, and the block failed, if never."""
@@ -166,7 +167,7 @@ class Endings(Waiters):
         cause = cause or StoreUnavailableError(
             f"{flight.items[number][1].part}: the store ended a request early; try again"
         )
-        delay_s = retry.next_try_s(
+        delay_s = retry_policy.next_try_s(
             cause,
             tries=block.tries,
             replicas=flight.replicas,
@@ -187,7 +188,7 @@ class Endings(Waiters):
         What is left of the flight is its first run of neighbours; others of its own become jobs
         again. Returns the number of new jobs.
         """
-        start, stop = claims.first_run(len(flight.items), refused)
+        start, stop = shared_claims.first_run(len(flight.items), refused)
         later: list[tuple[Block, Piece]] = []
         for number in (*range(start), *range(stop, len(flight.items))):
             block, piece = flight.items[number]
@@ -201,7 +202,7 @@ class Endings(Waiters):
             if number in refused:
                 block.foreign_s = block.foreign_s or now_s
                 self._foreign[block] = None
-                self._look_s = now_s + claims.FIRST_POLL_S
+                self._look_s = now_s + shared_claims.FIRST_POLL_S
             else:
                 later.append((block, piece))
         for column in (flight.items, flight.slots, flight.targets):
@@ -228,7 +229,7 @@ class Endings(Waiters):
                 if block.status is Status.WANTED and block.job is None:
                     self.fresh.append(block)
         youngest_s = max((block.foreign_s for block in self._foreign), default=now_s)
-        self._look_s = now_s + claims.poll_s(now_s - youngest_s)
+        self._look_s = now_s + shared_claims.poll_s(now_s - youngest_s)
 
     def _take_back(self, flight: Flight, number: int) -> None:
         """Undo what `_start` did for one block."""

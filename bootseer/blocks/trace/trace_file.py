@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import zstandard
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blocks.extent import PAGE_BYTES, Extent, aligned
+from bootseer.blocks.extents import PAGE_BYTES, Extent, aligned
 from bootseer.errors import CorruptDataError, UsageError
 
 VERSION = 1

@@ -6,12 +6,12 @@ import math
 import threading
 import time
 
-from bootseer.blocks import claims
-from bootseer.blocks.board import Board
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.plan import Piece, plan, request_bytes
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch import shared_claims
+from bootseer.blocks.fetch.plan.request_plan import Piece, plan, request_bytes
+from bootseer.blocks.fetch.records import Block, Job, Object
+from bootseer.blocks.fetch.scheduler import Board
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.state import Block, Job, Object
 from bootseer.blocks.stats import source_class
 
 REOPEN_S = 5.0
@@ -97,5 +97,5 @@ class Planner:
         if found.cached is None or not found.cached.usable:
             return []
         ask = [block for block in blocks if not block.uncached]
-        absent = claims.absent(found.cached, (block.index for block in ask))
+        absent = shared_claims.absent(found.cached, (block.index for block in ask))
         return [block for block in ask if block.index not in absent]

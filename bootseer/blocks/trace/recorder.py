@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from bootseer.blocks.extent import PAGE_BYTES
-from bootseer.blocks.trace import LIMITS, NEAR_MS, Touched, Trace
+from bootseer.blocks.extents import PAGE_BYTES
+from bootseer.blocks.trace.trace_file import LIMITS, NEAR_MS, Touched, Trace
 
 WINDOW_S = 120.0  # a start whose first step comes later is recorded so far
 _SEGMENT_PAGES = 4096

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bootseer.blocks.fetch.records import Block, CachedBlocks, Flight
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.state import Block, CachedBlocks, Flight
 
 FIRST_POLL_S = 0.004
 LAST_POLL_S = 0.05

@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 
-from bootseer.blocks.board import Want
-from bootseer.blocks.pool import writable
+from bootseer.blocks.fetch.records import Block, Copy
+from bootseer.blocks.fetch.scheduler import Want
+from bootseer.blocks.fetch.slabs import writable
 from bootseer.blocks.source import BlockSource, block_length, memory_key
-from bootseer.blocks.state import Block, Copy
 from bootseer.errors import UsageError
 
 Range = tuple[BlockSource, int, memoryview]

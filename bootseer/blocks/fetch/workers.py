@@ -1,4 +1,4 @@
-"""The threads that carry out what the board decides; see `blocks.fetch` for the whole picture."""
+"""The threads that carry out what the scheduler decides; see `blocks.fetch.fetcher`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bootseer.blocks import claims
-from bootseer.blocks.board import Board
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.landing import copy_from, raw_views
-from bootseer.blocks.planning import Planner
-from bootseer.blocks.pool import copy
+from bootseer.blocks.cache.direct_reads import Straight
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch import shared_claims
+from bootseer.blocks.fetch.buffer_copy import copy_from, raw_views
+from bootseer.blocks.fetch.plan.planner import Planner
+from bootseer.blocks.fetch.records import Block, CachedBlocks, Copy, Flight, Group, Object, Status
+from bootseer.blocks.fetch.scheduler import Board
+from bootseer.blocks.fetch.slabs import copy
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, is_volatile
-from bootseer.blocks.state import Block, CachedBlocks, Copy, Flight, Group, Object, Status
 from bootseer.blocks.stats import Stats
-from bootseer.blocks.straight import Straight
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.request_control import Attempt
 
@@ -208,7 +208,7 @@ class Engine:
             blocks = self.board.elsewhere(time.monotonic())
         if not blocks:
             return
-        over = claims.waited_for(blocks, self.settings, time.monotonic())
+        over = shared_claims.waited_for(blocks, self.settings, time.monotonic())
         with self.lock:
             self.board.come_back(over, time.monotonic())
             effects = self.effects()
@@ -248,9 +248,9 @@ class Engine:
         cached = found.cached
         if cached is None or not cached.storing or flight.hedges is not None:
             return True
-        refused = claims.refused(cached, flight, self.settings, time.monotonic())
+        refused = shared_claims.refused(cached, flight, self.settings, time.monotonic())
         if refused:
-            start, stop = claims.first_run(len(flight.items), refused)
+            start, stop = shared_claims.first_run(len(flight.items), refused)
             for number, (block, _) in enumerate(flight.items):
                 if not start <= number < stop and number not in refused:
                     cached.unclaim(block.index)  # it will be claimed again with its own request

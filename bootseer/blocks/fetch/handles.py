@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bootseer.blocks.engine import Engine
-from bootseer.blocks.state import Block, Group
+from bootseer.blocks.fetch.records import Block, Group
+from bootseer.blocks.fetch.workers import Engine
 
 
 class Held:

@@ -12,12 +12,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bootseer.blocks import retry
-from bootseer.blocks.endings import Endings
-from bootseer.blocks.lines import leading_run
-from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import block_length
-from bootseer.blocks.state import (
+from bootseer.blocks.fetch.completion import Endings
+from bootseer.blocks.fetch.plan import retry_policy
+from bootseer.blocks.fetch.records import (
     Block,
     Copy,
     Flight,
@@ -26,6 +23,9 @@ from bootseer.blocks.state import (
     Object,
     Status,
 )
+from bootseer.blocks.fetch.store_queues import leading_run
+from bootseer.blocks.settings import FetchSettings, Priority
+from bootseer.blocks.source import block_length
 from bootseer.storage.request_control import Attempt
 
 FAR_BLOCKS = 4  # a second request pays when it brings much less than what comes before ...
@@ -228,7 +228,7 @@ class Board(Endings):
         if not flight.asked:
             flight.progress_s = now_s  # or its hedge might ask the same server
             return 0
-        limit_s = retry.hedge_after_s(flight.line.first_s, self.settings)
+        limit_s = retry_policy.hedge_after_s(flight.line.first_s, self.settings)
         if now_s - flight.progress_s < limit_s or flight.line is not flight.items[0][0].object.line:
             return 0
         items = [(block, piece) for block, piece in flight.items if block.status is Status.FLYING]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bootseer.blocks.pool import SMALL_COPY_BYTES, copy, looks_warm, populate
-from bootseer.blocks.state import Block, Copy, Flight
+from bootseer.blocks.fetch.records import Block, Copy, Flight
+from bootseer.blocks.fetch.slabs import SMALL_COPY_BYTES, copy, looks_warm, populate
 
 POPULATE_BYTES = 256 << 10
 

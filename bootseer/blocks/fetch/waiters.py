@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bootseer.blocks.fetch.block_memory import Shelf
+from bootseer.blocks.fetch.records import Block, Flight, Group, Line, Object, Status
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.shelf import Shelf
-from bootseer.blocks.state import Block, Flight, Group, Line, Object, Status
 from bootseer.errors import DeadlineError
 from bootseer.storage.request_control import Attempt
 

@@ -8,9 +8,9 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from bootseer.blocks import presence
-from bootseer.blocks.presence import ABSENT, ENTRY_BYTES, Identity
-from bootseer.blocks.straight import Marks, Straight, marks_of
+from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache.direct_reads import Marks, Straight, marks_of
+from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, Identity
 from bootseer.context_managers import Closing
 from bootseer.system.descriptors import check_spare
 
@@ -71,14 +71,14 @@ class CachedObject(Closing):
 
     def present(self, index: int) -> bool:
         """Whether the block is there, so that `read` will most likely give it."""
-        return self._with(lambda: presence.read_entry(self._present_fd, index) != ABSENT)
+        return self._with(lambda: present_index.read_entry(self._present_fd, index) != ABSENT)
 
     def missing(self, first: int, count: int) -> list[int]:
         """Those of the blocks `[first, first + count)` that are not there."""
         found: list[int] = []
 
         def look() -> bool:
-            entries = presence.read_entries(self._present_fd, first, count)
+            entries = present_index.read_entries(self._present_fd, first, count)
             starts = range(0, count * ENTRY_BYTES, ENTRY_BYTES)
             absent = (first + i for i, s in enumerate(starts) if entries.startswith(ABSENT, s))
             found.extend(absent)
@@ -96,7 +96,7 @@ class CachedObject(Closing):
 
     def _read(self, index: int, raw: memoryview) -> bool:
         identity = self._identity
-        entry = presence.read_entry(self._present_fd, index)
+        entry = present_index.read_entry(self._present_fd, index)
         if entry == ABSENT or identity is None:
             return False
         whole = _fill(self._data_fd, index * identity.block_bytes, raw)
@@ -104,16 +104,16 @@ class CachedObject(Closing):
 
     def _check(self, index: int, raw: memoryview, entry: bytes, whole: bool) -> bool:
         marks = self._marks
-        if whole and presence.check_of(index, raw) == entry:
+        if whole and present_index.check_of(index, raw) == entry:
             # Who holds the claim may be writing, and take back what it wrote.
-            if marks is not None and not presence.claimed_elsewhere(self._present_fd, index):
+            if marks is not None and not present_index.claimed_elsewhere(self._present_fd, index):
                 marks.set(index)
             return True
         if marks is not None:
             marks.drop(index)
         # Another process may have dropped it and put it there anew meanwhile; then ours is lost
         # once more, and fetched once more. Never wrong, and rare.
-        presence.write_entry(self._present_fd, index, ABSENT)
+        present_index.write_entry(self._present_fd, index, ABSENT)
         self._room.found_corrupt()
         return False
 
@@ -171,12 +171,12 @@ class CachedObject(Closing):
             self._storing.add(index)
         try:
             # What others have claimed is stored all the same, where they took too long.
-            claimed = presence.claim_entry(self._present_fd, index)
+            claimed = present_index.claim_entry(self._present_fd, index)
             try:
                 return self._put(index, raw, claimed)
             finally:
                 if claimed:
-                    presence.unclaim_entry(self._present_fd, index)
+                    present_index.unclaim_entry(self._present_fd, index)
         finally:
             with self._lock:
                 self._storing.discard(index)
@@ -185,25 +185,25 @@ class CachedObject(Closing):
         if self._identity is None:
             return False
         try:
-            if presence.read_entry(self._present_fd, index) != ABSENT:
+            if present_index.read_entry(self._present_fd, index) != ABSENT:
                 return False
         except OSError as error:  # of a medium that is gone: it is told, as a failed write is
             self._room.failed(error)
             return False
         if not self._room.reserve(len(raw)):
             return False
-        entry = presence.check_of(index, raw)
+        entry = present_index.check_of(index, raw)
         offset = index * self._identity.block_bytes
         for again in (False, True):
             try:
                 _write(self._data_fd, offset, raw)
-                presence.write_entry(self._present_fd, index, entry)
+                present_index.write_entry(self._present_fd, index, entry)
                 if claimed and self._marks is not None:
                     self._marks.set(index)
                 return True
             except OSError as error:
                 # Another process may have stored and verified it where we have no claim.
-                if claimed and presence.read_entry(self._present_fd, index) == ABSENT:
+                if claimed and present_index.read_entry(self._present_fd, index) == ABSENT:
                     _punch_quietly(self._data_fd, offset, len(raw))
                 if again or not self._room.failed(error):
                     return False
@@ -221,7 +221,7 @@ class CachedObject(Closing):
         refused: list[int] = []
 
         def take() -> bool:
-            if not presence.claim_entry(self._present_fd, index):
+            if not present_index.claim_entry(self._present_fd, index):
                 refused.append(index)
             return True
 
@@ -231,14 +231,14 @@ class CachedObject(Closing):
     def claimed_elsewhere(self, index: int) -> bool:
         """Whether another process is fetching the block now."""
         return self.storing and self._with(
-            lambda: presence.claimed_elsewhere(self._present_fd, index)
+            lambda: present_index.claimed_elsewhere(self._present_fd, index)
         )
 
     def unclaim(self, index: int) -> None:
         """Give a claim up; after `store`, or when fetching failed. Not holding one is no error."""
 
         def give() -> bool:
-            presence.unclaim_entry(self._present_fd, index)
+            present_index.unclaim_entry(self._present_fd, index)
             return True
 
         self._with(give)

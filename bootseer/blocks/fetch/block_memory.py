@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 
-from bootseer.blocks.lines import DEMAND_SHARE, Lines
-from bootseer.blocks.pool import Pool, Slot
+from bootseer.blocks.fetch.records import Block, CachedBlocks, Object, Status
+from bootseer.blocks.fetch.slabs import Pool, Slot
+from bootseer.blocks.fetch.store_queues import DEMAND_SHARE, Lines
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, memory_key
-from bootseer.blocks.state import Block, CachedBlocks, Object, Status
 
 KEPT_OBJECTS = 256  # records (and open files of the node cache) of objects that nobody reads now
 

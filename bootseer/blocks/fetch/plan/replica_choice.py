@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bootseer.blocks import retry
+from bootseer.blocks.fetch.plan import retry_policy
+from bootseer.blocks.fetch.records import Flight
 from bootseer.blocks.settings import FetchSettings
-from bootseer.blocks.state import Flight
 
 
 class Replicas:
@@ -24,7 +24,7 @@ class Replicas:
             avoid |= {flight.hedges.replica} - {""}
         self._turn += 1
         attempt = flight.attempt
-        attempt.prefer = retry.choose_replica(
+        attempt.prefer = retry_policy.choose_replica(
             replicas,
             avoid=avoid,
             suspects=frozenset(self._suspects),

@@ -55,18 +55,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from bootseer.blocks.board import Want
-from bootseer.blocks.cache import NodeCache
-from bootseer.blocks.cutting import Range, views_of, wants_of
-from bootseer.blocks.engine import Engine
-from bootseer.blocks.handles import Held, Ticket
-from bootseer.blocks.pool import SMALL_COPY_BYTES, writable
-from bootseer.blocks.readahead import ReadAhead, Share
+from bootseer.blocks.cache.direct_reads import Straight
+from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch.handles import Held, Ticket
+from bootseer.blocks.fetch.plan.ranges import Range, views_of, wants_of
+from bootseer.blocks.fetch.plan.readahead import ReadAhead, Share
+from bootseer.blocks.fetch.records import Group, Object, Status
+from bootseer.blocks.fetch.scheduler import Want
+from bootseer.blocks.fetch.slabs import SMALL_COPY_BYTES, writable
+from bootseer.blocks.fetch.workers import Engine
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, memory_key
-from bootseer.blocks.state import Group, Object, Status
 from bootseer.blocks.stats import Stats
-from bootseer.blocks.straight import Straight
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
 from bootseer.storage.retry import another

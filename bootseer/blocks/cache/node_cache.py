@@ -48,9 +48,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from bootseer.blocks import eviction, presence
-from bootseer.blocks.cached import CachedObject
-from bootseer.blocks.presence import Identity, identity_of
+from bootseer.blocks.cache import eviction, present_index
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.cache.present_index import Identity, identity_of
 from bootseer.blocks.source import BlockSource
 from bootseer.context_managers import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
@@ -365,10 +365,10 @@ def _open_pinned(folder: str, identity: Identity) -> tuple[int, int, bool] | Non
         still_there = os.path.samestat(os.stat(f"{folder}/present"), os.fstat(present_fd))
         if (
             still_there
-            and presence.read_identity(present_fd) == identity
+            and present_index.read_identity(present_fd) == identity
             and not eviction.discard_spoiled(folder, present_fd, identity)
         ):
-            frozen = presence.is_frozen(present_fd)
+            frozen = present_index.is_frozen(present_fd)
             mode = os.O_RDONLY if frozen else os.O_RDWR
             data_fd = os.open(f"{folder}/data", mode | os.O_CLOEXEC | os.O_NOFOLLOW)
             check_spare(max(present_fd, data_fd))

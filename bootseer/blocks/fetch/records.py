@@ -1,4 +1,4 @@
-"""Records of the fetcher's state machine; see `blocks.fetch` for what they mean together."""
+"""Records of the fetcher's state machine; `blocks.fetch.fetcher` says what they mean together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from bootseer.blocks.plan import Piece
-from bootseer.blocks.pool import Slot
+from bootseer.blocks.cache.direct_reads import Straight
+from bootseer.blocks.fetch.plan.request_plan import Piece
+from bootseer.blocks.fetch.slabs import Slot
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
-from bootseer.blocks.straight import Straight
 from bootseer.storage.request_control import Attempt
 from bootseer.system.randomness import CHANCE
 
@@ -123,7 +123,7 @@ class Object:
 
 
 class CachedBlocks(Protocol):
-    """What the fetcher asks of an object of the node cache (see `blocks.cached`)."""
+    """What the fetcher asks of an object of the node cache (see `blocks.cache.cached_object`)."""
 
     @property
     def usable(self) -> bool:

@@ -1,0 +1,1 @@
+"""The fetcher: decides what to fetch next, fetches it, and hands it to its readers."""

@@ -1,0 +1,1 @@
+"""What to ask for, of which server, and when again: pure decisions."""

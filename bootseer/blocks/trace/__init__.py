@@ -1,0 +1,1 @@
+"""What a start touched: recorded, kept, and fetched ahead in the next one."""
