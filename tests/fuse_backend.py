@@ -21,9 +21,9 @@ from localtree import LocalTree
 
 from bootseer.errors import CorruptDataError
 from bootseer.fuse import fusepy_server
+from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Operations
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.serve import Mount
+from bootseer.fuse.serve.server import Mount
 
 BACKENDS = ("fuse", "fusepy")
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.operations import Operations
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.serve import Mount
+from bootseer.fuse.serve.server import Mount
 
 MNT_FORCE, MNT_DETACH = 1, 2
 

@@ -20,9 +20,9 @@ from typing import Any
 from fuse_trees import Later, MemoryTree
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.fuse.handover import Patience, supervise
+from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.operations import Attr, Data, Handle, Inode, Opened
-from bootseer.fuse.options import MountOptions
+from bootseer.fuse.serve.handover import Patience, supervise
 
 
 class FileTree(MemoryTree):

@@ -17,7 +17,7 @@ from typing import Any
 
 from bootseer.errors import AccessDeniedError, NotFoundError, StoreUnavailableError
 from bootseer.events.writer import NullWriter
-from bootseer.fuse import mounts
+from bootseer.fuse.mount import mount_point
 from bootseer.imageprefetch.snapshotter import running, wire
 from bootseer.imageprefetch.snapshotter.images import ImageMounter
 from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image
@@ -191,7 +191,7 @@ class DirectoryMounter:
             subprocess.run(["umount", "-l", directory], check=True)
 
     def answers(self, directory: str) -> bool:
-        return mounts.find_mount(directory) is not None
+        return mount_point.find_mount(directory) is not None
 
     def unpack(self, image: Image, layers: int, directory: str) -> None:
         self.calls.append(f"unpack {image.reference} {layers}")

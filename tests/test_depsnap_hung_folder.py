@@ -35,8 +35,8 @@ SERVER = """
 import time
 from fuse_trees import WritableTree
 from localtree import LocalTree
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.serve import Mount
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.serve.server import Mount
 folder, seen, keeps = sys.argv[1:]
 def kept(what):
     def is_named():

@@ -17,7 +17,7 @@ from image_trees import unpack
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.build import build
 from bootseer.errors import BootseerError, NotSupportedError
-from bootseer.fuse.mounts import all_mounts
+from bootseer.fuse.mount.mount_point import all_mounts
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -347,7 +347,7 @@ def test_a_killed_worker_leaves_no_descriptor_in_the_supervisor(tmp_path: Path) 
 
 def test_a_supervisor_with_threads_is_refused(tmp_path: Path) -> None:
     from bootseer.errors import NotSupportedError
-    from bootseer.fuse.handover import supervise
+    from bootseer.fuse.serve.handover import supervise
 
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="stays")
@@ -364,8 +364,8 @@ def test_a_supervisor_with_threads_is_refused(tmp_path: Path) -> None:
 _FOREIGN = """
 import ctypes, os
 from bootseer.errors import NotSupportedError
-from bootseer.fuse.handover import supervise
-from bootseer.fuse.mounts import find_mount
+from bootseer.fuse.serve.handover import supervise
+from bootseer.fuse.mount.mount_point import find_mount
 libc = ctypes.CDLL(None)
 sleeper, thread = ctypes.cast(libc.pause, ctypes.c_void_p), ctypes.c_ulong()
 assert libc.pthread_create(ctypes.byref(thread), None, sleeper, None) == 0

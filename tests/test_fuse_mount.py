@@ -22,10 +22,10 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.fuse import mount as mount_module
-from bootseer.fuse.loop import Loop
-from bootseer.fuse.mount import open_mount, receive_descriptor, send_descriptor
-from bootseer.fuse.mounts import (
+from bootseer.fuse.mount import mount as mount_module
+from bootseer.fuse.mount.mount import open_mount, receive_descriptor, send_descriptor
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.mount_point import (
     MountPoint,
     find_mount,
     has_ended,
@@ -34,8 +34,8 @@ from bootseer.fuse.mounts import (
     unmount,
 )
 from bootseer.fuse.operations import Inode
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.serve import Mount, handshake
+from bootseer.fuse.serve.receive_loop import Loop
+from bootseer.fuse.serve.server import Mount, handshake
 
 root = pytest.mark.root
 CONTENT = pattern(300_000)
@@ -232,7 +232,7 @@ def test_a_stale_mount_is_replaced(tmp_path: Path) -> None:
     where = tmp_path / "m"
     where.mkdir()
     code = """
-from bootseer.fuse.serve import Mount
+from bootseer.fuse.serve.server import Mount
 from fuse_trees import MemoryTree
 Mount(MemoryTree({}), sys.argv[1]).start()
 os.write(1, b"ready\\n")
@@ -313,9 +313,9 @@ def test_mounting_without_the_capability_needs_the_helper(tmp_path: Path) -> Non
     """Root whose CAP_SYS_ADMIN is taken is refused by fusermount3 as well, and told so."""
     code = """
 from bootseer.errors import AccessDeniedError
-from bootseer.fuse.loop import Loop
-from bootseer.fuse.mount import open_mount
-from bootseer.fuse.options import MountOptions
+from bootseer.fuse.serve.receive_loop import Loop
+from bootseer.fuse.mount.mount import open_mount
+from bootseer.fuse.mount.mount_options import MountOptions
 try:
     open_mount(sys.argv[1], MountOptions())
 except AccessDeniedError as error:

@@ -10,7 +10,7 @@ import pytest
 from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import Later, MemoryTree, pattern
 
-from bootseer.fuse.backing import OpenInodes
+from bootseer.fuse.mount.passthrough import OpenInodes
 from bootseer.fuse.operations import Data, Handle, Inode, Opened
 
 pytestmark = pytest.mark.root

@@ -15,9 +15,9 @@ from fuse_mounts import end_mount, in_time
 from fuse_trees import pattern
 
 import bootseer
-from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import unmount
-from bootseer.fuse.options import MountOptions
+from bootseer.fuse.mount.mount import open_mount
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.mount_point import unmount
 
 pytestmark = [pytest.mark.root, pytest.mark.debian("fuse3"), pytest.mark.slow]
 
@@ -29,10 +29,10 @@ PRELUDE = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, 9)
 from bootseer.errors import BootseerError
-from bootseer.fuse.handover import supervise
-from bootseer.fuse.mounts import find_mount
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.serve import Mount
+from bootseer.fuse.serve.handover import supervise
+from bootseer.fuse.mount.mount_point import find_mount
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.serve.server import Mount
 from fuse_trees import MemoryTree, pattern
 where = sys.argv[1]
 CONTENT = pattern(300_000)
@@ -150,7 +150,7 @@ def test_a_plain_users_failing_server_leaves_no_reader_waiting(
 ) -> None:
     code = f"""
 import subprocess
-from bootseer.fuse.loop import Loop
+from bootseer.fuse.serve.receive_loop import Loop
 Loop._take_other = None  # fault injection: both receiving threads fail
 with Mount(build(), where):
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_allow_other_is_the_administrators_to_allow(everybodys: Path, where: Pat
 
 
 def test_without_the_helper_the_package_is_named(everybodys: Path, where: Path) -> None:
-    code = 'import bootseer.fuse.mounts as m; m.HELPER = "no-fusermount3"\n' + REFUSED
+    code = 'import bootseer.fuse.mount.mount_point as m; m.HELPER = "no-fusermount3"\n' + REFUSED
     said = as_plain_user(everybodys, where, code)
     assert said.startswith("NotSupportedError")
     assert "install the package fuse3" in said

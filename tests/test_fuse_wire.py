@@ -12,19 +12,19 @@ from fuse_trees import WritableTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.fuse import replies, wire
-from bootseer.fuse.backing import Backings
-from bootseer.fuse.faults import Faults
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.passthrough import Backings
 from bootseer.fuse.operations import Attr, Entry, Handle, Inode
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.session import Session
-from bootseer.fuse.wire import Opcode, WireError
+from bootseer.fuse.protocol import replies, requests
+from bootseer.fuse.protocol.requests import Opcode, WireError
+from bootseer.fuse.serve.dispatch import Session
+from bootseer.fuse.serve.faults import Faults
 
-LAYOUTS = {layout.name: layout for layout in wire.LAYOUTS + replies.LAYOUTS}
+LAYOUTS = {layout.name: layout for layout in requests.LAYOUTS + replies.LAYOUTS}
 CONSTANTS = {
     **{f"FUSE_{opcode.name}": int(opcode) for opcode in Opcode},
-    **{f"FATTR_{n}": getattr(wire, f"FATTR_{n}") for n in ("MODE", "UID", "GID", "SIZE", "FH")},
-    "FUSE_GETATTR_FH": wire.GETATTR_FH,
+    **{f"FATTR_{n}": getattr(requests, f"FATTR_{n}") for n in ("MODE", "UID", "GID", "SIZE", "FH")},
+    "FUSE_GETATTR_FH": requests.GETATTR_FH,
     "FOPEN_DIRECT_IO": replies.FOPEN_DIRECT_IO,
     "FOPEN_KEEP_CACHE": replies.FOPEN_KEEP_CACHE,
     "FOPEN_NOFLUSH": replies.FOPEN_NOFLUSH,
@@ -77,60 +77,64 @@ def test_layouts_are_those_of_the_c_header(tmp_path: Path) -> None:
 
 
 def request(opcode: int, body: bytes = b"", *, unique: int = 7, inode: int = 3) -> bytes:
-    head = wire.IN_HEADER.struct.pack(40 + len(body), opcode, unique, inode, 1, 2, 99, 0, 0)
+    head = requests.IN_HEADER.struct.pack(40 + len(body), opcode, unique, inode, 1, 2, 99, 0, 0)
     return head + body
 
 
 def setattr_body() -> bytes:
-    size = wire.FATTR_SIZE | wire.FATTR_MTIME
-    return wire.SETATTR_IN.struct.pack(size, 0, 5, 1000, 0, 11, 22, 33, 1, 2, 3, 0o644, 0, 8, 9, 0)
+    size = requests.FATTR_SIZE | requests.FATTR_MTIME
+    return requests.SETATTR_IN.struct.pack(
+        size, 0, 5, 1000, 0, 11, 22, 33, 1, 2, 3, 0o644, 0, 8, 9, 0
+    )
 
 
-READ_BODY = wire.READ_IN.struct.pack(5, 1 << 40, 4096, 0, 0, 0, 0)
-WRITE_BODY = wire.WRITE_IN.struct.pack(5, 4096, 6, wire.FUSE_WRITE_LOCKOWNER, 9, 0, 0) + b"abcdef"
-RELEASE_BODY = wire.RELEASE_IN.struct.pack(5, 0, 0, 0)
-FSYNC_BODY = wire.FSYNC_IN.struct.pack(5, 1, 0)
-INIT_BODY = wire.INIT_IN.struct.pack(7, 38, 131072, 0xF000000F, 0x11, b"")
+READ_BODY = requests.READ_IN.struct.pack(5, 1 << 40, 4096, 0, 0, 0, 0)
+WRITE_BODY = (
+    requests.WRITE_IN.struct.pack(5, 4096, 6, requests.FUSE_WRITE_LOCKOWNER, 9, 0, 0) + b"abcdef"
+)
+RELEASE_BODY = requests.RELEASE_IN.struct.pack(5, 0, 0, 0)
+FSYNC_BODY = requests.FSYNC_IN.struct.pack(5, 1, 0)
+INIT_BODY = requests.INIT_IN.struct.pack(7, 38, 131072, 0xF000000F, 0x11, b"")
 OLD_INIT_BYTES = 56
 REQUESTS = {
-    Opcode.LOOKUP: (b"a name\0", wire.Name(b"a name")),
-    Opcode.UNLINK: (b"\xff\xfe\0", wire.Name(b"\xff\xfe")),
-    Opcode.RMDIR: (b"x\0", wire.Name(b"x")),
-    Opcode.FORGET: (struct.pack("<Q", 4), wire.Forget(4)),
+    Opcode.LOOKUP: (b"a name\0", requests.Name(b"a name")),
+    Opcode.UNLINK: (b"\xff\xfe\0", requests.Name(b"\xff\xfe")),
+    Opcode.RMDIR: (b"x\0", requests.Name(b"x")),
+    Opcode.FORGET: (struct.pack("<Q", 4), requests.Forget(4)),
     Opcode.BATCH_FORGET: (
         struct.pack("<IIQQQQ", 2, 0, 10, 1, 11, 5),
-        wire.BatchForget(((Inode(10), 1), (Inode(11), 5))),
+        requests.BatchForget(((Inode(10), 1), (Inode(11), 5))),
     ),
-    Opcode.GETATTR: (struct.pack("<IIQ", 1, 0, 12), wire.Getattr(Handle(12))),
+    Opcode.GETATTR: (struct.pack("<IIQ", 1, 0, 12), requests.Getattr(Handle(12))),
     Opcode.SETATTR: (
         setattr_body(),
-        wire.Setattr(0b101000, Handle(5), 1000, 22_000_000_002, 0o644, 8, 9),
+        requests.Setattr(0b101000, Handle(5), 1000, 22_000_000_002, 0o644, 8, 9),
     ),
-    Opcode.MKDIR: (struct.pack("<II", 0o755, 0o22) + b"d\0", wire.Mkdir(0o755, 0o22, b"d")),
-    Opcode.RENAME: (struct.pack("<Q", 9) + b"a\0b\0", wire.Rename(Inode(9), 0, b"a", b"b")),
+    Opcode.MKDIR: (struct.pack("<II", 0o755, 0o22) + b"d\0", requests.Mkdir(0o755, 0o22, b"d")),
+    Opcode.RENAME: (struct.pack("<Q", 9) + b"a\0b\0", requests.Rename(Inode(9), 0, b"a", b"b")),
     Opcode.RENAME2: (
         struct.pack("<QII", 9, 1, 0) + b"a\0bc\0",
-        wire.Rename(Inode(9), 1, b"a", b"bc"),
+        requests.Rename(Inode(9), 1, b"a", b"bc"),
     ),
-    Opcode.OPEN: (struct.pack("<II", 0o100000, 0), wire.Open(0o100000)),
-    Opcode.OPENDIR: (struct.pack("<II", 0o200000, 0), wire.Open(0o200000)),
-    Opcode.READ: (READ_BODY, wire.Read(Handle(5), 1 << 40, 4096)),
-    Opcode.READDIR: (READ_BODY, wire.Read(Handle(5), 1 << 40, 4096)),
-    Opcode.READDIRPLUS: (READ_BODY, wire.Read(Handle(5), 1 << 40, 4096)),
-    Opcode.WRITE: (WRITE_BODY, wire.Write(Handle(5), 4096, memoryview(b"abcdef"), 9)),
-    Opcode.RELEASE: (RELEASE_BODY, wire.OfHandle(Handle(5))),
-    Opcode.RELEASEDIR: (RELEASE_BODY, wire.OfHandle(Handle(5))),
-    Opcode.FLUSH: (wire.FLUSH_IN.struct.pack(5, 0, 0, 9), wire.Flush(Handle(5), 9)),
-    Opcode.FSYNC: (FSYNC_BODY, wire.OfHandle(Handle(5))),
-    Opcode.FSYNCDIR: (FSYNC_BODY, wire.OfHandle(Handle(5))),
-    Opcode.GETXATTR: (struct.pack("<II", 64, 0) + b"user.k\0", wire.Getxattr(64, b"user.k")),
-    Opcode.LISTXATTR: (struct.pack("<II", 0, 0), wire.Listxattr(0)),
+    Opcode.OPEN: (struct.pack("<II", 0o100000, 0), requests.Open(0o100000)),
+    Opcode.OPENDIR: (struct.pack("<II", 0o200000, 0), requests.Open(0o200000)),
+    Opcode.READ: (READ_BODY, requests.Read(Handle(5), 1 << 40, 4096)),
+    Opcode.READDIR: (READ_BODY, requests.Read(Handle(5), 1 << 40, 4096)),
+    Opcode.READDIRPLUS: (READ_BODY, requests.Read(Handle(5), 1 << 40, 4096)),
+    Opcode.WRITE: (WRITE_BODY, requests.Write(Handle(5), 4096, memoryview(b"abcdef"), 9)),
+    Opcode.RELEASE: (RELEASE_BODY, requests.OfHandle(Handle(5))),
+    Opcode.RELEASEDIR: (RELEASE_BODY, requests.OfHandle(Handle(5))),
+    Opcode.FLUSH: (requests.FLUSH_IN.struct.pack(5, 0, 0, 9), requests.Flush(Handle(5), 9)),
+    Opcode.FSYNC: (FSYNC_BODY, requests.OfHandle(Handle(5))),
+    Opcode.FSYNCDIR: (FSYNC_BODY, requests.OfHandle(Handle(5))),
+    Opcode.GETXATTR: (struct.pack("<II", 64, 0) + b"user.k\0", requests.Getxattr(64, b"user.k")),
+    Opcode.LISTXATTR: (struct.pack("<II", 0, 0), requests.Listxattr(0)),
     Opcode.CREATE: (
         struct.pack("<IIII", 0o101, 0o100644, 0o22, 0) + b"new\0",
-        wire.Create(0o101, 0o100644, 0o22, b"new"),
+        requests.Create(0o101, 0o100644, 0o22, b"new"),
     ),
-    Opcode.INTERRUPT: (struct.pack("<Q", 77), wire.Interrupt(77)),
-    Opcode.INIT: (INIT_BODY, wire.Init(7, 38, 131072, 0x11_F000_000F)),
+    Opcode.INTERRUPT: (struct.pack("<Q", 77), requests.Interrupt(77)),
+    Opcode.INIT: (INIT_BODY, requests.Init(7, 38, 131072, 0x11_F000_000F)),
 }
 EACH = pytest.mark.parametrize("opcode", list(REQUESTS), ids=lambda o: o.name)
 
@@ -138,7 +142,7 @@ EACH = pytest.mark.parametrize("opcode", list(REQUESTS), ids=lambda o: o.name)
 @EACH
 def test_a_whole_request_is_read(opcode: Opcode) -> None:
     body, expected = REQUESTS[opcode]
-    parsed = wire.parse(memoryview(request(opcode, body)))
+    parsed = requests.parse(memoryview(request(opcode, body)))
     assert parsed == (opcode, 7, 3, 1, 2, 99, expected)
 
 
@@ -148,13 +152,13 @@ def test_a_request_cut_anywhere_is_refused(opcode: Opcode) -> None:
     whole = request(opcode, body)
     for length in range(len(whole)):
         with pytest.raises(WireError, match="request"):
-            wire.parse(memoryview(whole)[:length])
+            requests.parse(memoryview(whole)[:length])
         if length < 40 or (opcode == Opcode.INIT and length == OLD_INIT_BYTES):
             continue
         # The same, but with a header that tells the truth about the shorter request.
         honest = struct.pack("<I", length) + whole[4:length]
         try:
-            parsed = wire.parse(memoryview(honest))
+            parsed = requests.parse(memoryview(honest))
         except WireError:
             continue
         # What is left may be whole only where the rest was unused.
@@ -165,40 +169,40 @@ def test_a_request_cut_anywhere_is_refused(opcode: Opcode) -> None:
 @EACH
 def test_bytes_after_the_request_are_refused(opcode: Opcode) -> None:
     with pytest.raises(WireError, match="says"):
-        wire.parse(memoryview(request(opcode, REQUESTS[opcode][0]) + b"\0"))
+        requests.parse(memoryview(request(opcode, REQUESTS[opcode][0]) + b"\0"))
 
 
 def test_extensions_after_the_names_are_left_alone() -> None:
     body = struct.pack("<IIII", 1, 0o644, 0, 0) + b"new\0" + b"\x18\0\0\0\x20\0\0\0" + bytes(16)
-    assert wire.parse(memoryview(request(Opcode.CREATE, body))).body.name == b"new"
+    assert requests.parse(memoryview(request(Opcode.CREATE, body))).body.name == b"new"
 
 
 @pytest.mark.parametrize("body", [b"", b"\0", b"no end"], ids=["none", "empty", "no end"])
 def test_a_name_must_be_one(body: bytes) -> None:
     with pytest.raises(WireError, match="name"):
-        wire.parse(memoryview(request(Opcode.LOOKUP, body)))
+        requests.parse(memoryview(request(Opcode.LOOKUP, body)))
 
 
 def test_a_write_may_not_say_more_than_it_brings() -> None:
-    body = wire.WRITE_IN.struct.pack(5, 0, 7, 0, 0, 0, 0) + b"abcdef"
+    body = requests.WRITE_IN.struct.pack(5, 0, 7, 0, 0, 0, 0) + b"abcdef"
     with pytest.raises(WireError, match="7 bytes to write, 6 sent"):
-        wire.parse(memoryview(request(Opcode.WRITE, body)))
+        requests.parse(memoryview(request(Opcode.WRITE, body)))
 
 
 def test_a_batch_may_not_say_more_than_it_brings() -> None:
     with pytest.raises(WireError, match="do not fit"):
-        wire.parse(memoryview(request(Opcode.BATCH_FORGET, struct.pack("<IIQQ", 9, 0, 1, 1))))
+        requests.parse(memoryview(request(Opcode.BATCH_FORGET, struct.pack("<IIQQ", 9, 0, 1, 1))))
 
 
 def test_an_old_kernels_init_is_read() -> None:
-    parsed = wire.parse(memoryview(request(Opcode.INIT, struct.pack("<IIII", 7, 31, 65536, 9))))
-    assert parsed.body == wire.Init(7, 31, 65536, 9)
+    parsed = requests.parse(memoryview(request(Opcode.INIT, struct.pack("<IIII", 7, 31, 65536, 9))))
+    assert parsed.body == requests.Init(7, 31, 65536, 9)
 
 
 def test_the_hot_path_reads_what_the_parser_reads() -> None:
     whole = request(Opcode.READ, READ_BODY, unique=1 << 63 | 5)
-    parsed = wire.parse(memoryview(whole))
-    assert wire.HOT.unpack_from(whole) == (
+    parsed = requests.parse(memoryview(whole))
+    assert requests.HOT.unpack_from(whole) == (
         parsed.opcode,
         parsed.unique,
         parsed.inode,
@@ -209,7 +213,7 @@ def test_the_hot_path_reads_what_the_parser_reads() -> None:
 @given(st.binary(max_size=400))
 def test_any_bytes_give_a_request_or_a_clean_error(data: bytes) -> None:
     try:
-        wire.parse(memoryview(data))
+        requests.parse(memoryview(data))
     except WireError:
         pass
 
@@ -217,7 +221,7 @@ def test_any_bytes_give_a_request_or_a_clean_error(data: bytes) -> None:
 @given(st.integers(0, 4200), st.binary(max_size=200))
 def test_any_body_gives_a_request_or_a_clean_error(opcode: int, body: bytes) -> None:
     try:
-        parsed = wire.parse(memoryview(request(opcode, body)))
+        parsed = requests.parse(memoryview(request(opcode, body)))
     except WireError:
         return
     assert (parsed.unique, parsed.inode, parsed.pid) == (7, 3, 99)
@@ -307,7 +311,7 @@ def test_init_splits_the_flags_into_their_words() -> None:
     )
     names = [name for name, _ in replies.INIT_OUT.fields]
     said = dict(zip(names, replies.INIT_OUT.struct.unpack(packed), strict=True))
-    assert (said["major"], said["minor"]) == (7, wire.MINOR)
+    assert (said["major"], said["minor"]) == (7, requests.MINOR)
     assert said["flags"] == 1 | 1 << 30
     assert said["flags2"] == 1 << 5
     assert said["_max_stack_depth"] == 1

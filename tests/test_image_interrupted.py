@@ -19,7 +19,7 @@ from waiting import until
 
 from bootseer.cli import agent_server
 from bootseer.errors import StoreUnavailableError
-from bootseer.fuse import background
+from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch import mounting, runtime
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -170,7 +170,7 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
         agent_server._mount(settings)
 
     with pytest.raises(StoreUnavailableError, match="Broken pipe"):
-        background.in_a_child(mount)
+        daemon.in_a_child(mount)
     os.close(writable)
     assert lab.mounts.gone()
 

@@ -17,7 +17,7 @@ from waiting import until
 
 from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, HEADER
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError, UsageError
-from bootseer.fuse import background
+from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch import runtime
 from bootseer.imageprefetch.traces import TraceStore
 
@@ -144,7 +144,7 @@ def test_who_looks_into_a_mount_for_a_moment_keeps_nobody_from_unmounting(
             subprocess.run(["umount", folder], check=True)
         return []
 
-    monkeypatch.setattr(background, "users_of", users_of)
+    monkeypatch.setattr(daemon, "users_of", users_of)
     mounts.umount(mounted)
     assert looks == [mounted.directory] * 3
     assert mounts.gone()

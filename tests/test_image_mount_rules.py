@@ -24,8 +24,8 @@ from bootseer.blockimage.supply import Bytes
 from bootseer.blocks.extents import Extent
 from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
-from bootseer.fuse import background
 from bootseer.fuse.operations import Data, Handle
+from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch import mounting, runtime
 from bootseer.imageprefetch.localstore import KeptImage, LocalStore
 from bootseer.imageprefetch.mounting import MountSettings
@@ -289,21 +289,21 @@ def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> N
 @pytest.mark.parametrize("what", ["late", "interrupted"])
 def test_a_server_that_nobody_waits_for_ends(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told, tell = os.pipe()
-    real = background.readable
+    real = daemon.readable
 
     def interrupted(*words: Any, **more: Any) -> Any:
-        monkeypatch.setattr(background, "readable", real)
+        monkeypatch.setattr(daemon, "readable", real)
         raise KeyboardInterrupt
 
-    def serve(_: background.Tell) -> None:
+    def serve(_: daemon.Tell) -> None:
         os.write(tell, str(os.getpid()).encode())
         time.sleep(60)
 
     if what == "interrupted":
-        monkeypatch.setattr(background, "readable", interrupted)
+        monkeypatch.setattr(daemon, "readable", interrupted)
     expected = KeyboardInterrupt if what == "interrupted" else StoreUnavailableError
     with pytest.raises(expected):
-        background.start(serve, what="x", limit_s=0.5)
+        daemon.start(serve, what="x", limit_s=0.5)
     os.close(tell)
     pid = int(os.read(told, 100) or 0)
     os.close(told)

@@ -19,7 +19,7 @@ from snapshot_client import (
 )
 
 from bootseer.events.writer import Writer
-from bootseer.fuse import background
+from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -275,7 +275,7 @@ def test_what_cannot_be_is_refused_by_the_code_that_containerd_expects(
 def test_no_thread_of_grpc_runs_in_what_is_forked(running: Running) -> None:
     """Other tests mount from this process, and a mount's server must have one thread."""
     assert running.client.names() == []
-    told = background.start(
+    told = daemon.start(
         lambda tell: tell({"threads": _threads_after(0.2)}), what="threads", limit_s=60
     )
     assert told["threads"] == 1

@@ -20,7 +20,7 @@ import pytest
 from bootseer.config.sections import CheckpointSettings
 from bootseer.entrypoint import checkpoint_part
 from bootseer.errors import NotFoundError, StoreUnavailableError
-from bootseer.fuse.mounts import find_mount, unmount
+from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.profiler.report import analysis, load
 from bootseer.storage import retry
 from bootseer.stripedfs import locating

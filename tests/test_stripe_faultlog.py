@@ -15,10 +15,10 @@ from stripe_faces import CHUNK, content, put_bytes, store_of, stripe
 from waiting import until
 
 from bootseer.errors import DeadlineError, StoreUnavailableError
-from bootseer.fuse import background
-from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import unmount
-from bootseer.fuse.options import MountOptions
+from bootseer.fuse.mount.mount import open_mount
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.mount_point import unmount
+from bootseer.fuse.serve import daemon
 from bootseer.stripedfs import faultlog
 
 
@@ -102,7 +102,7 @@ def test_a_home_that_hangs_costs_its_second(
     try:
         assert faultlog.own_log() == ""
         with pytest.raises(DeadlineError, match="cannot write the log"):
-            background.Log(str(home / "named.log"))
+            daemon.Log(str(home / "named.log"))
     finally:
         unmount(str(home), lazily=True)
         os.close(device)
@@ -115,7 +115,7 @@ def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    log = background.Log(str(fifo))
+    log = daemon.Log(str(fifo))
     log.say("x" * (1 << 17))
     log.say("and no more")
     said = b""
@@ -136,7 +136,7 @@ def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
 def test_a_mount_that_takes_too_long_says_so_in_its_log(folder: Path) -> None:
     path = Path(faultlog.own_log())
     with pytest.raises(StoreUnavailableError, match=r"took too long; see .*checkpoint\.log"):
-        background.start(
+        daemon.start(
             lambda _: time.sleep(60), what="/m", limit_s=0.2, waits_for="x:1", log_file=str(path)
         )
     (line,) = path.read_text().splitlines()

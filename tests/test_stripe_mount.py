@@ -27,7 +27,7 @@ from stripe_faces import (
 from waiting import until
 
 from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.fuse.mounts import find_mount
+from bootseer.fuse.mount.mount_point import find_mount
 from bootseer.fuse.operations import ROOT, FileSystemError
 from bootseer.stripedfs import tree as trees
 from bootseer.stripedfs.putting import put_into

@@ -318,7 +318,7 @@ def test_a_look_that_fails_publishes_nothing_and_close_tells(
     def refuse(thread: int) -> bool:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("bootseer.fuse.requesters.CLOSING_LIMIT_S", 0.01)
+    monkeypatch.setattr("bootseer.fuse.serve.requesters.CLOSING_LIMIT_S", 0.01)
     for name, look in ((b"x", wait), (b"y", refuse)):
         for whole in (True, False):
             attr, opened = tree.create(ROOT, name, 0o644, os.O_WRONLY)
@@ -327,7 +327,7 @@ def test_a_look_that_fails_publishes_nothing_and_close_tells(
                 tree.flush(attr.inode, opened.handle, thread=os.getpid())
             else:
                 with monkeypatch.context() as patched:
-                    patched.setattr("bootseer.fuse.requesters._ended_by_signal", look)
+                    patched.setattr("bootseer.fuse.serve.requesters._ended_by_signal", look)
                     with pytest.raises(FileSystemError) as caught:
                         tree.flush(attr.inode, opened.handle, thread=os.getpid())
                 assert caught.value.errno == errno.EIO
@@ -349,7 +349,7 @@ def test_who_closes_once_more_after_a_failed_look_publishes(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("bootseer.fuse.requesters._ended_by_signal", refuse)
+        patched.setattr("bootseer.fuse.serve.requesters._ended_by_signal", refuse)
         with pytest.raises(FileSystemError):
             tree.flush(attr.inode, opened.handle, thread=os.getpid())
     tree.flush(attr.inode, opened.handle, thread=os.getpid())

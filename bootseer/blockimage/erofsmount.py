@@ -17,7 +17,7 @@ import struct
 from typing import NamedTuple
 
 from bootseer.errors import BusyError, NotSupportedError, from_os_error
-from bootseer.fuse.mounts import all_mounts
+from bootseer.fuse.mount.mount_point import all_mounts
 from bootseer.system.mount_calls import (
     ATTR_ATIME,
     ATTR_NOATIME,

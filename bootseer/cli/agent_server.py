@@ -36,7 +36,7 @@ MODULES = (
     "bootseer.imageprefetch.worker",
     "bootseer.imageprefetch.recording",
     "bootseer.imageprefetch.traces",
-    "bootseer.fuse.handover",
+    "bootseer.fuse.serve.handover",
     "bootseer.blockimage.fill",
     "bootseer.blockimage.serving",
     "bootseer.blockimage.warm",
@@ -227,7 +227,7 @@ def _run(link: socket.socket, namespace: str) -> int:
 def _mount(settings: str) -> int:
     """Mount for a process that goes on by itself, which is told by a line on standard output."""
     from bootseer.errors import BootseerError
-    from bootseer.fuse import background
+    from bootseer.fuse.serve import daemon
     from bootseer.imageprefetch import mounting
 
     wanted = mounting.absolute(mounting.decoded(settings))
@@ -237,7 +237,7 @@ def _mount(settings: str) -> int:
             answer = dataclasses.asdict(mounting.mount(wanted))
             made = True
         except Exception as error:  # the border: this child ends here, who asked hears why
-            answer = background.packed(error)
+            answer = daemon.packed(error)
         os.write(1, json.dumps(answer).encode() + b"\n")
     except BaseException:  # nobody was told
         if made:

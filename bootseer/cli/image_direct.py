@@ -131,7 +131,7 @@ def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
     import json
 
     from bootseer.errors import StoreUnavailableError
-    from bootseer.fuse import background
+    from bootseer.fuse.serve import daemon
     from bootseer.imageprefetch import mounting
 
     place = ["--runtime", settings.runtime] if settings.runtime else []
@@ -149,7 +149,7 @@ def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
         raise StoreUnavailableError("the agent ended while it mounted; start it again")
     answer = json.loads(line)
     if "error" in answer:
-        raise background.unpacked(answer)
+        raise daemon.unpacked(answer)
     return mounting.Mounted(**{**answer, "notes": tuple(answer["notes"])})
 
 

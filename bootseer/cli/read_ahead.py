@@ -89,16 +89,19 @@ _IMAGE_MOUNT = """
     encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
     bootseer/cli/__init__ bootseer/cli/size_text bootseer/cli/image_outcome
     bootseer/fuse/__init__ bootseer/system/readiness bootseer/system/fork
-    bootseer/fuse/background bootseer/fuse/mounts lib-dynload/fcntl lib-dynload/_ctypes
-    ctypes/_endian ctypes/__init__ bootseer/system/mount_calls
-    bootseer/blockimage/erofsmount bootseer/imageprefetch/__init__
-    bootseer/imageprefetch/runtime bootseer/imageprefetch/mounting
-    bootseer/imageprefetch/interrupts lib-dynload/mmap bootseer/fuse/operations
-    bootseer/fuse/wire bootseer/fuse/replies bootseer/events/__init__ bootseer/events/writer
-    bootseer/fuse/faults bootseer/fuse/backing bootseer/fuse/device bootseer/fuse/options
-    bootseer/fuse/mount bootseer/fuse/notify lib-dynload/_heapq heapq lib-dynload/_queue
-    queue bootseer/system/proc_files bootseer/fuse/requesters bootseer/fuse/parked
-    bootseer/fuse/session bootseer/fuse/loop bootseer/fuse/serve bootseer/fuse/handover
+    bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__
+    bootseer/fuse/mount/mount_point lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian
+    ctypes/__init__ bootseer/system/mount_calls bootseer/blockimage/erofsmount
+    bootseer/imageprefetch/__init__ bootseer/imageprefetch/runtime
+    bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
+    bootseer/fuse/operations bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
+    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
+    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
+    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
+    bootseer/system/proc_files bootseer/fuse/serve/requesters
+    bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
+    bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server bootseer/fuse/serve/handover
     platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
     bootseer/blocks/__init__ bootseer/blocks/extents site-packages/xxhash/_xxhash.so
     site-packages/xxhash/version site-packages/xxhash/__init__ bootseer/blocks/source

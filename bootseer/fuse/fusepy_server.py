@@ -27,9 +27,9 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.fuse.faults import Faults
+from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Operations
-from bootseer.fuse.options import MountOptions
+from bootseer.fuse.serve.faults import Faults
 
 ENCODING = "latin-1"
 _BLOCK_BYTES = 4096

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 
 from bootseer.errors import BootseerError
-from bootseer.fuse.mounts import unmount
+from bootseer.fuse.mount.mount_point import unmount
 
 FOLDER, TREE = "containers", "tree"
 

@@ -118,7 +118,7 @@ def _unheard() -> None: ...
 
 def _lost_its_server(settings: RunSettings, place: str, digest: str) -> bool:
     """Whether the tree of a container, whose own folder is `place`, is served no more."""
-    from bootseer.fuse.mounts import all_mounts, shown_at
+    from bootseer.fuse.mount.mount_point import all_mounts, shown_at
     from bootseer.imageprefetch import runtime
     from bootseer.imageprefetch.container_folders import TREE
 

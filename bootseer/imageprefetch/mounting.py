@@ -23,8 +23,9 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.fuse import background, mounts
-from bootseer.fuse.mounts import all_mounts, can_mount, shown_at, unmount
+from bootseer.fuse.mount import mount_point
+from bootseer.fuse.mount.mount_point import all_mounts, can_mount, shown_at, unmount
+from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch import runtime
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -165,7 +166,7 @@ def _mount(
     for _ in range(TRIES):
         state = runtime.State(settings.runtime)
         try:
-            answer = background.start(
+            answer = daemon.start(
                 lambda tell, state=state, helper=helper: serve(settings, state, tell, helper),  # type: ignore[misc]
                 what=settings.directory,
                 limit_s=START_LIMIT_S,
@@ -225,16 +226,16 @@ def _shown(settings: MountSettings, server: runtime.Server) -> bool:
 def serve(
     settings: MountSettings,
     state: runtime.State,
-    tell: background.Tell,
+    tell: daemon.Tell,
     helper: socket | None = None,
 ) -> None:
     """Serve in this process, which must have one thread, until the image is unmounted."""
-    from bootseer.fuse.handover import supervise
-    from bootseer.fuse.options import MountOptions
+    from bootseer.fuse.mount.mount_options import MountOptions
+    from bootseer.fuse.serve.handover import supervise
     from bootseer.imageprefetch.telling import FaultLog
     from bootseer.imageprefetch.worker import Worker
 
-    log = background.Log(settings.log_file)
+    log = daemon.Log(settings.log_file)
     faults = FaultLog(os.path.join(state.folder, runtime.FAULTS))
 
     def died(worker: int) -> None:
@@ -337,7 +338,7 @@ def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> No
     Raises BusyError while files are open in it, unless `lazily`: then its name goes at once and
     the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
     """
-    directory = mounts.absolute(directory)
+    directory = mount_point.absolute(directory)
     runtime_dir = runtime_dir or default_runtime()
     found = shown_at(all_mounts(), directory)
     if found is None:
@@ -365,7 +366,7 @@ def _unmount_unused(directory: str, target: str, lazily: bool) -> None:
         try:
             return unmount(directory, lazily=lazily)
         except BusyError as error:
-            users = background.users_of(target)
+            users = daemon.users_of(target)
             if users or time.monotonic() > until_s:
                 by = f" by {', '.join(users)}" if users else ""
                 raise BusyError(

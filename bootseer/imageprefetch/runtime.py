@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.erofsmount import KIND as EROFS
 from bootseer.errors import BootseerError, from_os_error
-from bootseer.fuse.mounts import KIND as FUSE
-from bootseer.fuse.mounts import Mounted, all_mounts, shown_at, unmount
+from bootseer.fuse.mount.mount_point import KIND as FUSE
+from bootseer.fuse.mount.mount_point import Mounted, all_mounts, shown_at, unmount
 from bootseer.light_dataclasses import dataclass
 
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"

@@ -13,7 +13,7 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import erofsmount
 from bootseer.blockimage.front import ImageFront
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.fuse.background import Tell, packed, write_waiting
+from bootseer.fuse.serve.daemon import Tell, packed, write_waiting
 from bootseer.imageprefetch import container_folders, runtime
 from bootseer.imageprefetch.announcing import Announced
 from bootseer.imageprefetch.localstore import LocalStore

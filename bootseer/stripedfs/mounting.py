@@ -21,12 +21,19 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.fuse import background
-from bootseer.fuse.background import Log, in_a_child, users_of
-from bootseer.fuse.backing import is_supported
-from bootseer.fuse.mounts import KIND, absolute, can_mount, find_mount, is_passed, unmount
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.mount_point import (
+    KIND,
+    absolute,
+    can_mount,
+    find_mount,
+    is_passed,
+    unmount,
+)
+from bootseer.fuse.mount.passthrough import is_supported
 from bootseer.fuse.operations import Operations
-from bootseer.fuse.options import MountOptions
+from bootseer.fuse.serve import daemon
+from bootseer.fuse.serve.daemon import Log, in_a_child, users_of
 from bootseer.storage.store import Store, open_object
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.locating import locate
@@ -43,7 +50,7 @@ def mount(settings: MountSettings) -> None:
     Raises what `serve` would have raised. Call it in a process that has one thread.
     """
     settings = _absolute(settings)
-    background.start(
+    daemon.start(
         lambda tell: serve(settings, on_ready=lambda: tell({})),
         what=settings.mountpoint,
         limit_s=START_LIMIT_S,
@@ -94,7 +101,7 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
             build(), settings.mountpoint, options=options, ready=on_ready or _nothing
         )
         return
-    from bootseer.fuse.handover import supervise
+    from bootseer.fuse.serve.handover import supervise
 
     def died(worker: int) -> None:
         log.say(f"worker {worker} of {settings.mountpoint} ended; another one takes over")
@@ -253,7 +260,7 @@ def _load_tree() -> None:
     for name in (
         "bootseer.blocks.cache.node_cache",
         "bootseer.blocks.fetch.fetcher",
-        "bootseer.fuse.handover",
+        "bootseer.fuse.serve.handover",
         "bootseer.stripedfs.tree",
     ):
         importlib.import_module(name)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
-from bootseer.fuse.requesters import closes_because_killed
+from bootseer.fuse.serve.requesters import closes_because_killed
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
 from bootseer.stripedfs import changing, names

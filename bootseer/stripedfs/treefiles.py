@@ -26,8 +26,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
+from bootseer.fuse.serve.faults import Faults
 from bootseer.stripedfs.shared import share_of
 from bootseer.stripedfs.source import FileSource, as_damage
 

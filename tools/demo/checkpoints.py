@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bootseer.fuse.mounts import find_mount, unmount
+from bootseer.fuse.mount.mount_point import find_mount, unmount
 from tools.demo.machine import remove
 
 NAME = "model.npz"

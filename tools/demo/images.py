@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bootseer.errors import BootseerError, NotSupportedError
-from bootseer.fuse.mounts import can_mount
+from bootseer.fuse.mount.mount_point import can_mount
 from tools.demo.machine import remove
 from tools.images.layout import Image, Layer, Written, open_layout, write_layout
 from tools.images.members import Member, directory, file

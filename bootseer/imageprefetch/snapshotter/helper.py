@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
-from bootseer.fuse import background
+from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings, encoded
 from bootseer.system.interpreter import command_for
 from bootseer.system.readiness import readable
@@ -121,7 +121,7 @@ def _answer(told: int, directory: str) -> dict[str, Any] | None:
         data += more
     answer: dict[str, Any] = json.loads(data)
     if "error" in answer:
-        raise background.unpacked(answer)
+        raise daemon.unpacked(answer)
     return answer
 
 
@@ -151,7 +151,7 @@ def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
         try:
             answer = dataclasses.asdict(mounting.mount(mounting.decoded(request)))
         except BaseException as error:  # the border: this child ends here, who asked hears why
-            answer = background.packed(error)
+            answer = daemon.packed(error)
         os.write(fd, json.dumps(answer).encode() + b"\n")
     finally:
         os._exit(0)
@@ -171,6 +171,6 @@ def main() -> None:
 
 def _import_early() -> None:
     """What every mount imports takes longer than a mount."""
-    import bootseer.fuse.handover
+    import bootseer.fuse.serve.handover
     import bootseer.imageprefetch.worker
     import bootseer.storage.oci.registry_repository  # noqa: F401

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.config.loading import default_runtime
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, CorruptDataError
-from bootseer.fuse.mounts import find_mount, unmount
+from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.imageprefetch import mounting, runtime
 from bootseer.imageprefetch.mounting import MountSettings
 from bootseer.imageprefetch.snapshotter import unpacking

@@ -17,13 +17,13 @@ import queue
 import threading
 from collections.abc import Callable
 
-from bootseer.fuse.device import Device
-from bootseer.fuse.faults import Faults
+from bootseer.fuse.mount.device import Device
 from bootseer.fuse.operations import Data, Reply
-from bootseer.fuse.parked import GONE, Parked, ParkedReads, send_data, send_error
-from bootseer.fuse.replies import SUCCESS
-from bootseer.fuse.session import KILLABLE, UNANSWERED, Session
-from bootseer.fuse.wire import HOT, IN_HEADER, INTERRUPT_IN, OUT_HEADER, Opcode
+from bootseer.fuse.protocol.replies import SUCCESS
+from bootseer.fuse.protocol.requests import HOT, IN_HEADER, INTERRUPT_IN, OUT_HEADER, Opcode
+from bootseer.fuse.serve.dispatch import KILLABLE, UNANSWERED, Session
+from bootseer.fuse.serve.faults import Faults
+from bootseer.fuse.serve.pending_replies import GONE, Parked, ParkedReads, send_data, send_error
 
 _GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
 # The second one for a request that was being handed over while the mount ended.

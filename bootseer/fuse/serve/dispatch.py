@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from bootseer.errors import BootseerError
-from bootseer.fuse import replies, wire
-from bootseer.fuse.backing import Backings
-from bootseer.fuse.faults import Faults
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.passthrough import Backings
 from bootseer.fuse.operations import (
     Attr,
     Buffer,
@@ -26,8 +25,9 @@ from bootseer.fuse.operations import (
     Operations,
     WritableOperations,
 )
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.wire import Opcode, Request
+from bootseer.fuse.protocol import replies, requests
+from bootseer.fuse.protocol.requests import Opcode, Request
+from bootseer.fuse.serve.faults import Faults
 
 WRITING = frozenset(
     {
@@ -89,10 +89,12 @@ class Negotiated(NamedTuple):
         return bool(self.flags & replies.HAS_RESEND)
 
 
-def negotiate(request: wire.Init, options: MountOptions, *, privileged: bool) -> Negotiated:
+def negotiate(request: requests.Init, options: MountOptions, *, privileged: bool) -> Negotiated:
     """Choose from what the kernel offers. Raises WireError for a protocol that is not ours."""
-    if request.major != wire.MAJOR or request.minor < 23:
-        raise wire.WireError(f"kernel speaks FUSE {request.major}.{request.minor}, not 7.23 or up")
+    if request.major != requests.MAJOR or request.minor < 23:
+        raise requests.WireError(
+            f"kernel speaks FUSE {request.major}.{request.minor}, not 7.23 or up"
+        )
     wanted = (
         replies.ASYNC_READ
         | replies.ATOMIC_O_TRUNC
@@ -118,7 +120,7 @@ def negotiate(request: wire.Init, options: MountOptions, *, privileged: bool) ->
     return Negotiated(request.minor, request.flags & wanted, max_write)
 
 
-def init_answer(request: wire.Init, settled: Negotiated, options: MountOptions) -> bytes:
+def init_answer(request: requests.Init, settled: Negotiated, options: MountOptions) -> bytes:
     """The answer to INIT that says what was settled."""
     return replies.init(
         minor=request.minor,
@@ -196,17 +198,17 @@ class Session:
         """The unique id, errno (0 = fine) and answer of one request that wants an answer."""
         unique = 0
         try:
-            request = wire.parse(data)
+            request = requests.parse(data)
             unique = request.unique
             handler = self._answers.get(request.opcode)
             if handler is not None:
                 return unique, 0, handler(request)
             refused = self._read_only and request.opcode in WRITING
             return unique, errno.EROFS if refused else errno.ENOSYS, b""
-        except wire.WireError as error:
+        except requests.WireError as error:
             self._faults.failed("a request of the kernel", error)
-            if len(data) >= wire.IN_HEADER.struct.size:
-                unique = wire.IN_HEADER.struct.unpack_from(data)[2]
+            if len(data) >= requests.IN_HEADER.struct.size:
+                unique = requests.IN_HEADER.struct.unpack_from(data)[2]
             return unique, errno.EIO, b""
         except BaseException as error:  # whatever fails must cost one request, never the mount
             return unique, self.errno_of(error, _name_of(data)), b""
@@ -214,7 +216,7 @@ class Session:
     def unwanted(self, data: memoryview, answer: Buffer) -> None:
         """Take back what an answer gave that nobody got: its asker was killed meanwhile."""
         try:
-            self._take_back(wire.parse(data), answer)
+            self._take_back(requests.parse(data), answer)
         except FileSystemError:
             return
         except BaseException as error:  # nobody waits for it, and the mount goes on
@@ -247,8 +249,8 @@ class Session:
     def forget(self, data: memoryview) -> None:
         """FORGET and BATCH_FORGET, which nobody waits for."""
         try:
-            request = wire.parse(data)
-            if isinstance(request.body, wire.Forget):
+            request = requests.parse(data)
+            if isinstance(request.body, requests.Forget):
                 self.operations.forget(request.inode, request.body.dropped)
             else:
                 for inode, count in request.body.items:
@@ -346,18 +348,18 @@ class Session:
         """A time of reading is taken and not kept; an owner is refused, and a mode or time, too,
         by operations that keep none.
         """
-        body: wire.Setattr = request.body
+        body: requests.Setattr = request.body
         attr: Attr | None = None
-        if body.valid & (wire.FATTR_UID | wire.FATTR_GID):
+        if body.valid & (requests.FATTR_UID | requests.FATTR_GID):
             attr = self.operations.getattr(request.inode)
-            owner_stays = not body.valid & wire.FATTR_UID or body.uid == attr.uid
-            if not owner_stays or (body.valid & wire.FATTR_GID and body.gid != attr.gid):
+            owner_stays = not body.valid & requests.FATTR_UID or body.uid == attr.uid
+            if not owner_stays or (body.valid & requests.FATTR_GID and body.gid != attr.gid):
                 raise FileSystemError(errno.EPERM)
-        if body.valid & wire.FATTR_SIZE:
+        if body.valid & requests.FATTR_SIZE:
             attr = self._writable.truncate(request.inode, body.size_bytes)
-        mode = stat.S_IMODE(body.mode) if body.valid & wire.FATTR_MODE else None
-        mtime_ns = body.mtime_ns if body.valid & wire.FATTR_MTIME else None
-        if body.valid & wire.FATTR_MTIME_NOW:
+        mode = stat.S_IMODE(body.mode) if body.valid & requests.FATTR_MODE else None
+        mtime_ns = body.mtime_ns if body.valid & requests.FATTR_MTIME else None
+        if body.valid & requests.FATTR_MTIME_NOW:
             mtime_ns = time.time_ns()
         if mode is not None or mtime_ns is not None:
             if not hasattr(self.operations, "setattr"):
@@ -366,12 +368,12 @@ class Session:
         return self._attr_answer(attr or self.operations.getattr(request.inode))
 
     def _mkdir(self, request: Request) -> bytes:
-        body: wire.Mkdir = request.body
+        body: requests.Mkdir = request.body
         attr = self._writable.mkdir(request.inode, body.name, body.mode & ~body.umask)
         return replies.entry(attr, self._timeout_s)
 
     def _symlink(self, request: Request) -> bytes:
-        body: wire.Symlink = request.body
+        body: requests.Symlink = request.body
         attr = self._writable.symlink(request.inode, body.name, body.target)
         return replies.entry(attr, self._timeout_s)
 
@@ -384,12 +386,12 @@ class Session:
         return b""
 
     def _rename(self, request: Request) -> bytes:
-        body: wire.Rename = request.body
+        body: requests.Rename = request.body
         self._writable.rename(request.inode, body.name, body.new_parent, body.new_name, body.flags)
         return b""
 
     def _create(self, request: Request) -> bytes:
-        body: wire.Create = request.body
+        body: requests.Create = request.body
         mode = stat.S_IMODE(body.mode) & ~body.umask
         attr, opened = self._writable.create(request.inode, body.name, mode, body.flags)
         answer = self._opened(attr.inode, body.flags, opened)
@@ -397,7 +399,7 @@ class Session:
 
     def _mknod(self, request: Request) -> bytes:
         """An empty file; nothing else that a name can be made as would be the same elsewhere."""
-        body: wire.Mknod = request.body
+        body: requests.Mknod = request.body
         if not stat.S_ISREG(body.mode):
             raise FileSystemError(errno.EPERM)
         mode = stat.S_IMODE(body.mode) & ~body.umask
@@ -407,19 +409,19 @@ class Session:
         return replies.entry(attr, self._timeout_s)
 
     def _fallocate(self, request: Request) -> bytes:
-        body: wire.Fallocate = request.body
+        body: requests.Fallocate = request.body
         self._writable.fallocate(body.handle, body.offset, body.length, body.mode)
         return b""
 
     def _write(self, request: Request) -> bytes:
-        body: wire.Write = request.body
+        body: requests.Write = request.body
         taken = self._writable.write(
             request.inode, body.handle, body.offset, body.data, owner=body.owner
         )
         return replies.written(taken)
 
     def _flush(self, request: Request) -> bytes:
-        body: wire.Flush = request.body
+        body: requests.Flush = request.body
         self._writable.flush(request.inode, body.handle, owner=body.owner, thread=request.pid)
         return b""
 
@@ -441,5 +443,5 @@ def _sized(value: bytes, size: int) -> bytes:
 
 
 def _name_of(data: memoryview) -> str:
-    number: Any = wire.IN_HEADER.struct.unpack_from(data)[1]
+    number: Any = requests.IN_HEADER.struct.unpack_from(data)[1]
     return Opcode(number).name.lower()

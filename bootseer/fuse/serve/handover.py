@@ -27,16 +27,16 @@ from typing import NoReturn
 
 from bootseer import errors
 from bootseer.errors import BootseerError, NotSupportedError, StoreUnavailableError
-from bootseer.fuse.backing import OpenInodes
-from bootseer.fuse.device import Device
-from bootseer.fuse.faults import Faults
-from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import MountPoint, absolute, has_ended
-from bootseer.fuse.notify import Notifier
+from bootseer.fuse.mount.device import Device
+from bootseer.fuse.mount.mount import open_mount
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.mount_point import MountPoint, absolute, has_ended
+from bootseer.fuse.mount.passthrough import OpenInodes
 from bootseer.fuse.operations import Operations
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.serve import Mount, handshake
-from bootseer.fuse.session import Negotiated
+from bootseer.fuse.protocol.notifications import Notifier
+from bootseer.fuse.serve.dispatch import Negotiated
+from bootseer.fuse.serve.faults import Faults
+from bootseer.fuse.serve.server import Mount, handshake
 from bootseer.light_dataclasses import dataclass
 from bootseer.system.fork import fork
 from bootseer.system.readiness import readable

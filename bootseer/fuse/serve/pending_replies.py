@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
-from bootseer.fuse.device import Device
-from bootseer.fuse.faults import Faults
+from bootseer.fuse.mount.device import Device
 from bootseer.fuse.operations import Data
-from bootseer.fuse.replies import header
-from bootseer.fuse.requesters import is_being_killed
-from bootseer.fuse.wire import OUT_HEADER
+from bootseer.fuse.protocol.replies import header
+from bootseer.fuse.protocol.requests import OUT_HEADER
+from bootseer.fuse.serve.faults import Faults
+from bootseer.fuse.serve.requesters import is_being_killed
 
 _EARLY_KEPT = 256
 _WATCH_S = 0.1

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from bootseer.fuse.operations import ROOT, Attr, Entry, Handle, Inode
-from bootseer.fuse.wire import MAJOR, MINOR, OUT_HEADER, Layout
+from bootseer.fuse.protocol.requests import MAJOR, MINOR, OUT_HEADER, Layout
 
 _ATTR_FIELDS = (
     "ino:Q size:Q blocks:Q atime:Q mtime:Q ctime:Q atimensec:I mtimensec:I ctimensec:I"

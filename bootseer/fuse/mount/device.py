@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 
-from bootseer.fuse.mounts import has_ended
+from bootseer.fuse.mount.mount_point import has_ended
 
 
 class Device:

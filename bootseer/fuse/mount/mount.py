@@ -15,8 +15,15 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.fuse.mounts import FUSERMOUNT_S, KIND, OTHER_WAYS, can_mount, clear_stale, run_helper
-from bootseer.fuse.options import MountOptions
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.mount_point import (
+    FUSERMOUNT_S,
+    KIND,
+    OTHER_WAYS,
+    can_mount,
+    clear_stale,
+    run_helper,
+)
 
 if TYPE_CHECKING:
     import socket

@@ -10,9 +10,9 @@ import re
 import struct
 import threading
 
-from bootseer.fuse import replies
-from bootseer.fuse.faults import Faults
 from bootseer.fuse.operations import Inode, Opened
+from bootseer.fuse.protocol import replies
+from bootseer.fuse.serve.faults import Faults
 
 _SLOT = struct.Struct("<QII")
 _SLOTS = 1 << 16

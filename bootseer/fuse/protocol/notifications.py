@@ -6,9 +6,9 @@ import errno
 import os
 from collections.abc import Sequence
 
-from bootseer.fuse import replies
-from bootseer.fuse.device import Device
+from bootseer.fuse.mount.device import Device
 from bootseer.fuse.operations import Buffer, Inode
+from bootseer.fuse.protocol import replies
 
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
 

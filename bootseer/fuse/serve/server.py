@@ -11,18 +11,18 @@ from types import TracebackType
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
-from bootseer.fuse import wire
-from bootseer.fuse.backing import Backings, OpenInodes
-from bootseer.fuse.device import Device
-from bootseer.fuse.faults import Faults
-from bootseer.fuse.loop import Loop
-from bootseer.fuse.mount import open_mount
-from bootseer.fuse.mounts import MountPoint, absolute, can_mount, has_ended, is_passed
-from bootseer.fuse.notify import Notifier
+from bootseer.fuse.mount.device import Device
+from bootseer.fuse.mount.mount import open_mount
+from bootseer.fuse.mount.mount_options import MountOptions
+from bootseer.fuse.mount.mount_point import MountPoint, absolute, can_mount, has_ended, is_passed
+from bootseer.fuse.mount.passthrough import Backings, OpenInodes
 from bootseer.fuse.operations import Data, Operations
-from bootseer.fuse.options import MountOptions
-from bootseer.fuse.parked import send_data, send_error
-from bootseer.fuse.session import Negotiated, Session, init_answer, negotiate
+from bootseer.fuse.protocol import requests
+from bootseer.fuse.protocol.notifications import Notifier
+from bootseer.fuse.serve.dispatch import Negotiated, Session, init_answer, negotiate
+from bootseer.fuse.serve.faults import Faults
+from bootseer.fuse.serve.pending_replies import send_data, send_error
+from bootseer.fuse.serve.receive_loop import Loop
 
 _FIRST_BUFFER_BYTES = 1 << 20
 _RETRY_S = 0.05
@@ -37,14 +37,14 @@ def handshake(device: int, options: MountOptions) -> Negotiated:
     buffer = bytearray(_FIRST_BUFFER_BYTES)
     try:
         count = os.readv(device, [buffer])
-        request = wire.parse(memoryview(buffer)[:count])
-        if request.opcode != wire.Opcode.INIT:
+        request = requests.parse(memoryview(buffer)[:count])
+        if request.opcode != requests.Opcode.INIT:
             send_error(device, request.unique, errno.EIO)
-            raise wire.WireError("another server began it; pass a descriptor just mounted")
+            raise requests.WireError("another server began it; pass a descriptor just mounted")
         settled = negotiate(request.body, options, privileged=can_mount())
         send_data(device, request.unique, Data((init_answer(request.body, settled, options),)))
         return settled
-    except (OSError, wire.WireError) as error:
+    except (OSError, requests.WireError) as error:
         raise StoreUnavailableError(f"the kernel does not begin a mount: {error}") from error
 
 

@@ -1,0 +1,1 @@
+"""Mounted `/dev/fuse` descriptors: mounting, unmounting, and what is mounted."""

@@ -1,0 +1,1 @@
+"""The kernel's FUSE protocol: bytes to records and back, no I/O."""
