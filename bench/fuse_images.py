@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bootseer.blockimage import erofsmount
+from bootseer.blockimage import erofs_mount
 
 NAME = "data"
 TAG = "1"
@@ -139,9 +139,9 @@ class Image:
         """EROFS over the served file of the image's data; yields the file's path."""
         place = self._folder / f"erofs-{len(list(self._folder.iterdir()))}"
         place.mkdir()
-        found = erofsmount.mount_erofs(str(self.meta), str(served), str(place))
+        found = erofs_mount.mount_erofs(str(self.meta), str(served), str(place))
         try:
-            erofsmount.set_read_ahead(found.bdis, READ_AHEAD_KIB)
+            erofs_mount.set_read_ahead(found.bdis, READ_AHEAD_KIB)
             os.stat(place / NAME)
             yield place / NAME
         finally:

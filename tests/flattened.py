@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from images_lab import Layer, Member, write_tar
 
-from bootseer.blockimage.entries import Content, Entry, Kind, Stored
+from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.imageprefetch.flatten import Flattener, Limits
 from bootseer.imageprefetch.layers import ahead, unpacked
 

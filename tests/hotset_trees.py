@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootseer.blockimage.build import Built, build
-from bootseer.blockimage.entries import Entry, Kind
+from bootseer.blockimage.tree_entries import Entry, Kind
 from bootseer.blocks.table import TableSource, digest_of
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.storage.local import LocalStore

@@ -21,9 +21,9 @@ from typing import Any
 import page_cache
 from fuse_mounts import own_mounts
 
-from bootseer.blockimage import artifact, filemap, hotset, packing
+from bootseer.blockimage import artifact, filemap, hotset_manifest, pack_writer
 from bootseer.blockimage.build import build
-from bootseer.blockimage.entries import Entry, Kind
+from bootseer.blockimage.tree_entries import Entry, Kind
 from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch import mounting, runtime
@@ -172,7 +172,7 @@ def push_hot_set(
 
     path = folder / f"pack-{trace.workload}"
     with path.open("wb") as out:
-        info = packing.build_pack(
+        info = pack_writer.build_pack(
             trace,
             meta=Path(built.meta_path).read_bytes(),
             table=built.table.serialise(),
@@ -184,18 +184,18 @@ def push_hot_set(
         )
     repository.push_blob(str(path), info.digest, info.size_bytes)
     repository.push_blob(b"{}", digest_of(b"{}"), 2)
-    pack = Descriptor(hotset.PACK, info.digest, info.size_bytes)
-    hot = hotset.HotSet(
+    pack = Descriptor(hotset_manifest.PACK, info.digest, info.size_bytes)
+    hot = hotset_manifest.HotSet(
         trace.workload,
         block.digest,
-        hotset.now(),
+        hotset_manifest.now(),
         trace.starts,
         pack,
         info.boot_length,
         info.boot_digest,
         None,
     )
-    pushed = repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST)
+    pushed = repository.push_manifest(hotset_manifest.manifest_of(hot, subject), OCI_MANIFEST)
     return info.digest, pushed.digest
 
 

@@ -10,8 +10,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.blockimage.entries import FileExtent
 from bootseer.blockimage.filemap import File, FileMap, Limits, Range, parse
+from bootseer.blockimage.tree_entries import FileExtent
 from bootseer.errors import CorruptDataError
 
 DIGEST = bytes(range(32))

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from image_trees import Facts, facts, mounted, unpack
 
-from bootseer.blockimage import erofs
+from bootseer.blockimage import erofs_format
 from bootseer.blockimage.build import Built, build
-from bootseer.blockimage.entries import Entry, Kind
-from bootseer.blockimage.metadata import metadata
+from bootseer.blockimage.erofs_writer import metadata
+from bootseer.blockimage.tree_entries import Entry, Kind
 from bootseer.errors import CorruptDataError, UsageError
 
 NAMES = st.binary(min_size=1, max_size=30).filter(
@@ -140,7 +140,7 @@ def test_an_image_never_ends_with_its_last_inode(tmp_path: Path, length: int) ->
     built = build(entries, str(tmp_path))
     shown = seen(built, tmp_path)
     assert shown.keys() == {entry.path for entry in entries}
-    added = Path(built.meta_path).read_bytes().endswith(bytes(erofs.BLOCK_BYTES))
+    added = Path(built.meta_path).read_bytes().endswith(bytes(erofs_format.BLOCK_BYTES))
     assert added == (length in (11, 12))  # these inodes alone end with a block
 
 
@@ -187,10 +187,10 @@ def test_links_stand_where_older_kernels_look_for_them() -> None:
     made = bytes(metadata(entries, 4096))
     inline = 0
     for entry in entries[1:]:
-        own = len(erofs.xattr_body(entry.xattrs))
+        own = len(erofs_format.xattr_body(entry.xattrs))
         at = made.index(entry.link_target)
         ends = at - own  # of the inode, where the target is inline
-        found = struct.unpack_from("<HHH", made, ends - erofs.INODE_BYTES)
+        found = struct.unpack_from("<HHH", made, ends - erofs_format.INODE_BYTES)
         if found != (5, (own - 12) // 4 + 1 if own else 0, 0o120644):
             assert at % 4096 == 0
             continue

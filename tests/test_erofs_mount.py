@@ -14,7 +14,7 @@ from fuse_mounts import own_mounts
 from image_mounts import entries_of, some_files, tree_of
 from image_trees import unpack
 
-from bootseer.blockimage import erofsmount
+from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.build import build
 from bootseer.errors import BootseerError, NotSupportedError
 from bootseer.fuse.mount.mount_point import all_mounts
@@ -27,7 +27,7 @@ FILES = some_files(4, 50_000)
 def refusing(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
     """FAKE: mount(2) answers with these errors, one each time, and then as the kernel does."""
     asked: list[str] = []
-    really = erofsmount._mount
+    really = erofs_mount._mount
 
     def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
         asked.append(source)
@@ -35,7 +35,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
             raise OSError(numbers[len(asked) - 1], "as an old kernel says")
         really(source, target, kind, flags, data)
 
-    monkeypatch.setattr(erofsmount, "_mount", mount)
+    monkeypatch.setattr(erofs_mount, "_mount", mount)
     return asked
 
 
@@ -55,7 +55,7 @@ def test_a_kernel_without_file_backed_mounts_gets_loop_devices(
 ) -> None:
     meta, data, target = image(tmp_path)
     asked = refusing(monkeypatch, number)
-    made: Any = erofsmount.mount_erofs(meta, data, target)
+    made: Any = erofs_mount.mount_erofs(meta, data, target)
     try:
         assert made.loop
         assert [asked[0], asked[1].startswith("/dev/loop")] == [meta, True]
@@ -82,7 +82,7 @@ def test_what_loop_devices_do_not_mend_is_told(
     meta, data, target = image(tmp_path)
     asked = refusing(monkeypatch, *numbers)
     with pytest.raises(kind):
-        erofsmount.mount_erofs(meta, data, target)
+        erofs_mount.mount_erofs(meta, data, target)
     assert len(asked) == len(numbers)
     assert not os.listdir(target)
     loops = subprocess.run(["losetup", "-l"], capture_output=True, text=True, check=True).stdout
@@ -96,15 +96,15 @@ def test_what_was_mounted_is_not_mistaken_for_what_lies_over_it(
     """FAKE: somebody mounts an image of their own at the same place, at the unluckiest moment."""
     meta, data, target = image(tmp_path / "ours")
     other, other_data, _ = image(tmp_path / "other")
-    really = erofsmount._mount
+    really = erofs_mount._mount
 
     def mount(source: str, target: str, kind: str, flags: int, words: str) -> None:
         really(source, target, kind, flags, words)
         really(other, target, kind, flags, f"device={other_data}")
 
-    monkeypatch.setattr(erofsmount, "_mount", mount)
+    monkeypatch.setattr(erofs_mount, "_mount", mount)
     with own_mounts():
-        made = erofsmount.mount_erofs(meta, data, target, loop=loop)
+        made = erofs_mount.mount_erofs(meta, data, target, loop=loop)
         above, below = reversed(all_mounts()[-2:])
         assert (above.target, below.target) == (target, target)
         assert (made.device, made.source) == (below.device, below.source)

@@ -8,8 +8,8 @@ import random
 import pytest
 from hotset_trees import PAGE, Tree
 
-from bootseer.blockimage import pack
-from bootseer.blockimage.packing import build_pack, owners
+from bootseer.blockimage import pack_format
+from bootseer.blockimage.pack_writer import build_pack, owners
 from bootseer.blocks.extents import Extent
 from bootseer.imageprefetch.carrying import carry
 from bootseer.imageprefetch.showing import PADDING, package_of, summarise
@@ -93,9 +93,9 @@ def test_a_pack_of_a_real_image_holds_and_warms_what_was_touched(tmp_path):
         read_raw=tree.read_raw,
         out=out,
     )
-    boot = pack.parse_boot(out.getvalue()[: info.boot_length])
+    boot = pack_format.parse_boot(out.getvalue()[: info.boot_length])
     (frame,) = boot.index().frames
-    raw = pack.open_frame(frame, out.getvalue()[info.boot_length :])
+    raw = pack_format.open_frame(frame, out.getvalue()[info.boot_length :])
     paths = boot.index().paths
     warmed = [
         tree.contents[paths[w.path].decode()][w.offset : w.offset + w.length] for w in frame.warm

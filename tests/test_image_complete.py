@@ -17,7 +17,7 @@ import pytest
 from image_mounts import Mounts, Published, evict, mounts_below, publish, some_files, tree_of
 from waiting import until
 
-from bootseer.blockimage.fill import Fill
+from bootseer.blockimage.serve.background_fill import Fill
 from bootseer.blocks.cache import eviction, sealed_objects
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.imageprefetch import runtime

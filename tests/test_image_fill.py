@@ -13,12 +13,12 @@ import pytest
 from block_sources import FileSource, block_of, make_source
 from image_mounts import mounts_below, publish, some_files
 
-from bootseer.blockimage import fill as fill_module
-from bootseer.blockimage.fill import Fill
-from bootseer.blockimage.fill_settings import Activity, FillSettings
-from bootseer.blockimage.front import DATA, ImageFront
-from bootseer.blockimage.opened import BlockImage
-from bootseer.blockimage.serving import ImageServer, ServeSettings
+from bootseer.blockimage.serve import background_fill as fill_module
+from bootseer.blockimage.serve.background_fill import Fill
+from bootseer.blockimage.serve.data_file import DATA, ImageFront
+from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
+from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
+from bootseer.blockimage.serve.opened_image import BlockImage
 from bootseer.blocks.cache import present_index
 from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.cache.node_cache import NodeCache

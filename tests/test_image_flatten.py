@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from images_lab import Member, directory, file, hardlink, opaque, whiteout
 
-from bootseer.blockimage.entries import Kind
+from bootseer.blockimage.tree_entries import Kind
 
 
 def test_only_what_is_seen_is_stored() -> None:

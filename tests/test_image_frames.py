@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blockimage.frames import Cold, Coming, Frames, Hot
-from bootseer.blockimage.pack import Frame, Index
+from bootseer.blockimage.pack_format import Frame, Index
+from bootseer.blockimage.serve.frames import Cold, Coming, Frames, Hot
 from bootseer.blocks.extents import Extent
 
 PAGE = 4096

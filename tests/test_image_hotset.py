@@ -11,7 +11,7 @@ import pytest
 from hotset_trees import PAGE, Tree
 from images_lab import Image, file, write_layout
 
-from bootseer.blockimage import hotset, pack
+from bootseer.blockimage import hotset_manifest, pack_format
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.trace.trace_file import Touched, Trace, merge
 from bootseer.errors import CorruptDataError, UsageError
@@ -58,16 +58,16 @@ def made_of(tree: Tree, folder: Path, trace: Trace, **options):
         )
 
 
-def contents(made: hotsets.Made) -> tuple[pack.Index, dict[str, bytes]]:
+def contents(made: hotsets.Made) -> tuple[pack_format.Index, dict[str, bytes]]:
     """The index, and path → bytes as the frames have them."""
     data = Path(made.pack_path).read_bytes()
     boot = data[: made.hot.boot_length]
     assert f"sha256:{hashlib.sha256(boot).hexdigest()}" == made.hot.boot_digest
-    index = pack.parse_boot(boot).index()
+    index = pack_format.parse_boot(boot).index()
     got: dict[str, bytes] = {}
     for frame in index.frames:
         start = made.hot.boot_length + frame.offset
-        raw = pack.open_frame(frame, data[start : start + frame.stored_length])
+        raw = pack_format.open_frame(frame, data[start : start + frame.stored_length])
         for one in frame.warm:
             path = index.paths[one.path].decode()
             got[path] = got.get(path, b"") + FILES[path][one.offset : one.offset + one.length]
@@ -156,9 +156,9 @@ def test_a_published_hot_set_is_found_by_its_image_and_workload(tree, tmp_path, 
         one = dataclasses.replace(trace, workload=workload)
         made, _ = made_of(tree, tmp_path / "sets", one, parts=parts)
         hotsets.push(repository, made)
-    listed = repository.referrers(subject.digest, hotset.ARTIFACT)
+    listed = repository.referrers(subject.digest, hotset_manifest.ARTIFACT)
     assert len(listed) == 2
-    found = hotset.choose(repository, listed, BLOCK_IMAGE, "train")
+    found = hotset_manifest.choose(repository, listed, BLOCK_IMAGE, "train")
     assert found is not None
     descriptor, hot = found
     assert descriptor.digest == made.digest
@@ -167,10 +167,13 @@ def test_a_published_hot_set_is_found_by_its_image_and_workload(tree, tmp_path, 
     stored = repository.blob(hot.pack, limit_bytes=1 << 30)
     assert stored == Path(made.pack_path).read_bytes()
     assert hotsets.trace_of(repository, hot) == one
-    fallback = hotset.choose(repository, listed, BLOCK_IMAGE, "unheard of")
+    fallback = hotset_manifest.choose(repository, listed, BLOCK_IMAGE, "unheard of")
     assert fallback is not None
     assert fallback[1].workload == ""
-    assert hotset.choose(repository, listed, digest_of(b"another block image"), "train") is None
+    assert (
+        hotset_manifest.choose(repository, listed, digest_of(b"another block image"), "train")
+        is None
+    )
 
 
 def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image):
@@ -181,16 +184,24 @@ def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image)
             tree, tmp_path / "sets", tree.touched(("usr/lib/f03", 0, pages)), parts=parts
         )
         hotsets.push(repository, made)
-    told = {hotset.BLOCK_IMAGE: BLOCK_IMAGE, hotset.WORKLOAD: "", hotset.CREATED: "9999"}
+    told = {
+        hotset_manifest.BLOCK_IMAGE: BLOCK_IMAGE,
+        hotset_manifest.WORKLOAD: "",
+        hotset_manifest.CREATED: "9999",
+    }
     empty = Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
     forged = manifest_bytes(
-        config=empty, layers=[], subject=subject, artifact_type=hotset.ARTIFACT, annotations=told
+        config=empty,
+        layers=[],
+        subject=subject,
+        artifact_type=hotset_manifest.ARTIFACT,
+        annotations=told,
     )
     repository.push_manifest(forged, OCI_MANIFEST)
-    listed = repository.referrers(subject.digest, hotset.ARTIFACT)
+    listed = repository.referrers(subject.digest, hotset_manifest.ARTIFACT)
     bare = [dataclasses.replace(one, annotations={}, artifact_type="") for one in listed]
     for some in (listed, bare):  # some registries list no annotations
-        found = hotset.choose(repository, some, BLOCK_IMAGE)
+        found = hotset_manifest.choose(repository, some, BLOCK_IMAGE)
         assert found is not None
         assert found[0].digest == made.digest
     published = hotsets.published(repository, subject.digest, BLOCK_IMAGE)
@@ -201,23 +212,23 @@ def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        (pack.BOOT_LENGTH, "0"),
-        (pack.BOOT_LENGTH, "-5"),
-        (pack.BOOT_LENGTH, "99999999999"),
-        (pack.BOOT_LENGTH, "9" * 40),
-        (pack.BOOT_LENGTH, ""),
-        (pack.BOOT_DIGEST, "sha256:12"),
-        (pack.BOOT_DIGEST, ""),
+        (pack_format.BOOT_LENGTH, "0"),
+        (pack_format.BOOT_LENGTH, "-5"),
+        (pack_format.BOOT_LENGTH, "99999999999"),
+        (pack_format.BOOT_LENGTH, "9" * 40),
+        (pack_format.BOOT_LENGTH, ""),
+        (pack_format.BOOT_DIGEST, "sha256:12"),
+        (pack_format.BOOT_DIGEST, ""),
     ],
 )
 def test_a_manifest_that_lies_about_its_pack_is_refused(name, value):
-    about = {pack.BOOT_LENGTH: "10", pack.BOOT_DIGEST: digest_of(b"boot")}
+    about = {pack_format.BOOT_LENGTH: "10", pack_format.BOOT_DIGEST: digest_of(b"boot")}
     empty = Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
 
-    def read(annotations: dict[str, str]) -> hotset.HotSet:
-        layer = Descriptor(hotset.PACK, digest_of(b"pack"), 100, annotations)
-        return hotset.parse_manifest(
-            Manifest(b"", OCI_MANIFEST, empty, (layer,), artifact_type=hotset.ARTIFACT)
+    def read(annotations: dict[str, str]) -> hotset_manifest.HotSet:
+        layer = Descriptor(hotset_manifest.PACK, digest_of(b"pack"), 100, annotations)
+        return hotset_manifest.parse_manifest(
+            Manifest(b"", OCI_MANIFEST, empty, (layer,), artifact_type=hotset_manifest.ARTIFACT)
         )
 
     assert read(about).boot_length == 10
@@ -228,7 +239,9 @@ def test_a_manifest_that_lies_about_its_pack_is_refused(name, value):
 def test_a_hot_set_of_another_kind_of_artifact_is_refused():
     empty = Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
     with pytest.raises(CorruptDataError, match="hot set"):
-        hotset.parse_manifest(Manifest(b"", OCI_MANIFEST, empty, (), artifact_type="other"))
+        hotset_manifest.parse_manifest(
+            Manifest(b"", OCI_MANIFEST, empty, (), artifact_type="other")
+        )
 
 
 def test_a_mount_waits_for_few_damaged_hot_sets():
@@ -240,12 +253,12 @@ def test_a_mount_waits_for_few_damaged_hot_sets():
             asked.append(descriptor)
             raise CorruptDataError("damaged")
 
-    told = {hotset.BLOCK_IMAGE: BLOCK_IMAGE, hotset.WORKLOAD: ""}
+    told = {hotset_manifest.BLOCK_IMAGE: BLOCK_IMAGE, hotset_manifest.WORKLOAD: ""}
     listed = [
-        Descriptor(OCI_MANIFEST, digest_of(b"%d" % n), 1, told, hotset.ARTIFACT)
+        Descriptor(OCI_MANIFEST, digest_of(b"%d" % n), 1, told, hotset_manifest.ARTIFACT)
         for n in range(1000)
     ]
-    assert hotset.choose(Damaged(), listed, BLOCK_IMAGE) is None
+    assert hotset_manifest.choose(Damaged(), listed, BLOCK_IMAGE) is None
     assert len(asked) < 20
 
 

@@ -22,7 +22,7 @@ import zstandard
 from flattened import Kept, flatten, tar_of
 from images_lab import Member, directory, file, hardlink, symlink
 
-from bootseer.blockimage.metadata import metadata
+from bootseer.blockimage.erofs_writer import metadata
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.flatten import Flattener, Limits
 

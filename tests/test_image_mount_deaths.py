@@ -20,7 +20,7 @@ from oci_proxy import Gate, Halves
 from waiting import until
 
 from bootseer.blockimage import artifact
-from bootseer.blockimage.serving import ImageServer
+from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.imageprefetch import resolving
 from bootseer.storage.oci.repository import open_repository

@@ -394,12 +394,12 @@ def test_a_failed_mount_leaves_nothing(
     mounts: Mounts, image: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel refuses EROFS here (a fake): what was begun is taken back."""
-    from bootseer.blockimage import erofsmount
+    from bootseer.blockimage import erofs_mount
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENODEV, "no such file system")
 
-    monkeypatch.setattr(erofsmount, "_mount", refuse)
+    monkeypatch.setattr(erofs_mount, "_mount", refuse)
     with pytest.raises(BootseerError, match="no EROFS"):
         mounts.mount(image.ref)
     assert mounts.gone()

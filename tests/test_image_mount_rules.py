@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from bootseer.blockimage import serving, warm
-from bootseer.blockimage.frames import Cold, Coming, Frames
-from bootseer.blockimage.front import DATA, ImageFront
-from bootseer.blockimage.opened import BlockImage
-from bootseer.blockimage.pack import Frame, Index, Warm
-from bootseer.blockimage.serving import ImageServer, ServeSettings
-from bootseer.blockimage.supply import Bytes
+from bootseer.blockimage.pack_format import Frame, Index, Warm
+from bootseer.blockimage.serve import image_server, page_cache_warmer
+from bootseer.blockimage.serve.byte_source import Bytes
+from bootseer.blockimage.serve.data_file import DATA, ImageFront
+from bootseer.blockimage.serve.frames import Cold, Coming, Frames
+from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
+from bootseer.blockimage.serve.opened_image import BlockImage
 from bootseer.blocks.extents import Extent
 from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
@@ -90,7 +90,7 @@ def test_a_stream_that_hangs_keeps_no_reader_waiting(
     """The stream is a fake that says nothing until it is closed."""
     from block_sources import FileSource
 
-    monkeypatch.setattr(serving, "STANDS_STILL_S", 0.05)
+    monkeypatch.setattr(image_server, "STANDS_STILL_S", 0.05)
     content = os.urandom(8 * PAGE)
     (tmp_path / "data").write_bytes(content)
 
@@ -173,11 +173,11 @@ def test_who_is_answered_at_once_is_not_counted_as_waiting_for_ever() -> None:
 def test_warming_opens_no_device(tmp_path: Path) -> None:
     os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     (tmp_path / "file").write_bytes(b"x")
-    root = warm.clone_mount(str(tmp_path))
+    root = page_cache_warmer.clone_mount(str(tmp_path))
     try:
-        os.close(warm.open_below(root, b"file"))
+        os.close(page_cache_warmer.open_below(root, b"file"))
         with pytest.raises(PermissionError):
-            warm.open_below(root, b"null")
+            page_cache_warmer.open_below(root, b"null")
     finally:
         os.close(root)
 
@@ -189,12 +189,12 @@ def test_in_a_foreign_tree_only_regular_files_are_opened(tmp_path: Path) -> None
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     slash = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
-        os.close(warm.open_regular_below(root, b"file"))
+        os.close(page_cache_warmer.open_regular_below(root, b"file"))
         for name in (b"pipe", b"link", b"../file"):
             with pytest.raises(OSError, match=r"."):
-                warm.open_regular_below(root, name)
+                page_cache_warmer.open_regular_below(root, name)
         with pytest.raises(OSError, match="cross-device"):
-            warm.open_regular_below(slash, b"proc/self/status")
+            page_cache_warmer.open_regular_below(slash, b"proc/self/status")
     finally:
         os.close(root)
         os.close(slash)
@@ -205,11 +205,13 @@ def test_a_pack_cannot_have_more_warmed_than_its_frames_could_be(
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(PAGE))
     asked: list[int] = []
-    monkeypatch.setattr(warm.os, "posix_fadvise", lambda fd, at, size, how: asked.append(size))
+    monkeypatch.setattr(
+        page_cache_warmer.os, "posix_fadvise", lambda fd, at, size, how: asked.append(size)
+    )
     lies = (Warm(0, 0, PAGE), Warm(0, 0, (1 << 32) - 1), Warm(0, 0, PAGE))
     done = threading.Event()
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
-    warmer = warm.Warmer(root, an_index(1, lies), lambda _: None, finished=done.set)
+    warmer = page_cache_warmer.Warmer(root, an_index(1, lies), lambda _: None, finished=done.set)
     warmer.put(0)
     warmer.end()
     assert done.wait(30)

@@ -15,8 +15,8 @@ from fuse_mounts import in_time
 from image_mounts import Mounts, Published, evict, mounts_below, publish, some_files, tree_of
 from waiting import until
 
-from bootseer.blockimage import erofsmount
-from bootseer.blockimage.serving import ImageServer
+from bootseer.blockimage import erofs_mount
+from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.cli import image_outcome
 from bootseer.errors import BootseerError, NotFoundError, UsageError
 from bootseer.imageprefetch import mounting, runtime
@@ -101,7 +101,7 @@ def test_a_tree_covered_while_it_is_shared_is_not_mistaken(
     mounts: Mounts, image: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unlucky moment is a fake: something is mounted just before the tree is taken."""
-    real = erofsmount.clone
+    real = erofs_mount.clone
     mounts.mount(image.ref)
     covered: list[str] = []
 
@@ -111,7 +111,7 @@ def test_a_tree_covered_while_it_is_shared_is_not_mistaken(
             covered.append(source)
         return real(source)
 
-    monkeypatch.setattr(erofsmount, "clone", late)
+    monkeypatch.setattr(erofs_mount, "clone", late)
     again = mounts.mount(image.ref)
     assert covered
     assert tree_of(again.directory) == FILES
@@ -121,7 +121,7 @@ def test_a_tree_whose_server_ends_while_it_is_shared_is_not_kept(
     mounts: Mounts, image: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unlucky moment is a fake: the server ends between taking the tree and showing it."""
-    real = erofsmount.attach
+    real = erofs_mount.attach
     mounts.mount(image.ref)
     server = mounts.server()
 
@@ -131,7 +131,7 @@ def test_a_tree_whose_server_ends_while_it_is_shared_is_not_kept(
             until(lambda: not os.path.exists(server.state))
         real(tree, target, nosuid=nosuid)
 
-    monkeypatch.setattr(erofsmount, "attach", late)
+    monkeypatch.setattr(erofs_mount, "attach", late)
     again = mounts.mount(image.ref)
     assert not again.shared
     assert in_time(lambda: tree_of(again.directory)) == FILES

@@ -13,9 +13,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootseer.blockimage import pack
-from bootseer.blockimage.pack import Frame, Index, Limits, Warm
-from bootseer.blockimage.packing import PackInfo, build_pack, plan_frames
+from bootseer.blockimage import pack_format
+from bootseer.blockimage.pack_format import Frame, Index, Limits, Warm
+from bootseer.blockimage.pack_writer import PackInfo, build_pack, plan_frames
 from bootseer.blocks.extents import PAGE_BYTES, Extent
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
@@ -64,14 +64,14 @@ def touches(draw: st.DrawFn) -> list[tuple[int, int]]:
 @given(touches())
 def test_a_pack_gives_the_hot_pages_back_in_the_order_of_first_touch(runs):
     info, data = packed(trace_of(*runs), whole_share=2.0)
-    boot = pack.parse_boot(data[: info.boot_length])
+    boot = pack_format.parse_boot(data[: info.boot_length])
     index = boot.index()
     assert (bytes(boot.meta), bytes(boot.table), boot.data_bytes) == (META, TABLE, len(DATA))
     got, order = b"", []
     for frame in index.frames:
         start = info.boot_length + frame.offset
-        raw = pack.open_frame(frame, data[start : start + frame.stored_length])
-        assert len(raw) == frame.raw_bytes <= pack.FRAME_BYTES
+        raw = pack_format.open_frame(frame, data[start : start + frame.stored_length])
+        assert len(raw) == frame.raw_bytes <= pack_format.FRAME_BYTES
         order += frame.extents
         got += raw
         warmed = b"".join(DATA[w.offset : w.offset + w.length] for w in frame.warm)
@@ -111,13 +111,13 @@ def test_a_last_page_that_is_cut_off_is_packed():
     last = size // PAGE_BYTES * PAGE_BYTES
     trace = Trace(KEY, size, "", 1, (Touched(last, size - last, 0, 1),))
     info, data = packed(trace)
-    (frame,) = pack.parse_boot(data[: info.boot_length]).index().frames
-    assert pack.open_frame(frame, data[info.boot_length :]) == DATA[last:size]
+    (frame,) = pack_format.parse_boot(data[: info.boot_length]).index().frames
+    assert pack_format.open_frame(frame, data[info.boot_length :]) == DATA[last:size]
 
 
 def test_a_hot_set_that_is_most_of_its_image_is_fetched_as_whole_blocks_in_order():
     info, data = packed(trace_of((400, 200), (0, 390)))
-    index = pack.parse_boot(data).index()
+    index = pack_format.parse_boot(data).index()
     assert not index.frames
     assert len(data) == info.boot_length
     assert index.fetch[0].offset == 400 * PAGE_BYTES // (1 << 16) * (1 << 16)
@@ -126,7 +126,7 @@ def test_a_hot_set_that_is_most_of_its_image_is_fetched_as_whole_blocks_in_order
 
 def test_an_empty_hot_set_is_a_pack_that_mounts():
     info, data = packed(trace_of())
-    assert pack.parse_boot(data).index() == pack.EMPTY
+    assert pack_format.parse_boot(data).index() == pack_format.EMPTY
     assert info.hot_bytes == 0
 
 
@@ -140,17 +140,17 @@ def test_another_objects_trace_is_refused():
 
 def test_every_flipped_byte_of_a_frame_is_seen():
     info, data = packed(trace_of((3, 2), (10, 1)))
-    (frame,) = pack.parse_boot(data[: info.boot_length]).index().frames
+    (frame,) = pack_format.parse_boot(data[: info.boot_length]).index().frames
     stored = data[info.boot_length :]
-    pack.open_frame(frame, stored)
+    pack_format.open_frame(frame, stored)
     for at in range(0, len(stored), 7):
         bad = bytearray(stored)
         bad[at] ^= 1
         with pytest.raises(CorruptDataError):
-            pack.open_frame(frame, bad)
+            pack_format.open_frame(frame, bad)
     for cut in (stored[:-1], stored + b"x", b""):
         with pytest.raises(CorruptDataError):
-            pack.open_frame(frame, cut)
+            pack_format.open_frame(frame, cut)
 
 
 def test_a_frame_that_unpacks_to_another_size_than_its_extents_have_is_refused():
@@ -158,7 +158,7 @@ def test_a_frame_that_unpacks_to_another_size_than_its_extents_have_is_refused()
     digest = hashlib.sha256(stored).digest()
     frame = Frame(0, len(stored), digest, (Extent(0, PAGE_BYTES),), ())
     with pytest.raises(CorruptDataError, match="size"):
-        pack.open_frame(frame, stored)
+        pack_format.open_frame(frame, stored)
 
 
 def test_every_cut_of_a_boot_is_an_error_of_ours():
@@ -166,20 +166,20 @@ def test_every_cut_of_a_boot_is_an_error_of_ours():
     boot = data[: info.boot_length]
     for end in range(len(boot)):
         with pytest.raises(CorruptDataError):
-            pack.parse_boot(boot[:end])
+            pack_format.parse_boot(boot[:end])
     with pytest.raises(CorruptDataError):
-        pack.parse_boot(boot + b"\0")
+        pack_format.parse_boot(boot + b"\0")
 
 
 @given(st.data())
 def test_no_damage_to_the_raw_boot_raises_anything_but_our_error(data):
     index = _sample()
-    raw = bytearray(zstandard.decompress(pack.serialise_boot(b"m", b"t", len(DATA), index)))
+    raw = bytearray(zstandard.decompress(pack_format.serialise_boot(b"m", b"t", len(DATA), index)))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     del raw[len(raw) - data.draw(st.integers(0, 3)) :]
     try:
-        read = pack.parse_boot(zstandard.compress(bytes(raw))).index()
+        read = pack_format.parse_boot(zstandard.compress(bytes(raw))).index()
     except CorruptDataError:
         return
     _sensible(read, len(DATA) + (1 << 63))
@@ -187,9 +187,9 @@ def test_no_damage_to_the_raw_boot_raises_anything_but_our_error(data):
 
 @given(st.binary(max_size=300))
 def test_no_bytes_raise_anything_but_our_error(junk):
-    for data in (junk, zstandard.compress(junk), zstandard.compress(pack.MAGIC + junk)):
+    for data in (junk, zstandard.compress(junk), zstandard.compress(pack_format.MAGIC + junk)):
         with pytest.raises(CorruptDataError):
-            pack.parse_boot(data).index()
+            pack_format.parse_boot(data).index()
 
 
 def _sensible(index: Index, size: int) -> None:
@@ -211,7 +211,7 @@ def _sample() -> Index:
 
 
 def _read(index: Index, size: int = len(DATA), **limits: int) -> Index:
-    boot = pack.parse_boot(pack.serialise_boot(b"", b"", size, index))
+    boot = pack_format.parse_boot(pack_format.serialise_boot(b"", b"", size, index))
     return boot.index(limits=Limits(**limits))
 
 
@@ -272,19 +272,19 @@ def test_an_index_that_asks_for_more_than_is_allowed_is_refused(what):
 def test_a_boot_that_is_a_bomb_is_refused_before_it_is_unpacked():
     bomb = zstandard.compress(bytes(64 << 20))
     with pytest.raises(CorruptDataError, match="more than is allowed"):
-        pack.parse_boot(bomb, limits=Limits(raw_boot_bytes=1 << 20))
+        pack_format.parse_boot(bomb, limits=Limits(raw_boot_bytes=1 << 20))
     # A stream that does not say its size could be of any.
     open_ended = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100))
     with pytest.raises(CorruptDataError, match="more than is allowed"):
-        pack.parse_boot(open_ended)
+        pack_format.parse_boot(open_ended)
     with pytest.raises(CorruptDataError, match="more than is allowed"):
-        pack.parse_boot(bytes(100), limits=Limits(boot_bytes=99))
+        pack_format.parse_boot(bytes(100), limits=Limits(boot_bytes=99))
 
 
 def test_counts_without_the_bytes_to_match_take_no_memory():
     counts = struct.pack("<IIIIII", 1 << 20, 1 << 22, 1 << 22, 1 << 20, 0xFFFFFFFF, 0)
-    header = struct.pack("<8sIIQQQQ", pack.MAGIC, 4096, 0, 1 << 40, 0, 0, len(counts))
-    boot = pack.parse_boot(zstandard.compress(header + counts))
+    header = struct.pack("<8sIIQQQQ", pack_format.MAGIC, 4096, 0, 1 << 40, 0, 0, len(counts))
+    boot = pack_format.parse_boot(zstandard.compress(header + counts))
     with pytest.raises(CorruptDataError, match="truncated"):
         boot.index()
 
@@ -292,4 +292,4 @@ def test_counts_without_the_bytes_to_match_take_no_memory():
 def test_what_fits_no_column_is_an_error_of_ours():
     frame = dataclasses.replace(_sample().frames[0], stored_length=1 << 32)
     with pytest.raises(BootseerError):
-        pack.serialise_index(Index((frame,), ()))
+        pack_format.serialise_index(Index((frame,), ()))

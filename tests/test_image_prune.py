@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from image_mounts import publish, some_files
 
-from bootseer.blockimage import artifact, hotset
+from bootseer.blockimage import artifact, hotset_manifest
 from bootseer.errors import NotSupportedError, StoreUnavailableError
 from bootseer.imageprefetch import hotsets
 from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
@@ -44,10 +44,12 @@ def push_hot_sets(ref: str, folder: Path, *workloads: str) -> list[str]:
         subject, _ = repository.image("1")
         (block,) = repository.referrers(image.digest, artifact.ARTIFACT)
         for number, workload in enumerate(workloads):
-            pack = Descriptor(hotset.PACK, image.blobs[artifact.TABLE], 1)
+            pack = Descriptor(hotset_manifest.PACK, image.blobs[artifact.TABLE], 1)
             created = f"2026-01-01T00:00:{number:02}Z"
-            hot = hotset.HotSet(workload, block.digest, created, 1, pack, 1, pack.digest, None)
-            raw = hotset.manifest_of(hot, subject)
+            hot = hotset_manifest.HotSet(
+                workload, block.digest, created, 1, pack, 1, pack.digest, None
+            )
+            raw = hotset_manifest.manifest_of(hot, subject)
             repository.push_blob(b"{}", digest_of(b"{}"), 2)
             made.append(repository.push_manifest(raw, OCI_MANIFEST).digest)
     return made
@@ -58,9 +60,11 @@ def push_one(ref: str, workload: str, created: str) -> str:
     with open_repository(ref, push=True)[0] as repository:
         subject, _ = repository.image("1")
         (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
-        pack = Descriptor(hotset.PACK, digest_of(b"{}"), 2)
-        hot = hotset.HotSet(workload, block.digest, created, 1, pack, 1, pack.digest, None)
-        return repository.push_manifest(hotset.manifest_of(hot, subject), OCI_MANIFEST).digest
+        pack = Descriptor(hotset_manifest.PACK, digest_of(b"{}"), 2)
+        hot = hotset_manifest.HotSet(workload, block.digest, created, 1, pack, 1, pack.digest, None)
+        return repository.push_manifest(
+            hotset_manifest.manifest_of(hot, subject), OCI_MANIFEST
+        ).digest
 
 
 def delete_alone(ref: str, digest: str) -> None:

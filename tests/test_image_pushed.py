@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from image_mounts import Published, publish, some_files
 
-from bootseer.blockimage import hotset
+from bootseer.blockimage import hotset_manifest
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch import hotsets, pieces
 from bootseer.imageprefetch.hotsets import Made
@@ -76,7 +76,7 @@ class Node:
             assert made is not None
             return image.publish(made)
 
-    def published(self) -> list[tuple[Descriptor, hotset.HotSet]]:
+    def published(self) -> list[tuple[Descriptor, hotset_manifest.HotSet]]:
         with open_image(self.ref, self.cache) as image:
             return hotsets.published(image.repository, image.digest)
 
@@ -173,7 +173,7 @@ def test_what_is_pushed_is_the_newest_though_a_clock_was_ahead(
     one, other = Node(tmp_path / "a", image.ref), Node(tmp_path / "b", image.ref)
     one.start(P)
     with monkeypatch.context() as patched:
-        patched.setattr(hotset, "now", lambda: shifted(days))
+        patched.setattr(hotset_manifest, "now", lambda: shifted(days))
         one.build()
     assert len(one.published()) == 1
     assert one.published()[0][1].created > shifted(0.4)
@@ -186,18 +186,22 @@ def test_what_is_pushed_is_the_newest_though_a_clock_was_ahead(
         assert hot.created < shifted(1)
         with open_image(image.ref, other.cache) as opened:
             listed = opened.repository.referrers(opened.digest)
-            found = hotset.choose(opened.repository, listed, opened.parts.block_image)
+            found = hotset_manifest.choose(opened.repository, listed, opened.parts.block_image)
         assert found is not None
         assert found[0].digest == made.digest
     assert len(other.published()) == 3
 
 
 def test_moments_that_are_none_are_the_oldest() -> None:
-    moments = ["9999", shifted(2), "", "2020-01-01T00:00:00Z", hotset.now(), shifted(0.5)]
-    assert hotset.age(shifted(0.9)) > max(map(hotset.age, moments))
-    after = hotset.moment_after(moments)
-    assert max(map(hotset.age, moments)) < hotset.age(after) < hotset.age(shifted(0.6))
-    assert hotset.now() <= hotset.moment_after([]) < shifted(0.1)
+    moments = ["9999", shifted(2), "", "2020-01-01T00:00:00Z", hotset_manifest.now(), shifted(0.5)]
+    assert hotset_manifest.age(shifted(0.9)) > max(map(hotset_manifest.age, moments))
+    after = hotset_manifest.moment_after(moments)
+    assert (
+        max(map(hotset_manifest.age, moments))
+        < hotset_manifest.age(after)
+        < hotset_manifest.age(shifted(0.6))
+    )
+    assert hotset_manifest.now() <= hotset_manifest.moment_after([]) < shifted(0.1)
 
 
 def of_kind(kind: str, name: bytes, **annotations: str) -> Descriptor:
@@ -210,8 +214,8 @@ def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
     blocks = sorted(
         (of_kind(pieces.ARTIFACT, bytes([n])) for n in range(3)), key=lambda b: b.digest
     )
-    told = {hotset.BLOCK_IMAGE: blocks[2].digest, hotset.WORKLOAD: "train"}
-    hot = dataclasses.replace(of_kind(hotset.ARTIFACT, b"hot"), annotations=told)
+    told = {hotset_manifest.BLOCK_IMAGE: blocks[2].digest, hotset_manifest.WORKLOAD: "train"}
+    hot = dataclasses.replace(of_kind(hotset_manifest.ARTIFACT, b"hot"), annotations=told)
 
     class Telling:
         def manifest(self, descriptor: Descriptor) -> Descriptor:

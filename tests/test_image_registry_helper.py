@@ -300,7 +300,7 @@ HEAVY = {
     *(
         "bootseer.blocks.fetch.fetcher",
         "bootseer.blocks.cache.node_cache",
-        "bootseer.blockimage.fill",
+        "bootseer.blockimage.serve.background_fill",
     ),
     *("bootseer.storage.store", "bootseer.imageprefetch.ownsets"),
     *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.cache.sealed_objects"),

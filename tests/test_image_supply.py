@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from block_sources import make_source
 
-from bootseer.blockimage.frames import Frames
-from bootseer.blockimage.pack import EMPTY
-from bootseer.blockimage.supply import FITTING_MISSES, Bytes
+from bootseer.blockimage.pack_format import EMPTY
+from bootseer.blockimage.serve.byte_source import FITTING_MISSES, Bytes
+from bootseer.blockimage.serve.frames import Frames
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import Priority
 

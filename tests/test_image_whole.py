@@ -21,8 +21,8 @@ from image_mounts import (
     tree_of,
 )
 
-from bootseer.blockimage import artifact, hotset
-from bootseer.blockimage.whole import PAUSE_S, WholeFetch
+from bootseer.blockimage import artifact, hotset_manifest
+from bootseer.blockimage.serve.bulk_fetch import PAUSE_S, WholeFetch
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.extents import Extent
 from bootseer.blocks.fetch.fetcher import Fetcher
@@ -135,17 +135,19 @@ def test_a_hot_set_of_another_image_is_not_used(
     ref = registry.reference("whole/other", "1")
     made = publish(ref, other, tmp_path / "other")
     with open_repository(image.ref)[0] as theirs, open_repository(ref, push=True)[0] as ours:
-        found = hotset.newest(theirs.referrers(image.digest), _block(theirs, image), "random")
+        found = hotset_manifest.newest(
+            theirs.referrers(image.digest), _block(theirs, image), "random"
+        )
         manifest = theirs.manifest(found[0])
         assert isinstance(manifest, Manifest)
-        foreign = hotset.parse_manifest(manifest)
+        foreign = hotset_manifest.parse_manifest(manifest)
         pack = theirs.blob(foreign.pack, limit_bytes=1 << 30)
         ours.push_blob(pack, foreign.pack.digest, len(pack))
         ours.push_blob(EMPTY_BYTES, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
         # It lies: it says that it is of our block image.
         lie = dataclasses.replace(foreign, workload="", block_image=_block(ours, made))
         subject = ours.resolve(made.digest)
-        ours.push_manifest(hotset.manifest_of(lie, subject), OCI_MANIFEST)
+        ours.push_manifest(hotset_manifest.manifest_of(lie, subject), OCI_MANIFEST)
     mounted = mounts.mount(ref)
     assert not mounted.hot_set
     assert any("another block image" in note for note in mounted.notes)

@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bootseer.blockimage.data import LEVEL, DataWriter
-from bootseer.blockimage.entries import Entry, Kind, Stored
+from bootseer.blockimage.data_writer import LEVEL, DataWriter
+from bootseer.blockimage.erofs_writer import metadata
 from bootseer.blockimage.filemap import File, FileMap
-from bootseer.blockimage.metadata import metadata
+from bootseer.blockimage.tree_entries import Entry, Kind, Stored
 from bootseer.blocks.table import Table
 from bootseer.errors import UsageError, from_os_error
 

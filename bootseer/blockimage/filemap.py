@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from bootseer.blockimage.entries import FileExtent
+from bootseer.blockimage.tree_entries import FileExtent
 from bootseer.blocks.extents import Extent
 from bootseer.blocks.trace.trace_file import FilePlace
 from bootseer.errors import CorruptDataError

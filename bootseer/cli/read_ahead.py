@@ -55,8 +55,9 @@ _DEPS_RESTORE = """
     bootseer/depsnap/format/frames platform site-packages/zstandard/backend_c.so
     site-packages/zstandard/__init__ lib-dynload/binascii base64
     bootseer/depsnap/restoring/worker bootseer/system/fork bootseer/depsnap/restoring/apart
-    bootseer/system/interpreter bootseer/blockimage/__init__ bootseer/blockimage/entries
-    bootseer/blockimage/erofs bootseer/blockimage/metadata encodings/ascii
+    bootseer/system/interpreter bootseer/blockimage/__init__
+    bootseer/blockimage/tree_entries bootseer/blockimage/erofs_format
+    bootseer/blockimage/erofs_writer encodings/ascii
 """
 _IMAGE_MOUNT = """
     bootseer/storage/__init__ keyword operator reprlib collections/__init__ collections/abc
@@ -91,7 +92,7 @@ _IMAGE_MOUNT = """
     bootseer/fuse/__init__ bootseer/system/readiness bootseer/system/fork
     bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__
     bootseer/fuse/mount/mount_point lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian
-    ctypes/__init__ bootseer/system/mount_calls bootseer/blockimage/erofsmount
+    ctypes/__init__ bootseer/system/mount_calls bootseer/blockimage/erofs_mount
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/runtime
     bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
     bootseer/fuse/operations bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
@@ -106,17 +107,19 @@ _IMAGE_MOUNT = """
     bootseer/blocks/__init__ bootseer/blocks/extents site-packages/xxhash/_xxhash.so
     site-packages/xxhash/version site-packages/xxhash/__init__ bootseer/blocks/source
     bootseer/blocks/cache/__init__ bootseer/blocks/cache/present_index bootseer/blocks/table
-    bootseer/blockimage/pack bootseer/blockimage/frames bootseer/blocks/settings
-    bootseer/blockimage/supply bootseer/blockimage/front
+    bootseer/blockimage/pack_format bootseer/blockimage/serve/__init__
+    bootseer/blockimage/serve/frames bootseer/blocks/settings
+    bootseer/blockimage/serve/byte_source bootseer/blockimage/serve/data_file
     bootseer/imageprefetch/container_folders bootseer/imageprefetch/announcing
     bootseer/system/atomic bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
-    bootseer/imageprefetch/noting bootseer/blockimage/hotset bootseer/blockimage/opened
-    bootseer/storage/bounded_calls bootseer/imageprefetch/first_look
-    bootseer/imageprefetch/pieces bootseer/imageprefetch/image_config
-    bootseer/imageprefetch/resolving bootseer/imageprefetch/telling
-    bootseer/imageprefetch/worker bootseer/imageprefetch/helped_repository
-    bootseer/imageprefetch/completing bootseer/blockimage/arena
-    bootseer/blockimage/fill_settings bootseer/blockimage/serving bootseer/events/resource
+    bootseer/imageprefetch/noting bootseer/blockimage/hotset_manifest
+    bootseer/blockimage/serve/opened_image bootseer/storage/bounded_calls
+    bootseer/imageprefetch/first_look bootseer/imageprefetch/pieces
+    bootseer/imageprefetch/image_config bootseer/imageprefetch/resolving
+    bootseer/imageprefetch/telling bootseer/imageprefetch/worker
+    bootseer/imageprefetch/helped_repository bootseer/imageprefetch/completing
+    bootseer/blockimage/serve/huge_pages bootseer/blockimage/serve/fill_settings
+    bootseer/blockimage/serve/image_server bootseer/events/resource
     bootseer/imageprefetch/workloads encodings/ascii bootseer/imageprefetch/recording
     bootseer/blocks/trace/__init__ bootseer/blocks/trace/recorder
     bootseer/blocks/trace/trace_file

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from bootseer.blockimage import artifact
 from bootseer.blockimage.artifact import Artifact
 from bootseer.blockimage.build import DATA_NAME, finish
-from bootseer.blockimage.data import LEVEL, MAX_DATA_BYTES, DataWriter
+from bootseer.blockimage.data_writer import LEVEL, MAX_DATA_BYTES, DataWriter
 from bootseer.errors import (
     BusyError,
     CorruptDataError,

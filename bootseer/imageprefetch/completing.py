@@ -12,7 +12,7 @@ from bootseer.imageprefetch.localstore import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bootseer.blockimage.complete import CompleteImage
+    from bootseer.blockimage.serve.serverless_mount import CompleteImage
     from bootseer.blocks.cache.sealed_objects import Sealed
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.resolving import Opened
@@ -25,7 +25,7 @@ def complete_of(
     sealed = _sealed_of(settings, digest, opened)
     if sealed is None:
         return None
-    from bootseer.blockimage.complete import CompleteImage
+    from bootseer.blockimage.serve.serverless_mount import CompleteImage
 
     image = opened.image
     if not settings.hot:

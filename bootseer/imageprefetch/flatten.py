@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bootseer.blockimage.entries import Content, Entry, Kind, Stored
+from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.inodes import (
     MAX_PATH_BYTES,

@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bootseer.blockimage import hotset
+from bootseer.blockimage import hotset_manifest
 from bootseer.blockimage.filemap import FileMap
-from bootseer.blockimage.hotset import HotSet
-from bootseer.blockimage.packing import WHOLE_SHARE, PackInfo, build_pack, owners
+from bootseer.blockimage.hotset_manifest import HotSet
+from bootseer.blockimage.pack_writer import WHOLE_SHARE, PackInfo, build_pack, owners
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.source import BlockSource
 from bootseer.blocks.trace import trace_file as traces
@@ -168,14 +168,14 @@ def _described(image: ImageParts, trace: Trace, info: PackInfo, pack_path: str) 
     hot = HotSet(
         trace.workload,
         image.block_image,
-        hotset.now(),
+        hotset_manifest.now(),
         trace.starts,
-        Descriptor(hotset.PACK, info.digest, info.size_bytes),
+        Descriptor(hotset_manifest.PACK, info.digest, info.size_bytes),
         info.boot_length,
         info.boot_digest,
-        Descriptor(hotset.TRACE, digest_of(trace_bytes), len(trace_bytes)),
+        Descriptor(hotset_manifest.TRACE, digest_of(trace_bytes), len(trace_bytes)),
     )
-    raw = hotset.manifest_of(hot, image.subject)
+    raw = hotset_manifest.manifest_of(hot, image.subject)
     return Made(_parsed(raw, pack_path), raw, pack_path, trace_bytes)
 
 
@@ -183,7 +183,7 @@ def _parsed(raw: bytes, where: str) -> HotSet:
     manifest = parse_manifest(raw, OCI_MANIFEST, f"the hot set in {where}")
     if not isinstance(manifest, Manifest):
         raise CorruptDataError(f"the hot set in {where} is none; build it again")
-    return hotset.parse_manifest(manifest)
+    return hotset_manifest.parse_manifest(manifest)
 
 
 def pack(
@@ -245,28 +245,30 @@ def _dated(repository: Repository, made: Made) -> Made:
     ]
     if there and (there[0].pack.digest, there[0].trace) == (hot.pack.digest, hot.trace):
         created = there[0].created  # it is what was published last
-    elif all(hotset.age(hot.created) > hotset.age(other.created) for other in there):
+    elif all(
+        hotset_manifest.age(hot.created) > hotset_manifest.age(other.created) for other in there
+    ):
         return made
     else:
-        created = hotset.moment_after(other.created for other in there)
+        created = hotset_manifest.moment_after(other.created for other in there)
     hot = dataclasses.replace(hot, created=created)
-    return dataclasses.replace(made, hot=hot, manifest=hotset.manifest_of(hot, subject))
+    return dataclasses.replace(made, hot=hot, manifest=hotset_manifest.manifest_of(hot, subject))
 
 
 def published(
     repository: Repository, image_digest: str, block_image: str | None = None
 ) -> list[tuple[Descriptor, HotSet]]:
     """All hot sets of a stock image, the newest first; those of one block image, or of all."""
-    listed = repository.referrers(image_digest, hotset.ARTIFACT)
+    listed = repository.referrers(image_digest, hotset_manifest.ARTIFACT)
     out = []
     for one in listed:
         with contextlib.suppress(CorruptDataError):
             manifest = repository.manifest(one)
             if isinstance(manifest, Manifest):
-                hot = hotset.parse_manifest(manifest)
+                hot = hotset_manifest.parse_manifest(manifest)
                 if block_image in (None, hot.block_image):
                     out.append((one, hot))
-    return sorted(out, key=lambda pair: hotset.age(pair[1].created), reverse=True)
+    return sorted(out, key=lambda pair: hotset_manifest.age(pair[1].created), reverse=True)
 
 
 def outdated(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bootseer.blockimage.entries import NO_XATTRS, Entry, Kind, Stored
-from bootseer.blockimage.erofs import NAME_BYTES, xattr_index
+from bootseer.blockimage.erofs_format import NAME_BYTES, xattr_index
+from bootseer.blockimage.tree_entries import NO_XATTRS, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.tarformat import Member
 

@@ -204,7 +204,7 @@ def _mounted(settings: MountSettings, answer: dict[str, Any]) -> Mounted | None:
 
 def _shown(settings: MountSettings, server: runtime.Server) -> bool:
     """Show a server's tree at one more place; False when it is to be had no more."""
-    from bootseer.blockimage.erofsmount import attach, clone
+    from bootseer.blockimage.erofs_mount import attach, clone
 
     directory = settings.directory
     try:

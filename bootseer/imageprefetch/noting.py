@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bootseer.imageprefetch.journal import Journal
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.front import ImageFront
+    from bootseer.blockimage.serve.data_file import ImageFront
     from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.recording import LateRecorder, StartRecording

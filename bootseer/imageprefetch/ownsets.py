@@ -23,7 +23,7 @@ from bootseer.light_dataclasses import dataclass
 from bootseer.system.interpreter import command_for
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.hotset import HotSet
+    from bootseer.blockimage.hotset_manifest import HotSet
     from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.mounting import MountSettings
     from bootseer.imageprefetch.resolving import Opened
@@ -64,12 +64,12 @@ def _described(place: str) -> HotSet | None:
             raw = file.read(_MOST_BYTES)
     except OSError:
         return None
-    from bootseer.blockimage import hotset
+    from bootseer.blockimage import hotset_manifest
     from bootseer.storage.oci.manifest import OCI_MANIFEST, Manifest, parse_manifest
 
     try:
         manifest = parse_manifest(raw, OCI_MANIFEST, f"the hot set in {place}")
-        return hotset.parse_manifest(manifest) if isinstance(manifest, Manifest) else None
+        return hotset_manifest.parse_manifest(manifest) if isinstance(manifest, Manifest) else None
     except BootseerError:
         return None  # as good as none: it is made again
 

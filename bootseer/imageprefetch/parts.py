@@ -226,7 +226,7 @@ def carried_from(image: Image, old: Image, workload: str = "") -> Carried:
 @contextlib.contextmanager
 def fetching(cache: str, limit_bytes: int = CACHE_LIMIT_BYTES) -> Iterator[Fetcher]:
     """A fetcher that keeps blocks in this node's cache."""
-    from bootseer.blockimage.serving import KEEP_FREE
+    from bootseer.blockimage.serve.image_server import KEEP_FREE
     from bootseer.blocks.cache.node_cache import NodeCache
     from bootseer.blocks.fetch.fetcher import Fetcher
 

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from bootseer.blockimage import hotset
+from bootseer.blockimage import hotset_manifest
 from bootseer.blockimage.media_types import BLOCK_IMAGE as ARTIFACT
 from bootseer.blockimage.media_types import DATA, META, TABLE
-from bootseer.blockimage.pack import Boot, parse_boot
+from bootseer.blockimage.pack_format import Boot, parse_boot
 from bootseer.errors import CorruptDataError, DeadlineError
 from bootseer.imageprefetch.localstore import KeptPack
 from bootseer.light_dataclasses import dataclass
@@ -79,8 +79,8 @@ def block_image_of(repository: RepositoryReader, listed: Sequence[Descriptor]) -
     """
     found = [one for one in listed if one.artifact_type == ARTIFACT]
     if len(found) > 1:
-        told = hotset.with_annotations(repository, listed)
-        hot = {one.annotations.get(hotset.BLOCK_IMAGE) for one in told}
+        told = hotset_manifest.with_annotations(repository, listed)
+        hot = {one.annotations.get(hotset_manifest.BLOCK_IMAGE) for one in told}
         return min(found, key=lambda one: (one.digest not in hot, one.digest))
     return found[0] if found else None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bootseer.errors import BootseerError
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.front import ImageFront
+    from bootseer.blockimage.serve.data_file import ImageFront
     from bootseer.imageprefetch.resolving import Opened, Resolver
 
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0

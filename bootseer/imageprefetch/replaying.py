@@ -12,11 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage import hotset
-from bootseer.blockimage.front import WARMING
-from bootseer.blockimage.pack import Frame, Index, parse_boot
-from bootseer.blockimage.packing import owners, warm_of
-from bootseer.blockimage.warm import WINDOW_BYTES, clone_mount, open_regular_below
+from bootseer.blockimage import hotset_manifest
+from bootseer.blockimage.pack_format import Frame, Index, parse_boot
+from bootseer.blockimage.pack_writer import owners, warm_of
+from bootseer.blockimage.serve.data_file import WARMING
+from bootseer.blockimage.serve.page_cache_warmer import (
+    WINDOW_BYTES,
+    clone_mount,
+    open_regular_below,
+)
 from bootseer.blocks.extents import Extent
 from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from_os_error
@@ -138,7 +142,9 @@ def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str
         )
         with repository:
             listed = repository.referrers(server.digest)
-            chosen = hotset.choose(repository, listed, server.block_image, settings.workload)
+            chosen = hotset_manifest.choose(
+                repository, listed, server.block_image, settings.workload
+            )
             if chosen is not None and (own is None or chosen[1].workload == settings.workload):
                 index = _index(repository, chosen[1])
                 return index, chosen[1].workload, chosen[0].digest
@@ -170,10 +176,10 @@ def _told(workload: str, digest: str, index: Index) -> Replayed:
 
 def _chosen(
     repository: Repository, image: str, ref: str, workload: str
-) -> tuple[str, hotset.HotSet]:
+) -> tuple[str, hotset_manifest.HotSet]:
     listed = repository.referrers(image)
     block = pieces.block_image_of(repository, listed)
-    chosen = hotset.choose(repository, listed, block.digest, workload) if block else None
+    chosen = hotset_manifest.choose(repository, listed, block.digest, workload) if block else None
     if chosen is None:
         raise NotFoundError(
             f"{ref} has no hot set; make one with `bootseer image record` and "
@@ -182,7 +188,7 @@ def _chosen(
     return chosen[0].digest, chosen[1]
 
 
-def _index(repository: Repository, hot: hotset.HotSet) -> Index:
+def _index(repository: Repository, hot: hotset_manifest.HotSet) -> Index:
     boot = bytearray(hot.boot_length)
     repository.store.read_range(hot.pack.digest, 0, boot)
     if f"sha256:{hashlib.sha256(boot).hexdigest()}" != hot.boot_digest:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage import hotset
-from bootseer.blockimage.opened import BlockImage, FrameStream
-from bootseer.blockimage.pack import Boot
+from bootseer.blockimage import hotset_manifest
+from bootseer.blockimage.pack_format import Boot
+from bootseer.blockimage.serve.opened_image import BlockImage, FrameStream
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
@@ -304,9 +304,9 @@ class Resolver:
 
     def _chosen(
         self, listed: Sequence[Descriptor], digest: str, block_image: str
-    ) -> tuple[Descriptor, hotset.HotSet] | None:
+    ) -> tuple[Descriptor, hotset_manifest.HotSet] | None:
         try:
-            return hotset.choose(self.repository, listed, block_image, self._workload)
+            return hotset_manifest.choose(self.repository, listed, block_image, self._workload)
         except BootseerError as error:
             self._do_without(error, digest, block_image)
             return None
@@ -318,7 +318,7 @@ class Resolver:
             raise error
         self._note(f"the hot set is not used: {error}")
 
-    def _has_better(self, digest: str, block_image: str, hot: hotset.HotSet) -> bool:
+    def _has_better(self, digest: str, block_image: str, hot: hotset_manifest.HotSet) -> bool:
         """Whether this node has made a hot set that fits better than the published one."""
         kept = self._local.image(digest)
         if kept is None or kept.block_image != block_image:
@@ -328,10 +328,10 @@ class Resolver:
         own = ownsets.find(self._local, digest, self._workload, block_image)
         if own is None or own.pack.digest == hot.pack.digest:
             return False
-        newer = hotset.age(own.created) > hotset.age(hot.created)
+        newer = hotset_manifest.age(own.created) > hotset_manifest.age(hot.created)
         return hot.workload != self._workload or (own.by_hand and newer)
 
-    def _with_pack(self, digest: str, parts: Parts, hot: hotset.HotSet) -> Opened:
+    def _with_pack(self, digest: str, parts: Parts, hot: hotset_manifest.HotSet) -> Opened:
         pack = KeptPack(hot.pack.digest, hot.pack.size_bytes, hot.boot_length, hot.boot_digest)
         path = self._local.path(digest, "pack", pack.digest)
         with contextlib.suppress(OSError, CorruptDataError):

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage.erofsmount import KIND as EROFS
+from bootseer.blockimage.erofs_mount import KIND as EROFS
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mount.mount_point import KIND as FUSE
 from bootseer.fuse.mount.mount_point import Mounted, all_mounts, shown_at, unmount

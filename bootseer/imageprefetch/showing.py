@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bootseer.blockimage.filemap import FileMap
-from bootseer.blockimage.packing import owners
+from bootseer.blockimage.pack_writer import owners
 from bootseer.blocks.trace.trace_file import Trace
 
 BUCKETS = 60

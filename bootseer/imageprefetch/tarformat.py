@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bootseer.blockimage.entries import Kind
+from bootseer.blockimage.tree_entries import Kind
 from bootseer.errors import CorruptDataError
 
 BLOCK = 512

@@ -14,7 +14,7 @@ from bootseer import events
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.serving import ImageServer
+    from bootseer.blockimage.serve.image_server import ImageServer
     from bootseer.imageprefetch.replaying import Replayed
     from bootseer.imageprefetch.resolving import Opened
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage import erofsmount
-from bootseer.blockimage.front import ImageFront
+from bootseer.blockimage import erofs_mount
+from bootseer.blockimage.serve.data_file import ImageFront
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.fuse.serve.daemon import Tell, packed, write_waiting
 from bootseer.imageprefetch import container_folders, runtime
@@ -25,10 +25,10 @@ from bootseer.storage import wait_reports
 if TYPE_CHECKING:
     from _socket import socket
 
-    from bootseer.blockimage.complete import CompleteImage
-    from bootseer.blockimage.erofsmount import Erofs
-    from bootseer.blockimage.opened import BlockImage
-    from bootseer.blockimage.serving import ImageServer, ServeSettings
+    from bootseer.blockimage.erofs_mount import Erofs
+    from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
+    from bootseer.blockimage.serve.opened_image import BlockImage
+    from bootseer.blockimage.serve.serverless_mount import CompleteImage
     from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.mounting import MountSettings
 
@@ -136,7 +136,7 @@ class Worker:
             image = dataclasses.replace(opened.image, meta_path=state.meta)
             mounted = self._mount(digest, dataclasses.replace(opened, image=image))
             if settings.nosuid:
-                erofsmount.restrict(settings.directory, nosuid=True)
+                erofs_mount.restrict(settings.directory, nosuid=True)
             complete = self._complete is not None
             told = runtime.Server(
                 digest=digest,
@@ -249,7 +249,7 @@ class Worker:
         )
 
     def _make_server(self, opened: Opened) -> ImageServer:
-        from bootseer.blockimage.serving import ImageServer
+        from bootseer.blockimage.serve.image_server import ImageServer
 
         image = opened.image if self._settings.hot else _without_hot(opened)
         server = ImageServer(
@@ -263,8 +263,8 @@ class Worker:
         return server
 
     def _serve_settings(self, digest: str) -> ServeSettings:
-        from bootseer.blockimage.fill_settings import FillSettings
-        from bootseer.blockimage.serving import ServeSettings
+        from bootseer.blockimage.serve.fill_settings import FillSettings
+        from bootseer.blockimage.serve.image_server import ServeSettings
         from bootseer.blocks.settings import DEFAULTS as FETCH
 
         settings = self._settings
@@ -439,15 +439,15 @@ def _collect_garbage() -> None:
 
 def _import_the_rest() -> None:
     """Import what a read or the end may need later: the package may be replaced by then."""
-    from bootseer.blockimage import fill, warm
+    from bootseer.blockimage.serve import background_fill, page_cache_warmer
     from bootseer.blocks.cache import node_cache, sealed_objects
     from bootseer.blocks.fetch import fetcher
     from bootseer.imageprefetch import ownsets, traces
     from bootseer.storage.oci import layout_repository, registry_repository
 
     del (
-        fill,
-        warm,
+        background_fill,
+        page_cache_warmer,
         node_cache,
         fetcher,
         sealed_objects,

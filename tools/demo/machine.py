@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from bootseer.blockimage.serving import KEEP_FREE
+from bootseer.blockimage.serve.image_server import KEEP_FREE
 from bootseer.errors import NoSpaceError
 
 NEEDED_BYTES = 4 << 30

@@ -21,7 +21,7 @@ from bootseer.errors import NotSupportedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from bootseer.blockimage.entries import Entry
+    from bootseer.blockimage.tree_entries import Entry
     from bootseer.depsnap.format.toc import Index
 
 DATA, META = "data", "meta"
@@ -61,8 +61,8 @@ def metadata(
     `places` and `data_bytes` are those of `layout`, `mode` and `xattrs` what entries shall have.
     Raises NotSupportedError, CorruptDataError.
     """
-    from bootseer.blockimage import metadata as image
-    from bootseer.blockimage.entries import Entry, Kind
+    from bootseer.blockimage import erofs_writer as image
+    from bootseer.blockimage.tree_entries import Entry, Kind
 
     entries = [Entry(path=b"", kind=Kind.DIRECTORY, mode=0o755)]
     lost = 0
@@ -82,7 +82,7 @@ def metadata(
 
 
 def _entry(index: Index, number: int, prefix: bytes, place: int, mode: int) -> Entry:
-    from bootseer.blockimage.entries import Entry, FileExtent, Kind, Stored
+    from bootseer.blockimage.tree_entries import Entry, FileExtent, Kind, Stored
 
     kind, path = index.kind[number], index.path[number]
     full = prefix + b"/" + os.fsencode(path) if path else prefix
@@ -116,12 +116,13 @@ def _attributes(xattrs: XAttrs) -> tuple[dict[bytes, bytes], int]:
     """Those that EROFS can hold, and how many it cannot."""
     if not xattrs:
         return {}, 0
-    from bootseer.blockimage import erofs
+    from bootseer.blockimage import erofs_format
 
     kept = {
         os.fsencode(name): value
         for name, value in xattrs
-        if not name.startswith(HOST_XATTRS) and erofs.xattr_index(os.fsencode(name)) is not None
+        if not name.startswith(HOST_XATTRS)
+        and erofs_format.xattr_index(os.fsencode(name)) is not None
     }
     return kept, len(xattrs) - len(kept)
 
@@ -168,8 +169,8 @@ def works_in(folder: str) -> bool:
     """
     if os.geteuid() != 0:
         return False
-    from bootseer.blockimage import metadata as image
-    from bootseer.blockimage.entries import Entry, Kind
+    from bootseer.blockimage import erofs_writer as image
+    from bootseer.blockimage.tree_entries import Entry, Kind
 
     for name in os.listdir(folder):
         if name.startswith(_TRIAL):

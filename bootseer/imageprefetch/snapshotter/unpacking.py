@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from bootseer.blockimage.entries import Content, Entry, Kind, Stored
+from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.imageprefetch.flatten import Flattener
 

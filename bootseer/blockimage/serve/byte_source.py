@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from bootseer.blockimage.frames import Frames
+from bootseer.blockimage.serve.frames import Frames
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 from bootseer.light_dataclasses import dataclass

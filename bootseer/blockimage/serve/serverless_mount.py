@@ -10,8 +10,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from bootseer.blockimage import erofsmount, warm
-from bootseer.blockimage.opened import BlockImage
+from bootseer.blockimage import erofs_mount
+from bootseer.blockimage.serve import page_cache_warmer
+from bootseer.blockimage.serve.opened_image import BlockImage
 from bootseer.blocks.cache.sealed_objects import Sealed
 from bootseer.errors import BootseerError, CorruptDataError
 
@@ -35,15 +36,15 @@ class CompleteImage:
     ) -> None:
         self.image = image
         self._sealed, self._loop, self._say = sealed, loop, say
-        self._warmer: warm.Warmer | None = None
+        self._warmer: page_cache_warmer.Warmer | None = None
         self._closed = False
 
-    def mount(self, target: str) -> erofsmount.Erofs:
+    def mount(self, target: str) -> erofs_mount.Erofs:
         """Mount the image at `target`. Raises as `mount_erofs`."""
-        found = erofsmount.mount_erofs(
+        found = erofs_mount.mount_erofs(
             self.image.meta_path, self._sealed.path, target, loop=self._loop
         )
-        erofsmount.set_read_ahead(found.bdis, READ_AHEAD_KIB)
+        erofs_mount.set_read_ahead(found.bdis, READ_AHEAD_KIB)
         return found
 
     def begin(self, target: str) -> None:
@@ -65,7 +66,9 @@ class CompleteImage:
         index = self.image.index() if self.image.index is not None else None
         if index is not None and index.frames and not self._closed:
             # Whole ranges of files in the order of their first touch, from a disk.
-            made = self._warmer = warm.Warmer(warm.clone_mount(target), index, lambda _: None)
+            made = self._warmer = page_cache_warmer.Warmer(
+                page_cache_warmer.clone_mount(target), index, lambda _: None
+            )
             for number in range(len(index.frames)):
                 made.put(number)
             made.end()

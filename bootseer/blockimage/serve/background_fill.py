@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from bootseer.blockimage.fill_settings import Activity, FillSettings
+from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
 from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher

@@ -25,7 +25,7 @@ from typing import NamedTuple, Self
 
 import zstandard
 
-from bootseer.blockimage.entries import Content, FileExtent, Stored
+from bootseer.blockimage.tree_entries import Content, FileExtent, Stored
 from bootseer.blocks.extents import BLOCK_BYTES, PAGE_BYTES
 from bootseer.blocks.table import Codec, Table
 from bootseer.blocks.table import Stored as StoredBlock

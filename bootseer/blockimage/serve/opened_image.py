@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from bootseer.blockimage.pack import Index
+from bootseer.blockimage.pack_format import Index
 from bootseer.blocks.cache.present_index import Identity
 from bootseer.blocks.source import BlockSource
 from bootseer.light_dataclasses import dataclass

@@ -51,7 +51,7 @@ class Stored:
 
     `chunk_bytes` is a power of two: the file is cut into chunks of that size, and each is either
     wholly in one extent or a hole. `digest` is the sha256 of the content; of content with holes
-    see `blockimage.data`.
+    see `blockimage.data_writer`.
     """
 
     digest: bytes

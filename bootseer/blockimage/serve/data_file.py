@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer.blockimage.frames import Coming, Hot
-from bootseer.blockimage.supply import Bytes, Reads, Touches
+from bootseer.blockimage.serve.byte_source import Bytes, Reads, Touches
+from bootseer.blockimage.serve.frames import Coming, Hot
 from bootseer.blocks.settings import Priority
 from bootseer.fuse.operations import (
     ROOT,

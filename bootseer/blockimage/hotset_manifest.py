@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import media_types
-from bootseer.blockimage.pack import BOOT_DIGEST, BOOT_LENGTH, LIMITS
+from bootseer.blockimage.pack_format import BOOT_DIGEST, BOOT_LENGTH, LIMITS
 from bootseer.errors import CorruptDataError, NotFoundError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import IO, Protocol
 import zstandard
 
 from bootseer.blockimage.filemap import File, FileMap
-from bootseer.blockimage.pack import (
+from bootseer.blockimage.pack_format import (
     FRAME_BYTES,
     LEVEL,
     Frame,

@@ -10,12 +10,12 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 
-from bootseer.blockimage import erofs
-from bootseer.blockimage.entries import Entry, Kind, Stored
+from bootseer.blockimage import erofs_format
+from bootseer.blockimage.tree_entries import Entry, Kind, Stored
 from bootseer.errors import CorruptDataError, UsageError
 
 MAX_META_BYTES = 1 << 30
-_EMPTY = Stored(hashlib.sha256(b"").digest(), (), erofs.BLOCK_BYTES)
+_EMPTY = Stored(hashlib.sha256(b"").digest(), (), erofs_format.BLOCK_BYTES)
 _INLINE_OR_MOVE_BYTES = 1024  # a longer tail that does not fit gets a block, not a gap before it
 
 
@@ -42,12 +42,12 @@ class _Node:
         self.parent = self
         self.links = 1
         self.at = self.place = self.size_bytes = 0
-        self.layout = erofs.PLAIN
-        self.xattrs = erofs.xattr_body(entry.xattrs)
+        self.layout = erofs_format.PLAIN
+        self.xattrs = erofs_format.xattr_body(entry.xattrs)
 
     @property
     def nid(self) -> int:
-        return self.at // erofs.SLOT_BYTES
+        return self.at // erofs_format.SLOT_BYTES
 
     def names(self) -> list[bytes]:
         return [name for name, _, _ in self.listing()]
@@ -70,27 +70,31 @@ def metadata(entries: Iterable[Entry], data_bytes: int) -> bytearray:
     """
     nodes = _tree(entries)
     end = _lay_out(nodes)
-    block = -(-end // erofs.BLOCK_BYTES)
+    block = -(-end // erofs_format.BLOCK_BYTES)
     for node in nodes:
-        if node.size_bytes and node.layout != erofs.CHUNKED:
-            tail = node.size_bytes % erofs.BLOCK_BYTES if node.layout == erofs.INLINE else 0
+        if node.size_bytes and node.layout != erofs_format.CHUNKED:
+            tail = (
+                node.size_bytes % erofs_format.BLOCK_BYTES
+                if node.layout == erofs_format.INLINE
+                else 0
+            )
             node.place = block
-            block += -(-(node.size_bytes - tail) // erofs.BLOCK_BYTES)
-    if block * erofs.BLOCK_BYTES == end:
+            block += -(-(node.size_bytes - tail) // erofs_format.BLOCK_BYTES)
+    if block * erofs_format.BLOCK_BYTES == end:
         # fsck.erofs 1.5 reads behind the last inode too, where attributes would stand.
         block += 1
-    out = bytearray(block * erofs.BLOCK_BYTES)
+    out = bytearray(block * erofs_format.BLOCK_BYTES)
     for node in nodes:
         _write(out, node)
-    uuid = hashlib.sha256(memoryview(out)[erofs.FIRST_INODE_BYTES :]).digest()[:16]
-    out[: erofs.FIRST_INODE_BYTES] = erofs.superblock(
+    uuid = hashlib.sha256(memoryview(out)[erofs_format.FIRST_INODE_BYTES :]).digest()[:16]
+    out[: erofs_format.FIRST_INODE_BYTES] = erofs_format.superblock(
         inodes=len(nodes),
         root_nid=nodes[0].nid,
         blocks=block,
-        device_blocks=-(-data_bytes // erofs.BLOCK_BYTES),
+        device_blocks=-(-data_bytes // erofs_format.BLOCK_BYTES),
         uuid=uuid,
     )
-    erofs.seal(out)
+    erofs_format.seal(out)
     return out
 
 
@@ -120,7 +124,7 @@ def _adopt(nodes: dict[bytes, _Node], path: bytes, node: _Node) -> None:
     parent = nodes.get(folder)
     if parent is None or parent.children is None:
         raise UsageError(f"the parent of {path!r} is no directory of the tree")
-    if name in (b"", b".", b"..") or b"\0" in name or len(name) > erofs.NAME_BYTES:
+    if name in (b"", b".", b"..") or b"\0" in name or len(name) > erofs_format.NAME_BYTES:
         raise UsageError(f"{path!r} is no path of a tree")
     parent.children.append((name, node))
     if node.children is not None:
@@ -132,9 +136,9 @@ def _adopt(nodes: dict[bytes, _Node], path: bytes, node: _Node) -> None:
 def _lay_out(nodes: Sequence[_Node]) -> int:
     """Give each inode its place; returns the end of the inodes."""
     nodes[0].links += 1
-    at = erofs.FIRST_INODE_BYTES
+    at = erofs_format.FIRST_INODE_BYTES
     for node in nodes:
-        head = erofs.INODE_BYTES + len(node.xattrs)
+        head = erofs_format.INODE_BYTES + len(node.xattrs)
         kind = node.entry.kind
         if kind is Kind.FILE:
             node.size_bytes = node.entry.size_bytes
@@ -145,7 +149,7 @@ def _lay_out(nodes: Sequence[_Node]) -> int:
             body = 0
         node.at = at
         at += head + body
-        at += -at % erofs.SLOT_BYTES
+        at += -at % erofs_format.SLOT_BYTES
         if at > MAX_META_BYTES:
             raise CorruptDataError(f"the tree needs more than {MAX_META_BYTES} bytes of metadata")
     return at
@@ -154,31 +158,35 @@ def _lay_out(nodes: Sequence[_Node]) -> int:
 def _chunks_bytes(node: _Node, head: int) -> int:
     if not node.size_bytes:
         return 0
-    node.layout = erofs.CHUNKED
-    count = erofs.chunk_count(node.size_bytes, _stored(node).chunk_bytes)
+    node.layout = erofs_format.CHUNKED
+    count = erofs_format.chunk_count(node.size_bytes, _stored(node).chunk_bytes)
     return -head % 8 + 8 * count
 
 
 def _lay_out_inline(node: _Node, at: int, head: int) -> tuple[int, int]:
     """A directory's or link's last part stands behind its inode, within the same block."""
     if node.children is not None:
-        node.size_bytes = erofs.directory_bytes(sorted([*map(_first, node.children), b".", b".."]))
-        before = (at + head - 1) % erofs.BLOCK_BYTES + 1
+        node.size_bytes = erofs_format.directory_bytes(
+            sorted([*map(_first, node.children), b".", b".."])
+        )
+        before = (at + head - 1) % erofs_format.BLOCK_BYTES + 1
     else:
         node.size_bytes = len(node.entry.link_target)
         # Older kernels read a link only from the block in which its inode ends.
-        before = (at + erofs.INODE_BYTES - 1) % erofs.BLOCK_BYTES + 1 + len(node.xattrs)
-    tail = node.size_bytes % erofs.BLOCK_BYTES
-    room = erofs.BLOCK_BYTES - before
+        before = (
+            (at + erofs_format.INODE_BYTES - 1) % erofs_format.BLOCK_BYTES + 1 + len(node.xattrs)
+        )
+    tail = node.size_bytes % erofs_format.BLOCK_BYTES
+    room = erofs_format.BLOCK_BYTES - before
     if tail > room:
-        gap = -at % erofs.BLOCK_BYTES
+        gap = -at % erofs_format.BLOCK_BYTES
         # Behind attributes of a block's length the next block would not do either.
-        if tail > _INLINE_OR_MOVE_BYTES or head + tail > erofs.BLOCK_BYTES:
+        if tail > _INLINE_OR_MOVE_BYTES or head + tail > erofs_format.BLOCK_BYTES:
             return at, 0
         at += gap
     if not tail:
         return at, 0
-    node.layout = erofs.INLINE
+    node.layout = erofs_format.INLINE
     return at, tail
 
 
@@ -199,13 +207,13 @@ def _write(out: bytearray, node: _Node) -> None:
     entry = node.entry
     place = node.place
     body = b""
-    if node.layout == erofs.CHUNKED:
+    if node.layout == erofs_format.CHUNKED:
         stored = _stored(node)
-        place = erofs.chunk_format(stored.chunk_bytes)
-        body = erofs.chunk_indexes(node.size_bytes, stored.chunk_bytes, stored.extents)
+        place = erofs_format.chunk_format(stored.chunk_bytes)
+        body = erofs_format.chunk_indexes(node.size_bytes, stored.chunk_bytes, stored.extents)
     elif entry.kind in (Kind.CHARACTER, Kind.BLOCK):
-        place = erofs.device_number(entry.rdev)
-    inode = erofs.inode(
+        place = erofs_format.device_number(entry.rdev)
+    inode = erofs_format.inode(
         layout=node.layout,
         xattr_bytes=len(node.xattrs),
         mode=int(entry.kind) << 12 | entry.mode & 0o7777,
@@ -228,11 +236,11 @@ def _write(out: bytearray, node: _Node) -> None:
 
 def _write_inline(out: bytearray, node: _Node, at: int) -> None:
     if node.children is not None:
-        content = erofs.directory(node.listing())
+        content = erofs_format.directory(node.listing())
     else:
         content = node.entry.link_target
-    tail = len(content) % erofs.BLOCK_BYTES if node.layout == erofs.INLINE else 0
+    tail = len(content) % erofs_format.BLOCK_BYTES if node.layout == erofs_format.INLINE else 0
     whole = len(content) - tail
-    start = node.place * erofs.BLOCK_BYTES
+    start = node.place * erofs_format.BLOCK_BYTES
     out[start : start + whole] = content[:whole]
     out[at : at + tail] = content[whole:]

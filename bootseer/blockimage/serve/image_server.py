@@ -15,23 +15,23 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bootseer.blockimage import erofsmount
-from bootseer.blockimage.arena import Arena
-from bootseer.blockimage.fill_settings import Activity, FillSettings
-from bootseer.blockimage.frames import Frames
-from bootseer.blockimage.front import ImageFront
-from bootseer.blockimage.opened import BlockImage, FrameStream
-from bootseer.blockimage.pack import EMPTY, Frame, Index, open_frame_into
-from bootseer.blockimage.supply import Bytes, Reads
+from bootseer.blockimage import erofs_mount
+from bootseer.blockimage.pack_format import EMPTY, Frame, Index, open_frame_into
+from bootseer.blockimage.serve.byte_source import Bytes, Reads
+from bootseer.blockimage.serve.data_file import ImageFront
+from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
+from bootseer.blockimage.serve.frames import Frames
+from bootseer.blockimage.serve.huge_pages import Arena
+from bootseer.blockimage.serve.opened_image import BlockImage, FrameStream
 from bootseer.blocks.settings import DEFAULTS, FetchSettings
 from bootseer.blocks.source import BlockSource
 from bootseer.errors import BootseerError, CorruptDataError
 from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.fill import Fill
-    from bootseer.blockimage.warm import Warmer
-    from bootseer.blockimage.whole import WholeFetch
+    from bootseer.blockimage.serve.background_fill import Fill
+    from bootseer.blockimage.serve.bulk_fetch import WholeFetch
+    from bootseer.blockimage.serve.page_cache_warmer import Warmer
     from bootseer.blocks.cache.node_cache import NodeCache
     from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.blocks.stats import Counters
@@ -97,9 +97,9 @@ class ImageServer:
         self.hot_bytes = self.hot_frames = 0  # stored bytes of frames that arrived; how many
         front.size(image.data_bytes)
 
-    def mount(self, front_dir: str, target: str) -> erofsmount.Erofs:
+    def mount(self, front_dir: str, target: str) -> erofs_mount.Erofs:
         """Mount the image at `target`; the front must answer at `front_dir`. Raises as there."""
-        found = erofsmount.mount_erofs(
+        found = erofs_mount.mount_erofs(
             self.image.meta_path, f"{front_dir}/{NAME}", target, loop=self.settings.loop
         )
         self.front.keep(self.front.last_handle)
@@ -189,7 +189,7 @@ class ImageServer:
         complete = self._fill is not None and self._fill.done.is_set()
         if not self._recorded and (complete or self._start_over):
             kib = COMPLETE_READ_AHEAD_KIB if complete else LATER_READ_AHEAD_KIB
-            erofsmount.set_read_ahead(self._bdis, kib)
+            erofs_mount.set_read_ahead(self._bdis, kib)
 
     # --- the hot set -----------------------------------------------------------------------
 
@@ -203,18 +203,18 @@ class ImageServer:
             return EMPTY
 
     def _start_warmer(self, target: str, index: Index) -> None:
-        from bootseer.blockimage import warm
+        from bootseer.blockimage.serve import page_cache_warmer
 
         frames = self._frames
         assert frames is not None
         if not self.settings.warm:
             return
         try:
-            root = warm.clone_mount(target)
+            root = page_cache_warmer.clone_mount(target)
         except OSError as error:
             self._say("warm", f"the page cache cannot be warmed: {error}")
             return
-        made = warm.Warmer(root, index, frames.warmed, finished=self._all_warmed)
+        made = page_cache_warmer.Warmer(root, index, frames.warmed, finished=self._all_warmed)
         self.front.warming = made.thread_ids
         self._warmer = made
 
@@ -322,7 +322,7 @@ class ImageServer:
 
     def _fetch(self, index: Index) -> None:
         """Most of the image is hot: fetch its blocks whole, in order and in parallel."""
-        from bootseer.blockimage.whole import WholeFetch
+        from bootseer.blockimage.serve.bulk_fetch import WholeFetch
 
         fetcher, source = self.opened()
         most = None if self._cache is not None else self.settings.fetch.memory_bytes // 2
@@ -344,7 +344,7 @@ class ImageServer:
         cache = self._cache
         if cache is None or self.settings.fill is None:
             return
-        from bootseer.blockimage.fill import Fill
+        from bootseer.blockimage.serve.background_fill import Fill
 
         self._fill = Fill(
             fetcher,

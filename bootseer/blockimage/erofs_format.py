@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.blockimage.entries import FileExtent
+from bootseer.blockimage.tree_entries import FileExtent
 
 BLOCK_BYTES = 4096
 SLOT_BYTES = 32

@@ -14,7 +14,7 @@ import stat
 import threading
 from collections.abc import Callable
 
-from bootseer.blockimage.pack import Index
+from bootseer.blockimage.pack_format import Index
 from bootseer.system.mount_calls import (
     ATTR_NODEV,
     BENEATH,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bootseer.blockimage.pack import Index
+from bootseer.blockimage.pack_format import Index
 
 FAR_BYTES = 8 << 20
 """A frame that lies further down the stream is not waited for: a request of its own is quicker."""

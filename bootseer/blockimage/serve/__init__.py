@@ -1,0 +1,1 @@
+"""Serving a mounted block image: hot pages, demand reads, background fill."""
