@@ -12,7 +12,7 @@ from bench.image_lab import WORK as WORKS
 from bench.image_lab import Lab, Start
 from bench.image_peers import REPOSITORY
 from bootseer.blocks.trace.trace_file import Touched, Trace
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.record.trace_store import TraceStore
 
 WORK, OTHER = "numpy+pyarrow", "torch"
 PAGE_BYTES, RUN_PAGES = 4096, 16

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from images_lab import Layer, Member, write_tar
 
 from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
-from bootseer.imageprefetch.flatten import Flattener, Limits
-from bootseer.imageprefetch.layers import ahead, unpacked
+from bootseer.imageprefetch.image_build.flatten import Flattener, Limits
+from bootseer.imageprefetch.image_build.layer_reader import ahead, unpacked
 
 
 class Kept:

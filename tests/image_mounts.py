@@ -26,8 +26,9 @@ from bootseer.blockimage.build import build
 from bootseer.blockimage.tree_entries import Entry, Kind
 from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace.trace_file import Touched, Trace
-from bootseer.imageprefetch import mounting, runtime
-from bootseer.imageprefetch.mounting import Mounted, MountSettings
+from bootseer.imageprefetch.mount import mount as mounting
+from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
 from bootseer.storage.oci.manifest import (
     OCI_CONFIG,
     OCI_MANIFEST,
@@ -231,15 +232,15 @@ class Mounts:
         directory = mounted if isinstance(mounted, str) else mounted.directory
         mounting.umount(directory, runtime_dir=str(self.runtime), **options)
 
-    def server(self, index: int = 0) -> runtime.Server:
-        return runtime.servers(str(self.runtime))[index]
+    def server(self, index: int = 0) -> server_registry.Server:
+        return server_registry.servers(str(self.runtime))[index]
 
-    def worker(self, server: runtime.Server) -> int:
+    def worker(self, server: server_registry.Server) -> int:
         """The process that serves."""
         children = Path(f"/proc/{server.supervisor}/task/{server.supervisor}/children")
         return int(children.read_text().split()[0])
 
-    def kill_worker(self, server: runtime.Server) -> None:
+    def kill_worker(self, server: server_registry.Server) -> None:
         """Kill the process that serves, and wait until another one has taken its place."""
         killed = self.worker(server)
         os.kill(killed, signal.SIGKILL)
@@ -289,7 +290,7 @@ class Mounts:
             if time.monotonic() > end_s:
                 print(self.left(), self.log, *map(_about, self.processes()), sep="\n")
                 return False
-            runtime.servers(str(self.runtime))
+            server_registry.servers(str(self.runtime))
             time.sleep(0.05)  # to look takes milliseconds of its own
         return True
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, CorruptDataError
-from bootseer.imageprefetch.archive import Archive
+from bootseer.imageprefetch.image_build.docker_archive import Archive
 
 LIMIT = 8 << 20
 END = bytes(1024)

@@ -15,9 +15,9 @@ from image_mounts import Mounts, Published, mounts_below, publish, some_files, t
 from page_cache import share_in_memory
 from waiting import until
 
-from bootseer.imageprefetch import ownsets
-from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.hotset import local_hotsets
+from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.system.interpreter import command_for
 
 pytestmark = [
@@ -88,7 +88,7 @@ def test_what_this_node_made_for_it_is_read_ahead(mounts: Mounts, image: Publish
     trace = TraceStore(mounts.folder / "traces").load("mine")
     assert trace is not None
     TraceStore(local.trace_folder(image.digest)).replace(trace)
-    making = ownsets.Making(
+    making = local_hotsets.Making(
         ref=f"{image.ref.rpartition(':')[0]}@{image.digest}",
         digest=image.digest,
         block_image=server.block_image,
@@ -97,7 +97,7 @@ def test_what_this_node_made_for_it_is_read_ahead(mounts: Mounts, image: Publish
         cache_limit_bytes=1 << 30,
         plain_http=None,
     )
-    words = command_for(ownsets.__name__, json.dumps(dataclasses.asdict(making)))
+    words = command_for(local_hotsets.__name__, json.dumps(dataclasses.asdict(making)))
     subprocess.run(words, check=True, timeout=120)
     first = mounts.mount(image.ref)
     assert mounts.mount(image.ref, workload="mine").shared

@@ -39,8 +39,8 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.imageprefetch.building import BuildReport, BuildSettings, build_image
-from bootseer.imageprefetch.flatten import Limits
+from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
+from bootseer.imageprefetch.image_build.flatten import Limits
 from bootseer.storage.oci.repository import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -167,7 +167,7 @@ def test_a_build_that_another_holds_up_says_so(registry: Any, tmp_path: Path) ->
 
 AS_NOBODY = """
 import os, sys
-from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 settings = BuildSettings(ref=sys.argv[1], cache_dir=sys.argv[2], rebuild=True)
 print(build_image(settings).block_image)  # as root, which loads all modules
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -21,7 +21,7 @@ from oci_proxy import Gate, Halves, isolate
 from web_fakes import head
 
 from bootseer.blockimage import artifact
-from bootseer.imageprefetch.building import BuildReport, BuildSettings, build_image
+from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
 from bootseer.storage.oci.repository import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]

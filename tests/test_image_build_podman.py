@@ -24,7 +24,7 @@ from images_lab import (
     write_layout,
 )
 
-from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 CAPABILITY = b"\x01\x00\x00\x02\x00\x20\x00\x00" + bytes(12)

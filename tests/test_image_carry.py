@@ -11,8 +11,8 @@ from hotset_trees import PAGE, Tree
 from bootseer.blockimage import pack_format
 from bootseer.blockimage.pack_writer import build_pack, owners
 from bootseer.blocks.extents import Extent
-from bootseer.imageprefetch.carrying import carry
-from bootseer.imageprefetch.showing import PADDING, package_of, summarise
+from bootseer.imageprefetch.hotset.carry_over import carry
+from bootseer.imageprefetch.hotset.summary import PADDING, package_of, summarise
 
 SITE = "usr/lib/python3/site-packages"
 

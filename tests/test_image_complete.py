@@ -20,9 +20,9 @@ from waiting import until
 from bootseer.blockimage.serve.background_fill import Fill
 from bootseer.blocks.cache import eviction, sealed_objects
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.imageprefetch import runtime
-from bootseer.imageprefetch.mounting import Mounted
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount.mount import Mounted
+from bootseer.imageprefetch.record.trace_store import TraceStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -376,4 +376,4 @@ def test_a_tree_lives_on_elsewhere_without_its_server(mounts: Mounts, image: Pub
         child.stdin.write(b"\n")
         child.stdin.flush()
         assert child.stdout.read() == FILES[path]
-    assert runtime.servers(str(mounts.runtime)) == []
+    assert server_registry.servers(str(mounts.runtime)) == []

@@ -11,11 +11,11 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch import hotsets
-from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.parts import fetching, open_image
-from bootseer.imageprefetch.replaying import replay
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.block_image_repo import fetching, open_image
+from bootseer.imageprefetch.hotset import store
+from bootseer.imageprefetch.hotset.replay import replay
+from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.record.trace_store import TraceStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -52,9 +52,9 @@ def built(mounts: Mounts, image: Published, *, push: bool = False) -> str:
         trace = opened.trace()
         assert trace is not None
         with fetching(cache) as fetcher:
-            made, _ = hotsets.pack(opened.hot_sets, opened.parts, trace, fetcher, level=3)
+            made, _ = store.pack(opened.hot_sets, opened.parts, trace, fetcher, level=3)
         if push:
-            hotsets.push(opened.repository, made)
+            store.push(opened.repository, made)
     return made.hot.pack.digest
 
 

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.snapshotter import unpacking
 from bootseer.storage.oci.manifest import (
     OCI_CONFIG,

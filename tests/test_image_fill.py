@@ -26,8 +26,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.fetch.plan import planner
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import Handle
-from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.mount.mount import MountSettings
 
 PAGE = 4096
 IDLE = Activity(0, 0)

@@ -22,11 +22,11 @@ from web_fakes import Request, head
 
 from bootseer.blockimage.media_types import BLOCK_IMAGE, META
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
-from bootseer.imageprefetch import first_look, registry_helper
-from bootseer.imageprefetch.building import BuildSettings, build_image
-from bootseer.imageprefetch.first_look import FirstLook
-from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.resolving import Resolver
+from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
+from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.resolve import deadline, registry_helper
+from bootseer.imageprefetch.resolve.deadline import FirstLook
+from bootseer.imageprefetch.resolve.resolver import Resolver
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.storage.oci.repository import open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -114,7 +114,7 @@ def test_a_look_ends_in_time_at_whichever_request_the_registry_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     isolate(tmp_path, monkeypatch)
-    monkeypatch.setattr(first_look, "ANSWER_S", 0.2)
+    monkeypatch.setattr(deadline, "ANSWER_S", 0.2)
     ref = image.ref.replace(image.ref.partition("/")[0], gate.authority)
     bad = Fault(gate, fault, address_of(part, image))
     tokens = Tokens()
@@ -238,8 +238,8 @@ def test_a_registry_that_is_far_away_is_looked_at_for_longer(
     image: Published, gate: Gate, mounts: Mounts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer takes 0.3 s and its body comes at 1 Mbit/s: in all longer than the look."""
-    monkeypatch.setattr(first_look, "ANSWER_S", 60.0)
-    monkeypatch.setattr(first_look, "EXTRA_S", 600.0)
+    monkeypatch.setattr(deadline, "ANSWER_S", 60.0)
+    monkeypatch.setattr(deadline, "EXTRA_S", 600.0)
 
     mounted = threading.Event()
 
@@ -280,7 +280,7 @@ class Pieces:
 
 
 def test_a_body_may_take_as_long_as_enough_of_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_look, "ANSWER_S", 0.5)
+    monkeypatch.setattr(deadline, "ANSWER_S", 0.5)
     look = FirstLook("a place", 0.0, lambda: None)
     stream: Any = Pieces([b"x" * 1_000_000] * 8, 0.1)
     assert look.read(stream, 8_000_000, "read it", whole=True) == b"x" * 8_000_000

@@ -15,8 +15,8 @@ from bootseer.blockimage import hotset_manifest, pack_format
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.trace.trace_file import Touched, Trace, merge
 from bootseer.errors import CorruptDataError, UsageError
-from bootseer.imageprefetch import hotsets
-from bootseer.imageprefetch.hotsets import HotSets, ImageParts
+from bootseer.imageprefetch.hotset import store
+from bootseer.imageprefetch.hotset.store import HotSets, ImageParts
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
     OCI_EMPTY,
@@ -53,12 +53,12 @@ def parts_of(tree: Tree, subject: Descriptor = SUBJECT) -> ImageParts:
 
 def made_of(tree: Tree, folder: Path, trace: Trace, **options):
     with Fetcher() as fetcher:
-        return hotsets.pack(
+        return store.pack(
             HotSets(folder), options.pop("parts", parts_of(tree)), trace, fetcher, **options
         )
 
 
-def contents(made: hotsets.Made) -> tuple[pack_format.Index, dict[str, bytes]]:
+def contents(made: store.Made) -> tuple[pack_format.Index, dict[str, bytes]]:
     """The index, and path → bytes as the frames have them."""
     data = Path(made.pack_path).read_bytes()
     boot = data[: made.hot.boot_length]
@@ -127,7 +127,7 @@ def test_a_damaged_one_on_disk_is_told(tree, tmp_path):
         out.write(b"x")
     with pytest.raises(CorruptDataError, match="another size"):
         HotSets(tmp_path).load("")
-    (place / hotsets.MANIFEST_NAME).write_text("{}")
+    (place / store.MANIFEST_NAME).write_text("{}")
     with pytest.raises(Exception, match="hot set"):
         HotSets(tmp_path).load("")
 
@@ -155,7 +155,7 @@ def test_a_published_hot_set_is_found_by_its_image_and_workload(tree, tmp_path, 
     for workload in ("", "train"):
         one = dataclasses.replace(trace, workload=workload)
         made, _ = made_of(tree, tmp_path / "sets", one, parts=parts)
-        hotsets.push(repository, made)
+        store.push(repository, made)
     listed = repository.referrers(subject.digest, hotset_manifest.ARTIFACT)
     assert len(listed) == 2
     found = hotset_manifest.choose(repository, listed, BLOCK_IMAGE, "train")
@@ -166,7 +166,7 @@ def test_a_published_hot_set_is_found_by_its_image_and_workload(tree, tmp_path, 
     assert (hot.pack.digest, hot.boot_length) == (made.hot.pack.digest, made.hot.boot_length)
     stored = repository.blob(hot.pack, limit_bytes=1 << 30)
     assert stored == Path(made.pack_path).read_bytes()
-    assert hotsets.trace_of(repository, hot) == one
+    assert store.trace_of(repository, hot) == one
     fallback = hotset_manifest.choose(repository, listed, BLOCK_IMAGE, "unheard of")
     assert fallback is not None
     assert fallback[1].workload == ""
@@ -183,7 +183,7 @@ def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image)
         made, _ = made_of(
             tree, tmp_path / "sets", tree.touched(("usr/lib/f03", 0, pages)), parts=parts
         )
-        hotsets.push(repository, made)
+        store.push(repository, made)
     told = {
         hotset_manifest.BLOCK_IMAGE: BLOCK_IMAGE,
         hotset_manifest.WORKLOAD: "",
@@ -204,7 +204,7 @@ def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image)
         found = hotset_manifest.choose(repository, some, BLOCK_IMAGE)
         assert found is not None
         assert found[0].digest == made.digest
-    published = hotsets.published(repository, subject.digest, BLOCK_IMAGE)
+    published = store.published(repository, subject.digest, BLOCK_IMAGE)
     assert len(published) == 3
     assert published[0][0].digest == made.digest
 
@@ -264,8 +264,8 @@ def test_a_mount_waits_for_few_damaged_hot_sets():
 
 def test_merging_is_what_the_trace_store_does(tree):
     one, other = tree.touched(("usr/lib/f03", 0, 5)), tree.touched(("usr/lib/f04", 0, 5))
-    together = hotsets.merged([one, other])
+    together = store.merged([one, other])
     assert together.starts == 2
-    assert hotsets.merged([one, other], 0.6).extents == ()
+    assert store.merged([one, other], 0.6).extents == ()
     part = Trace(one.object, one.size_bytes, "", 0, (Touched(0, PAGE, 0, 1),))
-    assert hotsets.merged([one, part]).starts == 1
+    assert store.merged([one, part]).starts == 1

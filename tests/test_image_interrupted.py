@@ -20,7 +20,8 @@ from waiting import until
 from bootseer.cli import agent_server
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch import mounting, runtime
+from bootseer.imageprefetch.mount import mount as mounting
+from bootseer.imageprefetch.mount import server_registry
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -74,7 +75,7 @@ class Lab:
 
     def interrupted(self, what: str, number: signal.Signals) -> str:
         """Signal a command whose mount is coming up; what it said. Then nothing keeps the mount."""
-        with runtime.bringing_up(str(self.mounts.runtime), self.image.digest):
+        with server_registry.bringing_up(str(self.mounts.runtime), self.image.digest):
             child = self.start(what)
             until(lambda: len(self.mounts.processes()) >= SERVED)
             child.send_signal(number)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from image_mounts import Mounts, mounts_below, publish, some_files, tree_of
 
-from bootseer.imageprefetch import runtime
-from bootseer.imageprefetch.localstore import OWN, KeptImage, LocalStore
+from bootseer.imageprefetch.image_cache import OWN, KeptImage, LocalStore
+from bootseer.imageprefetch.mount import server_registry
 
 DIGESTS = [f"sha256:{letter * 64}" for letter in "abcd"]
 SIZE = 100_000
@@ -65,9 +65,9 @@ def test_what_is_mounted_or_being_mounted_stays(store: LocalStore, tmp_path: Pat
     os.mkdir(tmp_path / "run/images")
 
     def unused(digest: str) -> Any:
-        return runtime.unused(str(tmp_path / "run"), digest)
+        return server_registry.unused(str(tmp_path / "run"), digest)
 
-    with runtime.bringing_up(str(tmp_path / "run"), DIGESTS[1]):
+    with server_registry.bringing_up(str(tmp_path / "run"), DIGESTS[1]):
         store.expire([DIGESTS[0]], limit_bytes=0, unused=unused)
     assert there(store) == [True, True, False, False]
     store.expire([DIGESTS[0]], limit_bytes=0, unused=unused)

@@ -24,7 +24,7 @@ from images_lab import Member, directory, file, hardlink, symlink
 
 from bootseer.blockimage.erofs_writer import metadata
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.flatten import Flattener, Limits
+from bootseer.imageprefetch.image_build.flatten import Flattener, Limits
 
 
 def gnu_tar(folder: Path, *words: str) -> bytes:
@@ -292,7 +292,7 @@ def test_what_is_kept_of_all_entries_is_bounded(member: Callable[[int], Member])
 BOMB = """
 import io, lzma, resource, sys
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.layers import unpacked
+from bootseer.imageprefetch.image_build.layer_reader import unpacked
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     print(sum(map(len, unpacked(io.BytesIO(sys.stdin.buffer.read())))))

@@ -22,7 +22,7 @@ from waiting import until
 from bootseer.blockimage import artifact
 from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.imageprefetch import resolving
+from bootseer.imageprefetch.resolve import resolver
 from bootseer.storage.oci.repository import open_repository
 from bootseer.storage.options import StoreOptions
 
@@ -47,7 +47,7 @@ def test_who_takes_over_serves_the_block_image_that_is_mounted(
     def last(_: Any, listed: Any) -> Any:
         return [one for one in listed if one.artifact_type == artifact.ARTIFACT][-1]
 
-    monkeypatch.setattr(resolving, "block_image_of", last)
+    monkeypatch.setattr(resolver, "block_image_of", last)
     mounted = mounts.mount(ref)
     server = mounts.server()
     other = {path: data[::-1] for path, data in FILES.items()}

@@ -27,7 +27,7 @@ from waiting import until
 from web_fakes import Request
 
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.imageprefetch import mounting, runtime
+from bootseer.imageprefetch.mount import mount, server_registry
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -54,7 +54,7 @@ def image(own: Any, tmp_path: Path) -> Published:
     return publish(ref, FILES, tmp_path / "image", hot={"": HOT})
 
 
-def read(mounted: mounting.Mounted, path: str) -> bytes:
+def read(mounted: mount.Mounted, path: str) -> bytes:
     return (Path(mounted.directory) / path).read_bytes()
 
 
@@ -73,19 +73,19 @@ def test_a_server_that_others_share_is_not_hurried_by_one(mounts: Mounts, image:
     one, two = mounts.mount(image.ref), mounts.mount(image.ref)
     server = mounts.server()
     assert two.state == one.state == server.state
-    assert not runtime.was_asked_to_end(server)
-    runtime.ask_to_end(one.state, one.directory)
-    assert not runtime.was_asked_to_end(server)
+    assert not server_registry.was_asked_to_end(server)
+    server_registry.ask_to_end(one.state, one.directory)
+    assert not server_registry.was_asked_to_end(server)
     mounts.umount(two)
-    assert runtime.was_asked_to_end(server)
-    os.utime(f"{server.state}/{runtime.ASKED}", (0, 0))
-    assert not runtime.was_asked_to_end(server), "it did not mean to end"
-    runtime.ask_to_end(one.state, one.directory)
-    assert runtime.was_asked_to_end(server)
+    assert server_registry.was_asked_to_end(server)
+    os.utime(f"{server.state}/{server_registry.ASKED}", (0, 0))
+    assert not server_registry.was_asked_to_end(server), "it did not mean to end"
+    server_registry.ask_to_end(one.state, one.directory)
+    assert server_registry.was_asked_to_end(server)
     later = mounts.mount(image.ref)
     mounts.umount(one)
     assert later.state == one.state
-    assert not runtime.was_asked_to_end(server), "it was the other that was asked"
+    assert not server_registry.was_asked_to_end(server), "it was the other that was asked"
     mounts.umount(later)
     assert mounts.gone()
 
@@ -325,7 +325,7 @@ def test_what_killed_processes_left_goes_with_the_next_mount(
     again = mounts.mount(image.ref, directory=mounted.directory)
     assert not again.shared
     assert tree_of(again.directory) == FILES
-    assert len(runtime.servers(str(mounts.runtime))) == 1
+    assert len(server_registry.servers(str(mounts.runtime))) == 1
     mounts.umount(again)
     assert mounts.gone()
 

@@ -19,7 +19,7 @@ from web_fakes import head, reset
 
 from bootseer.blockimage.artifact import DATA
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch import localstore
+from bootseer.imageprefetch import image_cache
 from bootseer.storage.oci.manifest import OCI_INDEX, Platform, index_bytes
 from bootseer.storage.options import StoreOptions
 
@@ -251,7 +251,7 @@ def test_a_block_image_with_wrong_bytes_is_not_mounted_again_for_a_while(
     gate.rules = []
     with pytest.raises(CorruptDataError, match="pull the image the plain way"):
         mounts.mount(ref, hot=False)
-    monkeypatch.setattr(localstore, "CONDEMNED_S", 0.0)
+    monkeypatch.setattr(image_cache, "CONDEMNED_S", 0.0)
     assert tree_of(mounts.mount(ref, hot=False).directory) == FILES
 
 

@@ -19,7 +19,7 @@ from waiting import until
 
 from bootseer.blockimage import artifact
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.record.trace_store import TraceStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -26,9 +26,9 @@ from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.fuse.operations import Data, Handle
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch import mounting, runtime
-from bootseer.imageprefetch.localstore import KeptImage, LocalStore
-from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.image_cache import KeptImage, LocalStore
+from bootseer.imageprefetch.mount import mount, server_registry
+from bootseer.imageprefetch.mount.mount import MountSettings
 
 PAGE = 4096
 
@@ -246,28 +246,28 @@ def test_a_server_that_is_just_being_born_is_not_taken_for_dead(
     def flock(fd: int, how: int) -> None:
         if not looked:
             looked.append(1)
-            runtime.servers(str(tmp_path))  # another mount begins at this very moment
+            server_registry.servers(str(tmp_path))  # another mount begins at this very moment
         real(fd, how)
 
-    monkeypatch.setattr(runtime.fcntl, "flock", flock)
-    state = runtime.State(str(tmp_path))
+    monkeypatch.setattr(server_registry.fcntl, "flock", flock)
+    state = server_registry.State(str(tmp_path))
     try:
         assert looked
         assert os.path.isdir(state.front)
-        assert os.path.exists(os.path.join(state.folder, runtime.LOCK))
+        assert os.path.exists(os.path.join(state.folder, server_registry.LOCK))
         assert os.listdir(tmp_path / "images") == [os.path.basename(state.folder)]
     finally:
         state.release()
-    runtime.sweep(state.folder)
+    server_registry.sweep(state.folder)
     assert not os.listdir(tmp_path / "images")
 
 
 def test_what_was_killed_before_it_was_born_goes_in_time(tmp_path: Path) -> None:
     young, old = (tmp_path / "images" / name for name in ("a" * 32, "b" * 32))
     for folder in (young, old):
-        (folder / runtime.FRONT).mkdir(parents=True)
+        (folder / server_registry.FRONT).mkdir(parents=True)
     os.utime(old, (1, 1))
-    assert runtime.servers(str(tmp_path)) == []
+    assert server_registry.servers(str(tmp_path)) == []
     assert young.exists()
     assert not old.exists()
 
@@ -324,11 +324,11 @@ def test_a_login_in_a_name_is_refused_and_told_nobody(
 ) -> None:
     monkeypatch.setenv("BOOTSEER_EVENTS", str(tmp_path / "events"))
     with pytest.raises(UsageError) as caught:
-        mounting.mount(MountSettings(ref=ref, directory=str(tmp_path)))
+        mount.mount(MountSettings(ref=ref, directory=str(tmp_path)))
     assert "secret" not in str(caught.value)
     assert not (tmp_path / "events").exists()
 
 
 def test_a_workload_that_could_name_no_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no workload"):
-        mounting.mount(MountSettings(ref="image", directory=str(tmp_path), workload="../x"))
+        mount.mount(MountSettings(ref="image", directory=str(tmp_path), workload="../x"))

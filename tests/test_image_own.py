@@ -16,10 +16,10 @@ from image_mounts import Mounts, Published, mounts_below, publish, some_files, t
 from waiting import until
 
 from bootseer.blocks.trace import trace_file as traces
-from bootseer.imageprefetch import ownsets
-from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.ownsets import Kept, Making
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.hotset import local_hotsets
+from bootseer.imageprefetch.hotset.local_hotsets import Kept, Making
+from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.system.interpreter import command_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -60,7 +60,7 @@ def make(job: Making) -> bool:
     folder = Path(LocalStore(job.cache).folder_of(job.digest), "own", job.workload)
     told = folder / "manifest.json"
     before = told.read_bytes() if told.exists() else b""
-    words = command_for(ownsets.__name__, json.dumps(dataclasses.asdict(job)))
+    words = command_for(local_hotsets.__name__, json.dumps(dataclasses.asdict(job)))
     subprocess.run(words, check=True, timeout=120)
     try:
         return told.read_bytes() != before
@@ -70,7 +70,7 @@ def make(job: Making) -> bool:
 
 def found(mounts: Mounts, image: Published, workload: str = "") -> Kept | None:
     job = making(mounts, image, workload)
-    return ownsets.find(LocalStore(job.cache), job.digest, workload, job.block_image)
+    return local_hotsets.find(LocalStore(job.cache), job.digest, workload, job.block_image)
 
 
 def start(mounts: Mounts, image: Published, *paths: str, workload: str = "") -> str:
@@ -121,7 +121,7 @@ def test_a_workload_of_its_own_goes_before_the_published_default(
     own = packed(mounts, image, "mine")
     assert start(mounts, image, *HOT, workload="mine") == own.pack.digest
     assert start(mounts, image) == image.packs[""]
-    assert not ownsets.is_due(making(mounts, image, "mine"), trace)
+    assert not local_hotsets.is_due(making(mounts, image, "mine"), trace)
 
 
 def trace_folder(mounts: Mounts, image: Published) -> str:
@@ -169,7 +169,7 @@ def test_a_damaged_pack_gives_no_wrong_byte(mounts: Mounts, image: Published, pa
     assert tree_of(mounted.directory) == FILES
     mounts.umount(mounted)
     assert mounts.gone()
-    assert ownsets.is_due(making(mounts, image, "mine"), trace) == (part != "boot")
+    assert local_hotsets.is_due(making(mounts, image, "mine"), trace) == (part != "boot")
 
 
 def test_it_is_made_anew_when_starts_read_more(mounts: Mounts, image: Published) -> None:
@@ -197,8 +197,8 @@ def test_neither_another_block_image_nor_a_replayed_start_alone_makes_one(
 ) -> None:
     trace = full_trace(mounts, image, HOT, "mine")
     job = making(mounts, image, "mine")
-    assert not ownsets.is_due(job, dataclasses.replace(trace, starts=0))
-    assert ownsets.is_due(job, trace)
+    assert not local_hotsets.is_due(job, dataclasses.replace(trace, starts=0))
+    assert local_hotsets.is_due(job, trace)
     TraceStore(trace_folder(mounts, image)).replace(trace)
     assert not make(dataclasses.replace(job, block_image=f"sha256:{'0' * 64}"))
     left = mounts.cache.joinpath("images", image.digest.replace(":", "-"), "own/mine/.x.tmp")
@@ -207,4 +207,4 @@ def test_neither_another_block_image_nor_a_replayed_start_alone_makes_one(
     assert make(job)
     assert not left.exists()
     other = f"sha256:{'0' * 64}"
-    assert ownsets.find(LocalStore(job.cache), job.digest, "mine", other) is None
+    assert local_hotsets.find(LocalStore(job.cache), job.digest, "mine", other) is None

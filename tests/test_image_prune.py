@@ -15,7 +15,7 @@ from image_mounts import publish, some_files
 
 from bootseer.blockimage import artifact, hotset_manifest
 from bootseer.errors import NotSupportedError, StoreUnavailableError
-from bootseer.imageprefetch import hotsets
+from bootseer.imageprefetch.hotset import store
 from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
 from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.oci.registry_repository import RegistryRepository
@@ -83,7 +83,7 @@ def listed_at(ref: str) -> set[str]:
 def left(ref: str) -> list[str]:
     with open_repository(ref)[0] as repository:
         image = repository.image("1")[0].digest
-        found = [d.digest for d, _ in hotsets.published(repository, image)]
+        found = [d.digest for d, _ in store.published(repository, image)]
         assert len(repository.referrers(image, artifact.ARTIFACT)) == 1
     return found
 

@@ -10,8 +10,8 @@ import pytest
 
 from bootseer.blocks.trace.recorder import Recorder
 from bootseer.events.writer import Writer
-from bootseer.imageprefetch.recording import FirstStepWatch, StartRecording
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.record.start_recording import FirstStepWatch, StartRecording
+from bootseer.imageprefetch.record.trace_store import TraceStore
 
 PAGE = 4096
 SIZE = 100 * PAGE

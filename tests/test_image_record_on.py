@@ -17,9 +17,9 @@ from waiting import until
 
 from bootseer.blocks.trace.recorder import Recorder
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch.journal import Journal
-from bootseer.imageprefetch.localstore import LocalStore
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.record.touch_journal import Journal
+from bootseer.imageprefetch.record.trace_store import TraceStore
 
 FILES = some_files(12, 60_000)
 EARLY, BEFORE, AFTER, LATE = sorted(FILES)[:4]

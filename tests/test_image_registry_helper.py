@@ -24,9 +24,9 @@ from web_fakes import Request
 
 import bootseer
 from bootseer.errors import BootseerError
-from bootseer.imageprefetch import helped_repository, registry_helper
-from bootseer.imageprefetch.helped_repository import HelpedRepository
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.record.trace_store import TraceStore
+from bootseer.imageprefetch.resolve import helped_repository, registry_helper
+from bootseer.imageprefetch.resolve.helped_repository import HelpedRepository
 from bootseer.storage.oci.repository import open_repository
 from bootseer.storage.options import DEFAULTS
 
@@ -302,8 +302,12 @@ HEAVY = {
         "bootseer.blocks.cache.node_cache",
         "bootseer.blockimage.serve.background_fill",
     ),
-    *("bootseer.storage.store", "bootseer.imageprefetch.ownsets"),
-    *("bootseer.cli.root", "bootseer.imageprefetch.traces", "bootseer.blocks.cache.sealed_objects"),
+    *("bootseer.storage.store", "bootseer.imageprefetch.hotset.local_hotsets"),
+    *(
+        "bootseer.cli.root",
+        "bootseer.imageprefetch.record.trace_store",
+        "bootseer.blocks.cache.sealed_objects",
+    ),
 }
 
 
@@ -351,11 +355,11 @@ sys.exit(main.main(sys.argv[1:]))
     assert done.returncode == 0, done.stderr
     assert tree_of(directory) == FILES
     modules = set(told.read_text().split())
-    assert "bootseer.imageprefetch.helped_repository" in modules
+    assert "bootseer.imageprefetch.resolve.helped_repository" in modules
     assert modules & HEAVY == set()
     until(told_hot.exists, "the hot set's end")
-    assert "bootseer.imageprefetch.recording" in told_hot.read_text().split()
-    assert "bootseer.imageprefetch.traces" not in told_hot.read_text().split()
+    assert "bootseer.imageprefetch.record.start_recording" in told_hot.read_text().split()
+    assert "bootseer.imageprefetch.record.trace_store" not in told_hot.read_text().split()
     mounts.umount(str(directory))
 
 
@@ -450,7 +454,10 @@ sys.exit(image_direct.command(sys.argv[1:], helped=False))
     assert done.returncode == 0, done.stderr
     assert tree_of(directory) == FILES
     mounts.umount(str(directory))
-    later = set(told.read_text().split()) - {"noted", "bootseer.imageprefetch.registry_helper"}
+    later = set(told.read_text().split()) - {
+        "noted",
+        "bootseer.imageprefetch.resolve.registry_helper",
+    }
     assert not later, later
 
 

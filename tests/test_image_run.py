@@ -25,10 +25,11 @@ from web_fakes import Request, head
 from bootseer.blockimage import artifact
 from bootseer.cli import root
 from bootseer.errors import NotSupportedError, UsageError
-from bootseer.imageprefetch import lazyrun, podmanwords
-from bootseer.imageprefetch.building import BuildSettings, build_image
-from bootseer.imageprefetch.mounting import MountSettings
-from bootseer.imageprefetch.running import (
+from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
+from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.record.record_command import RecordSettings, record
+from bootseer.imageprefetch.run import podman_options, run_image
+from bootseer.imageprefetch.run.container import (
     Command,
     ImageConfig,
     container_words,
@@ -36,7 +37,6 @@ from bootseer.imageprefetch.running import (
     podman_variables,
     podman_words,
 )
-from bootseer.imageprefetch.starting import RecordSettings, record
 from bootseer.storage.oci.manifest import Manifest
 from bootseer.storage.oci.platforms import this_platform
 from bootseer.storage.oci.repository import open_repository
@@ -943,7 +943,7 @@ def test_what_breaks_inside_us_is_named_by_its_class(
 import sys
 from bootseer.cli.image_outcome import tell_way
 from bootseer.imageprefetch import lazyrun
-from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.mount.mount import MountSettings
 def broken(_):
     raise KeyError("x")
 mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])
@@ -957,7 +957,7 @@ sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), tell_way, broken))
 
 @pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])
 def test_an_image_of_this_platform_is_ours_to_mount(options: tuple[str, ...]) -> None:
-    podmanwords.check_platform(options)
+    podman_options.check_platform(options)
 
 
 def test_a_start_on_another_platform_is_not_recorded() -> None:
@@ -1032,7 +1032,7 @@ def test_a_file_of_variables_wins_over_the_images(
 
 def test_words_nested_too_deep_to_merge_change_nothing() -> None:
     deep = "A=" + "${B:-" * 50_000 + "}" * 50_000
-    given = podmanwords.container_variables(["A=1"], ["--env-merge", deep])
+    given = podman_options.container_variables(["A=1"], ["--env-merge", deep])
     assert "A=1" in given
 
 
@@ -1110,5 +1110,5 @@ def test_podman_pulls_by_the_protocol_that_we_use(
 ) -> None:
     monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "named.example:5000")
     mount = MountSettings(ref=ref, directory="", plain_http=plain_http)
-    words = lazyrun._plain_words(lazyrun.RunSettings(mount=mount, words=("true",)), ())
+    words = run_image._plain_words(run_image.RunSettings(mount=mount, words=("true",)), ())
     assert ("--tls-verify=false" in words) == wanted

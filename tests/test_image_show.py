@@ -12,7 +12,7 @@ from hotset_trees import PAGE, Tree
 
 from bootseer.cli.hotset_html import render
 from bootseer.cli.image_hotset_show import drawn
-from bootseer.imageprefetch.showing import Summary, summarise
+from bootseer.imageprefetch.hotset.summary import Summary, summarise
 
 FILES = {
     "usr/lib/python3/site-packages/numpy/core.so": random.Random(1).randbytes(50 * PAGE),

@@ -9,37 +9,38 @@ import pytest
 from waiting import until
 
 from bootseer.errors import CorruptDataError, DeadlineError
-from bootseer.imageprefetch import log_follower, runtime, telling
-from bootseer.imageprefetch.telling import FaultLog, Story
+from bootseer.imageprefetch.mount import mount_events, server_registry
+from bootseer.imageprefetch.mount.mount_events import FaultLog, Story
+from bootseer.imageprefetch.run import server_log
 
 
 def test_a_long_file_of_faults_is_cut_and_followed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "_EVERY_S", 0.0)
-    path = tmp_path / runtime.FAULTS
+    monkeypatch.setattr(mount_events, "_EVERY_S", 0.0)
+    path = tmp_path / server_registry.FAULTS
     log = FaultLog(str(path))
     log.write("old", "of long ago")
     heard: list[str] = []
-    with log_follower.following(str(tmp_path), "a:1", heard.append):
+    with server_log.following(str(tmp_path), "a:1", heard.append):
         log.write("first", "x" * 100)
         until(lambda: heard, "the first one")
         written = 0
         while path.stat().st_size >= written:
             written = path.stat().st_size
             log.write("first", "x" * 1000)
-        assert written < 2 * telling._MOST_BYTES
+        assert written < 2 * mount_events._MOST_BYTES
         log.write("last", "the end")
         until(lambda: len(heard) == 2, "the last one")
     assert heard == [f"a:1: {'x' * 100}", "a:1: the end"]
 
 
 def test_the_last_words_of_a_server_whose_folder_is_gone_are_heard(tmp_path: Path) -> None:
-    log = FaultLog(str(tmp_path / runtime.FAULTS))
+    log = FaultLog(str(tmp_path / server_registry.FAULTS))
     heard: list[str] = []
-    with log_follower.following(str(tmp_path), "a:1", heard.append):
+    with server_log.following(str(tmp_path), "a:1", heard.append):
         log.write("last", "the end")
-        (tmp_path / runtime.FAULTS).unlink()
+        (tmp_path / server_registry.FAULTS).unlink()
     assert heard == ["a:1: the end"]
 
 
@@ -48,24 +49,24 @@ def test_without_a_folder_nothing_is_followed(
 ) -> None:
     """An agent of an earlier version names none: the file of that name here is somebody's."""
     monkeypatch.chdir(tmp_path)
-    log = FaultLog(runtime.FAULTS)
+    log = FaultLog(server_registry.FAULTS)
     heard: list[str] = []
-    with log_follower.following("", "a:1", heard.append):
+    with server_log.following("", "a:1", heard.append):
         log.write("wrong", "not ours")
     assert heard == []
 
 
 def test_a_fifo_instead_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / runtime.FAULTS)
+    os.mkfifo(tmp_path / server_registry.FAULTS)
     heard: list[str] = []
-    with log_follower.following(str(tmp_path), "a:1", heard.append):
+    with server_log.following(str(tmp_path), "a:1", heard.append):
         pass
     assert heard == []
 
 
 def test_an_outage_is_told_once_and_the_next_one_again(tmp_path: Path) -> None:
     said: list[str] = []
-    faults = FaultLog(str(tmp_path / runtime.FAULTS))
+    faults = FaultLog(str(tmp_path / server_registry.FAULTS))
 
     def failed(story: Story, at: int, error: Exception, came: tuple[int, int]) -> int:
         story.read_failed(at, error, came)

@@ -10,7 +10,7 @@ import pytest
 from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.errors import CorruptDataError, UsageError
-from bootseer.imageprefetch.traces import TraceStore, within
+from bootseer.imageprefetch.record.trace_store import TraceStore, within
 from bootseer.imageprefetch.workloads import check_workload
 
 PAGE = 4096
@@ -19,7 +19,7 @@ SIZE = 1000 * PAGE
 WORKER = """
 import sys
 from bootseer.blocks.trace.trace_file import Touched, Trace
-from bootseer.imageprefetch.traces import TraceStore
+from bootseer.imageprefetch.record.trace_store import TraceStore
 store, number = TraceStore(sys.argv[1]), int(sys.argv[2])
 for turn in range(5):
     page = number * 10 + turn

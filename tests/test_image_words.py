@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer.cli import image_direct, image_words, root
-from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.mount.mount import MountSettings
 
 TEXTS = ("--workload", "--cache", "--runtime", "--events", "--log-file")
 FLAGS = ("--fill", "--no-fill", "--record", "--no-record", "--plain-http", "--hot", "--no-hot")

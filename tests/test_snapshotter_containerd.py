@@ -14,7 +14,7 @@ from containerd_lab import Lab, until
 from images_lab import Image, directory, file, symlink, whiteout, write_layout
 from snapshot_client import RefusedError, remote_labels
 
-from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.snapshotter.records import Image as StockImage
 from bootseer.storage.oci.repository import Manifest, open_repository
 

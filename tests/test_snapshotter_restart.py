@@ -17,7 +17,7 @@ from snapshot_client import Client, DirectoryMounter, RefusedError, Running, rem
 
 from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, UsageError
 from bootseer.events.writer import NullWriter
-from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.mount.mount import MountSettings
 from bootseer.imageprefetch.snapshotter.helper import Helper
 from bootseer.imageprefetch.snapshotter.records import Image, Kind
 from bootseer.imageprefetch.snapshotter.server import RootLock

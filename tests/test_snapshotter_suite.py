@@ -35,7 +35,7 @@ from containerd_lab import children_of, start_namespaces, until
 from images_lab import Image, file, write_layout
 from snapshot_client import Client, RefusedError
 
-from bootseer.imageprefetch.building import BuildSettings, build_image
+from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.snapshotter.records import INHERITED_PREFIX, TARGET_LABEL
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

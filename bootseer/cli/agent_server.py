@@ -27,15 +27,15 @@ MODULES = (
     "bootseer.cli.image_mount",
     "bootseer.cli.image_outcome",
     "bootseer.cli.image_umount",
-    "bootseer.imageprefetch.mounting",
-    "bootseer.imageprefetch.completing",
-    "bootseer.imageprefetch.image_config",
-    "bootseer.imageprefetch.interrupts",
-    "bootseer.imageprefetch.ownsets",
-    "bootseer.imageprefetch.trees",
-    "bootseer.imageprefetch.worker",
-    "bootseer.imageprefetch.recording",
-    "bootseer.imageprefetch.traces",
+    "bootseer.imageprefetch.mount.mount",
+    "bootseer.imageprefetch.mount.serverless_choice",
+    "bootseer.imageprefetch.run.image_config",
+    "bootseer.imageprefetch.run.interrupts",
+    "bootseer.imageprefetch.hotset.local_hotsets",
+    "bootseer.imageprefetch.mount.temporary_mounts",
+    "bootseer.imageprefetch.mount.mount_worker",
+    "bootseer.imageprefetch.record.start_recording",
+    "bootseer.imageprefetch.record.trace_store",
     "bootseer.fuse.serve.handover",
     "bootseer.blockimage.serve.background_fill",
     "bootseer.blockimage.serve.image_server",
@@ -228,13 +228,13 @@ def _mount(settings: str) -> int:
     """Mount for a process that goes on by itself, which is told by a line on standard output."""
     from bootseer.errors import BootseerError
     from bootseer.fuse.serve import daemon
-    from bootseer.imageprefetch import mounting
+    from bootseer.imageprefetch.mount import mount
 
-    wanted = mounting.absolute(mounting.decoded(settings))
+    wanted = mount.absolute(mount.decoded(settings))
     made = False
     try:
         try:
-            answer = dataclasses.asdict(mounting.mount(wanted))
+            answer = dataclasses.asdict(mount.mount(wanted))
             made = True
         except Exception as error:  # the border: this child ends here, who asked hears why
             answer = daemon.packed(error)
@@ -242,7 +242,7 @@ def _mount(settings: str) -> int:
     except BaseException:  # nobody was told
         if made:
             with contextlib.suppress(BootseerError):
-                mounting.umount(wanted.directory, lazily=True, runtime_dir=wanted.runtime)
+                mount.umount(wanted.directory, lazily=True, runtime_dir=wanted.runtime)
         raise
     return 0
 

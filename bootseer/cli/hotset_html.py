@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from bootseer.cli.sizes import shown
-from bootseer.imageprefetch.showing import Part, Summary
+from bootseer.imageprefetch.hotset.summary import Part, Summary
 from bootseer.profiler.render.html_build import Child, Markup, pct, source_hash, table, tag
 
 MOST_FILES = 200

@@ -11,7 +11,7 @@ from bootseer.cli.image_options import cache_option, plain_http_option
 from bootseer.cli.options import echo_json, json_option
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.building import BuildSettings
+    from bootseer.imageprefetch.image_build.builder import BuildSettings
 
 
 @click.command(
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
 def command(ref: str, as_json: bool, **given: Any) -> int:
     import dataclasses
 
-    from bootseer.imageprefetch.building import build_image
+    from bootseer.imageprefetch.image_build.builder import build_image
 
     with progress.bar(ref) as shown:
         report = build_image(
@@ -143,8 +143,8 @@ def _settings(
     import os
 
     from bootseer.config.loading import default_cache
-    from bootseer.imageprefetch.building import BuildSettings
-    from bootseer.imageprefetch.flatten import Limits
+    from bootseer.imageprefetch.image_build.builder import BuildSettings
+    from bootseer.imageprefetch.image_build.flatten import Limits
     from bootseer.storage.oci.repository import parse_platform
 
     return BuildSettings(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from bootseer.imageprefetch.mounting import Mounted, MountSettings
+    from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
     from bootseer.storage.options import StoreOptions
 
 _LAYOUT = "oci-layout:"
@@ -68,8 +68,8 @@ def mount(given: dict[str, Any], *, helped: bool = True) -> int:
     """`image mount`: `given` are fields of `MountSettings`, and `as_json`."""
     helper = _helper(given, given["directory"]) if helped else None
     from bootseer.cli import image_outcome
-    from bootseer.imageprefetch import mounting
-    from bootseer.imageprefetch.interrupts import ending
+    from bootseer.imageprefetch.mount import mount as mounting
+    from bootseer.imageprefetch.run.interrupts import ending
 
     as_json = given.pop("as_json")
     image_outcome.write_events_to(given.get("events_dir", ""))
@@ -89,11 +89,11 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     if not agent_client.stands_by(given.get("runtime", "")):
         helper = _helper(given, None, hurried=True)
     from bootseer.cli import image_outcome
-    from bootseer.imageprefetch import lazyrun
-    from bootseer.imageprefetch.mounting import MountSettings
+    from bootseer.imageprefetch.mount.mount import MountSettings
+    from bootseer.imageprefetch.run import run_image
 
     image_outcome.write_events_to(given.get("events_dir", ""))
-    settings = lazyrun.RunSettings(
+    settings = run_image.RunSettings(
         mount=MountSettings(
             directory="", options=_hurried(), look_s=_RUN_LOOK_S, look_begun_s=begun_s, **given
         ),
@@ -101,7 +101,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
         words=words,
     )
     try:
-        return lazyrun.run(
+        return run_image.run(
             settings,
             image_outcome.tell_way,
             lambda wanted: _mounted(wanted, helper),
@@ -114,14 +114,15 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
 
 def _mounted(settings: MountSettings, helper: socket | None) -> Mounted:
     """Have the node's agent mount, which has all imported that it takes; else do it here."""
-    from bootseer.imageprefetch import lazyrun, mounting
+    from bootseer.imageprefetch.mount import mount as mounting
+    from bootseer.imageprefetch.run import run_image
 
     try:
         if helper is None:
             made = _mounted_by_agent(settings)
             if made is not None:
                 return made
-        return mounting.mount(settings, helper, lazyrun.import_the_rest)
+        return mounting.mount(settings, helper, run_image.import_the_rest)
     finally:
         gc.enable()  # the container may run for weeks
 
@@ -132,7 +133,7 @@ def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
 
     from bootseer.errors import StoreUnavailableError
     from bootseer.fuse.serve import daemon
-    from bootseer.imageprefetch import mounting
+    from bootseer.imageprefetch.mount import mount as mounting
 
     place = ["--runtime", settings.runtime] if settings.runtime else []
     readable, writable = os.pipe()
@@ -162,7 +163,7 @@ def _helper(
     from bootseer.cli import read_ahead
 
     read_ahead.ask_for(read_ahead.IMAGE_MOUNT)
-    from bootseer.imageprefetch import registry_helper
+    from bootseer.imageprefetch.resolve import registry_helper
     from bootseer.storage import options
     from bootseer.storage.oci import manifest
 

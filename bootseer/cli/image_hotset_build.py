@@ -15,8 +15,8 @@ from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.blocks.trace.trace_file import Trace
-    from bootseer.imageprefetch.hotsets import Made
-    from bootseer.imageprefetch.parts import Image
+    from bootseer.imageprefetch.block_image_repo import Image
+    from bootseer.imageprefetch.hotset.store import Made
 
 
 @click.command("build")
@@ -57,20 +57,20 @@ def command(
 
     Packs this node's recordings together with the published ones. The next mount replays it.
     """
-    from bootseer.imageprefetch import hotsets
-    from bootseer.imageprefetch.parts import fetching
+    from bootseer.imageprefetch.block_image_repo import fetching
+    from bootseer.imageprefetch.hotset import store
 
     with opened(ref, push=push, **where) as image:
         own = image.own_trace(workload)
         trace, carried = _trace(image, older, workload, where)
         with fetching(place(where["cache"])) as fetcher:
-            made, info = hotsets.pack(
+            made, info = store.pack(
                 image.hot_sets, image.parts, trace, fetcher, share=share, level=level, own=own
             )
         if push:
             made = publish(image, made)
     if as_json:
-        echo_json({**hotsets.as_dict(made), "hot_bytes": info.hot_bytes, "pushed": push})
+        echo_json({**store.as_dict(made), "hot_bytes": info.hot_bytes, "pushed": push})
         return 0
     if carried is not None:
         click.echo(f"carried over {carried:.0%} of what was touched of {older}")
@@ -89,7 +89,7 @@ def _trace(
     image: Image, older: str, workload: str, where: dict[str, Any]
 ) -> tuple[Trace, float | None]:
     """What is to be packed, and the share that was carried over from an older image."""
-    from bootseer.imageprefetch.parts import carried_from, with_carried
+    from bootseer.imageprefetch.block_image_repo import carried_from, with_carried
 
     own = image.trace(workload)
     if not older:

@@ -19,7 +19,7 @@ from bootseer.errors import CorruptDataError
 @click.argument("ref")
 def command(ref: str, as_json: bool, **where: Any) -> int:
     """List what is recorded of the image REF on this node, and the hot sets beside it."""
-    from bootseer.imageprefetch import hotsets
+    from bootseer.imageprefetch.hotset import store
 
     with opened(ref, **where) as image:
         recorded: list[dict[str, object]] = []
@@ -41,7 +41,7 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
                 "size_bytes": hot.pack.size_bytes,
                 "of_this_block_image": hot.block_image == image.parts.block_image,
             }
-            for descriptor, hot in hotsets.published(image.repository, image.digest)
+            for descriptor, hot in store.published(image.repository, image.digest)
         ]
         body = {"image": image.digest, "block_image": image.parts.block_image}
     if as_json:

@@ -32,10 +32,10 @@ def command(ref: str, keep: int, dry_run: bool, as_json: bool, **where: Any) -> 
     Images, block images and tags stay. What the deleted ones hold goes when the registry collects
     its garbage; a mount that replays one of them goes on.
     """
-    from bootseer.imageprefetch import hotsets
+    from bootseer.imageprefetch.hotset import store
 
     with opened(ref, push=not dry_run, **where) as image:
-        old = hotsets.outdated(hotsets.published(image.repository, image.digest), keep)
+        old = store.outdated(store.published(image.repository, image.digest), keep)
         for descriptor, hot in old:
             if not dry_run:
                 image.repository.delete_referrer(image.digest, descriptor.digest)

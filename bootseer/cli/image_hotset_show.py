@@ -14,7 +14,7 @@ from bootseer.cli.options import echo_json, json_option
 from bootseer.errors import NotFoundError, from_os_error
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.showing import Part, Summary
+    from bootseer.imageprefetch.hotset.summary import Part, Summary
 
 _RAMP = "▁▂▃▄▅▆▇█"
 _ROWS = 20
@@ -56,7 +56,7 @@ def command(
 
     Over time, by package, by directory and by file: this node's recordings and the published ones.
     """
-    from bootseer.imageprefetch.showing import summarise
+    from bootseer.imageprefetch.hotset.summary import summarise
 
     with opened(ref, **where) as image:
         trace = image.trace(workload)

@@ -98,9 +98,9 @@ def command(
     **given: Any,
 ) -> None:
     from bootseer.cli import image_direct
-    from bootseer.imageprefetch import podmanwords
+    from bootseer.imageprefetch.run import podman_options
 
-    podmanwords.check_platform(of_platform(platform), instead="; pull the image the plain way")
+    podman_options.check_platform(of_platform(platform), instead="; pull the image the plain way")
     given["plain_http"] = plain_http or None
     image_direct.mount(
         {"ref": ref, "directory": directory, "hot": hot, "as_json": as_json, **given}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from bootseer.cli import size_text
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.lazyrun import Way
-    from bootseer.imageprefetch.mounting import Mounted
+    from bootseer.imageprefetch.mount.mount import Mounted
+    from bootseer.imageprefetch.run.run_image import Way
 
 
 def write_events_to(folder: str) -> None:

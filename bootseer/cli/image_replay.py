@@ -43,7 +43,7 @@ def command(
     """
     import dataclasses
 
-    from bootseer.imageprefetch.replaying import replay
+    from bootseer.imageprefetch.hotset.replay import replay
 
     done = replay(
         ref,

@@ -19,6 +19,6 @@ from bootseer.cli.image_options import runtime_option
 @click.option("--lazy", is_flag=True, help="Unmount even while it is in use.")
 @runtime_option
 def command(directory: str, lazy: bool, runtime: str) -> None:
-    from bootseer.imageprefetch import mounting
+    from bootseer.imageprefetch.mount import mount
 
-    mounting.umount(directory, lazily=lazy, runtime_dir=runtime)
+    mount.umount(directory, lazily=lazy, runtime_dir=runtime)

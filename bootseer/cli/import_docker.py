@@ -58,7 +58,7 @@ def docker_command(
     image.pull.extract as far as the program tells of them. What a container waits for in a plain
     start, to be compared with `bootseer image mount`.
     """
-    from bootseer.imageprefetch.daemon import socket_path
+    from bootseer.imageprefetch.image_build.docker_daemon import socket_path
 
     place = f"unix://{socket_path(where or '')}" if "://" not in (where or "") else str(where)
     times, end_ns = _pull(image, place, platform, anew)

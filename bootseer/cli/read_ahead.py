@@ -93,12 +93,13 @@ _IMAGE_MOUNT = """
     bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__
     bootseer/fuse/mount/mount_point lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian
     ctypes/__init__ bootseer/system/mount_calls bootseer/blockimage/erofs_mount
-    bootseer/imageprefetch/__init__ bootseer/imageprefetch/runtime
-    bootseer/imageprefetch/mounting bootseer/imageprefetch/interrupts lib-dynload/mmap
-    bootseer/fuse/operations bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
-    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
-    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
-    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
+    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
+    bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts
+    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
+    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
+    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
+    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/system/proc_files bootseer/fuse/serve/requesters
     bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
@@ -110,19 +111,22 @@ _IMAGE_MOUNT = """
     bootseer/blockimage/pack_format bootseer/blockimage/serve/__init__
     bootseer/blockimage/serve/frames bootseer/blocks/settings
     bootseer/blockimage/serve/byte_source bootseer/blockimage/serve/data_file
-    bootseer/imageprefetch/container_folders bootseer/imageprefetch/announcing
-    bootseer/system/atomic bootseer/imageprefetch/localstore bootseer/imageprefetch/journal
-    bootseer/imageprefetch/noting bootseer/blockimage/hotset_manifest
+    bootseer/imageprefetch/run/container_folders
+    bootseer/imageprefetch/mount/readahead_notices bootseer/system/atomic
+    bootseer/imageprefetch/image_cache bootseer/imageprefetch/record/__init__
+    bootseer/imageprefetch/record/touch_journal
+    bootseer/imageprefetch/record/server_recording bootseer/blockimage/hotset_manifest
     bootseer/blockimage/serve/opened_image bootseer/storage/bounded_calls
-    bootseer/imageprefetch/first_look bootseer/imageprefetch/pieces
-    bootseer/imageprefetch/image_config bootseer/imageprefetch/resolving
-    bootseer/imageprefetch/telling bootseer/imageprefetch/worker
-    bootseer/imageprefetch/helped_repository bootseer/imageprefetch/completing
-    bootseer/blockimage/serve/huge_pages bootseer/blockimage/serve/fill_settings
-    bootseer/blockimage/serve/image_server bootseer/events/resource
-    bootseer/imageprefetch/workloads encodings/ascii bootseer/imageprefetch/recording
-    bootseer/blocks/trace/__init__ bootseer/blocks/trace/recorder
-    bootseer/blocks/trace/trace_file
+    bootseer/imageprefetch/resolve/__init__ bootseer/imageprefetch/resolve/deadline
+    bootseer/imageprefetch/block_image_parts bootseer/imageprefetch/run/image_config
+    bootseer/imageprefetch/resolve/resolver bootseer/imageprefetch/mount/mount_events
+    bootseer/imageprefetch/mount/mount_worker
+    bootseer/imageprefetch/resolve/helped_repository
+    bootseer/imageprefetch/mount/serverless_choice bootseer/blockimage/serve/huge_pages
+    bootseer/blockimage/serve/fill_settings bootseer/blockimage/serve/image_server
+    bootseer/events/resource bootseer/imageprefetch/workloads encodings/ascii
+    bootseer/imageprefetch/record/start_recording bootseer/blocks/trace/__init__
+    bootseer/blocks/trace/recorder bootseer/blocks/trace/trace_file
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder

@@ -10,7 +10,7 @@ from types import TracebackType
 from bootseer.imageprefetch.filemode.format import FileTrace
 from bootseer.imageprefetch.filemode.recording import WINDOW_S, Recording
 from bootseer.imageprefetch.filemode.threads import start_deaf
-from bootseer.imageprefetch.recording import FirstStepWatch
+from bootseer.imageprefetch.record.start_recording import FirstStepWatch
 
 POLL_S = 0.1
 SAMPLE_EVERY = 3

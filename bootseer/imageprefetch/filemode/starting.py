@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # loaded when they are needed: replay comes first
     from bootseer.imageprefetch.filemode.format import FileTrace
     from bootseer.imageprefetch.filemode.keeping import Keeper
     from bootseer.imageprefetch.filemode.replaying import Replayed
-    from bootseer.imageprefetch.recording import FirstStepWatch
+    from bootseer.imageprefetch.record.start_recording import FirstStepWatch
 
 POLL_S = 0.2
 WINDOW_S = 120.0
@@ -144,7 +144,7 @@ def _record(start: _Start, image: str, trace: FileTrace | None, replayed: Replay
 
 
 def _watch(writer: NullWriter, began_ns: int) -> FirstStepWatch | None:
-    from bootseer.imageprefetch.recording import FirstStepWatch
+    from bootseer.imageprefetch.record.start_recording import FirstStepWatch
 
     if not isinstance(writer, Writer):
         return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.mounting import START_LIMIT_S, MountSettings, encoded
+from bootseer.imageprefetch.mount.mount import START_LIMIT_S, MountSettings, encoded
 from bootseer.system.interpreter import command_for
 from bootseer.system.readiness import readable
 
@@ -143,7 +143,7 @@ def _reap(*_: object) -> None:
 
 
 def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
-    from bootseer.imageprefetch import mounting
+    from bootseer.imageprefetch.mount import mount as mounting
 
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -172,5 +172,5 @@ def main() -> None:
 def _import_early() -> None:
     """What every mount imports takes longer than a mount."""
     import bootseer.fuse.serve.handover
-    import bootseer.imageprefetch.worker
+    import bootseer.imageprefetch.mount.mount_worker
     import bootseer.storage.oci.registry_repository  # noqa: F401

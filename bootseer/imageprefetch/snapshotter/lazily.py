@@ -1,4 +1,4 @@
-"""Images from their block images: what `ImageMounter` asks for, by `imageprefetch.mounting`."""
+"""Images from their block images: what `ImageMounter` asks for, by `imageprefetch.mount.mount`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from bootseer.config.loading import default_runtime
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, CorruptDataError
 from bootseer.fuse.mount.mount_point import find_mount, unmount
-from bootseer.imageprefetch import mounting, runtime
-from bootseer.imageprefetch.mounting import MountSettings
+from bootseer.imageprefetch.mount import mount as mounting
+from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount.mount import MountSettings
 from bootseer.imageprefetch.snapshotter import unpacking
 from bootseer.imageprefetch.snapshotter.helper import Helper
 from bootseer.imageprefetch.snapshotter.records import Image
@@ -108,7 +109,7 @@ class BlockImageMounter:
         return answers(directory, self._runtime)
 
     def unpack(self, image: Image, layers: int, directory: str) -> None:
-        from bootseer.imageprefetch.sources import CONFIG_BYTES, diff_ids_of
+        from bootseer.imageprefetch.image_build.image_sources import CONFIG_BYTES, diff_ids_of
 
         with self._repository(image.reference, self._settings.options) as repository:
             config = repository.image(image.digest)[1].config
@@ -145,7 +146,7 @@ def answers(directory: str, runtime_dir: str) -> bool:
     found = find_mount(directory)
     return found is not None and any(
         (server.device, server.source) == (found.device, found.source)
-        for server in runtime.servers(runtime_dir)
+        for server in server_registry.servers(runtime_dir)
     )
 
 

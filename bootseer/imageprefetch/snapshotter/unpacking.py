@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError, from_os_error
-from bootseer.imageprefetch.flatten import Flattener
+from bootseer.imageprefetch.image_build.flatten import Flattener
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.repository import Repository
@@ -146,8 +146,8 @@ def _set_owner(entry: Entry, path: bytes) -> None:
 
 def opened_layer(repository: Repository, digest: str, diff_id: str) -> OpenLayer:
     """A layer's tar bytes from a registry, stored and unpacked bytes checked by their end."""
-    from bootseer.imageprefetch.layers import ahead, unpacked
-    from bootseer.imageprefetch.sources import Unpacked
+    from bootseer.imageprefetch.image_build.image_sources import Unpacked
+    from bootseer.imageprefetch.image_build.layer_reader import ahead, unpacked
 
     @contextmanager
     def opened() -> Iterator[Iterator[bytes]]:

@@ -1,0 +1,1 @@
+"""From a stock image, wherever it lies, to its block image."""

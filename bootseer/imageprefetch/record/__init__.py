@@ -1,0 +1,1 @@
+"""What a start touches: recorded, kept, merged."""

@@ -1,0 +1,1 @@
+"""`image run`: a container over a mounted image."""

@@ -1,0 +1,94 @@
+"""Following what the server of an image tells while a container runs on the image.
+
+Whoever's mount the server was begun by: all containers of an image on a node share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+from bootseer.imageprefetch.mount.server_registry import FAULTS
+from bootseer.system.regular_files import open_to_read
+
+POLL_S = 0.2
+
+
+@contextlib.contextmanager
+def following(state: str, ref: str, complain: Callable[[str], None]) -> Iterator[None]:
+    """Pass on, once a kind, what the server with the folder `state` tells from now on of `ref`.
+
+    An agent of an earlier version names no folder ("").
+    """
+    if not state:
+        yield
+        return
+    follower = LogFollower(os.path.join(state, FAULTS), ref, complain)
+    follower.start()
+    try:
+        yield
+    finally:
+        follower.stop()
+
+
+class LogFollower:
+    """Passes on each kind of fault that a server's file of faults gains, as one of the image `ref`.
+
+    What the file held before `start` is of other containers' time, or was reported with the mount:
+    a fault that goes on is told again. Nothing here raises: what cannot be read says nothing.
+    """
+
+    def __init__(self, path: str, ref: str, complain: Callable[[str], None]) -> None:
+        self._path, self._ref, self._complain = path, ref, complain
+        self._fd, self._at, self._rest = -1, 0, b""
+        self._said: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="image-log", daemon=True)
+
+    def start(self) -> None:
+        """Follow the file from its present end."""
+        try:  # held open: it goes with its server, whose last words count
+            self._fd = open_to_read(self._path)
+            self._at = os.fstat(self._fd).st_size
+        except OSError:
+            pass
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Pass on what is there still, and end."""
+        self._over.set()
+        self._thread.join()
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def _follow(self) -> None:
+        while not self._over.wait(POLL_S):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            size = os.fstat(self._fd).st_size
+            if size < self._at:  # it was cut, being long
+                self._at, self._rest = 0, b""
+            data = os.pread(self._fd, size - self._at, self._at)
+        except OSError:
+            return
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._pass_on(line)
+
+    def _pass_on(self, line: bytes) -> None:
+        try:
+            kind, text = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            return
+        if isinstance(kind, str) and kind not in self._said:
+            self._said.add(kind)
+            self._complain(f"{self._ref}: {text}")
