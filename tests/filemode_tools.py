@@ -11,7 +11,7 @@ from pathlib import Path
 
 import bootseer
 from bootseer.blocks.extents import Extent
-from bootseer.imageprefetch.filemode.residency import Asker
+from bootseer.imageprefetch.filemode.mincore import Asker
 
 PAGE = 4096
 PYTHON = "/usr/bin/python3"

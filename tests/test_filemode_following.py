@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from filemode_tools import AS_NOBODY, PAGE, PYTHON, cold, everybodys, reader, resident
 
-from bootseer.imageprefetch.filemode import following, lowly, mapped, residency
-from bootseer.imageprefetch.filemode.following import Following
-from bootseer.imageprefetch.filemode.format import FileTrace
+from bootseer.imageprefetch.filemode import mincore, pagemap, process_follower, rate_limit
+from bootseer.imageprefetch.filemode.file_trace import FileTrace
+from bootseer.imageprefetch.filemode.process_follower import Following
 
 pytestmark = pytest.mark.usefixtures("page_cache_stays")
 
@@ -37,7 +37,7 @@ def reading(path: Path, *pages: int) -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "may_trace", lambda: False)
+    monkeypatch.setattr(process_follower, "may_trace", lambda: False)
 
 
 def pages_of(trace: FileTrace) -> dict[str, list[tuple[int, int]]]:
@@ -80,14 +80,14 @@ def test_of_a_lazily_loaded_file_system_the_containers_memory_tells(
 ) -> None:
     """Fault injection: its reads are no disk's; the group's growth is given by hand."""
     big = cold(tmp_path / "big", 400 * PAGE)
-    monkeypatch.setattr(following, "read_bytes", lambda pids: 0)
+    monkeypatch.setattr(process_follower, "read_bytes", lambda pids: 0)
     told = {}
     with reading(big, *range(300)) as pid:
         for grown in (300, 10, 4000):
-            monkeypatch.setattr(lowly, "cache_bytes", lambda: 7_000_000)
+            monkeypatch.setattr(rate_limit, "cache_bytes", lambda: 7_000_000)
             with Following([str(tmp_path)], "", pid) as followed:
                 more = 7_000_000 + grown * PAGE
-                monkeypatch.setattr(lowly, "cache_bytes", lambda more=more: more)
+                monkeypatch.setattr(rate_limit, "cache_bytes", lambda more=more: more)
                 told[grown] = pages_of(followed.finish(full=True))
     # Much more than all files in memory is data that was read, and tells nothing.
     assert told == {300: {"big": [(0, 300)]}, 10: {}, 4000: {}}
@@ -99,11 +99,11 @@ def test_files_are_not_looked_at_while_the_start_runs(
     big = cold(tmp_path / "big", 40 * PAGE)
     looked: list[str] = []
 
-    def look(asker: residency.Asker, path: str) -> residency.Seen | None:
+    def look(asker: mincore.Asker, path: str) -> mincore.Seen | None:
         looked.append(path)
-        return residency.look(asker, path)
+        return mincore.look(asker, path)
 
-    monkeypatch.setattr(following, "look", look)
+    monkeypatch.setattr(process_follower, "look", look)
     with reading(big, 3) as pid, Following([str(tmp_path)], "", pid) as followed:
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -126,7 +126,7 @@ def test_of_other_peoples_files_openings_are_heard_near_what_the_job_has_mapped(
         late, big = cold(files / "late", 2 * PAGE), cold(files / "big", 2 << 20)
         code = f"""
 import mmap, os, subprocess, sys, time
-from bootseer.imageprefetch.filemode.following import Following
+from bootseer.imageprefetch.filemode.process_follower import Following
 job = subprocess.Popen([sys.executable, "-c", '''
 import mmap, sys, time
 big = open({str(big)!r}, "rb")
@@ -174,14 +174,14 @@ def test_work_beside_a_start_takes_a_small_part_of_its_time(
 ) -> None:
     """By a clock of the test's own, on which each step takes a millisecond."""
     done: list[int] = []
-    monkeypatch.setattr(lowly.time, "monotonic", lambda: len(done) / 1000)
+    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: len(done) / 1000)
 
     def steps() -> Iterator[None]:
         for number in range(100_000):
             done.append(number)
             yield
 
-    work = lowly.Paced(steps())
+    work = rate_limit.Paced(steps())
     work.go_on(0.5)
     assert 20 <= len(done) <= 21
     before = len(done)
@@ -207,7 +207,7 @@ print(flush=True); sys.stdin.read()
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        ranks = mapped.mapping_order([process.pid])
+        ranks = pagemap.mapping_order([process.pid])
     finally:
         process.communicate()
     found = sorted((rank, path) for path, rank in ranks.items() if path.startswith(str(tmp_path)))
@@ -216,13 +216,13 @@ print(flush=True); sys.stdin.read()
 
 def test_reading_ahead_goes_on_only_where_a_disk_answers(tmp_path: Path) -> None:
     big = cold(tmp_path / "big", 1 << 20)
-    watch = lowly.DiskWatch(grace_s=0.0)
+    watch = rate_limit.DiskWatch(grace_s=0.0)
     big.read_bytes()
     assert not watch.none_read(1)
     assert not watch.none
-    watch = lowly.DiskWatch(grace_s=0.0)
+    watch = rate_limit.DiskWatch(grace_s=0.0)
     big.read_bytes()  # from memory, as from a file system that is no disk
     assert not watch.none_read(0), "nothing was asked for, however long that took"
     assert watch.none_read(1)
     assert watch.none
-    assert not lowly.DiskWatch(grace_s=600.0).none_read(1)
+    assert not rate_limit.DiskWatch(grace_s=600.0).none_read(1)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bootseer.blocks.extents import union
 from bootseer.errors import CorruptDataError, UsageError
-from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode.format import FileTrace, Touch, TracedFile
+from bootseer.imageprefetch.filemode import file_trace as filetraces
+from bootseer.imageprefetch.filemode.file_trace import FileTrace, Touch, TracedFile
 
 PAGE = 4096
 SIZES = {"/a": 10 * PAGE, "/b/c": 3 * PAGE + 5, "/d": 1}

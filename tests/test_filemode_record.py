@@ -16,14 +16,14 @@ import pytest
 from filemode_tools import PAGE, PYTHON, as_nobody, cold, everybodys, evict, reader, resident
 
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode import mapped, tracefs
-from bootseer.imageprefetch.filemode.commanding import CommandRecording
-from bootseer.imageprefetch.filemode.format import FileTrace
-from bootseer.imageprefetch.filemode.mapped import file_maps
-from bootseer.imageprefetch.filemode.places import folders, resolved
-from bootseer.imageprefetch.filemode.recording import Method, Recording, RecordSettings
-from bootseer.imageprefetch.filemode.residency import page_runs
+from bootseer.imageprefetch.filemode import file_trace as filetraces
+from bootseer.imageprefetch.filemode import pagemap, tracefs
+from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
+from bootseer.imageprefetch.filemode.file_trace import FileTrace
+from bootseer.imageprefetch.filemode.mincore import page_runs
+from bootseer.imageprefetch.filemode.pagemap import file_maps
+from bootseer.imageprefetch.filemode.recorder import Method, Recording, RecordSettings
+from bootseer.imageprefetch.filemode.roots import folders, resolved
 from bootseer.imageprefetch.filemode.tracefs import Added, Tracer, parse_lines
 
 pytestmark = pytest.mark.usefixtures("page_cache_stays")
@@ -245,8 +245,8 @@ time.sleep(1)
 # One that holds SIGCHLD back and looks for it later, as who waits for a command does at times.
 WAITING = """
 import os, signal, sys, time
-from bootseer.imageprefetch.filemode.commanding import CommandRecording
-from bootseer.imageprefetch.filemode.recording import Recording, RecordSettings
+from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
+from bootseer.imageprefetch.filemode.recorder import Recording, RecordSettings
 settings = RecordSettings(roots=(sys.argv[1],), method=sys.argv[2])
 with Recording(settings, os.getpid()) as recording, CommandRecording(recording):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -335,10 +335,10 @@ def test_a_busy_machine_takes_no_memory_without_bound(
 def test_of_a_huge_mapping_only_the_beginning_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped, "MAX_PAGES", 4)
+    monkeypatch.setattr(pagemap, "MAX_PAGES", 4)
     file = tmp_path / "file"
     file.write_bytes(bytes(16 * PAGE))
-    seen = mapped.Mapped()
+    seen = pagemap.Mapped()
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as pages:
         assert not any(pages[page * PAGE] for page in range(16))
         seen.look([os.getpid()], 1.0)

@@ -14,17 +14,17 @@ from waiting import until
 
 from bootseer.blocks.extents import covered_bytes
 from bootseer.errors import CorruptDataError, UsageError
-from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode.format import FileTrace, Touch, TracedFile
-from bootseer.imageprefetch.filemode.keeping import Keeper, check_image, image_here
-from bootseer.imageprefetch.filemode.places import Opener
-from bootseer.imageprefetch.filemode.replaying import (
+from bootseer.imageprefetch.filemode import file_trace as filetraces
+from bootseer.imageprefetch.filemode.file_trace import FileTrace, Touch, TracedFile
+from bootseer.imageprefetch.filemode.file_trace_store import Keeper, check_image, image_here
+from bootseer.imageprefetch.filemode.replay import (
     STEP_BYTES,
     ReplaySettings,
     free_bytes,
     plan,
     replay,
 )
+from bootseer.imageprefetch.filemode.roots import Opener
 
 pytestmark = pytest.mark.usefixtures("page_cache_stays")
 
@@ -170,7 +170,7 @@ def test_starts_of_a_node_merge_into_one_trace(tmp_path: Path) -> None:
     code = """
 import sys
 from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode.keeping import Keeper
+from bootseer.imageprefetch.filemode.file_trace_store import Keeper
 name = sys.argv[2]
 files = {name: filetraces.TracedFile(name, 5, 7)}
 with Keeper(sys.argv[1]) as keeper:

@@ -33,7 +33,7 @@ from bootseer.errors import (
     NoSpaceError,
     StoreUnavailableError,
 )
-from bootseer.imageprefetch.filemode.opens import Opens
+from bootseer.imageprefetch.filemode.inotify import Opens
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, WriteHints, open_store
 from bootseer.stripedfs.file import StripedFile

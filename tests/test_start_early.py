@@ -14,7 +14,7 @@ import pytest
 from bootseer.config.sections import ImageSettings
 from bootseer.entrypoint import early
 from bootseer.entrypoint.image_part import _request
-from bootseer.imageprefetch.filemode.starting import StartSettings
+from bootseer.imageprefetch.filemode.background_recorder import StartSettings
 from bootseer.storage.options import StoreOptions
 
 PLAIN = '# ours\n[image]\ntraces = "/shared/t"\r\nworkload="train"\n\n  record = "never"\n'

@@ -26,9 +26,9 @@ from filemode_tools import (
 from waiting import until
 
 from bootseer.entrypoint.beside import NAME
-from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode.format import Touch, TracedFile
-from bootseer.imageprefetch.filemode.keeping import Keeper
+from bootseer.imageprefetch.filemode import file_trace as filetraces
+from bootseer.imageprefetch.filemode.file_trace import Touch, TracedFile
+from bootseer.imageprefetch.filemode.file_trace_store import Keeper
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.imageprefetch.filemode.opens import Opens
+from bootseer.imageprefetch.filemode.inotify import Opens
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Store, WriteHints, open_store

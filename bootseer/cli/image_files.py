@@ -11,8 +11,8 @@ from bootseer.cli.lazy import LazyGroup
 from bootseer.cli.options import options_of, store_options, together
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.filemode.format import FileTrace
-    from bootseer.imageprefetch.filemode.keeping import Keeper
+    from bootseer.imageprefetch.filemode.file_trace import FileTrace
+    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "record": ("image_files_record", "Run a command and record which files its start reads."),
@@ -79,14 +79,14 @@ def check_place(file: str, traces: str) -> None:
 
 def keeper_of(traces: str, given: dict[str, Any]) -> Keeper:
     """The place of traces, by the store's options in `given`, which are taken out."""
-    from bootseer.imageprefetch.filemode.keeping import Keeper
+    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
 
     return Keeper(traces, options_of(given))
 
 
 def image_name(image: str) -> str:
     """The image's name among the traces."""
-    from bootseer.imageprefetch.filemode.keeping import image_here
+    from bootseer.imageprefetch.filemode.file_trace_store import image_here
 
     return image or image_here()
 
@@ -111,7 +111,7 @@ def trace_of(file: str, traces: str, image: str, workload: str, **given: Any) ->
 def read_file(path: str) -> FileTrace:
     """A trace from its own file."""
     from bootseer.errors import from_os_error
-    from bootseer.imageprefetch.filemode import format as filetraces
+    from bootseer.imageprefetch.filemode import file_trace as filetraces
 
     try:
         with open(path, "rb") as file:
@@ -123,7 +123,7 @@ def read_file(path: str) -> FileTrace:
 
 def write_file(path: str, trace: FileTrace) -> None:
     """Put a trace into its own file, in one step."""
-    from bootseer.imageprefetch.filemode import format as filetraces
+    from bootseer.imageprefetch.filemode import file_trace as filetraces
     from bootseer.storage.store import open_object
 
     store, name = open_object(path if "/" in path else f"./{path}")

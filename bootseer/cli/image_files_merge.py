@@ -21,7 +21,7 @@ from bootseer.cli.image_files import read_file, write_file
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 def command(share: float, output: str, files: tuple[str, ...]) -> int:
     """Merge the traces FILE... into OUTPUT; of a file that changed, the later ones are believed."""
-    from bootseer.imageprefetch.filemode import format as filetraces
+    from bootseer.imageprefetch.filemode import file_trace as filetraces
 
     merged = filetraces.merge([read_file(file) for file in files])
     merged = filetraces.pruned(merged, share)

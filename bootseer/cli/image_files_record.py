@@ -18,7 +18,7 @@ from bootseer.cli.image_files import (
 )
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.filemode.format import FileTrace
+    from bootseer.imageprefetch.filemode.file_trace import FileTrace
 
 
 @click.command(
@@ -80,14 +80,14 @@ def command(
     written anew. The exit code is CMD's own.
     """
     from bootseer.entrypoint import process
-    from bootseer.imageprefetch.filemode import places
-    from bootseer.imageprefetch.filemode.commanding import CommandRecording
-    from bootseer.imageprefetch.filemode.recording import Recording, RecordSettings
+    from bootseer.imageprefetch.filemode import roots
+    from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
+    from bootseer.imageprefetch.filemode.recorder import Recording, RecordSettings
     from bootseer.imageprefetch.workloads import check_workload
 
     check_place(file, traces)
     settings = RecordSettings(
-        roots=paths or places.DEFAULT_ROOTS, workload=check_workload(workload), method=method
+        roots=paths or roots.DEFAULT_ROOTS, workload=check_workload(workload), method=method
     )
     with Recording(settings, os.getpid()) as recording:
         click.echo(f"bootseer: recording by {recording.method}: {recording.why}", err=True)

@@ -54,14 +54,14 @@ def command(
     Files that changed since, or are gone, are skipped. `bootseer start` with `[image] traces`
     does this beside the job.
     """
-    from bootseer.imageprefetch.filemode import places
-    from bootseer.imageprefetch.filemode.replaying import ReplaySettings, replay
+    from bootseer.imageprefetch.filemode import roots
+    from bootseer.imageprefetch.filemode.replay import ReplaySettings, replay
 
     trace = trace_of(**which)
     done = replay(
         trace,
         ReplaySettings(
-            roots=paths or places.DEFAULT_ROOTS,
+            roots=paths or roots.DEFAULT_ROOTS,
             share=share,
             threads=threads,
             most_bytes=limit_bytes,

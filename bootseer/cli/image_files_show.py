@@ -12,7 +12,7 @@ from bootseer.cli.image_files import place_options, trace_of
 from bootseer.cli.options import echo_json, json_option
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.filemode.format import FileTrace
+    from bootseer.imageprefetch.filemode.file_trace import FileTrace
 
 
 @click.command("show")

@@ -15,7 +15,7 @@ from bootseer import events
 from bootseer.entrypoint import bare, beside, process, replace
 
 PART, PHASE = "image", "image.replay"
-MODULE = "bootseer.imageprefetch.filemode.starting"
+MODULE = "bootseer.imageprefetch.filemode.background_recorder"
 DEFAULT_FILE = "bootseer.toml"
 _MOST_BYTES = 1 << 16
 _KIND, _FILE = 0o170000, 0o100000  # in st_mode; the module `stat` would say S_IFMT and S_IFREG

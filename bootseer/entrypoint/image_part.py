@@ -10,7 +10,7 @@ from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.events.writer import NullWriter
 
 MIB = 1 << 20
-MODULE = "bootseer.imageprefetch.filemode.starting"
+MODULE = "bootseer.imageprefetch.filemode.background_recorder"
 
 
 class ImagePart:
@@ -28,9 +28,9 @@ class ImagePart:
         return PartPlan(self.name, self.phase, _request(image), beside=MODULE)
 
     def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
-        from bootseer.imageprefetch.filemode import starting
+        from bootseer.imageprefetch.filemode import background_recorder
 
-        starting.run(request, writer, os.getppid())
+        background_recorder.run(request, writer, os.getppid())
         return 0
 
     def repair(self, request: Request) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.blocks.extents import Extent, subtract
-from bootseer.imageprefetch.filemode.format import Touch
-from bootseer.imageprefetch.filemode.residency import Seen
+from bootseer.imageprefetch.filemode.file_trace import Touch
+from bootseer.imageprefetch.filemode.mincore import Seen
 from bootseer.imageprefetch.filemode.tracefs import Added
 
 WHOLE_BYTES = 1 << 20  # a file of which only the opening is known counts whole up to this size

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.filemode.residency import effective_capability
+from bootseer.imageprefetch.filemode.mincore import effective_capability
 from bootseer.imageprefetch.filemode.threads import start_deaf
 
 EVENT = "events/filemap/mm_filemap_add_to_page_cache"

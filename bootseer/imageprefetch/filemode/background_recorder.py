@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bootseer.events.writer import NullWriter, Writer
-from bootseer.imageprefetch.filemode import lowly, naming
+from bootseer.imageprefetch.filemode import rate_limit, trace_names
 from bootseer.system.readiness import readable
 from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:  # loaded when they are needed: replay comes first
-    from bootseer.imageprefetch.filemode.following import Following
-    from bootseer.imageprefetch.filemode.format import FileTrace
-    from bootseer.imageprefetch.filemode.keeping import Keeper
-    from bootseer.imageprefetch.filemode.replaying import Replayed
+    from bootseer.imageprefetch.filemode.file_trace import FileTrace
+    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
+    from bootseer.imageprefetch.filemode.process_follower import Following
+    from bootseer.imageprefetch.filemode.replay import Replayed
     from bootseer.imageprefetch.record.start_recording import FirstStepWatch
 
 POLL_S = 0.2
@@ -67,27 +67,27 @@ def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
 
     Raises BootseerError for what made it impossible; the job is not concerned by any of it.
     """
-    cache_before = lowly.cache_bytes()
-    image = naming.check_image(settings.image or naming.image_here())
+    cache_before = rate_limit.cache_bytes()
+    image = trace_names.check_image(settings.image or trace_names.image_here())
     with _alone(f"{image}.{settings.workload}") as alone:
         if not alone:
             writer.point("image.replay", attributes={"bootseer.why": "another start does it"})
             return
-        path = naming.local_path(settings.place, image, settings.workload)
+        path = trace_names.local_path(settings.place, image, settings.workload)
         if path and not os.path.exists(path):
-            lowly.go_idle()
+            rate_limit.go_idle()
         with _Job(pid) as job:
             job.watch()
             trace = _known(image, settings, writer)
             job.left_s = LEFT_S
             replayed = _replay(settings, writer, job, trace)
             if _worth_it(settings, trace, replayed):
-                lowly.go_idle()
+                rate_limit.go_idle()
                 _record(_Start(settings, writer, job, cache_before), image, trace, replayed)
 
 
 def _keeper(settings: StartSettings) -> Keeper:
-    from bootseer.imageprefetch.filemode.keeping import Keeper
+    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
     from bootseer.storage.options import StoreOptions
 
     return Keeper(settings.place, StoreOptions(**(settings.options or {})))
@@ -98,12 +98,12 @@ def _replay(
 ) -> Replayed | None:
     if trace is None:
         return None
-    from bootseer.imageprefetch.filemode.replaying import ReplaySettings, replay
+    from bootseer.imageprefetch.filemode.replay import ReplaySettings, replay
 
     about = ReplaySettings(
         roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
     )
-    disk = lowly.DiskWatch()
+    disk = rate_limit.DiskWatch()
     done = replay(trace, about, stop=lambda asked: job.ended or disk.none_read(asked))
     told = _told(done, trace)
     if disk.none:
@@ -122,7 +122,7 @@ class _Start(NamedTuple):
 
 
 def _record(start: _Start, image: str, trace: FileTrace | None, replayed: Replayed | None) -> None:
-    from bootseer.imageprefetch.filemode.following import Following
+    from bootseer.imageprefetch.filemode.process_follower import Following
 
     about, job = start.settings, start.job
     with Following(
@@ -178,7 +178,7 @@ def _wait(
 
 
 def _known(image: str, settings: StartSettings, writer: NullWriter) -> FileTrace | None:
-    path = naming.local_path(settings.place, image, settings.workload)
+    path = trace_names.local_path(settings.place, image, settings.workload)
     if path and not os.path.exists(path):
         return None
     from bootseer.errors import CorruptDataError
@@ -196,7 +196,7 @@ def _known(image: str, settings: StartSettings, writer: NullWriter) -> FileTrace
 def _in_file(path: str) -> FileTrace:
     """A directory's trace, without what opens every kind of store: the job reads already."""
     from bootseer.errors import from_os_error
-    from bootseer.imageprefetch.filemode import format as filetraces
+    from bootseer.imageprefetch.filemode import file_trace as filetraces
 
     try:
         fd = open_to_read(path, os.O_NOFOLLOW)

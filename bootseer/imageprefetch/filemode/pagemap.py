@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from bootseer.blocks.extents import PAGE_BYTES, Extent, union
-from bootseer.imageprefetch.filemode.residency import page_runs
+from bootseer.imageprefetch.filemode.mincore import page_runs
 from bootseer.system.proc_files import LIMIT_S, call_within, read_proc
 
 _ENTRY_BYTES = 8

@@ -20,12 +20,13 @@ from typing import Literal
 
 from bootseer.blocks.extents import Extent, covered_bytes, subtract
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode import places, touches
-from bootseer.imageprefetch.filemode.format import FileTrace, Touch, TracedFile
-from bootseer.imageprefetch.filemode.mapped import Mapped, tree
-from bootseer.imageprefetch.filemode.opens import Opens
-from bootseer.imageprefetch.filemode.residency import Asker, Seen, look
+from bootseer.imageprefetch.filemode import file_trace as filetraces
+from bootseer.imageprefetch.filemode import roots as places
+from bootseer.imageprefetch.filemode import touches
+from bootseer.imageprefetch.filemode.file_trace import FileTrace, Touch, TracedFile
+from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.imageprefetch.filemode.mincore import Asker, Seen, look
+from bootseer.imageprefetch.filemode.pagemap import Mapped, tree
 from bootseer.imageprefetch.filemode.tracefs import Tracer
 
 Method = Literal["auto", "tracefs", "residency", "opens"]

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from bootseer.blocks.extents import Extent
-from bootseer.imageprefetch.filemode.format import FileRange, FileTrace
-from bootseer.imageprefetch.filemode.places import DEFAULT_ROOTS, Opener
+from bootseer.imageprefetch.filemode.file_trace import FileRange, FileTrace
+from bootseer.imageprefetch.filemode.roots import DEFAULT_ROOTS, Opener
 
 THREADS = 16
 SHARE = 0.25

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from bootseer.imageprefetch.filemode.format import FileTrace
-from bootseer.imageprefetch.filemode.recording import WINDOW_S, Recording
+from bootseer.imageprefetch.filemode.file_trace import FileTrace
+from bootseer.imageprefetch.filemode.recorder import WINDOW_S, Recording
 from bootseer.imageprefetch.filemode.threads import start_deaf
 from bootseer.imageprefetch.record.start_recording import FirstStepWatch
 

@@ -13,9 +13,9 @@ import os
 from collections.abc import Iterator
 
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
-from bootseer.imageprefetch.filemode import format as filetraces
-from bootseer.imageprefetch.filemode.format import FileTrace
-from bootseer.imageprefetch.filemode.naming import check_image, image_here, object_name
+from bootseer.imageprefetch.filemode import file_trace as filetraces
+from bootseer.imageprefetch.filemode.file_trace import FileTrace
+from bootseer.imageprefetch.filemode.trace_names import check_image, image_here, object_name
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_store
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from bootseer.blocks.extents import Extent, covered_bytes
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.filemode import lowly
-from bootseer.imageprefetch.filemode.mapped import Mapped, mapping_order, read_bytes, tree
-from bootseer.imageprefetch.filemode.opens import Opens
-from bootseer.imageprefetch.filemode.residency import Asker, Seen, look
+from bootseer.imageprefetch.filemode import rate_limit
+from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.imageprefetch.filemode.mincore import Asker, Seen, look
+from bootseer.imageprefetch.filemode.pagemap import Mapped, mapping_order, read_bytes, tree
 from bootseer.imageprefetch.filemode.tracefs import Tracer, may_trace
 
 if TYPE_CHECKING:  # loaded at the end, when nobody waits for the disk any more
-    from bootseer.imageprefetch.filemode.format import FileTrace, Touch
+    from bootseer.imageprefetch.filemode.file_trace import FileTrace, Touch
 
 FIRST_LOOK_S, LONGEST_BETWEEN_S = 0.25, 4.0
 MAX_FOLDERS = 1 << 17
@@ -52,7 +52,7 @@ class Following:
         self._roots, self._workload, self._pid = roots, workload, pid
         self._helpers, self._over = helpers, over
         self._asker, self._mapped = Asker(), Mapped()
-        self._cache_before = lowly.cache_bytes() if cache_before is None else cache_before
+        self._cache_before = rate_limit.cache_bytes() if cache_before is None else cache_before
         self._begun_s, self._begun_wall_ns = time.monotonic(), time.time_ns()
         self._own_bytes = 0
         self._next_s, self._between_s = self._begun_s + FIRST_LOOK_S, FIRST_LOOK_S
@@ -61,7 +61,7 @@ class Following:
         self._tracer = self._traced_by()
         # One's own files are looked at afterwards: nothing has to be heard of them.
         self._opens = None if self._tracer or self._asker.owns_all else Opens()
-        self._unheard = lowly.Paced(self._hear())
+        self._unheard = rate_limit.Paced(self._hear())
 
     def _traced_by(self) -> Tracer | None:
         if not may_trace():
@@ -77,7 +77,7 @@ class Following:
 
     def _hear(self) -> Iterator[None]:
         """Listen to directories, those first from which the job has mapped something."""
-        from bootseer.imageprefetch.filemode import places
+        from bootseer.imageprefetch.filemode import roots as places
 
         assert self._opens is not None
         near = {os.path.dirname(path) for path in self._mapped.pages()}
@@ -117,7 +117,7 @@ class Following:
         `full`: the start came to its end, its first step say, so that what it did not touch says
         something too; it is believed of a cold one alone. What was `replayed` is left out.
         """
-        from bootseer.imageprefetch.filemode import format as filetraces
+        from bootseer.imageprefetch.filemode import file_trace as filetraces
         from bootseer.imageprefetch.filemode import touches
 
         self._look_at_processes()
@@ -147,7 +147,7 @@ class Following:
         A lazily loaded file system reads no disk, but its pages are charged to the container.
         More than all files have tells nothing: then it was data that came.
         """
-        now = lowly.cache_bytes()
+        now = rate_limit.cache_bytes()
         grown = now - self._cache_before if now and self._cache_before else 0
 
         def came(resident_bytes: int) -> int:
@@ -156,9 +156,9 @@ class Following:
         return came
 
     def _files(self) -> Iterator[Seen]:
-        from bootseer.imageprefetch.filemode import places
+        from bootseer.imageprefetch.filemode import roots as places
 
-        pace, count = lowly.Pace(self._over), 0
+        pace, count = rate_limit.Pace(self._over), 0
         for _, entries in places.folders(places.resolved(self._roots)):
             for entry in entries:
                 seen = look(self._asker, entry.path)
@@ -180,7 +180,7 @@ class Following:
         self, files: Iterable[Seen], came: Callable[[int], int], ranks: Mapping[str, int]
     ) -> Iterator[Touch]:
         from bootseer.imageprefetch.filemode import touches
-        from bootseer.imageprefetch.filemode.format import Touch
+        from bootseer.imageprefetch.filemode.file_trace import Touch
 
         files = list(files)
         heard = self._opens.first_s if self._opens is not None else {}
