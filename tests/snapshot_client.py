@@ -18,9 +18,9 @@ from typing import Any
 from bootseer.errors import AccessDeniedError, NotFoundError, StoreUnavailableError
 from bootseer.events.writer import NullWriter
 from bootseer.fuse.mount import mount_point
-from bootseer.imageprefetch.snapshotter import running, wire
-from bootseer.imageprefetch.snapshotter.images import ImageMounter
-from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image
+from bootseer.imageprefetch.snapshotter import messages, process
+from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter
+from bootseer.imageprefetch.snapshotter.types import TARGET_LABEL, Image
 
 
 class RefusedError(Exception):
@@ -39,17 +39,17 @@ class Client:
         self._about = about
 
         self._grpc = grpc
-        self._types = wire.messages()
+        self._types = messages.messages()
         self._channel = grpc.insecure_channel(f"unix:{socket_path}")
 
     def close(self) -> None:
         self._channel.close()
 
     def _call(self, name: str, /, **fields: Any) -> Any:
-        request, response, streams = wire.CALLS[name]
+        request, response, streams = messages.CALLS[name]
         make = self._channel.unary_stream if streams else self._channel.unary_unary
         call = make(
-            f"/{wire.SERVICE}/{name}",
+            f"/{messages.SERVICE}/{name}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=getattr(self._types, response).FromString,
         )
@@ -204,10 +204,10 @@ class Running:
     """A snapshotter in this process below a folder; `said` are its log lines."""
 
     def __init__(self, folder: Path, mounter: ImageMounter, writer: NullWriter) -> None:
-        self.settings = running.Settings(str(folder / "root"), str(folder / "snap.sock"))
+        self.settings = process.Settings(str(folder / "root"), str(folder / "snap.sock"))
         self.root = folder / "root"
         self.said: list[str] = []
-        self._serving = running.serving(self.settings, mounter, self.said.append, writer)
+        self._serving = process.serving(self.settings, mounter, self.said.append, writer)
         self._serving.__enter__()
         self.client = Client(self.settings.address)
 

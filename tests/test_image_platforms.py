@@ -14,8 +14,8 @@ from snapshot_client import Running, remote_labels
 
 from bootseer.errors import NotSupportedError
 from bootseer.events.writer import NullWriter
-from bootseer.imageprefetch.snapshotter.lazily import BlockImageMounter, LazySettings
-from bootseer.imageprefetch.snapshotter.records import Image
+from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, LazySettings
+from bootseer.imageprefetch.snapshotter.types import Image
 from bootseer.storage.oci.manifest import OCI_INDEX, OCI_MANIFEST, Descriptor, Platform, index_bytes
 from bootseer.storage.oci.repository import open_repository
 

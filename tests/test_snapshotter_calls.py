@@ -20,7 +20,7 @@ from snapshot_client import (
 
 from bootseer.events.writer import Writer
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.snapshotter.records import TARGET_LABEL, Image
+from bootseer.imageprefetch.snapshotter.types import TARGET_LABEL, Image
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

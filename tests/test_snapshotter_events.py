@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from bootseer.events.writer import Writer
-from bootseer.imageprefetch.snapshotter import lazily, oldevents
-from bootseer.imageprefetch.snapshotter.lazily import BlockImageMounter, LazySettings
-from bootseer.imageprefetch.snapshotter.records import Image
+from bootseer.imageprefetch.snapshotter import event_cleanup, lazy_mounter
+from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, LazySettings
+from bootseer.imageprefetch.snapshotter.types import Image
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import STALL_S
 
 HOST = os.uname().nodename
-WEEK_S = 7 * oldevents.DAY_S
+WEEK_S = 7 * event_cleanup.DAY_S
 NO_PROCESS = 4_194_305  # beyond what Linux gives
 
 
 def aged(path: Path, days: float) -> Path:
     path.touch()
-    at_s = time.time() - days * oldevents.DAY_S
+    at_s = time.time() - days * event_cleanup.DAY_S
     os.utime(path, (at_s, at_s))
     return path
 
@@ -38,16 +38,16 @@ def test_old_files_of_ended_writers_of_this_host_go(tmp_path: Path) -> None:
         folder = tmp_path / f"{HOST}-{NO_PROCESS}-2.jsonl"
         folder.mkdir()
         os.utime(folder, (0, 0))
-        assert oldevents.remove_old(str(tmp_path), WEEK_S) == 1
+        assert event_cleanup.remove_old(str(tmp_path), WEEK_S) == 1
         assert not old.exists()
         assert all(path.exists() for path in (alive, young, folder, *others))
-    assert oldevents.remove_old(str(tmp_path / "none"), WEEK_S) == 0
+    assert event_cleanup.remove_old(str(tmp_path / "none"), WEEK_S) == 0
 
 
 @pytest.mark.parametrize("days", [7, 0])
 def test_they_go_when_the_snapshotter_starts_if_it_is_told(tmp_path: Path, days: int) -> None:
     old = aged(tmp_path / f"{HOST}-{NO_PROCESS}-1.jsonl", 8)
-    with oldevents.removing(str(tmp_path), days * oldevents.DAY_S):
+    with event_cleanup.removing(str(tmp_path), days * event_cleanup.DAY_S):
         pass
     assert old.exists() is (days == 0)
 
@@ -77,5 +77,9 @@ def test_while_a_pull_waits_a_registry_that_hangs_is_given_up_sooner(
     ):
         with pytest.raises(AskedError):
             call()
-    assert [one.stall_s for one in asked] == [lazily.PULL_STALL_S, lazily.PULL_STALL_S, STALL_S]
+    assert [one.stall_s for one in asked] == [
+        lazy_mounter.PULL_STALL_S,
+        lazy_mounter.PULL_STALL_S,
+        STALL_S,
+    ]
     assert {one.plain_http for one in asked} == {("a",)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import UsageError
-from bootseer.imageprefetch.snapshotter import filters, wire
-from bootseer.imageprefetch.snapshotter.records import Kind, Snapshot
+from bootseer.imageprefetch.snapshotter import filters, messages
+from bootseer.imageprefetch.snapshotter.types import Kind, Snapshot
 
 PROTO = "/usr/share/gocode/src/github.com/containerd/containerd/api/services/snapshots/v1"
 LABELS = {"plain": "yes", "containerd.io/snapshot.ref": "sha256:ab", "empty.dots.x": "1"}
@@ -76,7 +76,7 @@ def test_messages_are_those_of_containerds_own_description() -> None:
     for name, body in re.findall(r"^message (\w+) ?\{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
         fields = re.findall(r"^\s*[\w.<>, ]+ (\w+)\s*= (\d+)", body, re.MULTILINE)
         described[name] = {field: int(number) for field, number in fields}
-    types = wire.messages()
+    types = messages.messages()
     assert len(described) > 15
     for name, fields in described.items():
         ours = getattr(types, name).DESCRIPTOR
@@ -84,7 +84,7 @@ def test_messages_are_those_of_containerds_own_description() -> None:
 
 
 def test_messages_keep_their_values() -> None:
-    types = wire.messages()
+    types = messages.messages()
     info = types.Info(name="n", parent="p", kind=3, labels={"a": "b"})
     info.created_at.FromNanoseconds(1_700_000_000_123_456_789)
     raw = types.ListSnapshotsResponse(info=[info, info]).SerializeToString()
@@ -95,7 +95,7 @@ def test_messages_keep_their_values() -> None:
 
 def test_importing_loads_neither_grpc_nor_protobuf() -> None:
     code = (
-        "import sys, bootseer.imageprefetch.snapshotter.running, bootseer.cli.snapshotter\n"
+        "import sys, bootseer.imageprefetch.snapshotter.process, bootseer.cli.snapshotter\n"
         "assert not [m for m in sys.modules if m.split('.')[0] in ('grpc', 'google')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

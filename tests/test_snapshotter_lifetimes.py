@@ -16,10 +16,10 @@ from snapshot_client import Client, DirectoryMounter, RefusedError, Running, rem
 
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.events.writer import NullWriter
-from bootseer.imageprefetch.snapshotter import images, running
-from bootseer.imageprefetch.snapshotter.plain import PlainMounter
-from bootseer.imageprefetch.snapshotter.records import Image
-from bootseer.imageprefetch.snapshotter.state import State
+from bootseer.imageprefetch.snapshotter import image_mounts, process
+from bootseer.imageprefetch.snapshotter.database import State
+from bootseer.imageprefetch.snapshotter.plain_mounter import PlainMounter
+from bootseer.imageprefetch.snapshotter.types import Image
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -60,7 +60,7 @@ def mounted(lab: Running, mounter: DirectoryMounter) -> list[str]:
 def test_a_removed_image_is_unmounted_though_another_shares_its_base(
     lab: Running, mounter: DirectoryMounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "REMEMBER_S", 0.0)
+    monkeypatch.setattr(image_mounts, "REMEMBER_S", 0.0)
     base, top = pull(lab.client, mounter.add("lazy", TWO))
     lab.client.layer("other-top", base, {"other": "o"}, tmp_path)
     lab.client.cleanup()
@@ -136,7 +136,7 @@ def test_a_known_image_by_a_name_that_must_not_be_lazy(
 
 def test_only_what_is_allowed_is_lazy_whatever_is_known() -> None:
     from bootseer.errors import AccessDeniedError
-    from bootseer.imageprefetch.snapshotter.lazily import BlockImageMounter, LazySettings
+    from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, LazySettings
 
     mounter = BlockImageMounter(LazySettings(only=("registry.example/team",)))
     mounter.check("registry.example/team/x:1")
@@ -159,9 +159,9 @@ def test_a_tree_of_which_a_kill_left_a_part_is_never_used(
         next(Path(place).rglob("both")).unlink()
 
     whole = shutil.rmtree
-    monkeypatch.setattr(images.shutil, "rmtree", killed)
+    monkeypatch.setattr(image_mounts.shutil, "rmtree", killed)
     lab.client.cleanup()
-    monkeypatch.setattr(images.shutil, "rmtree", whole)
+    monkeypatch.setattr(image_mounts.shutil, "rmtree", whole)
     mounter.broken = False
     top = pull(lab.client, image)[-1]
     fall_back(lab, mounter)
@@ -226,8 +226,8 @@ def test_a_directory_given_relatively_is_told_in_full(
     tmp_path: Path, mounter: DirectoryMounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = running.Settings("root", "snap.sock")
-    with running.serving(settings, mounter, lambda _: None, NullWriter()):
+    settings = process.Settings("root", "snap.sock")
+    with process.serving(settings, mounter, lambda _: None, NullWriter()):
         client = Client(tmp_path / "snap.sock")
         assert client.prepare("a")[0].source.startswith(str(tmp_path))
         client.close()
@@ -236,9 +236,9 @@ def test_a_directory_given_relatively_is_told_in_full(
 def test_a_socket_on_which_another_one_listens_is_left_to_it(
     lab: Running, mounter: DirectoryMounter, tmp_path: Path
 ) -> None:
-    settings = running.Settings(str(tmp_path / "other"), lab.settings.address)
+    settings = process.Settings(str(tmp_path / "other"), lab.settings.address)
     with pytest.raises(BusyError, match="another snapshotter listens"):
-        running.serving(settings, mounter, lambda _: None, NullWriter()).__enter__()
+        process.serving(settings, mounter, lambda _: None, NullWriter()).__enter__()
     assert lab.client.prepare("still")
 
 
@@ -264,7 +264,7 @@ def test_a_pull_that_began_the_plain_way_ends_on_it(
     lab: Running, mounter: DirectoryMounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The block image is published while the first layer is fetched, which takes its time."""
-    monkeypatch.setattr(images, "REMEMBER_S", 0.0)
+    monkeypatch.setattr(image_mounts, "REMEMBER_S", 0.0)
     image = Image("sha256:late", "reg/late:1", ("late-0", "late-1"))
     lab.client.prepare("extract 0", "", remote_labels("late-low", image, 0))
     lab.client.commit("late-low", "extract 0")
@@ -278,14 +278,14 @@ def test_a_pull_that_began_the_plain_way_ends_on_it(
 def test_a_registry_that_failed_is_not_asked_again_by_each_pull(
     lab: Running, mounter: DirectoryMounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "REMEMBER_S", 0.0)
+    monkeypatch.setattr(image_mounts, "REMEMBER_S", 0.0)
     image = mounter.add("lazy", TWO)
     mounter.gone = True
     for turn in range(3):
         assert lab.client.prepare(f"extract {turn}", "", remote_labels("chain", image, 0))
     assert mounter.calls == ["find reg/lazy:1"]
     assert len([line for line in lab.said if "the registry is away" in line]) == 1
-    monkeypatch.setattr(images.time, "monotonic", later := Later(images.FAILED_S + 1))
+    monkeypatch.setattr(image_mounts.time, "monotonic", later := Later(image_mounts.FAILED_S + 1))
     mounter.gone = False
     with pytest.raises(RefusedError, match="exists, without a fetch"):
         lab.client.prepare("later", "", remote_labels("chain", image, 0))

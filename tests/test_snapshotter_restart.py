@@ -18,10 +18,10 @@ from snapshot_client import Client, DirectoryMounter, RefusedError, Running, rem
 from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, UsageError
 from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.mount.mount import MountSettings
-from bootseer.imageprefetch.snapshotter.helper import Helper
-from bootseer.imageprefetch.snapshotter.records import Image, Kind
-from bootseer.imageprefetch.snapshotter.server import RootLock
-from bootseer.imageprefetch.snapshotter.state import State
+from bootseer.imageprefetch.snapshotter.database import State
+from bootseer.imageprefetch.snapshotter.grpc_server import RootLock
+from bootseer.imageprefetch.snapshotter.mount_helper import Helper
+from bootseer.imageprefetch.snapshotter.types import Image, Kind
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -36,7 +36,7 @@ from images_lab import Image, file, write_layout
 from snapshot_client import Client, RefusedError
 
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
-from bootseer.imageprefetch.snapshotter.records import INHERITED_PREFIX, TARGET_LABEL
+from bootseer.imageprefetch.snapshotter.types import INHERITED_PREFIX, TARGET_LABEL
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -78,21 +78,21 @@ def command(
     **lazy: Any,
 ) -> None:
     from bootseer.events.writer import open_writer
-    from bootseer.imageprefetch.snapshotter import lazily, oldevents, running, server
-    from bootseer.imageprefetch.snapshotter.plain import PlainMounter
+    from bootseer.imageprefetch.snapshotter import event_cleanup, grpc_server, lazy_mounter, process
+    from bootseer.imageprefetch.snapshotter.plain_mounter import PlainMounter
     from bootseer.storage.options import StoreOptions
 
     # Whoever pulls has just reached the registry; what fails for longer is pulled plainly.
     options = StoreOptions(plain_http=plain_http, retry_s=5.0)
-    how = lazily.LazySettings(**lazy, events_dir=events_dir, options=options)
-    settings = running.Settings(root=root, address=address)
+    how = lazy_mounter.LazySettings(**lazy, events_dir=events_dir, options=options)
+    settings = process.Settings(root=root, address=address)
     with (
         open_writer(events_dir or None) as writer,
-        PlainMounter(lazy["runtime"]) if plain else lazily.BlockImageMounter(how) as mounter,
-        running.serving(settings, mounter, _say, writer),
-        oldevents.removing(events_dir, events_days * oldevents.DAY_S),
+        PlainMounter(lazy["runtime"]) if plain else lazy_mounter.BlockImageMounter(how) as mounter,
+        process.serving(settings, mounter, _say, writer),
+        event_cleanup.removing(events_dir, events_days * event_cleanup.DAY_S),
     ):
-        server.wait_for_signal()
+        grpc_server.wait_for_signal()
 
 
 def _say(text: str) -> None:

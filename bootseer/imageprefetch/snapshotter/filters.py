@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bootseer.errors import UsageError
-from bootseer.imageprefetch.snapshotter.records import Snapshot
+from bootseer.imageprefetch.snapshotter.types import Snapshot
 
 Match = Callable[[Snapshot], bool]
 

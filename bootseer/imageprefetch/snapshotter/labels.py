@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bootseer.imageprefetch.snapshotter.records import INHERITED_PREFIX, TARGET_LABEL
+from bootseer.imageprefetch.snapshotter.types import INHERITED_PREFIX, TARGET_LABEL
 
 # (image reference, manifest digest, layer digest): containerd's CRI plugin, nerdctl and newer
 # `ctr` set the first; `ctr-remote images rpull` sets the second, which lacks the manifest.

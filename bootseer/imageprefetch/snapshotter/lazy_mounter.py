@@ -13,9 +13,9 @@ from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.mount import MountSettings
-from bootseer.imageprefetch.snapshotter import unpacking
-from bootseer.imageprefetch.snapshotter.helper import Helper
-from bootseer.imageprefetch.snapshotter.records import Image
+from bootseer.imageprefetch.snapshotter import layer_unpacker
+from bootseer.imageprefetch.snapshotter.mount_helper import Helper
+from bootseer.imageprefetch.snapshotter.types import Image
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ class BlockImageMounter:
             if len(diff_ids) != len(image.layers):
                 raise CorruptDataError(f"the config of {image.digest} lists other layers")
             opened = [
-                (digest, unpacking.opened_layer(repository, digest, diff_id))
+                (digest, layer_unpacker.opened_layer(repository, digest, diff_id))
                 for digest, diff_id in zip(image.layers, diff_ids, strict=True)
             ][:layers]
-            unpacking.unpack(opened, directory)
+            layer_unpacker.unpack(opened, directory)
 
     def _repository(self, reference: str, options: StoreOptions) -> Repository:
         from bootseer.storage.oci.repository import open_repository

@@ -12,11 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from bootseer.errors import BootseerError, describe
-from bootseer.imageprefetch.snapshotter import filters, folders, mountplan
-from bootseer.imageprefetch.snapshotter.folders import Folders
-from bootseer.imageprefetch.snapshotter.images import ImageMounter, Images, Report
+from bootseer.imageprefetch.snapshotter import filters, mount_plan, snapshot_dirs
+from bootseer.imageprefetch.snapshotter.database import State
+from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter, Images, Report
 from bootseer.imageprefetch.snapshotter.labels import Wanted, wanted
-from bootseer.imageprefetch.snapshotter.records import (
+from bootseer.imageprefetch.snapshotter.snapshot_dirs import Folders
+from bootseer.imageprefetch.snapshotter.types import (
     NOTHING,
     Image,
     Kind,
@@ -25,7 +26,6 @@ from bootseer.imageprefetch.snapshotter.records import (
     SnapshotExistsError,
     Usage,
 )
-from bootseer.imageprefetch.snapshotter.state import State
 
 _INDEX = "/sys/module/overlay/parameters/index"
 
@@ -96,7 +96,7 @@ class Snapshotter:
 
     def _mount(self, kind: Kind, folder: str, lowers: Sequence[str]) -> Mount:
         upper, work = self._folders.upper(folder), self._folders.work(folder)
-        return mountplan.plan(kind, upper, work, lowers, index_off=self._index_off)
+        return mount_plan.plan(kind, upper, work, lowers, index_off=self._index_off)
 
     def _lowers(self, parent: str) -> list[str]:
         """The parents' trees, nearest first; a remote one holds all that is below it."""
@@ -119,7 +119,7 @@ class Snapshotter:
     def commit(self, name: str, key: str, labels: Mapping[str, str]) -> None:
         """Make the active snapshot `key` the committed one `name`."""
         row = self._state.get(key)
-        size = folders.usage(self._folders.upper(row.folder)) if row.folder else NOTHING
+        size = snapshot_dirs.usage(self._folders.upper(row.folder)) if row.folder else NOTHING
         self._state.commit(key, name, size, labels)
 
     # --- asking and changing ----------------------------------------------------------------
@@ -138,7 +138,9 @@ class Snapshotter:
         """Of a committed snapshot as it was then, of an active one now; of a remote one nothing:
         its bytes are the node cache's, which has a limit of its own."""
         row = self._state.get(key)
-        return folders.usage(self._folders.upper(row.folder)) if _is_active(row) else row.usage
+        return (
+            snapshot_dirs.usage(self._folders.upper(row.folder)) if _is_active(row) else row.usage
+        )
 
     # --- ending -----------------------------------------------------------------------------
 

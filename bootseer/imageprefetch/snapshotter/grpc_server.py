@@ -24,14 +24,14 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.imageprefetch.snapshotter import wire
-from bootseer.imageprefetch.snapshotter.records import (
+from bootseer.imageprefetch.snapshotter import messages
+from bootseer.imageprefetch.snapshotter.snapshotter import Snapshotter
+from bootseer.imageprefetch.snapshotter.types import (
     Mount,
     Snapshot,
     SnapshotExistsError,
     SnapshotStateError,
 )
-from bootseer.imageprefetch.snapshotter.service import Snapshotter
 
 WORKERS = 256  # a call that waits for an image's registry must not keep others waiting
 BATCH = 100  # snapshots in one message of a list
@@ -64,7 +64,7 @@ class Calls:
 
     def __init__(self, snapshotter: Snapshotter) -> None:
         self._snapshotter = snapshotter
-        self._types = wire.messages()
+        self._types = messages.messages()
 
     def prepare(self, request: Any) -> Any:
         found = self._snapshotter.prepare(request.key, request.parent, dict(request.labels))
@@ -141,7 +141,7 @@ class Server:
         self._server = grpc.server(ThreadPoolExecutor(WORKERS, "snapshots"))
         handlers = self._handlers(Calls(snapshotter))
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(wire.SERVICE, handlers),)
+            (grpc.method_handlers_generic_handler(messages.SERVICE, handlers),)
         )
         before = os.umask(0o177)  # whoever may connect may mount: root alone
         try:
@@ -166,8 +166,8 @@ class Server:
         self.close()
 
     def _handlers(self, calls: Calls) -> Mapping[str, Any]:
-        types, out = wire.messages(), {}
-        for name, (request, _, streams) in wire.CALLS.items():
+        types, out = messages.messages(), {}
+        for name, (request, _, streams) in messages.CALLS.items():
             function = getattr(calls, name.lower())
             make = self._grpc.unary_unary_rpc_method_handler
             guarded: Callable[[Any, Any], Any] = self._guard(name, function)

@@ -29,9 +29,9 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
+from bootseer.imageprefetch.snapshotter.database import State
 from bootseer.imageprefetch.snapshotter.labels import Wanted
-from bootseer.imageprefetch.snapshotter.records import Image, Snapshot
-from bootseer.imageprefetch.snapshotter.state import State
+from bootseer.imageprefetch.snapshotter.types import Image, Snapshot
 
 RESTORED_AT_ONCE = 8
 REMEMBER_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bootseer.imageprefetch.snapshotter.records import Kind, Mount
+from bootseer.imageprefetch.snapshotter.types import Kind, Mount
 
 
 def plan(kind: Kind, upper: str, work: str, lowers: Sequence[str], *, index_off: bool) -> Mount:

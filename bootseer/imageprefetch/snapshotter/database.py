@@ -25,7 +25,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.imageprefetch.snapshotter.records import (
+from bootseer.imageprefetch.snapshotter.types import (
     NOTHING,
     Image,
     Kind,

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from bootseer.errors import BootseerError, UsageError
 from bootseer.events.writer import NullWriter
-from bootseer.imageprefetch.snapshotter import server
-from bootseer.imageprefetch.snapshotter.images import ImageMounter, Report
+from bootseer.imageprefetch.snapshotter import grpc_server
+from bootseer.imageprefetch.snapshotter.database import State
+from bootseer.imageprefetch.snapshotter.grpc_server import RootLock, Say, Server
+from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter, Report
 from bootseer.imageprefetch.snapshotter.labels import Wanted
-from bootseer.imageprefetch.snapshotter.records import Image
-from bootseer.imageprefetch.snapshotter.server import RootLock, Say, Server
-from bootseer.imageprefetch.snapshotter.service import Snapshotter
-from bootseer.imageprefetch.snapshotter.state import State
+from bootseer.imageprefetch.snapshotter.snapshotter import Snapshotter
+from bootseer.imageprefetch.snapshotter.types import Image
 
 DEFAULT_ROOT = "/var/lib/containerd/io.containerd.snapshotter.v1.bootseer"
 """Where containerd and kubelet look for the disk that a snapshotter of this name fills."""
@@ -100,7 +100,7 @@ def serving(
             try:
                 yield
             finally:
-                restoring.join(server.GRACE_S)
+                restoring.join(grpc_server.GRACE_S)
 
 
 def _restore(snapshotter: Snapshotter, say: Callable[[str], None]) -> None:

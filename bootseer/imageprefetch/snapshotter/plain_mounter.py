@@ -6,8 +6,8 @@ from typing import NoReturn
 
 from bootseer.config.loading import default_runtime
 from bootseer.errors import NotFoundError
-from bootseer.imageprefetch.snapshotter import lazily
-from bootseer.imageprefetch.snapshotter.records import Image
+from bootseer.imageprefetch.snapshotter import lazy_mounter
+from bootseer.imageprefetch.snapshotter.types import Image
 
 
 class PlainMounter:
@@ -35,10 +35,10 @@ class PlainMounter:
         self._refuse()
 
     def umount(self, directory: str) -> None:
-        lazily.umount(directory, self._runtime)
+        lazy_mounter.umount(directory, self._runtime)
 
     def answers(self, directory: str) -> bool:
-        return lazily.answers(directory, self._runtime)
+        return lazy_mounter.answers(directory, self._runtime)
 
     def unpack(self, image: Image, layers: int, directory: str) -> None:
         self._refuse()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Set as AbstractSet
 
 from bootseer.errors import from_os_error
-from bootseer.imageprefetch.snapshotter.records import Kind, Usage
+from bootseer.imageprefetch.snapshotter.types import Kind, Usage
 
 _SECTOR_BYTES = 512  # st_blocks counts these, whatever the file system's own block is
 
