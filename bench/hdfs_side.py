@@ -93,7 +93,7 @@ LIBRARIES = {
     "ours": ("bootseer.stripedfs.file", "bootseer.blocks.fetch.fetcher"),
     "native": ("hdfs_native",),
     "fsspec": ("fsspec.implementations.webhdfs",),
-    "put": ("bootseer.stripedfs.putting",),
+    "put": ("bootseer.stripedfs.write.put",),
     "torch": ("torch",),
     "mapped": ("torch",),
 }
@@ -142,7 +142,7 @@ def stall(mark_bytes: str, kind: str, *arguments: str) -> dict[str, Any]:
 def put(source: str, url: str, placement: str, replication: str) -> dict[str, Any]:
     """Write a striped checkpoint."""
     from bootseer import stripedfs
-    from bootseer.stripedfs.settings import WriteSettings
+    from bootseer.stripedfs.write.write_settings import WriteSettings
 
     begin, before_s = time.perf_counter(), time.process_time()
     settings = WriteSettings(replication=int(replication), placement=placement)  # type: ignore[arg-type]

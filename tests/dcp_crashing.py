@@ -25,11 +25,11 @@ from stripe_crashing import Killing, Steps
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.local import LocalStore
-from bootseer.stripedfs import names
-from bootseer.stripedfs.dcpsets import METADATA_DRAFT, StagedFile
-from bootseer.stripedfs.names import METADATA
-from bootseer.stripedfs.saving import SavedFile
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.namespace import METADATA
+from bootseer.stripedfs.write.dcp_files import METADATA_DRAFT, StagedFile
+from bootseer.stripedfs.write.saved_file import SavedFile
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 KEYS = ("rank0", "rank1")
 LENGTH = 20_000
@@ -149,7 +149,7 @@ def ranks(root: str, mount: str) -> Counter[str]:
     import torch
     import torch.distributed.checkpoint  # noqa: F401 - before any fork
 
-    import bootseer.stripedfs.fs  # noqa: F401
+    import bootseer.stripedfs.fsspec_face.filesystem  # noqa: F401
 
     warnings.simplefilter("ignore")
     where, by_name = f"{mount}/run", f"striped::file://{root}/run"
@@ -212,11 +212,11 @@ def check(root: str, step: int) -> None:
     store = LocalStore(root)
     with Fetcher() as fetcher:
         for name in (METADATA, *SHARDS):
-            source = names.source_of(store, names.look(store, f"run/{name}"))
+            source = namespace.source_of(store, namespace.look(store, f"run/{name}"))
             data = bytearray(source.size_bytes)
             fetcher.read_into(source, 0, memoryview(data))
             assert data == content(name, step), (name, step)
-    listed = names.children(store, names.look(store, "run"))
+    listed = namespace.children(store, namespace.look(store, "run"))
     assert [each.name for each in listed] == [f"run/{name}" for name in (METADATA, *SHARDS)]
 
 

@@ -13,7 +13,7 @@ from bootseer.blocks.source import Location
 from bootseer.errors import CorruptDataError
 from bootseer.storage.local import LocalStore
 from bootseer.storage.store import Store
-from bootseer.stripedfs.shared import _shared
+from bootseer.stripedfs.shared_fetcher import _shared
 
 
 class Source:

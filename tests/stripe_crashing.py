@@ -26,9 +26,9 @@ from stripe_lab import CHUNK, leftovers, local_tree, make_tree, sample, tree_of,
 
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.store import NO_HINTS, WriteHints
-from bootseer.stripedfs.collecting import collect
-from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.put import put_into
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 WISHES = WriteSettings(chunk_bytes=CHUNK, width=3, jobs=2, keep_bytes=0)
 

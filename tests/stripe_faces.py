@@ -16,11 +16,11 @@ from typing import Any
 from fuse_mounts import end_mount, python
 
 from bootseer.storage.store import Store, open_store
-from bootseer.stripedfs.fields import digest_of
-from bootseer.stripedfs.layout import Layout, stripe_name
-from bootseer.stripedfs.manifest import Manifest, Pointer
-from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.manifest import Manifest, Pointer
+from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
+from bootseer.stripedfs.write.put import put_into
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 CHUNK = 4096
 WIDTH = 3
@@ -41,8 +41,8 @@ SMALL = WriteSettings(width=WIDTH, chunk_bytes=CHUNK)
 SERVER = """
 import dataclasses, json
 from bootseer.stripedfs import mounting
-from bootseer.stripedfs.mountsettings import MountSettings
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.mount.settings import MountSettings
+from bootseer.stripedfs.write.write_settings import WriteSettings
 given = json.loads(sys.argv[1])
 if "writing" in given:
     given["writing"] = WriteSettings(**given["writing"])

@@ -18,8 +18,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import NO_HINTS, Store, WriteHints, open_store
-from bootseer.stripedfs.catting import stream
-from bootseer.stripedfs.opening import open_source
+from bootseer.stripedfs.read.cat import stream
+from bootseer.stripedfs.read.open import open_source
 
 CHUNK = 4096
 

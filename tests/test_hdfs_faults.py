@@ -37,7 +37,7 @@ from bootseer.imageprefetch.filemode.inotify import Opens
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, WriteHints, open_store
 from bootseer.stripedfs.file import StripedFile
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 pytestmark = pytest.mark.slow
 

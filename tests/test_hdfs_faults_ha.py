@@ -17,7 +17,7 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import open_store
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 pytestmark = pytest.mark.slow
 

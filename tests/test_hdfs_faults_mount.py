@@ -14,7 +14,7 @@ import pytest
 from fuse_mounts import end_mount
 
 from bootseer import stripedfs
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

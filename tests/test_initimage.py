@@ -117,7 +117,7 @@ def test_checkpoints_are_put_and_got_and_opened_by_fsspec(installed: Path) -> No
     call(installed, LAUNCHER, "stripe", "put", "/scratch/m.pt", "/scratch/store/m.pt")
     call(installed, LAUNCHER, "stripe", "get", "/scratch/store/m.pt", "/scratch/copy.pt")
     assert (installed / "scratch/copy.pt").read_bytes() == data
-    code = "from bootseer.stripedfs.fs import StripedFileSystem as S; "
+    code = "from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem as S; "
     code += "print(len(S().cat_file('/scratch/store/m.pt')))"
     assert python(installed, code).strip() == str(len(data))
 

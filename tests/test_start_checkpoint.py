@@ -23,7 +23,7 @@ from bootseer.errors import NotFoundError, StoreUnavailableError
 from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.profiler.report import analysis, load
 from bootseer.storage import retry
-from bootseer.stripedfs import locating
+from bootseer.stripedfs.read import locate as locating
 
 pytestmark = pytest.mark.slow
 

@@ -17,11 +17,11 @@ from stripe_faces import CHUNK, content, put_bytes, served, store_of, stripe
 from bootseer.errors import BusyError
 from bootseer.storage.local import LocalStore
 from bootseer.storage.store import Store, open_store
-from bootseer.stripedfs.collecting import collect
 from bootseer.stripedfs.file import StripedFile
-from bootseer.stripedfs.fs import StripedFileSystem
-from bootseer.stripedfs.opening import open_source
-from bootseer.stripedfs.verifying import verify
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.read.open import open_source
+from bootseer.stripedfs.read.verify import verify
+from bootseer.stripedfs.write.gc import collect
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ from pathlib import Path
 from stripe_faces import SMALL, content
 from bootseer.errors import BusyError
 from bootseer.storage.store import open_store
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.write.put import put_into
 url, name, scratch, size, seeds, pause_s = sys.argv[1:]
 store = open_store(url)
 local = Path(scratch)
@@ -77,7 +77,7 @@ print(reads, len(seen), refused, flush=True)
 GC = """
 import time
 from bootseer.storage.store import open_store
-from bootseer.stripedfs.collecting import collect
+from bootseer.stripedfs.write.gc import collect
 url, name, grace_s, over = sys.argv[1:]
 store = open_store(url)
 print("ready", flush=True)

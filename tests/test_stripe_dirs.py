@@ -23,12 +23,12 @@ from stripe_lab import (
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BusyError, NotFoundError, UsageError
-from bootseer.stripedfs import putting
-from bootseer.stripedfs.getting import get_found
-from bootseer.stripedfs.names import look
-from bootseer.stripedfs.putting import put
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.treewriter import TreeWriter
+from bootseer.stripedfs.read.get import get_found
+from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.write import put as putting
+from bootseer.stripedfs.write.put import put
+from bootseer.stripedfs.write.tree_writer import TreeWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 SMALL = WriteSettings(chunk_bytes=CHUNK, width=3, keep_bytes=0)
 
@@ -159,8 +159,8 @@ def test_a_directory_that_changes_is_noticed(
 RANK = """
 import sys
 from bootseer.storage.store import open_store
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.treewriter import TreeWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
+from bootseer.stripedfs.write.tree_writer import TreeWriter
 store, token, rank = sys.argv[1:]
 wishes = WriteSettings(chunk_bytes=4096, width=3)
 with TreeWriter(open_store(store), "ck", wishes, token=token) as tree:

@@ -27,7 +27,7 @@ from stripe_faces import (
 )
 
 from bootseer import stripedfs
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from bootseer.fuse.mount.mount import open_mount
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import unmount
 from bootseer.fuse.serve import daemon
-from bootseer.stripedfs import faultlog
+from bootseer.stripedfs.mount import background_log
 
 
 @pytest.fixture
@@ -29,19 +29,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_made_for_its_user_alone_and_kept(folder: Path) -> None:
-    path = Path(faultlog.own_log())
+    path = Path(background_log.own_log())
     assert path == folder / "checkpoint.log"
     assert path.stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
     path.write_text("line\n")
-    assert Path(faultlog.own_log()).read_text() == "line\n"
+    assert Path(background_log.own_log()).read_text() == "line\n"
 
 
 def test_one_that_has_grown_is_put_aside_over_the_one_before(folder: Path) -> None:
-    path = Path(faultlog.own_log())
+    path = Path(background_log.own_log())
     for text in ("a", "b"):
-        path.write_text(text * (faultlog.MOST_BYTES + 1))
-        assert Path(faultlog.own_log()).read_text() == ""
+        path.write_text(text * (background_log.MOST_BYTES + 1))
+        assert Path(background_log.own_log()).read_text() == ""
         aside = folder / "checkpoint.log.1"
         assert aside.read_text()[:2] == text * 2
         assert sorted(os.listdir(folder)) == [path.name, aside.name]
@@ -50,37 +50,38 @@ def test_one_that_has_grown_is_put_aside_over_the_one_before(folder: Path) -> No
 def test_what_is_no_file_of_ours_is_not_written_to(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = Path(faultlog.own_log())
+    path = Path(background_log.own_log())
     path.unlink()
     os.mkfifo(path)  # opening it to write would wait for a reader
-    assert faultlog.own_log() == ""
+    assert background_log.own_log() == ""
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
-    assert faultlog.own_log() == ""
+    assert background_log.own_log() == ""
     assert not (tmp_path / "elsewhere").exists()
     path.unlink()
     path.mkdir()
-    assert faultlog.own_log() == ""
+    assert background_log.own_log() == ""
     assert [str(path) in each.getMessage() for each in caplog.records] == [True] * 3
 
 
 def test_one_that_others_could_read_is_closed_to_them(folder: Path) -> None:
-    path = Path(faultlog.own_log())
+    path = Path(background_log.own_log())
     for mode in (0o644, 0o666):
         path.chmod(mode)
-        assert Path(faultlog.own_log()).stat().st_mode & 0o777 == 0o600
+        assert Path(background_log.own_log()).stat().st_mode & 0o777 == 0o600
 
 
 def test_mounts_that_begin_together_lose_nothing_of_it(folder: Path) -> None:
     """Who came second put the new, empty file over what the first had put aside."""
-    text = "old\n" * (faultlog.MOST_BYTES // 4 + 1)
+    text = "old\n" * (background_log.MOST_BYTES // 4 + 1)
     together = multiprocessing.get_context("fork")
     for _ in range(20):
-        path = Path(faultlog.own_log())
+        path = Path(background_log.own_log())
         path.write_text(text)
         gate = together.Barrier(8)
         ends = [
-            together.Process(target=lambda g=gate: (g.wait(), faultlog.own_log())) for _ in range(8)
+            together.Process(target=lambda g=gate: (g.wait(), background_log.own_log()))
+            for _ in range(8)
         ]
         for each in ends:
             each.start()
@@ -100,7 +101,7 @@ def test_a_home_that_hangs_costs_its_second(
     home.mkdir()
     device = open_mount(str(home), MountOptions())
     try:
-        assert faultlog.own_log() == ""
+        assert background_log.own_log() == ""
         with pytest.raises(DeadlineError, match="cannot write the log"):
             daemon.Log(str(home / "named.log"))
     finally:
@@ -134,7 +135,7 @@ def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
 
 
 def test_a_mount_that_takes_too_long_says_so_in_its_log(folder: Path) -> None:
-    path = Path(faultlog.own_log())
+    path = Path(background_log.own_log())
     with pytest.raises(StoreUnavailableError, match=r"took too long; see .*checkpoint\.log"):
         daemon.start(
             lambda _: time.sleep(60), what="/m", limit_s=0.2, waits_for="x:1", log_file=str(path)

@@ -22,13 +22,13 @@ from bootseer.errors import (
     NotFoundError,
     NotSupportedError,
 )
-from bootseer.stripedfs import getting
-from bootseer.stripedfs.getting import get_found
-from bootseer.stripedfs.names import look
-from bootseer.stripedfs.putting import put
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.stream import StripedWriter
-from bootseer.stripedfs.verifying import VerifyReport, sentence, verify_in
+from bootseer.stripedfs.read import get
+from bootseer.stripedfs.read.get import get_found
+from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.read.verify import VerifyReport, sentence, verify_in
+from bootseer.stripedfs.write.put import put
+from bootseer.stripedfs.write.stripe_stream import StripedWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 SMALL = WriteSettings(chunk_bytes=CHUNK, width=3, keep_bytes=0)
 QUICK = FetchSettings(tries=2, corrupt_tries=2, backoff_s=0.001)
@@ -238,7 +238,9 @@ def test_a_get_that_has_no_room_leaves_nothing(
             get_found(store, look(store, "f"), str(small_disk / "out"), fetcher)
         assert list(small_disk.iterdir()) == []
         # The room is there when it is looked at, and gone when it is used.
-        monkeypatch.setattr("bootseer.stripedfs.landing.Landing.check_room", lambda *_: None)
+        monkeypatch.setattr(
+            "bootseer.stripedfs.read.partial_download.Landing.check_room", lambda *_: None
+        )
         with pytest.raises(NoSpaceError):
             get_found(store, look(store, "f"), str(small_disk / "out"), fetcher)
     assert list(small_disk.iterdir()) == []
@@ -250,7 +252,7 @@ def test_a_destination_that_cannot_be_written(
     def refuse(*_: object) -> int:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(getting.os, "pwrite", refuse)
+    monkeypatch.setattr(get.os, "pwrite", refuse)
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher, pytest.raises(AccessDeniedError, match="Permission denied"):
         get_found(store, look(store, "f"), str(tmp_path / "out"), fetcher)

@@ -34,8 +34,8 @@ from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import open_store
 from bootseer.stripedfs import file as file_module
 from bootseer.stripedfs.file import NewBytes, StripedFile
-from bootseer.stripedfs.fs import StripedFileSystem
-from bootseer.stripedfs.opening import plain_source
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.read.open import plain_source
 
 SIZE = 9 * CHUNK + 123
 

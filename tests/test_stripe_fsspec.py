@@ -21,9 +21,9 @@ from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
 from bootseer.errors import AccessDeniedError, CorruptDataError, NotSupportedError, UsageError
 from bootseer.storage.local import LocalStore
 from bootseer.storage.store import Store
-from bootseer.stripedfs import chained
-from bootseer.stripedfs.fs import StripedFileSystem
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.fsspec_face import chained_urls
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.write.put import put_into
 
 SIZE = 5 * CHUNK + 9
 
@@ -424,14 +424,14 @@ def test_paths_are_taken_from_chained_urls(given: str, path: str) -> None:
 
 def test_the_store_is_taken_from_the_chain() -> None:
     options = {"host": "nn", "port": 9870}
-    assert chained.base_url("webhdfs", options) == "webhdfs://nn:9870/"
-    assert chained.base_url("webhdfs", {**options, "use_https": True}) == "webhdfss://nn:9870/"
-    assert chained.base_url("hdfs", {"host": "nameservice"}) == "hdfs://nameservice/"
-    assert chained.base_url("file", {}) == "file:///"
+    assert chained_urls.base_url("webhdfs", options) == "webhdfs://nn:9870/"
+    assert chained_urls.base_url("webhdfs", {**options, "use_https": True}) == "webhdfss://nn:9870/"
+    assert chained_urls.base_url("hdfs", {"host": "nameservice"}) == "hdfs://nameservice/"
+    assert chained_urls.base_url("file", {}) == "file:///"
     with pytest.raises(UsageError, match="host"):
-        chained.base_url("hdfs", {})
+        chained_urls.base_url("hdfs", {})
     with pytest.raises(NotSupportedError, match="s3"):
-        chained.base_url("s3", {})
+        chained_urls.base_url("s3", {})
 
 
 @pytest.fixture
@@ -445,7 +445,7 @@ def registry() -> Iterator[None]:
 
 
 def test_fsspec_keeps_its_own_until_it_is_told(registry: None) -> None:
-    from bootseer.stripedfs.fs import register
+    from bootseer.stripedfs.fsspec_face.filesystem import register
 
     assert fsspec.get_filesystem_class("webhdfs").__module__ == "fsspec.implementations.webhdfs"
     register(hdfs=False)

@@ -24,9 +24,9 @@ from bootseer.errors import (
 )
 from bootseer.storage.options import StoreOptions
 from bootseer.stripedfs.file import PEEK_BYTES, StripedFile
-from bootseer.stripedfs.fileerrors import file_error
-from bootseer.stripedfs.fs import StripedFileSystem
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.file_errors import file_error
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from web_fakes import nginx, open_sockets
 
 from bootseer import stripedfs
 from bootseer.errors import CorruptDataError
-from bootseer.stripedfs.fs import StripedFileSystem
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.write.put import put_into
 
 pytestmark = pytest.mark.debian("nginx-light")
 

@@ -10,9 +10,9 @@ from stripe_lab import CHUNK, leftovers, opened, sample, version_folder, whole
 
 from bootseer.errors import AccessDeniedError, NotFoundError
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs.collecting import checkpoints, collect, collect_beside, remove, unreferenced
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.stream import StripedWriter
+from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside, remove, unreferenced
+from bootseer.stripedfs.write.stripe_stream import StripedWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 SMALL = WriteSettings(chunk_bytes=CHUNK, width=4)
 

@@ -17,12 +17,12 @@ from stripe_lab import CHUNK, Watched, local_tree, make_tree, opened, sample
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore
-from bootseer.stripedfs import landing, transfer
-from bootseer.stripedfs.getting import GetReport, get_found
-from bootseer.stripedfs.names import look
-from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.stream import StripedWriter
+from bootseer.stripedfs.read import batches, partial_download
+from bootseer.stripedfs.read.get import GetReport, get_found
+from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.write.put import put_into
+from bootseer.stripedfs.write.stripe_stream import StripedWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 ONE_BY_ONE = WriteSettings(chunk_bytes=CHUNK, width=4, jobs=1, keep_bytes=0)
 
@@ -31,9 +31,9 @@ QUICK = FetchSettings(tries=1, backoff_s=0.001)
 
 @pytest.fixture
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "MIN_BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr(transfer, "MAX_BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr("bootseer.stripedfs.landing.SAVE_S", 0.0)
+    monkeypatch.setattr(batches, "MIN_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr("bootseer.stripedfs.read.partial_download.SAVE_S", 0.0)
 
 
 def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
@@ -224,11 +224,11 @@ def test_a_get_goes_on_though_the_modes_were_set(
     source.chmod(0o555)
     put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
 
-    def interrupted(_: landing.Landing) -> None:
+    def interrupted(_: partial_download.Landing) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(landing.Landing, "publish", interrupted)
+        patch.setattr(partial_download.Landing, "publish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
     words = [sys.executable, "-m", "bootseer", "stripe", "get", *more]

@@ -16,7 +16,7 @@ from stripe_faces import CHUNK, SMALL, content, put_bytes, served, stripe
 
 from bootseer import stripedfs
 from bootseer.storage.store import WriteHints, open_store
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -24,15 +24,15 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_store
-from bootseer.stripedfs.collecting import collect, remove
-from bootseer.stripedfs.getting import get_found
-from bootseer.stripedfs.listings import count_versions
-from bootseer.stripedfs.names import look
-from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.stream import StripedWriter
-from bootseer.stripedfs.treewriter import TreeWriter
-from bootseer.stripedfs.verifying import verify_in
+from bootseer.stripedfs.read.get import get_found
+from bootseer.stripedfs.read.listing import count_versions
+from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.read.verify import verify_in
+from bootseer.stripedfs.write.gc import collect, remove
+from bootseer.stripedfs.write.put import put_into
+from bootseer.stripedfs.write.stripe_stream import StripedWriter
+from bootseer.stripedfs.write.tree_writer import TreeWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 pytestmark = pytest.mark.slow
 

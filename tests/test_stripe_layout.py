@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from bootseer.errors import UsageError
 from bootseer.storage.local import LocalStore
 from bootseer.storage.store import WriteHints
-from bootseer.stripedfs.layout import (
+from bootseer.stripedfs.format.stripe_layout import (
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
     Layout,
     stripe_name,
     used_width,
 )
-from bootseer.stripedfs.settings import WriteSettings, plan_write
+from bootseer.stripedfs.write.write_settings import WriteSettings, plan_write
 
 CHUNK = MIN_CHUNK_BYTES
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
-from bootseer.stripedfs import fields
-from bootseer.stripedfs.fields import digest_of
-from bootseer.stripedfs.layout import Layout
-from bootseer.stripedfs.manifest import (
+from bootseer.stripedfs.format import json_fields
+from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.manifest import (
     Manifest,
     Pointer,
     TreeFile,
@@ -23,7 +22,8 @@ from bootseer.stripedfs.manifest import (
     TreeLink,
     TreeManifest,
 )
-from bootseer.stripedfs.walking import object_of
+from bootseer.stripedfs.format.stripe_layout import Layout
+from bootseer.stripedfs.write.local_walk import object_of
 
 CHUNK = 4096
 Parse = Callable[[bytes, str], object]
@@ -86,7 +86,7 @@ def test_a_changed_byte_changes_the_meaning_or_is_refused(data: st.DataObject) -
 @pytest.mark.parametrize(("document", "parse"), DOCUMENTS)
 def test_a_newer_version_says_so(document: object, parse: Parse) -> None:
     body = json.loads(document.encode())  # type: ignore[attr-defined]
-    known = fields.NEWEST.get(body["kind"], fields.VERSION)
+    known = json_fields.NEWEST.get(body["kind"], json_fields.VERSION)
     body["version"] = known + 1
     body.pop("size_bytes", None)  # whatever else a newer one may have changed
     said = rf"version {known + 1}.*up to version {known}.*newer bootseer"

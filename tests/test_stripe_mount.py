@@ -29,8 +29,8 @@ from waiting import until
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.mount.mount_point import find_mount
 from bootseer.fuse.operations import ROOT, FileSystemError
-from bootseer.stripedfs import tree as trees
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.mount import read_tree as trees
+from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

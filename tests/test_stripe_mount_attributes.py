@@ -14,7 +14,7 @@ import pytest
 from fuse_mounts import in_time, refusal
 from stripe_faces import CHUNK, WIDTH, Served, content, served, store_of
 
-from bootseer.stripedfs.collecting import collect
+from bootseer.stripedfs.write.gc import collect
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -16,7 +16,7 @@ from fuse_mounts import in_time, output, refusal
 from stripe_faces import CHUNK, WIDTH, Served, content, served, store_of, stripe
 
 from bootseer import stripedfs
-from bootseer.stripedfs.collecting import collect
+from bootseer.stripedfs.write.gc import collect
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

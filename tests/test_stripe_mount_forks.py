@@ -24,8 +24,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError
 from bootseer.storage.store import Store
-from bootseer.stripedfs import saving
-from bootseer.stripedfs.rwtree import WritableTree
+from bootseer.stripedfs.mount.write_tree import WritableTree
+from bootseer.stripedfs.write import saved_file
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -442,15 +442,15 @@ def test_a_fault_of_any_kind_is_told_by_close_and_nothing_is_published(
     """A thread that cannot be started, as where processes are limited: a fault of no store."""
     attr, opened = tree.create(ROOT, b"x", 0o644, os.O_WRONLY)
     tree.write(attr.inode, opened.handle, 0, memoryview(b"some"))
-    spill = saving.SavedFile._spill
+    spill = saved_file.SavedFile._spill
 
-    def refuse(self: saving.SavedFile) -> object:
+    def refuse(self: saved_file.SavedFile) -> object:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(saving.SavedFile, "_spill", refuse)
+    monkeypatch.setattr(saved_file.SavedFile, "_spill", refuse)
     with pytest.raises(RuntimeError):
         tree.write(attr.inode, opened.handle, 4, memoryview(content(SIZE)))
-    monkeypatch.setattr(saving.SavedFile, "_spill", spill)
+    monkeypatch.setattr(saved_file.SavedFile, "_spill", spill)
     with pytest.raises(RuntimeError):
         tree.write(attr.inode, opened.handle, 4, memoryview(content(SIZE)))
     with pytest.raises(RuntimeError):
@@ -458,7 +458,7 @@ def test_a_fault_of_any_kind_is_told_by_close_and_nothing_is_published(
     with pytest.raises(RuntimeError):
         tree.release(attr.inode, opened.handle)
     assert list((tmp_path / "store").iterdir()) == []
-    monkeypatch.setattr("bootseer.stripedfs.tree.REFRESH_S", -1.0)
+    monkeypatch.setattr("bootseer.stripedfs.mount.read_tree.REFRESH_S", -1.0)
     with pytest.raises(FileSystemError) as caught:
         tree.lookup(ROOT, b"x")
     assert caught.value.errno == errno.ENOENT

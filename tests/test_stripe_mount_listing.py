@@ -11,27 +11,28 @@ from stripe_faces import content, store_of
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, Handle, Inode
-from bootseer.stripedfs import names, rwtree
-from bootseer.stripedfs.names import Found
+from bootseer.stripedfs.mount import write_tree
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.namespace import Found
 
 Change = Callable[[], object]
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[rwtree.WritableTree]:
+def tree(tmp_path: Path) -> Iterator[write_tree.WritableTree]:
     (tmp_path / "store" / "kept").mkdir(parents=True)
     (tmp_path / "store" / "kept" / "in").write_bytes(b"in")
     (tmp_path / "store" / "old").write_bytes(b"old")
     (tmp_path / "store" / "full").mkdir()
     with Fetcher() as fetcher:
-        yield rwtree.WritableTree(store_of(tmp_path / "store"), "", fetcher)
+        yield write_tree.WritableTree(store_of(tmp_path / "store"), "", fetcher)
 
 
 @pytest.fixture
 def during(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Do something once the store has answered the next listing, before the mount knows it."""
     waiting: list[Change] = []
-    real = names.children
+    real = namespace.children
 
     def late(*words: object) -> list[Found]:
         found = real(*words)  # type: ignore[arg-type]
@@ -39,7 +40,7 @@ def during(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             waiting.pop(0)()
         return found
 
-    monkeypatch.setattr(names, "children", late)
+    monkeypatch.setattr(namespace, "children", late)
 
     def later(*changes: Change) -> None:
         waiting.extend(changes)
@@ -47,24 +48,24 @@ def during(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return later
 
 
-def shown(tree: rwtree.WritableTree, folder: Inode = ROOT) -> set[bytes]:
+def shown(tree: write_tree.WritableTree, folder: Inode = ROOT) -> set[bytes]:
     return {entry.name for entry in tree.readdir(folder)}
 
 
-def save(tree: rwtree.WritableTree, name: bytes, data: bytes, folder: Inode = ROOT) -> None:
+def save(tree: write_tree.WritableTree, name: bytes, data: bytes, folder: Inode = ROOT) -> None:
     attr, opened = tree.create(folder, name, 0o644, os.O_WRONLY)
     tree.write(attr.inode, opened.handle, 0, memoryview(data))
     tree.flush(attr.inode, opened.handle)
     tree.release(attr.inode, opened.handle)
 
 
-def stale(tree: rwtree.WritableTree) -> None:
+def stale(tree: write_tree.WritableTree) -> None:
     """The next listing asks the store."""
     tree.nodes.root.listed_s = 0.0
 
 
 def test_what_is_made_during_a_listing_is_there_at_once(
-    tree: rwtree.WritableTree, during: Callable[..., None]
+    tree: write_tree.WritableTree, during: Callable[..., None]
 ) -> None:
     assert shown(tree) == {b"kept", b"old", b"full"}
     changes: list[tuple[Change, set[bytes]]] = [
@@ -87,7 +88,7 @@ def test_what_is_made_during_a_listing_is_there_at_once(
 
 
 def test_a_file_being_saved_stays_through_a_listing(
-    tree: rwtree.WritableTree, during: Callable[..., None]
+    tree: write_tree.WritableTree, during: Callable[..., None]
 ) -> None:
     assert b"new" not in shown(tree)
     handle = Handle(0)
@@ -110,7 +111,7 @@ def test_a_file_being_saved_stays_through_a_listing(
 
 
 def test_all_that_is_changed_during_a_listing_holds(
-    tree: rwtree.WritableTree, during: Callable[..., None]
+    tree: write_tree.WritableTree, during: Callable[..., None]
 ) -> None:
     """One answer of the store is enough, however much is done meanwhile."""
     assert shown(tree) == {b"kept", b"old", b"full"}
@@ -134,18 +135,18 @@ def test_all_that_is_changed_during_a_listing_holds(
 
 
 def test_a_name_that_was_found_before_it_was_made_is_one_file(
-    tree: rwtree.WritableTree, monkeypatch: pytest.MonkeyPatch
+    tree: write_tree.WritableTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing sees a folder on the store in the moment between its making and its telling."""
     assert b"dir" not in shown(tree)
-    real = rwtree.WritableTree._new
+    real = write_tree.WritableTree._new
 
-    def slow(self: rwtree.WritableTree, *words: object, **options: object) -> object:
+    def slow(self: write_tree.WritableTree, *words: object, **options: object) -> object:
         stale(self)
         assert b"dir" in shown(self)
         return real(self, *words, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rwtree.WritableTree, "_new", slow)
+    monkeypatch.setattr(write_tree.WritableTree, "_new", slow)
     made = tree.mkdir(ROOT, b"dir", 0o755).inode
     assert tree.lookup(ROOT, b"dir").inode == made
     assert len([node for node in tree.nodes.all() if node.name == b"dir"]) == 1

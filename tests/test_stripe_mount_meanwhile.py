@@ -15,8 +15,10 @@ from stripe_faces import content, store_of
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Handle, Inode
-from bootseer.stripedfs import changing, names, rwtree
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.mount import write_tree
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.write import rename_remove
+from bootseer.stripedfs.write.put import put_into
 
 
 @pytest.fixture
@@ -29,39 +31,39 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tree(store: Path) -> Iterator[rwtree.WritableTree]:
+def tree(store: Path) -> Iterator[write_tree.WritableTree]:
     with Fetcher() as fetcher:
-        yield rwtree.WritableTree(store_of(store), "", fetcher)
+        yield write_tree.WritableTree(store_of(store), "", fetcher)
 
 
-def shown(tree: rwtree.WritableTree, folder: Inode = ROOT) -> set[bytes]:
+def shown(tree: write_tree.WritableTree, folder: Inode = ROOT) -> set[bytes]:
     return {entry.name for entry in tree.readdir(folder)}
 
 
-def listed_anew(tree: rwtree.WritableTree) -> None:
+def listed_anew(tree: write_tree.WritableTree) -> None:
     tree.nodes.root.listed_s = 0.0
     shown(tree)
 
 
 def begin(
-    tree: rwtree.WritableTree, name: bytes, data: bytes, folder: Inode
+    tree: write_tree.WritableTree, name: bytes, data: bytes, folder: Inode
 ) -> tuple[Inode, Handle]:
     attr, opened = tree.create(folder, name, 0o644, os.O_WRONLY)
     tree.write(attr.inode, opened.handle, 0, memoryview(data))
     return attr.inode, opened.handle
 
 
-def end(tree: rwtree.WritableTree, inode: Inode, handle: Handle) -> None:
+def end(tree: write_tree.WritableTree, inode: Inode, handle: Handle) -> None:
     tree.flush(inode, handle)
     tree.release(inode, handle)
 
 
-def save(tree: rwtree.WritableTree, name: bytes, data: bytes, folder: Inode = ROOT) -> None:
+def save(tree: write_tree.WritableTree, name: bytes, data: bytes, folder: Inode = ROOT) -> None:
     end(tree, *begin(tree, name, data, folder))
 
 
 def opened_empty(
-    tree: rwtree.WritableTree, store: Path, flags: int = os.O_WRONLY
+    tree: write_tree.WritableTree, store: Path, flags: int = os.O_WRONLY
 ) -> tuple[Inode, Handle]:
     """A file without bytes, `empty` in the root, open for writing."""
     (store / "empty").write_bytes(b"")
@@ -71,7 +73,7 @@ def opened_empty(
 
 
 def move_while_written(
-    tree: rwtree.WritableTree, folder: Inode, name: bytes
+    tree: write_tree.WritableTree, folder: Inode, name: bytes
 ) -> tuple[Inode, Handle]:
     """Begin to write a file anew, and rename it to `new` in the root."""
     inode = tree.lookup(folder, name).inode
@@ -110,11 +112,11 @@ def after(
 
 
 def test_a_name_goes_with_whatever_node_it_has(
-    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing gives a new file another inode, also while it is removed or renamed."""
-    before(monkeypatch, changing, "remove", lambda: listed_anew(tree))
-    before(monkeypatch, changing, "move", lambda: listed_anew(tree))
+    before(monkeypatch, rename_remove, "remove", lambda: listed_anew(tree))
+    before(monkeypatch, rename_remove, "move", lambda: listed_anew(tree))
     save(tree, b"f", b"data")
     tree.unlink(ROOT, b"f")
     assert shown(tree) == {b"kept", b"old"}
@@ -125,11 +127,11 @@ def test_a_name_goes_with_whatever_node_it_has(
 
 
 def test_a_file_that_nobody_looked_at_is_replaced(
-    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (store / "target").write_bytes(b"target")
     listed_anew(tree)
-    after(monkeypatch, changing, "move", lambda: listed_anew(tree))
+    after(monkeypatch, rename_remove, "move", lambda: listed_anew(tree))
     tree.rename(ROOT, b"old", ROOT, b"target", 0)
     assert shown(tree) == {b"kept", b"target"}
     assert tree.lookup(ROOT, b"target").size_bytes == 3
@@ -137,7 +139,7 @@ def test_a_file_that_nobody_looked_at_is_replaced(
 
 @pytest.mark.parametrize("step", ["listing", "child"])
 def test_a_file_that_is_replaced_while_it_is_looked_up_is_found(
-    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Another host replaces it, and somebody else's listing drops what the first one found."""
     listed_anew(tree)
@@ -153,10 +155,10 @@ def test_a_file_that_is_replaced_while_it_is_looked_up_is_found(
 
 
 def test_a_folder_that_is_renamed_while_it_is_listed_holds_its_own_files(
-    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tree.lookup(ROOT, b"kept").inode
-    after(monkeypatch, names, "children", lambda: tree.rename(ROOT, b"kept", ROOT, b"moved", 0))
+    after(monkeypatch, namespace, "children", lambda: tree.rename(ROOT, b"kept", ROOT, b"moved", 0))
     assert shown(tree, kept) == {b"in"}
     again = tree.mkdir(ROOT, b"kept", 0o755).inode
     save(tree, b"in", b"precious", again)
@@ -168,13 +170,13 @@ def test_a_folder_that_is_renamed_while_it_is_listed_holds_its_own_files(
 
 
 def test_a_checkpoint_that_is_renamed_while_it_is_listed_is_the_new_one(
-    tree: rwtree.WritableTree, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tree: write_tree.WritableTree, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "w").write_bytes(content(100))
     put_into(store_of(store), "ckpt", str(tmp_path / "source"))
     inode = tree.lookup(ROOT, b"ckpt").inode
-    after(monkeypatch, names, "rooted", lambda: tree.rename(ROOT, b"ckpt", ROOT, b"final", 0))
+    after(monkeypatch, namespace, "rooted", lambda: tree.rename(ROOT, b"ckpt", ROOT, b"final", 0))
     assert shown(tree, inode) == {b"w"}
     final = tree.lookup(ROOT, b"final").inode
     node = tree.nodes.get(final)
@@ -185,13 +187,13 @@ def test_a_checkpoint_that_is_renamed_while_it_is_listed_is_the_new_one(
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_name_that_a_file_was_moved_away_from_does_not_come_back(
-    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch, published: bool
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch, published: bool
 ) -> None:
     inode, handle = move_while_written(tree, ROOT, b"old")
     listed_anew(tree)
     assert shown(tree) == {b"kept", b"new"}
     if published:
-        before(monkeypatch, changing, "remove", lambda: listed_anew(tree))
+        before(monkeypatch, rename_remove, "remove", lambda: listed_anew(tree))
         end(tree, inode, handle)
         assert shown(tree) == {b"kept", b"new"}
         assert set(os.listdir(store)) == {"kept", "new"}
@@ -205,7 +207,7 @@ def test_a_name_that_a_file_was_moved_away_from_does_not_come_back(
 
 
 def test_another_file_under_a_name_that_was_moved_away_from_is_shown(
-    tree: rwtree.WritableTree, store: Path
+    tree: write_tree.WritableTree, store: Path
 ) -> None:
     inode, handle = move_while_written(tree, ROOT, b"old")
     save(tree, b"old", b"another")
@@ -218,7 +220,7 @@ def test_another_file_under_a_name_that_was_moved_away_from_is_shown(
 
 
 def test_what_is_removed_before_its_first_byte_stays_removed(
-    tree: rwtree.WritableTree, store: Path
+    tree: write_tree.WritableTree, store: Path
 ) -> None:
     inode, handle = opened_empty(tree, store)
     tree.unlink(ROOT, b"empty")
@@ -233,7 +235,7 @@ def test_what_is_removed_before_its_first_byte_stays_removed(
 
 @pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_WRONLY | os.O_APPEND])
 def test_what_is_renamed_to_a_name_is_not_written_by_who_had_it_open(
-    tree: rwtree.WritableTree, store: Path, flags: int
+    tree: write_tree.WritableTree, store: Path, flags: int
 ) -> None:
     inode, handle = opened_empty(tree, store, flags)
     tree.rename(ROOT, b"old", ROOT, b"empty", 0)
@@ -245,7 +247,7 @@ def test_what_is_renamed_to_a_name_is_not_written_by_who_had_it_open(
 
 
 def test_what_is_written_in_the_middle_of_its_removal_is_removed(
-    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inode, handle = opened_empty(tree, store)
     late = lambda: tree.write(inode, handle, 0, memoryview(b"late"))  # noqa: E731
@@ -259,7 +261,7 @@ def test_what_is_written_in_the_middle_of_its_removal_is_removed(
 
 
 def test_a_file_whose_removal_fails_is_written_on(
-    tree: rwtree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inode, handle = opened_empty(tree, store)
 
@@ -267,7 +269,7 @@ def test_a_file_whose_removal_fails_is_written_on(
         raise StoreUnavailableError("it is away; wait")
 
     with monkeypatch.context() as patched:
-        before(patched, changing, "remove", away)
+        before(patched, rename_remove, "remove", away)
         with pytest.raises(BaseException, match="EIO"):
             tree.unlink(ROOT, b"empty")
     tree.write(inode, handle, 0, memoryview(b"written"))
@@ -276,7 +278,7 @@ def test_a_file_whose_removal_fails_is_written_on(
 
 
 def test_a_folder_from_which_a_file_is_moved_while_it_is_written_stays_until_it_is_closed(
-    tree: rwtree.WritableTree, store: Path
+    tree: write_tree.WritableTree, store: Path
 ) -> None:
     kept = tree.lookup(ROOT, b"kept").inode
     inode, handle = move_while_written(tree, kept, b"in")
@@ -290,7 +292,7 @@ def test_a_folder_from_which_a_file_is_moved_while_it_is_written_stays_until_it_
 
 
 def test_a_name_that_was_moved_away_from_goes_with_what_is_removed(
-    tree: rwtree.WritableTree, store: Path
+    tree: write_tree.WritableTree, store: Path
 ) -> None:
     move_while_written(tree, ROOT, b"old")
     tree.unlink(ROOT, b"new")

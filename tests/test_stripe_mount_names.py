@@ -22,8 +22,8 @@ from bootseer.fuse.operations import ROOT, FileSystemError, Inode
 from bootseer.storage.retry import limited, retrying
 from bootseer.storage.store import Stat
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs import names
-from bootseer.stripedfs import tree as trees
+from bootseer.stripedfs.mount import read_tree as trees
+from bootseer.stripedfs.read import namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -223,7 +223,7 @@ def test_many_entries_are_taken_in_quickly(tmp_path: Path, fetcher: Fetcher) -> 
 
         __hash__ = int.__hash__
 
-    found = [names.Found(f"f{n:05d}", n, 1.0, False) for n in range(3000)]
+    found = [namespace.Found(f"f{n:05d}", n, 1.0, False) for n in range(3000)]
     listed = tree.nodes.fill(tree.nodes.root, found, {})
     tree.nodes.root.children = {name: Counted(inode) for name, inode in listed.items()}  # type: ignore[misc]
     tree.nodes.fill(tree.nodes.root, found[1:], {})
@@ -299,7 +299,7 @@ def test_a_limit_holds_for_all_calls_of_a_request() -> None:
 
 
 def test_a_limit_holds_for_calls_made_in_parallel() -> None:
-    from bootseer.stripedfs.opening import in_parallel
+    from bootseer.stripedfs.read.open import in_parallel
 
     with limited(-1.0), pytest.raises(DeadlineError):
         in_parallel(lambda n: retrying(lambda: n, retry_s=5.0), [1, 2, 3])
@@ -311,7 +311,7 @@ def test_a_checkpoint_that_is_replaced_brings_its_own_names(
     """A directory checkpoint below a folder: its names are of one version, also deep in it."""
     from stripe_faces import SMALL
 
-    from bootseer.stripedfs.putting import put_into
+    from bootseer.stripedfs.write.put import put_into
 
     monkeypatch.setattr(trees, "REFRESH_S", -1.0)
     store = store_of(tmp_path / "store")

@@ -17,7 +17,7 @@ from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of
 from bootseer import stripedfs
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, FileSystemError
-from bootseer.stripedfs.rwtree import WritableTree
+from bootseer.stripedfs.mount.write_tree import WritableTree
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

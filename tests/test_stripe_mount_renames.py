@@ -22,8 +22,8 @@ from bootseer.errors import DeadlineError, NotFoundError
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Stat
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs.rwtree import WritableTree
-from bootseer.stripedfs.treefiles import Complaints, OpenFiles
+from bootseer.stripedfs.mount.open_files import Complaints, OpenFiles
+from bootseer.stripedfs.mount.write_tree import WritableTree
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -17,8 +17,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT
 from bootseer.storage.store import Placed, Stat
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs import tree as trees
-from bootseer.stripedfs import versions
+from bootseer.stripedfs.format import pointer
+from bootseer.stripedfs.mount import read_tree as trees
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_was_not_published_anew_is_not_asked_for_again(
         put_bytes(counted.inner, f"s{number}", content(20), tmp_path)
     tree = trees.StripedTree(counted, "", fetcher)
     monkeypatch.setattr(trees, "REFRESH_S", -1.0)
-    monkeypatch.setattr(versions, "TICK_S", 0.0)
+    monkeypatch.setattr(pointer, "TICK_S", 0.0)
 
     def pointers() -> int:
         """How many were read for a listing, while each is due at once."""
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_was_not_published_anew_is_not_asked_for_again(
         put_bytes(counted.inner, "s3", content(30), tmp_path)
         assert [pointers() for _ in range(3)] == [1, 1, 0]
         assert tree.lookup(ROOT, b"s3").size_bytes == 30
-    monkeypatch.setattr(versions, "TRUST_S", -1.0)
+    monkeypatch.setattr(pointer, "TRUST_S", -1.0)
     assert pointers() == 10
 
 

@@ -28,9 +28,9 @@ from waiting import until
 
 from bootseer import stripedfs
 from bootseer.errors import UsageError
-from bootseer.stripedfs import mounting
-from bootseer.stripedfs.mountsettings import MountSettings
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.mount import mount as mounting
+from bootseer.stripedfs.mount.settings import MountSettings
+from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

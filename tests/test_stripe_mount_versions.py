@@ -16,8 +16,8 @@ from waiting import until
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
-from bootseer.stripedfs import names
-from bootseer.stripedfs import tree as trees
+from bootseer.stripedfs.mount import read_tree as trees
+from bootseer.stripedfs.read import namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -217,12 +217,12 @@ def test_listings_count_as_references(root: Path, tmp_path: Path, fetcher: Fetch
 
 def test_appending_goes_on_with_what_was_there(root: Path, tmp_path: Path) -> None:
     """A version of the same size by somebody else is not taken for ours."""
-    from bootseer.stripedfs.nodes import Node
-    from bootseer.stripedfs.saving import Saving
+    from bootseer.stripedfs.mount.inodes import Node
+    from bootseer.stripedfs.write.saved_file import Saving
 
     store = store_of(root)
     with Fetcher() as fetcher:
-        found = names.look(store, "ckpt")
+        found = namespace.look(store, "ckpt")
         saving = Saving(store, Node(Inode(5), "ckpt", ROOT, found), SMALL, fetcher)
         saving.size_bytes = SIZE
         replace(root, "ckpt", NEW, tmp_path)
@@ -234,11 +234,11 @@ def test_appending_goes_on_with_what_was_there(root: Path, tmp_path: Path) -> No
             saving.write(SIZE, memoryview(b"x"))
         with pytest.raises(FileSystemError):
             saving.publish()
-    assert names.look(store, "ckpt").size_bytes == SIZE
+    assert namespace.look(store, "ckpt").size_bytes == SIZE
 
 
 def test_a_save_in_place_ends_the_readers_of_what_was(root: Path, tmp_path: Path) -> None:
-    from bootseer.stripedfs.rwtree import WritableTree
+    from bootseer.stripedfs.mount.write_tree import WritableTree
 
     with Fetcher() as fetcher:
         tree = WritableTree(store_of(root), "", fetcher, writing=SMALL)

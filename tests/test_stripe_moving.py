@@ -10,10 +10,11 @@ from stripe_lab import CHUNK, leftovers, opened, read_back, sample
 
 from bootseer.errors import NotFoundError
 from bootseer.storage.local import LocalStore
-from bootseer.stripedfs import changing, names
-from bootseer.stripedfs.collecting import collect
-from bootseer.stripedfs.settings import WriteSettings
-from bootseer.stripedfs.stream import StripedWriter
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.write import rename_remove
+from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.stripe_stream import StripedWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 SMALL = WriteSettings(chunk_bytes=CHUNK, width=4)
 OLD, NEW = sample(5 * CHUNK, 0), sample(6 * CHUNK, 1)
@@ -55,7 +56,7 @@ class KilledStore(LocalStore):
 
 
 def move(store: LocalStore) -> None:
-    changing.move(store, names.look(store, "tmp"), "latest")
+    rename_remove.move(store, namespace.look(store, "tmp"), "latest")
 
 
 @pytest.mark.parametrize("steps", range(STEPS))
@@ -77,7 +78,7 @@ def test_a_move_that_was_cut_short_loses_nothing(tmp_path: Path, steps: int) -> 
     try:
         move(LocalStore(str(tmp_path)))  # once more finishes it
     except NotFoundError:
-        assert names.look(opened(tmp_path), "latest").size_bytes == len(NEW)
+        assert namespace.look(opened(tmp_path), "latest").size_bytes == len(NEW)
     assert read_back(opened(tmp_path), "latest") == NEW
     list(collect(opened(tmp_path), "latest", grace_s=0))
     assert leftovers(tmp_path, "latest") == []

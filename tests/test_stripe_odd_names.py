@@ -9,7 +9,7 @@ import pytest
 from fuse_mounts import in_time
 from stripe_faces import put_bytes, served, store_of, stripe
 
-from bootseer.stripedfs.fs import StripedFileSystem
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

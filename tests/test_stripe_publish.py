@@ -13,13 +13,13 @@ from stripe_lab import CHUNK, leftovers, opened, sample, whole
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs import stream as streams
-from bootseer.stripedfs import stripes
-from bootseer.stripedfs.collecting import collect
-from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.settings import BUFFER_BUDGET_BYTES, WriteSettings, plan_write
-from bootseer.stripedfs.stream import Budget, StripedWriter, StripeStream
-from bootseer.stripedfs.versions import current
+from bootseer.stripedfs.format.pointer import current
+from bootseer.stripedfs.write import stripe_pool
+from bootseer.stripedfs.write import stripe_stream as streams
+from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.put import put_into
+from bootseer.stripedfs.write.stripe_stream import Budget, StripedWriter, StripeStream
+from bootseer.stripedfs.write.write_settings import BUFFER_BUDGET_BYTES, WriteSettings, plan_write
 
 SMALL = WriteSettings(chunk_bytes=CHUNK, width=4)
 
@@ -71,9 +71,9 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
         if told:
             raise told.pop()
 
-    monkeypatch.setattr(stripes.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
+    monkeypatch.setattr(stripe_pool.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
     fake = SimpleNamespace(sleep=paused.append, monotonic=time.monotonic)
-    monkeypatch.setattr(stripes, "time", fake)
+    monkeypatch.setattr(stripe_pool, "time", fake)
     (tmp_path / "d").mkdir()
     (tmp_path / "d/small").write_bytes(b"small")
     (tmp_path / "d/large").write_bytes(sample(CHUNK * 2))

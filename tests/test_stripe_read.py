@@ -26,16 +26,16 @@ from bootseer.errors import (
 )
 from bootseer.storage.store import Placed, Stat, Store, open_store
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs import opening
-from bootseer.stripedfs.opening import in_parallel
-from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.source import (
+from bootseer.stripedfs.read import open as opening
+from bootseer.stripedfs.read.open import in_parallel
+from bootseer.stripedfs.read.sources import (
     MIN_PLAIN_BLOCK_BYTES,
     PLAIN_BLOCK_BYTES,
     PlainSource,
     Stretches,
     plain_block_bytes,
 )
+from bootseer.stripedfs.write.put import put_into
 
 SIZE = 7 * CHUNK + 5
 

@@ -24,11 +24,11 @@ from stripe_lab import (
 
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.local import LocalStore
-from bootseer.stripedfs import draft, stripes
-from bootseer.stripedfs.collecting import collect, remove
-from bootseer.stripedfs.draft import Draft
-from bootseer.stripedfs.putting import put_into
-from bootseer.stripedfs.settings import WriteSettings
+from bootseer.stripedfs.write import draft, stripe_pool
+from bootseer.stripedfs.write.draft import Draft
+from bootseer.stripedfs.write.gc import collect, remove
+from bootseer.stripedfs.write.put import put_into
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 ONE_BY_ONE = WriteSettings(chunk_bytes=CHUNK, width=4, jobs=1, keep_bytes=0)
 
@@ -43,7 +43,7 @@ def _gone_at(part: str) -> Callable[[str], None]:
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripes, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_pool, "BACKOFF_S", 0.001)
 
 
 def _interrupted(tmp_path: Path, part: str = "stripe-00002", size: int = 20 * CHUNK + 5) -> Path:

@@ -17,9 +17,9 @@ from stripe_faces import SMALL, content, put_bytes, served, store_of, stripe
 
 from bootseer import stripedfs
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
-from bootseer.stripedfs.fileerrors import FileCorruptError
-from bootseer.stripedfs.fs import StripedFileSystem
-from bootseer.stripedfs.putting import put_into
+from bootseer.stripedfs.file_errors import FileCorruptError
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -18,9 +18,9 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs import names
-from bootseer.stripedfs import tree as trees
-from bootseer.stripedfs.fs import StripedFileSystem
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.mount import read_tree as trees
+from bootseer.stripedfs.read import namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -206,11 +206,11 @@ def test_one_of_somebody_else_is_refused(store: Refusing, tree: trees.StripedTre
 def test_a_store_that_is_gone_is_no_matter_of_one(store: Refusing) -> None:
     gone = StoreUnavailableError("gone")
     store.faults = {"a": gone, "b": gone}
-    found = names.children(store, names.look(store, ""))
+    found = namespace.children(store, namespace.look(store, ""))
     assert [each.problem for each in found] == [gone, gone, None]
     store.faults["c"] = gone
     with pytest.raises(StoreUnavailableError):
-        names.children(store, names.look(store, ""))
+        namespace.children(store, namespace.look(store, ""))
 
 
 def test_what_was_there_stays_while_the_store_does_not_say(

@@ -22,7 +22,7 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.storage.options import StoreOptions
-from bootseer.stripedfs.fs import StripedFileSystem
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 
 DATA = random.Random(5).randbytes(300_000)
 SIGNED = "/bucket/model.pt?X-Amz-Signature=SigS3CRET&part=1"

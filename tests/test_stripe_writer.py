@@ -16,10 +16,10 @@ from stripe_lab import CHUNK, leftovers, opened, read_back, sample, version_fold
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.store import NO_HINTS, WriteHints
-from bootseer.stripedfs import stripes
-from bootseer.stripedfs.putting import put, put_into
-from bootseer.stripedfs.settings import WriteSettings, plan_write
-from bootseer.stripedfs.stream import StripedWriter, StripeStream
+from bootseer.stripedfs.write import stripe_pool
+from bootseer.stripedfs.write.put import put, put_into
+from bootseer.stripedfs.write.stripe_stream import StripedWriter, StripeStream
+from bootseer.stripedfs.write.write_settings import WriteSettings, plan_write
 
 SMALL = WriteSettings(chunk_bytes=CHUNK, width=3, keep_bytes=0)
 SIZES = sorted({0, 1, *(n * CHUNK + d for n in (1, 2, 3, 6, 7) for d in (-1, 0, 1))})
@@ -210,7 +210,7 @@ def _gone(part: str, times: int = 1 << 30) -> Callable[[str, int], None]:
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripes, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_pool, "BACKOFF_S", 0.001)
 
 
 def test_a_stripe_that_fails_is_written_anew(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from zarr.core.buffer import Buffer, cpu
 from zarr.storage import FsspecStore
 from zarr.testing.store import StoreTests
 
-from bootseer.stripedfs.fs import StripedFileSystem
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 
 pytestmark = pytest.mark.slow
 

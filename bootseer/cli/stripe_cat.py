@@ -25,9 +25,9 @@ def command(url: str, jobs: int | None, **store: Any) -> int:
     URL may also name a file within a directory checkpoint.
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
-    from bootseer.stripedfs.catting import stream
-    from bootseer.stripedfs.locating import locate
-    from bootseer.stripedfs.names import source_of
+    from bootseer.stripedfs.read.cat import stream
+    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.namespace import source_of
 
     if sys.stdout is None:  # and its number may be some other file's
         raise UsageError("standard output is closed; redirect it to where the file shall go")

@@ -13,7 +13,7 @@ from bootseer.cli.stripe_ls import printable
 from bootseer.errors import BootseerError, UsageError
 
 if TYPE_CHECKING:
-    from bootseer.stripedfs.collecting import Removed
+    from bootseer.stripedfs.write.gc import Removed
 
 
 @click.command("gc")
@@ -37,8 +37,8 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
     is told on standard error, and the exit code is then of that error.
     """
     from bootseer.storage.store import open_object, open_store
-    from bootseer.stripedfs.collecting import checkpoints, collect, collect_beside
-    from bootseer.stripedfs.versions import folder_of
+    from bootseer.stripedfs.format.pointer import folder_of
+    from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside
 
     options = options_of(store)
     try:

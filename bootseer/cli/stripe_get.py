@@ -27,8 +27,8 @@ def command(
     folder DST, which must be new or empty. DST appears in one step when all of it has arrived.
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
-    from bootseer.stripedfs.getting import get_found
-    from bootseer.stripedfs.locating import locate
+    from bootseer.stripedfs.read.get import get_found
+    from bootseer.stripedfs.read.locate import locate
 
     options = options_of(store)
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()

@@ -13,7 +13,7 @@ from bootseer.cli import sizes
 from bootseer.cli.options import echo_json, json_option, options_of, store_options
 
 if TYPE_CHECKING:
-    from bootseer.stripedfs.listings import Listed
+    from bootseer.stripedfs.read.listing import Listed
 
 
 @click.command("ls")
@@ -29,8 +29,8 @@ def command(url: str, recursive: bool, as_json: bool, **store: Any) -> int:
     One that cannot be looked at is told on standard error, beside the list of the others; the
     exit code is then of that error.
     """
-    from bootseer.stripedfs.listings import listing
-    from bootseer.stripedfs.locating import locate
+    from bootseer.stripedfs.read.listing import listing
+    from bootseer.stripedfs.read.locate import locate
 
     opened, found = locate(url, options_of(store))
     try:

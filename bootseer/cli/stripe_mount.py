@@ -101,7 +101,8 @@ def command(
     log_file: str | None,
     **store: Any,
 ) -> None:
-    from bootseer.stripedfs import faultlog, mounting, mountsettings
+    from bootseer.stripedfs.mount import background_log, mount
+    from bootseer.stripedfs.mount import settings as mountsettings
 
     settings = mountsettings.MountSettings(
         url=url,
@@ -117,9 +118,9 @@ def command(
         deadline_s=deadline_s,
         backend="fusepy" if backend == "fusepy" else "own",
         for_pid=for_pid or 0,
-        log_file=log_file or ("" if foreground else faultlog.own_log()),
+        log_file=log_file or ("" if foreground else background_log.own_log()),
     )
     if foreground:
-        mounting.serve(settings)
+        mount.serve(settings)
     else:
-        mounting.mount(settings)
+        mount.mount(settings)

@@ -12,8 +12,8 @@ from bootseer.cli.options import echo_json, json_option, options_of, store_optio
 from bootseer.cli.stripe import jobs_option, resume_option
 
 if TYPE_CHECKING:
-    from bootseer.stripedfs.putting import PutReport
-    from bootseer.stripedfs.settings import WriteSettings
+    from bootseer.stripedfs.write.put import PutReport
+    from bootseer.stripedfs.write.write_settings import WriteSettings
 
 
 @click.command("put")
@@ -80,7 +80,7 @@ def command(
     What was before stays readable for who has it open, until `gc`.
     """
     from bootseer.storage.store import open_object
-    from bootseer.stripedfs.putting import put_into
+    from bootseer.stripedfs.write.put import put_into
 
     opened, name = open_object(url, options_of(given))
     try:
@@ -101,7 +101,7 @@ def command(
 
 
 def _settings(given: dict[str, Any]) -> WriteSettings:
-    from bootseer.stripedfs.settings import WriteSettings
+    from bootseer.stripedfs.write.write_settings import WriteSettings
 
     return WriteSettings(
         width=given["width"] or 0,

@@ -19,7 +19,7 @@ def command(url: str, force: bool, **store: Any) -> int:
     Readers that have it open lose it. A plain file is never removed.
     """
     from bootseer.storage.store import open_object
-    from bootseer.stripedfs.collecting import remove
+    from bootseer.stripedfs.write.gc import remove
 
     opened, name = open_object(url, options_of(store))
     try:

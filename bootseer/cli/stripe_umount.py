@@ -16,6 +16,6 @@ import click
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--lazy", is_flag=True, help="Unmount even while it is in use.")
 def command(directory: str, lazy: bool) -> None:
-    from bootseer.stripedfs import mounting
+    from bootseer.stripedfs.mount import mount
 
-    mounting.umount(directory, lazily=lazy)
+    mount.umount(directory, lazily=lazy)

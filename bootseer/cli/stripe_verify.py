@@ -25,7 +25,7 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.storage.store import open_object
-    from bootseer.stripedfs.verifying import sentence, verify_in
+    from bootseer.stripedfs.read.verify import sentence, verify_in
 
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
     opened, name = open_object(url, options_of(store))

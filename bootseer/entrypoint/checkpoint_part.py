@@ -26,7 +26,7 @@ from bootseer.events.writer import NullWriter
 if TYPE_CHECKING:
     from bootseer.storage.options import StoreOptions
     from bootseer.storage.store import Store
-    from bootseer.stripedfs.names import Found
+    from bootseer.stripedfs.read.namespace import Found
 
 MIB = 1 << 20
 PROCESS_MIB = 80
@@ -72,10 +72,10 @@ class CheckpointPart:
 
     def repair(self, request: Request) -> None:
         """Take a mount away that a killed part left: the plain command writes there."""
-        from bootseer.stripedfs import mounting
+        from bootseer.stripedfs.mount import mount
 
         with contextlib.suppress(BootseerError):
-            mounting.umount(_settings(request).to, lazily=True)
+            mount.umount(_settings(request).to, lazily=True)
 
 
 def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
@@ -101,14 +101,15 @@ def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
 
 
 def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
-    from bootseer.stripedfs import faultlog, mounting, mountsettings
+    from bootseer.stripedfs.mount import background_log, mount
+    from bootseer.stripedfs.mount import settings as mountsettings
 
     try:
         os.makedirs(checkpoint.to, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the directory {checkpoint.to}: {error.strerror}") from error
     never = mountsettings.NEVER_DIRECT
-    mounting.mount(
+    mount.mount(
         mountsettings.MountSettings(
             url=checkpoint.url,
             mountpoint=checkpoint.to,
@@ -119,7 +120,7 @@ def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
             memory_bytes=_block_bytes(checkpoint),
             # `start` becomes the job, so the job has its process id.
             for_pid=os.getppid(),
-            log_file=faultlog.own_log(),  # the server has no streams of the job's
+            log_file=background_log.own_log(),  # the server has no streams of the job's
         )
     )
 
@@ -136,8 +137,8 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     from bootseer.storage import retry
     from bootseer.storage.bounded_calls import within
     from bootseer.storage.urls import redact
-    from bootseer.stripedfs.getting import get_found
-    from bootseer.stripedfs.locating import locate
+    from bootseer.stripedfs.read.get import get_found
+    from bootseer.stripedfs.read.locate import locate
 
     def look() -> tuple[Store, Found]:
         with retry.limited(look_s):

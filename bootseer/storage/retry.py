@@ -55,7 +55,7 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
     Waits grow from a tenth of a second, with full jitter, and are never shorter than the server
     asked for. No try starts later than `retry_s` after the first one; then the last error rises.
     Within `limited`, no try starts after that limit either, and a first one gives DeadlineError.
-    A wait that a person would notice is logged as a warning; `waits.listener` hears of all.
+    A wait that a person would notice is logged as a warning; `wait_reports.listener` hears of all.
     """
     began_s = time.monotonic()
     if began_s > _end_s.get():

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bootseer.stripedfs.file import StripedFile, open, open_tree  # noqa: A004 - its name
-    from bootseer.stripedfs.getting import get
-    from bootseer.stripedfs.putting import put
-    from bootseer.stripedfs.verifying import verify
+    from bootseer.stripedfs.read.get import get
+    from bootseer.stripedfs.read.verify import verify
+    from bootseer.stripedfs.write.put import put
 
 __all__ = ["StripedFile", "get", "open", "open_tree", "put", "verify"]
 
@@ -20,9 +20,9 @@ _PLACES = {
     "StripedFile": "file",
     "open": "file",
     "open_tree": "file",
-    "get": "getting",
-    "put": "putting",
-    "verify": "verifying",
+    "get": "read.get",
+    "put": "write.put",
+    "verify": "read.verify",
 }
 
 

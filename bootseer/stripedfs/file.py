@@ -22,12 +22,12 @@ from bootseer.blocks.fetch.slabs import copy, writable
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.store import open_object
-from bootseer.stripedfs import names
-from bootseer.stripedfs.fileerrors import file_error
-from bootseer.stripedfs.locating import locate
-from bootseer.stripedfs.opening import Tree, open_entry
-from bootseer.stripedfs.shared import share_of, shared_fetcher
-from bootseer.stripedfs.source import FileSource, as_damage
+from bootseer.stripedfs.file_errors import file_error
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.locate import locate
+from bootseer.stripedfs.read.open import Tree, open_entry
+from bootseer.stripedfs.read.sources import FileSource, as_damage
+from bootseer.stripedfs.shared_fetcher import share_of, shared_fetcher
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -401,7 +401,7 @@ def _copied(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview)
 
 def _source_at(url: str, options: StoreOptions) -> FileSource:
     store, found = locate(url, options)
-    return names.source_of(store, found)
+    return namespace.source_of(store, found)
 
 
 def _same(source: FileSource, key: str, name: str) -> FileSource:

@@ -48,7 +48,7 @@ class Following:
         cache_before: int | None = None,
     ) -> None:
         """`helpers`: other processes that read on its behalf alone. `cache_before`:
-        `lowly.cache_bytes()` of the start's beginning; default: now."""
+        `rate_limit.cache_bytes()` of the start's beginning; default: now."""
         self._roots, self._workload, self._pid = roots, workload, pid
         self._helpers, self._over = helpers, over
         self._asker, self._mapped = Asker(), Mapped()

@@ -1,0 +1,1 @@
+"""A striped checkpoint's documents, and where its bytes lie."""

@@ -1,0 +1,67 @@
+"""Standing in for fsspec's own `hdfs://`, `webhdfs://` and `http://`: only where somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fsspec
+from fsspec.utils import infer_storage_options
+
+from bootseer.stripedfs.fsspec_face import chained_urls
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+
+
+def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> None:
+    """See `bootseer.stripedfs.fsspec_face.filesystem.register`."""
+    for wanted, cls in ((hdfs, StripedHdfs), (webhdfs, StripedWebHdfs)):
+        if wanted:
+            for protocol in cls.replaces:
+                fsspec.register_implementation(protocol, cls, clobber=True)
+    for protocol in chained_urls.WEB if http else ():
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ImportError:  # so nothing that works is replaced
+            fsspec.register_implementation(protocol, StripedHttp, clobber=True)
+
+
+class _Unchained(StripedFileSystem):
+    """Stands for a protocol by itself: the host is in its own URL."""
+
+    replaces: tuple[str, ...] = ()
+    target = ""
+
+    def __init__(self, host: str = "", port: int | None = None, **storage_options: Any) -> None:
+        given = {"host": host, "port": port, "user": storage_options.pop("user", None)}
+        given["use_https"] = storage_options.pop("use_https", False)
+        super().__init__("", self.target, given, **storage_options)
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        found = infer_storage_options(path)
+        wanted = {"host": "host", "port": "port", "username": "user"}
+        return {name: found[key] for key, name in wanted.items() if found.get(key)}
+
+
+class StripedWebHdfs(_Unchained):
+    """`webhdfs://` after `register()`."""
+
+    protocol = ("webhdfs", "webHDFS")
+    replaces = ("webhdfs", "webHDFS")
+    target = "webhdfs"
+
+
+class StripedHdfs(_Unchained):
+    """`hdfs://` after `register()`."""
+
+    protocol = "hdfs"
+    replaces = ("hdfs",)
+    target = "hdfs"
+
+
+class StripedHttp(StripedFileSystem):
+    """`http://` and `https://` after `register()`, where fsspec's own cannot be used."""
+
+    protocol = chained_urls.WEB
+
+    def __init__(self, **storage_options: Any) -> None:
+        super().__init__("", "http", **storage_options)

@@ -1,0 +1,1 @@
+"""Checkpoints as mounted directories."""

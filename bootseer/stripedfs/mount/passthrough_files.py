@@ -1,0 +1,127 @@
+"""Files that the node cache holds whole, read by the kernel itself (FUSE passthrough).
+
+Such a read compares nothing with any entry, so only sealed objects are handed over: see
+`blocks.cache.sealed_objects`. What a mount has read whole is sealed once nobody reads through it
+any more, at the least priority and with pauses, so the next opening finds it so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bootseer.blocks.cache import sealed_objects
+from bootseer.blocks.cache.present_index import identity_of
+from bootseer.blocks.cache.sealed_objects import Sealed, VerifiableSource
+from bootseer.errors import BootseerError, NotFoundError
+from bootseer.fuse.operations import Handle
+from bootseer.stripedfs.read.sources import FileSource
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch.fetcher import Fetcher
+
+QUIET_S = 2.0
+PAUSE_S = 0.01
+"""After every few megabytes verified: some hundred megabytes a second are soon enough."""
+MOST_WAITING = 1000
+
+
+class Passing:
+    """Sealed objects of the cache `directory` by the handles that have them open.
+
+    `busy` tells whether files are open that we serve: nothing is sealed meanwhile. `say` hears
+    why an object could not be sealed.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        fetcher: Fetcher,
+        *,
+        busy: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._directory, self._fetcher = directory, fetcher
+        self._busy, self._say = busy, say
+        self._lock = threading.Lock()
+        self._open: dict[Handle, Sealed] = {}
+        self._waiting: dict[str, FileSource] = {}
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def sealed(self, source: FileSource) -> Sealed | None:
+        """The file's sealed object, pinned; None where it must be served."""
+        if not isinstance(source, VerifiableSource):
+            return None
+        identity = identity_of(source)
+        return None if identity is None else sealed_objects.open_sealed(self._directory, identity)
+
+    def keep(self, handle: Handle, sealed: Sealed) -> None:
+        """Keep an object pinned until `drop`."""
+        with self._lock:
+            self._open[handle] = sealed
+
+    def drop(self, handle: Handle) -> None:
+        """The kernel closed a handle."""
+        with self._lock:
+            sealed = self._open.pop(handle, None)
+        if sealed is not None:
+            sealed.close()
+
+    def served(self, source: FileSource) -> None:
+        """A file that we served was closed: seal it when there is time, if it is here whole."""
+        if not isinstance(source, VerifiableSource):
+            return
+        with self._lock:
+            if self._closing.is_set() or len(self._waiting) >= MOST_WAITING:
+                return
+            self._waiting[source.key] = source
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stripe-seal", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End sealing and unpin everything; what the kernel has open it keeps. Twice is safe."""
+        self._closing.set()
+        with self._lock:
+            objects, self._open = list(self._open.values()), {}
+        for sealed in objects:
+            sealed.close()
+
+    def _run(self) -> None:
+        while self._quiet():
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                source = self._waiting.pop(next(iter(self._waiting)))
+            try:
+                self._seal(source)
+            except NotFoundError:
+                pass  # nothing of it is cached
+            except BootseerError as error:  # it is served next time, too
+                self._say(f"{source.key}: {error}")
+
+    def _seal(self, source: FileSource) -> None:
+        identity = identity_of(source)
+        if identity is None or not sealed_objects.seal(
+            self._directory, source, go_on=self._go_on, whole_pages=False
+        ):
+            return
+        self._fetcher.forget(source)  # freezing needs the object alone
+        found = sealed_objects.open_sealed(self._directory, identity)
+        if found is not None:
+            found.close()
+
+    def _quiet(self) -> bool:
+        """Wait until nothing has been open for a while; False when closed."""
+        while not self._closing.wait(QUIET_S):
+            if not self._busy():
+                return True
+        return False
+
+    def _go_on(self) -> bool:
+        if self._closing.wait(PAUSE_S):
+            return False
+        return not self._busy() or self._quiet()

@@ -1,0 +1,476 @@
+"""A folder of a store, a directory checkpoint or a single file as a mounted, read-only tree.
+
+Inode numbers follow from paths and versions (see `nodes`), so a process started later on the same
+tree serves the same mount. Folders are read when they are looked into; those of a store (a
+directory checkpoint never changes) again after `REFRESH_S`, so that new checkpoints appear.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from bootseer.errors import (
+    BootseerError,
+    CorruptDataError,
+    NotFoundError,
+    StoreUnavailableError,
+)
+from bootseer.fuse.operations import (
+    ROOT,
+    Attr,
+    Data,
+    Entry,
+    FileSystemError,
+    Handle,
+    Inode,
+    Opened,
+    Reply,
+)
+from bootseer.storage.retry import limited
+from bootseer.storage.store import Store
+from bootseer.stripedfs.format.json_fields import BadFieldError
+from bootseer.stripedfs.format.manifest import Attributes, TreeFile, TreeFolder, TreeLink, inside
+from bootseer.stripedfs.mount import xattrs
+from bootseer.stripedfs.mount.inodes import Node, Nodes, base_of, readable
+from bootseer.stripedfs.mount.open_files import Answered, Complaints, OpenFiles
+from bootseer.stripedfs.mount.passthrough_files import Passing
+from bootseer.stripedfs.mount.settings import DEADLINE_S, DIRECT_BYTES
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.sources import FileSource
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch.fetcher import Fetcher
+
+REFRESH_S = 30.0
+AGAIN_S = 5.0
+"""After a store could not be asked, names that are known are not asked for again for so long."""
+MOST_ASKED = 3
+"""How often a folder is read or looked at for one request, while others rename or replace it."""
+MOST_SURVEYED = 10_000
+"""Folders that are looked into for an inode of a process before us."""
+
+
+class StripedTree:
+    """`Operations` over what a name on a store stands for; a file is served as the one file of `/`.
+
+    Files of `direct_bytes` and more bypass the page cache. Raises NotFoundError and its relatives
+    when there is nothing of that name. Faults that readers get as EIO are told to `say` in words.
+    Who made the fetcher closes it after the mount is gone. What is asked of the store for one
+    request is tried for `deadline_s`. `inode_a_path`: the server numbers files by their paths,
+    so that a file and what replaces it share their pages. `passing_from`: the fetcher's node
+    cache, whose complete files the kernel may read by itself.
+    """
+
+    slow = ("lookup", "getattr", "readdir", "open", "getxattr", "listxattr")
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        fetcher: Fetcher,
+        *,
+        direct_bytes: int = DIRECT_BYTES,
+        deadline_s: float = DEADLINE_S,
+        say: Callable[[str], None] | None = None,
+        inode_a_path: bool = False,
+        passing_from: str = "",
+    ) -> None:
+        self.store = store
+        self._name_of_root = name
+        self._direct_bytes = direct_bytes
+        self._deadline_s = deadline_s
+        self._inode_a_path = inode_a_path
+        self.complaints = Complaints(say)
+        self.files = OpenFiles(fetcher, self.complaints)
+        self._opened = self.files.by_handle
+        self._passing: Passing | None = None
+        if passing_from:
+            opened = self._opened
+            self._passing = Passing(
+                passing_from, fetcher, busy=lambda: bool(opened), say=say or (lambda _: None)
+            )
+        self._owner = (os.geteuid(), os.getegid())
+        self._began_ns = time.time_ns()
+        self._surveying = threading.Lock()
+        self._absent: dict[Inode, float] = {}
+        self._away_until_s = 0.0
+        found = namespace.look(store, name)
+        self._single = not found.is_folder
+        self.nodes = Nodes(found)
+        if self._single:
+            self.nodes.fill(self.nodes.root, [found], {})
+
+    # --- names and attributes -----------------------------------------------------------------
+
+    def lookup(self, parent: Inode, name: bytes) -> Attr:
+        with self._answered("lookup"):
+            for _ in range(MOST_ASKED):
+                node = self.child(self.node(parent), name)
+                if self.nodes.refer(node.inode):
+                    return self._attr(node)
+        raise FileSystemError(errno.ESTALE)
+
+    def referred(self, inodes: Iterable[Inode]) -> None:
+        """The kernel was given references by a listing."""
+        for inode in inodes:
+            self.nodes.refer(inode)
+
+    def getattr(self, inode: Inode) -> Attr:
+        with self._answered("getattr"):
+            return self._attr(self.node(inode))
+
+    def readlink(self, inode: Inode) -> bytes:
+        with self._answered("readlink"):
+            node = self.node(inode)
+            entry = node.found.entry
+            if node.found.link:
+                return os.fsencode(self._kept_inside(node))
+        if not isinstance(entry, TreeLink):
+            raise FileSystemError(errno.EINVAL)
+        return os.fsencode(entry.target)
+
+    def _kept_inside(self, node: Node) -> str:
+        """A link's target, which whoever writes into the store chose; never out of this mount."""
+        try:
+            return inside(node.path, node.found.link)
+        except BadFieldError as error:
+            self.complaints.number(CorruptDataError(f"it is not followed: {error}"), node.path)
+            raise FileSystemError(errno.EXDEV) from error
+
+    def readdir(self, inode: Inode) -> Sequence[Entry]:
+        with self._answered("readdir"):
+            node = self.node(inode)
+            nodes = self.nodes.children(node, self.listing(node))
+            return [Entry(child.name, self._attr(child)) for child in nodes]
+
+    def statfs(self) -> tuple[int, int, int, int]:
+        nodes = self.nodes.all()
+        return sum(n.found.size_bytes for n in nodes[1:]), 0, len(nodes), 0
+
+    def getxattr(self, inode: Inode, name: bytes) -> bytes:
+        with self._answered("getxattr"):
+            node = self.node(inode)
+            # `ls -l` asks for the ACL of every file: no store is asked for what is never there.
+            if name not in xattrs.names_of(node):
+                raise FileSystemError(errno.ENODATA)
+            if name == xattrs.URL:
+                return os.fsencode(f"{self.store.url.rstrip('/')}/{node.found.name}")
+            return xattrs.value_of(self.source(node), name)
+
+    def listxattr(self, inode: Inode) -> Sequence[bytes]:
+        with self._answered("listxattr"):
+            return xattrs.names_of(self.node(inode))
+
+    def forget(self, inode: Inode, count: int) -> None:
+        self.nodes.forget(inode, count)
+
+    def destroy(self) -> None:
+        if self._passing is not None:
+            self._passing.close()
+        self.files.close()
+
+    # --- files --------------------------------------------------------------------------------
+
+    def open(self, inode: Inode, flags: int) -> Opened:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise FileSystemError(errno.EROFS)
+        with self._answered("open"):
+            node = self.node(inode)
+            if node.found.is_folder:
+                raise FileSystemError(errno.EISDIR)
+            source = self.source(node)
+        passed = self._pass(source)
+        if passed is not None:
+            node.key = source.identity
+            return passed
+        direct = source.size_bytes >= self._direct_bytes
+        place: object = self._where(node) if self._inode_a_path else inode
+        if self._inode_a_path:
+            self.files.outdate(place, but=source.identity)
+        handle = self.files.add(source, self._where(node), place)
+        # The kernel's pages are still good when they are of the same bytes.
+        same = bool(source.key) and node.key == source.identity
+        node.key = source.identity
+        return Opened(handle, direct=direct, keep_cache=same)
+
+    def read(
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+    ) -> Data | memoryview | None:
+        opened = self._opened.get(handle)
+        if opened is not None:
+            return opened.read(offset, size, later)
+        reply = later()  # a handle of a process before us: opening its file may take time
+
+        def revive() -> None:
+            try:
+                node = self.node(inode)
+                opened = self.files.revive(handle, self.source(node), self._where(node), inode)
+                data = opened.read(offset, size, lambda: reply)
+                if isinstance(data, memoryview):  # this thread's own, until its next read
+                    data = Data((data,))
+            except Exception as error:  # whatever it is, the reader must not wait for ever
+                reply.error(self.complaints.number(error, f"inode {inode}"))
+                return
+            if data is not None:
+                reply.data(data)
+
+        self.files.help(revive)
+        return None
+
+    def _pass(self, source: FileSource) -> Opened | None:
+        """An opening that the kernel serves; it asks us all the same where it cannot."""
+        passing = self._passing
+        sealed = passing.sealed(source) if passing is not None else None
+        if passing is None or sealed is None:
+            return None
+        handle = self.files.number(source)
+        passing.keep(handle, sealed)
+        direct = source.size_bytes >= self._direct_bytes
+        return Opened(handle, direct, keep_cache=False, backing_fd=sealed.descriptor)
+
+    def release(self, inode: Inode, handle: Handle) -> None:
+        source = self.files.drop(handle)
+        if self._passing is not None:
+            self._passing.drop(handle)
+            if source is not None:
+                self._passing.served(source)
+
+    def source(self, node: Node) -> FileSource:
+        """Open a file. May wait for the store. FileSystemError(ESTALE): it was replaced.
+
+        The kernel then looks at the name once more, and opens what it means by then.
+        """
+        found = node.found
+        # The name is part of it, for a source asks for its bytes by name, and files are renamed.
+        stamp = (
+            found.name,
+            found.version,
+            found.entry,
+            found.size_bytes,
+            found.mtime_s,
+            found.stamp,
+        )
+        with limited(self._deadline_s):
+            source = self.files.source(
+                node.inode, stamp, lambda: namespace.source_of(self.store, found)
+            )
+        if namespace.is_of(found, source) and node.key in ("", source.identity):
+            return source
+        parent = self.nodes.get(node.parent)
+        self.nodes.outdate(parent)
+        if parent is not None:
+            parent.seen.clear()
+        raise FileSystemError(errno.ESTALE)
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    def node(self, inode: Inode) -> Node:
+        """The node of an inode; one that only a process before us knew is searched for.
+
+        Raises FileSystemError(ESTALE) when there is none, StoreUnavailableError when some folder
+        that may hold it could not be read.
+        """
+        found = self.nodes.get(inode)
+        if found is None and not self.nodes.gone(inode):
+            found = self._survey(inode)
+        if found is None:
+            raise FileSystemError(errno.ESTALE)
+        return readable(found)
+
+    def child(self, parent: Node, name: bytes) -> Node:
+        """A folder's entry. Raises FileSystemError(ENOENT); EIO or EACCES for an unreadable one."""
+        for _ in range(MOST_ASKED):
+            inode = self.listing(parent).get(name)
+            found = self.nodes.get(inode)
+            if found is not None:
+                return readable(found)
+            if inode is None:
+                break
+            # Else it was replaced or removed just now, and is listed anew.
+        raise FileSystemError(errno.ENOENT)
+
+    def listing(self, node: Node) -> Mapping[bytes, Inode]:
+        """A folder's entries; read again from the store when they are old, by one at a time.
+
+        Whoever comes meanwhile has the old ones at once, or waits with that one for the first.
+        """
+        single = node.inode == ROOT and self._single
+        if not node.found.is_folder and not single:
+            raise FileSystemError(errno.ENOTDIR)
+        with self.nodes.lock:
+            known = node.children
+            if known is not None and self._good(node):
+                return known
+            asked = node.asked
+            if asked is None:
+                mine = node.asked = Future[dict[bytes, Inode]]()
+        if asked is not None:
+            return known if known is not None else asked.result()
+        try:
+            with limited(self._deadline_s):
+                listed = self._asked(node, known)
+            mine.set_result(listed)
+            return listed
+        except BaseException as error:  # those who wait for this answer have it, too
+            mine.set_exception(error)
+            raise
+        finally:
+            node.asked = None
+
+    def _good(self, node: Node) -> bool:
+        """Whether what was listed will do."""
+        now_s = time.monotonic()
+        recent = now_s - node.listed_s <= REFRESH_S or now_s < self._away_until_s
+        return bool(node.listed_s) and (node.fixed or recent)
+
+    def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
+        for left in reversed(range(MOST_ASKED)):
+            with self.nodes.lock:
+                began_s, changes = node.listed_s, node.changes
+                node.touched.clear()
+            try:
+                found = self._found(node)
+            except BootseerError as error:
+                if node.changes != changes and left:
+                    continue  # it was asked for under its former name
+                if error.retryable:  # with it, others would wait as long for their old names
+                    self._away_until_s = time.monotonic() + AGAIN_S
+                if known is None:
+                    raise
+                if node.listed_s == began_s:
+                    node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
+                break  # what was there a while ago is better than nothing
+            best = [self._best(node, each) for each in found]
+            with self.nodes.lock:
+                if node.changes == changes or not left:
+                    return self._filled(node, best, outdated=node.changes != changes)
+        return known or {}
+
+    def _found(self, node: Node) -> list[Found]:
+        if node.inode == ROOT and self._single:
+            return [namespace.look(self.store, self._name_of_root)]
+        before = found = node.found
+        if found.version is not None:
+            found = namespace.rooted(self.store, found)
+            with self.nodes.lock:
+                if node.found is before:  # else it was renamed or replaced meanwhile
+                    node.found = found
+        return namespace.children(self.store, found, node.seen)
+
+    def _filled(self, node: Node, found: Sequence[Found], *, outdated: bool) -> dict[bytes, Inode]:
+        """The entries: as the store said, but for names that were changed from here meanwhile.
+
+        An outdated answer is given once, for want of a better one.
+        """
+        here = {each.name: each for each in self.nodes.children(node, node.children or {})}
+        kept = {name: each for name, each in here.items() if name in node.touched}
+        said = [each for each in found if base_of(each) not in node.touched]
+        listed = self.nodes.fill(node, said, {**kept, **self._kept(node, said)})
+        if outdated:
+            self.nodes.outdate(node)
+        return listed
+
+    def _best(self, folder: Node, found: Found) -> Found:
+        """What was there a while ago where the store does not say just now what is there."""
+        if found.problem is None:
+            return found
+        self.complaints.number(found.problem, found.name, reading=True)
+        earlier = self.nodes.get((folder.children or {}).get(base_of(found)))
+        if earlier is None or not found.problem.retryable:
+            return found
+        return earlier.found
+
+    def _kept(self, node: Node, found: Sequence[Found]) -> Mapping[bytes, Node]:
+        """Entries that stay whatever the store says."""
+        return {}
+
+    def _survey(self, wanted: Inode) -> Node | None:
+        """Look into folder after folder until an inode is found, by one at a time."""
+        end_s = time.monotonic() + self._deadline_s
+        if not self._surveying.acquire(timeout=self._deadline_s):
+            return None
+        try:
+            found = self.nodes.get(wanted)
+            if found is not None or time.monotonic() < self._absent.get(wanted, 0.0):
+                return found
+            with limited(end_s - time.monotonic()):
+                found = self._search(wanted, end_s)
+            if found is not None:
+                self.nodes.refer(wanted)  # who asks for it has it from the kernel
+                return found
+            if len(self._absent) >= MOST_SURVEYED:
+                self._absent.clear()
+            self._absent[wanted] = time.monotonic() + REFRESH_S
+            return None
+        finally:
+            self._surveying.release()
+
+    def _search(self, wanted: Inode, end_s: float) -> Node | None:
+        waiting, fault = deque([self.nodes.root]), None
+        for _ in range(MOST_SURVEYED):
+            if not waiting or time.monotonic() > end_s:
+                break
+            node = waiting.popleft()
+            try:
+                listed = self.listing(node)
+            except NotFoundError:
+                continue
+            except BootseerError as error:  # it may be in another one
+                fault = error
+                continue
+            found = self.nodes.get(wanted)
+            if found is not None:
+                return found
+            waiting += [n for n in self.nodes.children(node, listed) if n.found.is_folder]
+        if fault is not None:
+            raise StoreUnavailableError(
+                f"an inode of before is in no folder that could be read: {fault}"
+            ) from fault
+        return None
+
+    def _attr(self, node: Node) -> Attr:
+        found, entry = node.found, node.found.entry
+        if found.problem is not None:
+            return Attr(node.inode, 0, 0)  # of no kind: a listing shows its name alone
+        folder = found.is_folder or node.inode == ROOT
+        mode = 0o755 if folder else 0o644
+        if isinstance(entry, (TreeFile, TreeFolder)):
+            mode = entry.mode
+        set_to = found.attributes or Attributes()
+        if set_to.mode is not None:
+            mode = set_to.mode
+        mtime_ns = int(found.mtime_s * 1e9) if set_to.mtime_ns is None else set_to.mtime_ns
+        kind = stat.S_IFDIR if folder else stat.S_IFREG
+        size = 0 if folder else found.size_bytes
+        if isinstance(entry, TreeLink):
+            kind, mode, size = stat.S_IFLNK, 0o777, len(os.fsencode(entry.target))
+        elif found.link:
+            kind, mode, size = stat.S_IFLNK, 0o777, len(os.fsencode(found.link))
+        elif self._read_only:
+            mode &= ~0o7222
+        return Attr(
+            inode=node.inode,
+            mode=kind | mode,
+            size_bytes=size,
+            mtime_ns=mtime_ns or self._began_ns,
+            nlink=2 if folder else 1,
+            uid=self._owner[0],
+            gid=self._owner[1],
+        )
+
+    _read_only = True
+
+    def _where(self, node: Node) -> str:
+        return node.path or node.found.name
+
+    def _answered(self, what: str) -> Answered:
+        return Answered(self.complaints, what)

@@ -1,0 +1,48 @@
+"""What a mount of checkpoints may be told; the one place of these defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.stripedfs.write.write_settings import WriteSettings
+
+Backend = Literal["own", "fusepy"]
+DIRECT_BYTES = 4 << 20
+"""Files from this size on bypass the page cache: a checkpoint is read once."""
+NEVER_DIRECT = 1 << 63
+MEMORY_BYTES = 432 << 20  # of blocks; the process around it needs some 70 MiB
+DEADLINE_S = 60.0
+CACHE_LIMIT_BYTES = 64 << 30
+WRITING = WriteSettings()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MountSettings:
+    """One mount. `url` is a folder, a checkpoint or a file of a store.
+
+    Files of `direct_bytes` and more are read past the page cache; `writable` lets files be saved.
+    The first look at it may take `look_s`. Reads that get no bytes for `deadline_s` fail with
+    EIO. `cache` is a directory of this node
+    for what was read (none: memory alone, `memory_bytes` of it). With `for_pid` the mount ends
+    with that process. `log_file` takes what went wrong, a line each.
+    """
+
+    url: str
+    mountpoint: str
+    options: StoreOptions = DEFAULTS
+    writable: bool = False
+    writing: WriteSettings = WRITING
+    direct_bytes: int = DIRECT_BYTES
+    allow_other: bool = False
+    cache: str = ""
+    cache_limit_bytes: int = CACHE_LIMIT_BYTES
+    memory_bytes: int = MEMORY_BYTES
+    connections: int = 0
+    look_s: float = math.inf
+    deadline_s: float = DEADLINE_S
+    backend: Backend = "own"
+    for_pid: int = 0
+    log_file: str = ""

@@ -1,0 +1,34 @@
+"""Extended attributes of a mounted tree: what a checkpoint is and how it is laid out."""
+
+from __future__ import annotations
+
+import errno
+
+from bootseer.fuse.operations import ROOT, FileSystemError
+from bootseer.stripedfs.mount.inodes import Node
+from bootseer.stripedfs.read.sources import DigestedSource, FileSource, StripedSource
+
+PREFIX = b"user.bootseer."
+URL, DIGEST = PREFIX + b"url", PREFIX + b"digest"
+WIDTH, CHUNK = PREFIX + b"width", PREFIX + b"chunk"
+
+
+def names_of(node: Node) -> list[bytes]:
+    """Told without opening the file, which takes several requests."""
+    names = [URL]
+    if not node.found.is_folder and not node.found.link and node.inode != ROOT:
+        if node.found.striped:
+            names += [WIDTH, CHUNK]
+        if node.found.version is not None:
+            names.append(DIGEST)
+    return names
+
+
+def value_of(source: FileSource, name: bytes) -> bytes:
+    """What an opened file says. Raises FileSystemError(ENODATA)."""
+    if isinstance(source, DigestedSource) and name == DIGEST:
+        return source.digest.encode()
+    if isinstance(source, StripedSource) and name in (WIDTH, CHUNK):
+        layout = source.layout
+        return str(layout.width if name == WIDTH else layout.chunk_bytes).encode()
+    raise FileSystemError(errno.ENODATA)

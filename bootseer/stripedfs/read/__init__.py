@@ -1,0 +1,1 @@
+"""Finding checkpoints and reading them."""

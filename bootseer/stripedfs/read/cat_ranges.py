@@ -1,0 +1,75 @@
+"""Many ranges of many files at once, as `cat_ranges` wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from bootseer.errors import BootseerError
+from bootseer.stripedfs.file import NewBytes
+from bootseer.stripedfs.read.open import in_parallel
+from bootseer.stripedfs.read.sources import FileSource, as_damage
+from bootseer.stripedfs.shared_fetcher import shared_fetcher
+
+if TYPE_CHECKING:
+    from bootseer.blocks.fetch.fetcher import Fetcher
+
+Wanted = tuple[str, int | None, int | None]
+Bounds = Callable[[int | None, int | None, int], tuple[int, int]]
+
+
+def read_ranges(
+    opening: Callable[[str], FileSource | Exception],
+    wanted: Sequence[Wanted],
+    *,
+    bounds: Bounds,
+    fetcher: Fetcher | None,
+) -> list[bytes | Exception]:
+    """The bytes of each (path, start, end), or the error that it met; blocks are fetched once."""
+    paths = list(dict.fromkeys(path for path, _, _ in wanted))
+    opened = dict(zip(paths, in_parallel(opening, paths), strict=True))
+    fetcher = fetcher if fetcher is not None else shared_fetcher()
+    results: list[bytes | Exception] = [b""] * len(wanted)
+    ranges: list[_Range] = []
+    for number, (path, start, end) in enumerate(wanted):
+        source = opened[path]
+        if isinstance(source, Exception):
+            results[number] = source
+            continue
+        first, last = bounds(start, end, source.size_bytes)
+        if last > first:
+            ranges.append(_Range(number, source, first, last - first))
+    try:
+        fetcher.read_many([(r.source, r.offset, r.view) for r in ranges])
+        for each in {id(r.source): r for r in ranges}.values():
+            each.source.confirm()
+    except BootseerError:
+        # One failed, and the others are in memory or quickly read again: see which it was.
+        for each in ranges:
+            results[each.number] = each.alone(fetcher)
+        return results
+    for each in ranges:
+        results[each.number] = each.taken()
+    return results
+
+
+class _Range:
+    """One range and its memory, which becomes the result without a copy."""
+
+    __slots__ = ("_new", "number", "offset", "source", "view")
+
+    def __init__(self, number: int, source: FileSource, offset: int, length: int) -> None:
+        self.number, self.source, self.offset = number, source, offset
+        self._new = NewBytes(length)
+        self.view = self._new.view
+
+    def taken(self) -> bytes:
+        return self._new.taken(len(self.view))
+
+    def alone(self, fetcher: Fetcher) -> bytes | Exception:
+        try:
+            fetcher.read_into(self.source, self.offset, self.view)
+            self.source.confirm()
+        except BootseerError as error:
+            return as_damage(error, self.source)
+        return self.taken()

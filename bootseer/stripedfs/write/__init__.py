@@ -1,0 +1,1 @@
+"""Writing checkpoints, replacing and removing them."""

@@ -1,0 +1,222 @@
+"""Putting local files into a draft, with what an interrupted put left there."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
+from bootseer.storage.store import Stat
+from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
+from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest
+from bootseer.stripedfs.format.pointer import MANIFEST
+from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, used_width
+from bootseer.stripedfs.write.draft import WRITING, Draft
+from bootseer.stripedfs.write.stripe_pool import (
+    Pool,
+    SourceFile,
+    StripeWork,
+    Work,
+    backoff_s,
+    check_length,
+    is_over,
+)
+from bootseer.stripedfs.write.write_settings import Progress, WritePlan
+
+RECORD = re.compile(r"stripe-([0-9a-f]{32})-([0-9]{5})\.json\Z")
+
+
+class FileWorks:
+    """What all files of one put share: plan, threads, sources, and claims of an earlier try."""
+
+    def __init__(self, draft: Draft, plan: WritePlan, progress: Progress) -> None:
+        self.draft, self.plan, self.progress = draft, plan, progress
+        self.store = draft.store
+        self.pool = Pool(plan.jobs, plan.chunk_bytes)
+        self._lock = threading.Lock()
+        self._sources: set[SourceFile] = set()
+        self._striped: list[StripeWork] = []
+        self._records = _records(draft) if draft.adopted else {}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that an earlier put had stored and this one kept."""
+        return sum(work.kept_bytes for work in self._striped)
+
+    def striped(
+        self, folder: str, source: SourceFile, done: Callable[[Manifest], None]
+    ) -> Iterable[Work]:
+        """Pieces of work that stripe a file below `folder`; `done` follows the last of them."""
+        plan = self.plan
+        check_chunks(source.size_bytes, plan.chunk_bytes)  # now, not after hours of writing
+        width = used_width(source.size_bytes, plan.chunk_bytes, plan.width)
+        layout = Layout(source.size_bytes, plan.chunk_bytes, width)
+        tag = digest_of(folder.removeprefix(self.draft.folder).encode(errors="surrogateescape"))
+
+        def record(stripe: int, digests: bytes) -> None:
+            if layout.stripe_length(stripe) < plan.keep_bytes:
+                return
+            name = f"{self.draft.writing}/stripe-{tag.hex()}-{stripe:05d}.json"
+            text = base64.b64encode(digests).decode("ascii")
+            body = {"size": layout.size_bytes, "digests": text}
+            try:
+                self.store.replace(name, json.dumps(body).encode())
+            except BootseerError:
+                return  # an interrupted put would keep less; this one loses nothing
+
+        claims = self._claims(folder, tag.hex(), layout)
+        if self.draft.adopted and not claims and folder != self.draft.folder:
+            self.store.delete_tree(folder)  # stripes of a file that was larger then
+        work = StripeWork(
+            self.store,
+            plan,
+            source,
+            layout,
+            folder,
+            first=int.from_bytes(tag[:4], "big"),
+            pool=self.pool,
+            progress=self.progress,
+            done=lambda digests: done(Manifest(layout, digests)),
+            claims=claims,
+            record=record,
+        )
+        with self._lock:
+            self._striped.append(work)
+        return work.pieces()
+
+    def plain(self, name: str, source: SourceFile, done: Callable[[bytes], None]) -> Work:
+        """A piece of work that stores a file no larger than a chunk as it is."""
+
+        def work(buffer: memoryview) -> None:
+            view = buffer[: source.size_bytes]
+            source.read_into(0, view)
+            source.check_unchanged()
+            attempt, began_s = 0, time.monotonic()
+            first = int.from_bytes(digest_of(name.encode(errors="replace"))[:4], "big")
+            while True:
+                try:
+                    with self.store.writer(name, self.plan.hints(first + attempt)) as writer:
+                        writer.write(view)
+                    check_length(self.store, name, len(view))
+                    break
+                except BootseerError as error:
+                    attempt += 1
+                    if not error.retryable or is_over(attempt, self.plan.tries, began_s):
+                        raise
+                    pause_s = backoff_s(attempt, error)
+                self.pool.pause(pause_s)
+            self.progress.advance(len(view))
+            done(digest_of(view))
+            self.close(source)
+
+        return work
+
+    def clear_leftovers(self, wanted: Mapping[str, bool] | None) -> None:
+        """Remove from an adopted draft what this put has no use for.
+
+        `wanted` maps a tree's objects to whether they are striped; None stands for one file.
+        """
+        if not self.draft.adopted:
+            return
+        base = self.draft.folder
+        above = {name[:end] for name in wanted or () for end, c in enumerate(name) if c == "/"}
+        waiting = [base]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                for stat in self.store.temporaries(folder):
+                    self.store.delete_tree(stat.name)
+                listed = [] if wanted is None else list(self.store.list(folder))
+            except NotFoundError:
+                continue
+            for stat in listed:
+                name = stat.name.removeprefix(f"{base}/")
+                keeps = _keeps(wanted or {}, above, name, stat)
+                if not keeps:
+                    self.store.delete_tree(stat.name)
+                elif stat.is_folder and name != WRITING:
+                    waiting.append(stat.name)
+
+    def open(self, path: str) -> SourceFile:
+        """Open a source, which is closed at the end at the latest."""
+        source = SourceFile(path)
+        with self._lock:
+            self._sources.add(source)
+        return source
+
+    def close(self, source: SourceFile) -> None:
+        """Close a source early: there may be many."""
+        source.close()
+        with self._lock:
+            self._sources.discard(source)
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close all sources at the end."""
+        try:
+            yield
+        finally:
+            for source in tuple(self._sources):
+                self.close(source)
+
+    def _claims(self, folder: str, tag: str, layout: Layout) -> dict[int, bytes]:
+        """Chunk digests of stripes that an earlier put says are complete; none is believed yet."""
+        if not self.draft.adopted:
+            return {}
+        manifest = self._manifest(folder)
+        if manifest is not None and manifest.layout == layout:
+            return {
+                stripe: b"".join(manifest.digest(chunk) for chunk in layout.stripe_chunks(stripe))
+                for stripe in range(layout.width)
+            }
+        claims = {}
+        for stripe, name in self._records.get(tag, {}).items():
+            digests = _digests(self.draft, name, layout.size_bytes)
+            if stripe < layout.width and digests:
+                claims[stripe] = digests
+        return claims
+
+    def _manifest(self, folder: str) -> Manifest | None:
+        name = f"{folder}/{MANIFEST}"
+        try:
+            return Manifest.parse(self.store.read(name, limit_bytes=MANIFEST_LIMIT_BYTES), name)
+        except (NotFoundError, CorruptDataError):
+            return None
+
+
+def _keeps(wanted: Mapping[str, bool], above: set[str], name: str, stat: Stat) -> bool:
+    """Whether an adopted tree draft has a use for an object or folder, named within it."""
+    if name in (WRITING, MANIFEST) or wanted.get(name.rpartition("/")[0]):
+        return True
+    if stat.is_folder:
+        return bool(wanted.get(name)) or name in above
+    return wanted.get(name) is False
+
+
+def _records(draft: Draft) -> dict[str, dict[int, str]]:
+    """Names of the records of an adopted draft, by tag and stripe."""
+    found: dict[str, dict[int, str]] = {}
+    try:
+        for stat in draft.store.list(draft.writing):
+            match = RECORD.search(stat.name)
+            if match:
+                found.setdefault(match[1], {})[int(match[2])] = stat.name
+    except NotFoundError:
+        return {}
+    return found
+
+
+def _digests(draft: Draft, name: str, size_bytes: int) -> bytes:
+    try:
+        body = json.loads(draft.store.read(name, limit_bytes=MANIFEST_LIMIT_BYTES))
+        if body["size"] != size_bytes:
+            return b""
+        digests = base64.b64decode(body["digests"], validate=True)
+    except (NotFoundError, CorruptDataError, ValueError, LookupError, TypeError, RecursionError):
+        return b""
+    return digests if len(digests) % DIGEST_BYTES == 0 else b""
