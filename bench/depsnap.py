@@ -37,12 +37,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import harness
-from bootseer.depsnap import scan
-from bootseer.depsnap.entries import RootDelta
+from bootseer.depsnap.capture import scan
+from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import ArchiveInfo
-from bootseer.depsnap.restoring import staging
-from bootseer.depsnap.sharing import tree
+from bootseer.depsnap.restore import staging
+from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.types import ArchiveInfo
 
 MEASURES = (
     "bootseer/__init__.py",

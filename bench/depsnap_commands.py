@@ -32,8 +32,8 @@ from bench.depsnap import (
     wheelhouse,
     working,
 )
-from bootseer.depsnap.restoring import staging
-from bootseer.depsnap.sharing import tree
+from bootseer.depsnap.restore import staging
+from bootseer.depsnap.shared_tree import tree
 
 SITUATIONS = ("first start", "fresh node", "second start")
 SETS = {

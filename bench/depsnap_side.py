@@ -13,15 +13,15 @@ import time
 
 
 def restore(archive: str, digest: str, root: str, target: str) -> None:
-    from bootseer.depsnap.model import Digest
-    from bootseer.depsnap.restoring.restore import restore as run
+    from bootseer.depsnap.restore.restore import restore as run
+    from bootseer.depsnap.types import Digest
 
     run(archive, Digest(digest), {root: target})
 
 
 def place(cache: str, digest: str, root: str, target: str) -> None:
-    from bootseer.depsnap.model import Digest
-    from bootseer.depsnap.sharing import tree
+    from bootseer.depsnap.shared_tree import tree
+    from bootseer.depsnap.types import Digest
 
     found = tree.find(cache, Digest(digest))
     assert found is not None, "the tree was modified"

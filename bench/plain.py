@@ -37,8 +37,8 @@ from bench import harness
 from bench.depsnap import CACHE, cold, copy, environment, requirements_of, wheelhouse
 from bench.depsnap_commands import locked, published
 from bench.paced_server import PacedServer
-from bootseer.depsnap.restoring import staging
-from bootseer.depsnap.sharing import tree
+from bootseer.depsnap.restore import staging
+from bootseer.depsnap.shared_tree import tree
 from tools.images.layout import Image, write_layout
 from tools.images.members import directory, file, symlink
 from tools.podman import Podman

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from snaptrees import NS, describe, leftovers, rich, write
 
-from bootseer.depsnap import scan
-from bootseer.depsnap.entries import RootDelta
+from bootseer.depsnap.capture import scan
+from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.restoring import staging
-from bootseer.depsnap.restoring.commit import recover
-from bootseer.depsnap.restoring.restore import restore
+from bootseer.depsnap.restore import staging
+from bootseer.depsnap.restore.commit import recover
+from bootseer.depsnap.restore.restore import restore
 
 Step = Callable[[str], None]
 

@@ -10,8 +10,8 @@ from typing import Any
 import zstandard
 
 from bootseer.depsnap.format import index
-from bootseer.depsnap.format.layout import BLOCK
-from bootseer.depsnap.model import Digest
+from bootseer.depsnap.format.unit_layout import BLOCK
+from bootseer.depsnap.types import Digest
 
 ROOT = "/recorded/root"
 

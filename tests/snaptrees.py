@@ -7,10 +7,10 @@ import os
 import stat
 from pathlib import Path
 
-from bootseer.depsnap import scan
-from bootseer.depsnap.entries import RootDelta
+from bootseer.depsnap.capture import scan
+from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import ArchiveInfo
+from bootseer.depsnap.types import ArchiveInfo
 
 NS = 1_600_000_000_123_456_789
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from snaptrees import NS, describe, pack, rich, write
 
-from bootseer.depsnap import scan
-from bootseer.depsnap.entries import RootDelta
-from bootseer.depsnap.format import archive, layout
-from bootseer.depsnap.model import Digest
+from bootseer.depsnap.capture import scan
+from bootseer.depsnap.capture.entries import RootDelta
+from bootseer.depsnap.format import archive, unit_layout
+from bootseer.depsnap.types import Digest
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, UsageError
 
 
@@ -160,18 +160,20 @@ def test_another_archive_is_refused_by_its_digest(tmp_path: Path) -> None:
 
 
 @given(
-    size=st.integers(0, 5 * layout.BLOCK),
-    cuts=st.lists(st.integers(0, 5 * layout.BLOCK), max_size=8),
+    size=st.integers(0, 5 * unit_layout.BLOCK),
+    cuts=st.lists(st.integers(0, 5 * unit_layout.BLOCK), max_size=8),
 )
 def test_units_cover_data_once_and_never_cross_a_block(size: int, cuts: list[int]) -> None:
     points = sorted({min(c, size) for c in cuts})
     data = [(a, b - a) for a, b in zip(points[::2], points[1::2], strict=False) if b > a]
-    found = [s for unit in layout.units(7, size, data) for s in unit.segments]
+    found = [s for unit in unit_layout.units(7, size, data) for s in unit.segments]
     assert sum(n for _, n in found) == sum(n for _, n in data)
     covered = {byte for a, n in data for byte in (a, a + n - 1)}
     assert all(any(a <= byte < a + n for a, n in found) for byte in covered)
-    for unit in layout.units(7, size, data):
-        assert all(o // layout.BLOCK == (o + n - 1) // layout.BLOCK for o, n in unit.segments)
+    for unit in unit_layout.units(7, size, data):
+        assert all(
+            o // unit_layout.BLOCK == (o + n - 1) // unit_layout.BLOCK for o, n in unit.segments
+        )
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

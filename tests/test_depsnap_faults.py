@@ -20,9 +20,10 @@ from depsnode import Node
 from waiting import until
 from wheelhouse import make_wheel
 
-from bootseer.depsnap import records, scan
-from bootseer.depsnap.entries import RootDelta
+from bootseer.depsnap.capture import scan
+from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
+from bootseer.depsnap.store import records
 from bootseer.storage.store import open_store
 
 pytestmark = pytest.mark.slow

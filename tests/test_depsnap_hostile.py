@@ -14,8 +14,8 @@ import zstandard
 from hostile import ROOT, build, entry
 from snaptrees import describe, leftovers
 
-from bootseer.depsnap.model import Digest, Limits
-from bootseer.depsnap.restoring.restore import restore
+from bootseer.depsnap.restore.restore import restore
+from bootseer.depsnap.types import Digest, Limits
 from bootseer.errors import BootseerError, CorruptDataError, NoSpaceError
 
 LIMITS = Limits(total=1 << 30, holes=1 << 26, frame_raw=1 << 20, entries=50, index_raw=1 << 20)

@@ -22,8 +22,8 @@ from depsnode import Node
 from fuse_mounts import end_mount, python
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.restoring.apart import read_apart
-from bootseer.depsnap.sharing import mounts
+from bootseer.depsnap.restore.isolated_work import read_apart
+from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.time_limit import may_hang
 from bootseer.errors import DeadlineError
 

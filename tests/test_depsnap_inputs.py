@@ -15,9 +15,9 @@ import pytest
 from depsnode import Node, uv
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import key, requirements, resolver, roots, script, uv_settings
-from bootseer.depsnap.keying.command import plan
-from bootseer.depsnap.keying.options import FLAGS, VALUED
+from bootseer.depsnap.key import install_roots, key, requirements, resolver, script, uv_settings
+from bootseer.depsnap.key.install_command import plan
+from bootseer.depsnap.key.options import FLAGS, VALUED
 from bootseer.errors import UsageError
 
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
@@ -159,12 +159,12 @@ def test_what_words_do_not_tell_whole_runs_plainly(tmp_path: Path, text: str) ->
     environ = {**ENVIRON, "PWD": str(tmp_path)}
 
     def read() -> None:
-        target = roots.find(shell(text), environ, str(tmp_path))
+        target = install_roots.find(shell(text), environ, str(tmp_path))
         requirements.inputs(target.installs, str(tmp_path), environ)
 
     with pytest.raises(UsageError, match="--also"):
         read()
-    assert roots.find(shell(text), ENVIRON, str(tmp_path), [str(tmp_path / "x")]).roots
+    assert install_roots.find(shell(text), ENVIRON, str(tmp_path), [str(tmp_path / "x")]).roots
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,19 @@ def test_variables_that_let_a_command_do_more_are_refused(
     tmp_path: Path, variables: dict[str, str], named: str
 ) -> None:
     with pytest.raises(UsageError, match=named):
-        roots.find(shell("cd x && uv pip install a"), {**ENVIRON, **variables}, str(tmp_path))
+        install_roots.find(
+            shell("cd x && uv pip install a"), {**ENVIRON, **variables}, str(tmp_path)
+        )
     others = {"BASH_FUNC_module%%": "() { true; }"}
-    assert roots.find(shell("cd x && pip install a"), {**ENVIRON, **others}, str(tmp_path)).roots
+    assert install_roots.find(
+        shell("cd x && pip install a"), {**ENVIRON, **others}, str(tmp_path)
+    ).roots
 
 
 @pytest.mark.parametrize("name", ["PIP_SRC", "PIP_REPORT"])
 def test_what_pip_writes_elsewhere_by_a_setting_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="`src` or a `report`"):
-        roots.find(["pip", "install", "-r", "a"], {**ENVIRON, name: "/x"}, str(tmp_path))
+        install_roots.find(["pip", "install", "-r", "a"], {**ENVIRON, name: "/x"}, str(tmp_path))
 
 
 def test_variables_in_requirements_are_what_they_hold(tmp_path: Path) -> None:
@@ -355,10 +359,10 @@ def test_an_editable_repository_outside_an_environment_is_refused(tmp_path: Path
     pip = [sys.executable, "-m", "pip", "install"]
     for words in (["-e", "git+https://h/p#egg=p"], ["-r", "r.txt"]):
         (tmp_path / "r.txt").write_text("-e git+https://h/p#egg=p\n")
-        target = roots.find([*pip, "--target", "t", *words], ENVIRON, str(tmp_path))
+        target = install_roots.find([*pip, "--target", "t", *words], ENVIRON, str(tmp_path))
         with pytest.raises(UsageError, match="cloned beside"):
             key.make(key.Question([*pip, *words], [], target, "", ENVIRON, str(tmp_path)))
-        kept = roots.find([*pip, *words], ENVIRON, str(tmp_path))
+        kept = install_roots.find([*pip, *words], ENVIRON, str(tmp_path))
         if sys.prefix != sys.base_prefix:
             key.make(key.Question([*pip, *words], [], kept, "", ENVIRON, str(tmp_path)))
 
@@ -687,30 +691,32 @@ def test_settings_of_uv_that_name_the_place_are_seen(tmp_path: Path, name: str, 
     place.mkdir()
     (place / "pyproject.toml").write_text("[project]\nname='x'\n")
     find = ["uv", "pip", "install", "--python", sys.executable, "six"]
-    assert roots.find(find, ENVIRON, str(place)).roots
+    assert install_roots.find(find, ENVIRON, str(place)).roots
     (place / name).write_text(text)
     with pytest.raises(UsageError, match="uv's settings"):
-        roots.find(find, ENVIRON, str(place))
+        install_roots.find(find, ENVIRON, str(place))
     (place / name).write_text("[pip]\nsystem = false\n" if name == "uv.toml" else "")
-    assert roots.find(find, ENVIRON, str(place)).roots
+    assert install_roots.find(find, ENVIRON, str(place)).roots
 
 
 def test_places_that_options_and_variables_name_together(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "six"]
 
     def paths(*words: str, **variables: str) -> list[str]:
-        return roots.find([*pip, *words], {**ENVIRON, **variables}, str(tmp_path)).paths
+        return install_roots.find([*pip, *words], {**ENVIRON, **variables}, str(tmp_path)).paths
 
     assert paths("--root", "/r", "--prefix", "/p") == ["/r"]
     assert paths("--prefix", "/p", PIP_ROOT="/r") == ["/r"]
     assert paths("--user", PYTHONUSERBASE="/base") == ["/base"]
     with pytest.raises(UsageError, match="UV_PROJECT_ENVIRONMENT"):
-        roots.find(["uv", "venv"], {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}, str(tmp_path))
+        install_roots.find(
+            ["uv", "venv"], {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}, str(tmp_path)
+        )
     named = {**ENVIRON, "UV_PROJECT_ENVIRONMENT": "/x"}
-    assert roots.find(["uv", "venv", "/x"], named, str(tmp_path)).paths == ["/x"]
-    assert roots.find(["uv", "venv", ".venv"], named, str(tmp_path)).paths
+    assert install_roots.find(["uv", "venv", "/x"], named, str(tmp_path)).paths == ["/x"]
+    assert install_roots.find(["uv", "venv", ".venv"], named, str(tmp_path)).paths
     with pytest.raises(UsageError, match="UV_PROJECT_ENVIRONMENT"):
-        roots.find(["uv", "venv", "--prompt", ".venv"], named, str(tmp_path))
+        install_roots.find(["uv", "venv", "--prompt", ".venv"], named, str(tmp_path))
 
 
 def test_a_workspace_decides_for_its_members(tmp_path: Path) -> None:
@@ -911,7 +917,7 @@ def test_a_project_that_cannot_be_understood_is_no_fault_of_ours(
     for words in ("uv sync", "uv pip install .", "uv pip install -e .", "uv pip install -r r.txt"):
         assert requirements.inputs(plan(words.split()), str(tmp_path)) is not None
         with contextlib.suppress(UsageError):
-            roots.find(words.split(), ENVIRON, str(tmp_path))
+            install_roots.find(words.split(), ENVIRON, str(tmp_path))
 
 
 def test_a_dependency_of_a_local_package_that_is_not_there_is_refused(tmp_path: Path) -> None:

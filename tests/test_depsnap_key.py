@@ -17,16 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.keying import (
-    key,
-    pip_settings,
-    redact,
-    requirements,
-    resolver,
-    roots,
-)
-from bootseer.depsnap.keying.command import plan, simple_commands
-from bootseer.depsnap.keying.options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
+from bootseer.depsnap.key import install_roots, key, pip_settings, redact, requirements, resolver
+from bootseer.depsnap.key.install_command import plan, simple_commands
+from bootseer.depsnap.key.options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
 from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
@@ -144,9 +137,9 @@ def test_plan_never_raises(words: list[str]) -> None:
 # --- roots ---------------------------------------------------------------------------------------
 
 
-def found(command: list[str], cwd: Path, *also: str, **variables: str) -> roots.Target:
+def found(command: list[str], cwd: Path, *also: str, **variables: str) -> install_roots.Target:
     environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
-    return roots.find(command, environ, str(cwd), also)
+    return install_roots.find(command, environ, str(cwd), also)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +284,8 @@ def test_an_interpreter_is_asked_once(
     tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    ask = roots.ask
-    monkeypatch.setattr(roots, "ask", lambda *words: asked.append(1) or ask(*words))
+    ask = install_roots.ask
+    monkeypatch.setattr(install_roots, "ask", lambda *words: asked.append(1) or ask(*words))
     found([str(venv / "bin/python"), "-m", "pip", "install", "--target", "t", "six"], tmp_path)
     assert asked == [1]
 
@@ -352,12 +345,12 @@ def test_system_prefix(tmp_path: Path) -> None:
 
 
 def test_an_environments_python_is_asked_without_what_takes_long_to_import() -> None:
-    described = roots.ask(sys.executable, os.environ)
+    described = install_roots.ask(sys.executable, os.environ)
     assert described is not None
     assert described.version == platform.python_version()
     assert described.executable == sys.executable
     assert described.paths["purelib"] == sysconfig.get_paths()["purelib"]
-    listed = f"{roots.PROBE}\nprint(*sys.modules)"
+    listed = f"{install_roots.PROBE}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", listed], capture_output=True, text=True, check=True
     )
@@ -380,7 +373,7 @@ def test_what_is_no_python_describes_nothing(tmp_path: Path, program: str) -> No
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho asked >{tmp_path}/asked\n{program}\n")
     python.chmod(0o755)
-    assert roots.ask(str(python), os.environ) is None
+    assert install_roots.ask(str(python), os.environ) is None
     assert (tmp_path / "asked").exists()
 
 
@@ -389,15 +382,15 @@ def test_a_python_that_others_let_print_describes_nothing(tmp_path: Path, flush:
     """What they print would be taken for its path, or for a part of it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
     python = str(tmp_path / "v/bin/python")
-    assert roots.ask(python, os.environ) is not None
+    assert install_roots.ask(python, os.environ) is not None
     (packages,) = tmp_path.glob("v/lib/python3*/site-packages")
     (packages / "noise.pth").write_text(f"import sys; print('hello', flush={flush})\n")
-    assert roots.ask(python, os.environ) is None
+    assert install_roots.ask(python, os.environ) is None
 
 
 @pytest.mark.parametrize("name", ["no-such-python", "./no-such-python", "/dev/null", "a\0b", "sh"])
 def test_what_cannot_be_started_describes_nothing(name: str) -> None:
-    assert roots.ask(name, os.environ) is None
+    assert install_roots.ask(name, os.environ) is None
 
 
 @pytest.mark.parametrize("more", ["", "exec >&-; "])
@@ -407,10 +400,10 @@ def test_a_python_that_does_not_answer_is_ended(
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/process\n{more}exec sleep 1000\n")
     python.chmod(0o755)
-    monkeypatch.setattr(roots, "PROBE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(install_roots, "PROBE_TIMEOUT_S", 2.0)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(DeadlineError, match="within 2 s, so nothing is restored or kept"):
-        roots.ask(str(python), os.environ)
+        install_roots.ask(str(python), os.environ)
     process = int((tmp_path / "process").read_text())
     assert not os.path.exists(f"/proc/{process}")
     assert os.listdir("/proc/self/fd") == before
@@ -420,7 +413,7 @@ def test_paths_of_any_bytes_are_told_exactly(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff \xc3\xa9"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
     os.rename(tmp_path / "v", odd)
-    described = roots.ask(os.fsdecode(odd) + "/bin/python", os.environ)
+    described = install_roots.ask(os.fsdecode(odd) + "/bin/python", os.environ)
     assert described is not None
     assert os.fsencode(described.prefix) == odd
 
@@ -454,16 +447,16 @@ def test_an_interpreter_asked_ahead_is_not_asked_again(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\necho asked >>{tmp_path}/asked\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     command = ["uv", "pip", "install", "--python", str(python), "six"]
-    plain = roots.find(command, os.environ, str(tmp_path))
-    roots.begin_asking(command, os.environ, str(tmp_path))
-    assert roots.find(command, os.environ, str(tmp_path)) == plain
+    plain = install_roots.find(command, os.environ, str(tmp_path))
+    install_roots.begin_asking(command, os.environ, str(tmp_path))
+    assert install_roots.find(command, os.environ, str(tmp_path)) == plain
     assert (tmp_path / "asked").read_text() == "asked\n" * 2
 
 
 def test_an_interpreter_that_is_not_there_can_be_asked_ahead(tmp_path: Path) -> None:
     command = ["uv", "pip", "install", "--python", str(tmp_path / "no/bin/python"), "six"]
-    roots.begin_asking(command, os.environ, str(tmp_path))
-    assert roots.find(command, os.environ, str(tmp_path)).python is None
+    install_roots.begin_asking(command, os.environ, str(tmp_path))
+    assert install_roots.find(command, os.environ, str(tmp_path)).python is None
 
 
 def test_missing_interpreter_is_no_error(tmp_path: Path) -> None:
@@ -545,7 +538,7 @@ class Project:
 
     def key(self, command: list[str] | None = None, **more: object) -> key.Key:
         words = command or self.command
-        target = roots.find(words, self.environ, str(self.home))
+        target = install_roots.find(words, self.environ, str(self.home))
         state = more.pop("state", key.base_state(target))
         settings = {"key_files": (), "environ": self.environ, "cwd": str(self.home), **more}
         return key.make(
@@ -840,7 +833,7 @@ def test_packages_of_the_system_count_where_they_are_seen(tmp_path: Path) -> Non
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 
     def digest() -> str:
-        target = roots.find(command, environ, str(tmp_path))
+        target = install_roots.find(command, environ, str(tmp_path))
         question = key.Question(command, (), target, "state", environ, str(tmp_path))
         return key.make(question).digest
 
@@ -951,7 +944,7 @@ def test_missing_key_file(project: Project) -> None:
 
 
 def resolved(project: Project, command: list[str], limit_s: float = 60) -> resolver.Resolution:
-    target = roots.find(command, project.environ, str(project.home))
+    target = install_roots.find(command, project.environ, str(project.home))
     assert target.python is not None
     python = target.python.executable
     asked = resolver.Resolution(

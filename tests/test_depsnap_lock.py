@@ -21,10 +21,19 @@ from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
 import bootseer
-from bootseer.depsnap import records
 from bootseer.depsnap.format.malformed import fault
-from bootseer.depsnap.keying import pins, pip_settings, requirements, resolver, roots, uvrun
-from bootseer.depsnap.keying.command import plan
+from bootseer.depsnap.key import (
+    install_roots,
+    pins,
+    pip_settings,
+    requirements,
+    resolver,
+)
+from bootseer.depsnap.key import (
+    uv_run as uvrun,
+)
+from bootseer.depsnap.key.install_command import plan
+from bootseer.depsnap.store import records
 from bootseer.errors import CorruptDataError, UsageError
 
 # --- pins ----------------------------------------------------------------------------------------
@@ -866,7 +875,7 @@ def test_a_member_of_a_workspace_has_the_workspaces_environment(
     (tmp_path / "ws/pyproject.toml").write_text(text.format("root"))
     place = tmp_path / "ws" / folder
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("UV", "VIRTUAL"))}
-    target = roots.find([uv(), "sync"], environ, str(place))
+    target = install_roots.find([uv(), "sync"], environ, str(place))
     words = [uv(), "sync", "-q", "--offline", "--python", sys.executable]
     subprocess.run(words, cwd=place, env=environ, check=True)
     (made,) = tmp_path.rglob(".venv")
@@ -877,7 +886,7 @@ def test_a_member_of_a_workspace_has_the_workspaces_environment(
 def test_other_uv_runs_are_programs_that_may_write_anywhere(tmp_path: Path) -> None:
     for words in (["uv", "run", "x"], ["sh", "-c", "uv sync && uv run x"]):
         with pytest.raises(UsageError, match="cannot tell where uv writes"):
-            roots.find(words, {"PATH": os.environ["PATH"]}, str(tmp_path))
+            install_roots.find(words, {"PATH": os.environ["PATH"]}, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -898,9 +907,9 @@ def test_a_list_is_read_where_the_command_reads_it(tmp_path: Path, words: str) -
     environ = {"PATH": os.environ["PATH"]}
     if "app" not in words:
         environ["UV_WORKING_DIR"] = "app"
-    target = roots.find([*shlex.split(words), "--target", "t"], environ, str(tmp_path))
+    target = install_roots.find([*shlex.split(words), "--target", "t"], environ, str(tmp_path))
     if words.startswith("sh"):
-        target = roots.find(
+        target = install_roots.find(
             ["sh", "-c", shlex.split(words)[2] + " --target t"], environ, str(tmp_path)
         )
     assert target.paths == [f"{tmp_path}/app/t"]

@@ -15,8 +15,9 @@ from page_cache import share_in_memory
 from snaptrees import describe, leftovers, pack, rich, write
 from waiting import until
 
-from bootseer.depsnap.model import ArchiveInfo, SharedTree
-from bootseer.depsnap.sharing import mounts, packed, placements, tree, treecache
+from bootseer.depsnap.shared_tree import cache as treecache
+from bootseer.depsnap.shared_tree import mounts, packed, placement_records, tree
+from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import CorruptDataError, NotSupportedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -188,7 +189,7 @@ def test_a_corrupt_archive_leaves_no_tree(node: Packed) -> None:
 
 def test_killed_while_unpacking_it_is_unpacked_again(node: Packed) -> None:
     code = (
-        "import os, signal, sys; from bootseer.depsnap.sharing import tree\n"
+        "import os, signal, sys; from bootseer.depsnap.shared_tree import tree\n"
         "def step(name):\n    if name == sys.argv[4]: os.kill(os.getpid(), signal.SIGKILL)\n"
         "tree.ensure(*sys.argv[1:4], on_step=step, packed=True)"
     )
@@ -205,7 +206,7 @@ def test_killed_between_its_two_mounts_the_next_start_clears_and_places(node: Pa
     """Fault injection: the process is killed while the packed tree is mounted for the overlay."""
     code = (
         "import os, signal, sys\n"
-        "from bootseer.depsnap.sharing import place, tree\n"
+        "from bootseer.depsnap.shared_tree import place, tree\n"
         "place._overlay_over = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "made = tree.ensure(*sys.argv[1:4], packed=True)\n"
         "tree.place(made, {sys.argv[4]: sys.argv[5]})"
@@ -213,10 +214,10 @@ def test_killed_between_its_two_mounts_the_next_start_clears_and_places(node: Pa
     arguments = [node.cache, str(node.archive), node.info.index_digest, node.root, node.target]
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=False)
     assert done.returncode == -9
-    (record,) = placements.all_records(node.cache)
-    assert mounts.mounted(os.path.join(record.folder, placements.IMAGE))
+    (record,) = placement_records.all_records(node.cache)
+    assert mounts.mounted(os.path.join(record.folder, placement_records.IMAGE))
     node.place()
-    assert not mounts.mounted(os.path.join(record.folder, placements.IMAGE))
+    assert not mounts.mounted(os.path.join(record.folder, placement_records.IMAGE))
     assert _shown(node) == _without_links(describe(node.root))
 
 
@@ -226,7 +227,7 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     folder.mkdir(parents=True)
     code = (
         "import os, signal, sys\n"
-        "from bootseer.depsnap.sharing import packed\n"
+        "from bootseer.depsnap.shared_tree import packed\n"
         "packed._clear = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
         "packed.works_in(sys.argv[1])"
     )
@@ -244,7 +245,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir()
     code = (
         "import sys\n"
-        "from bootseer.depsnap.sharing import mounts, packed\n"
+        "from bootseer.depsnap.shared_tree import mounts, packed\n"
         "real = packed.mount\n"
         "def late(*words):\n"
         "    real(*words); print('mounted', flush=True); sys.stdin.readline()\n"
@@ -260,7 +261,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "mounted\n"
-        look = "import sys; from bootseer.depsnap.sharing import packed\n" + (
+        look = "import sys; from bootseer.depsnap.shared_tree import packed\n" + (
             "sys.exit(not packed.works_in(sys.argv[1]))"
         )
         apart = ["unshare", "--pid", "--fork", "--mount-proc"]

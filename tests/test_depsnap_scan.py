@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from snaptrees import NS, rich, write
 
-from bootseer.depsnap.entries import RootDelta
-from bootseer.depsnap.scan import diff, scan
+from bootseer.depsnap.capture.entries import RootDelta
+from bootseer.depsnap.capture.scan import diff, scan
 from bootseer.errors import BootseerError
 
 

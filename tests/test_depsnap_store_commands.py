@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
 from bootseer.cli import root
-from bootseer.depsnap import gc
-from bootseer.depsnap.records import Times
-from bootseer.depsnap.waiting import keep_waiting, poll_s
+from bootseer.depsnap.store import gc
+from bootseer.depsnap.store.records import Times
+from bootseer.depsnap.wait_policy import keep_waiting, poll_s
 from bootseer.storage.store import Stat
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from snaptrees import as_shared, describe, leftovers, pack, rich, write
 
-from bootseer.depsnap import scan
-from bootseer.depsnap.entries import RootDelta
+from bootseer.depsnap.capture import scan
+from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.model import ArchiveInfo, SharedTree
-from bootseer.depsnap.sharing import mounts, placements, tree, treecache
+from bootseer.depsnap.shared_tree import cache as treecache
+from bootseer.depsnap.shared_tree import mounts, placement_records, tree
+from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
 
 pytestmark = pytest.mark.slow
@@ -82,7 +83,7 @@ def test_a_corrupt_archive_leaves_no_tree(shared: Shared) -> None:
 
 def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
     code = (
-        "import os, signal, sys; from bootseer.depsnap.sharing import tree\n"
+        "import os, signal, sys; from bootseer.depsnap.shared_tree import tree\n"
         "def step(name):\n    if name == sys.argv[4]: os.kill(os.getpid(), signal.SIGKILL)\n"
         "tree.ensure(*sys.argv[1:4], on_step=step)"
     )
@@ -97,7 +98,7 @@ def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
 
 
 def test_two_processes_unpack_it_once(shared: Shared) -> None:
-    code = "import sys; from bootseer.depsnap.sharing import tree\n"
+    code = "import sys; from bootseer.depsnap.shared_tree import tree\n"
     code += "print(tree.ensure(*sys.argv[1:4]).fresh)"
     words = [sys.executable, "-c", code, shared.cache, shared.archive, shared.info.index_digest]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -282,7 +283,7 @@ def test_records_of_placements_that_are_gone_are_swept(shared: Shared) -> None:
     shared.target.unlink()
     assert not tree.in_use(shared.cache, made.digest)
     assert tree.sweep(shared.cache) == 1
-    assert list(placements.all_records(shared.cache)) == []
+    assert list(placement_records.all_records(shared.cache)) == []
 
 
 # --- where a mount would not be seen, or hide something -------------------------------------------
@@ -332,7 +333,7 @@ def test_what_others_mounted_or_linked_there_since_a_reboot_stays(
 ) -> None:
     """A volume at the target was unmounted, as if it were the overlay of before."""
     tree.place(shared.ensure(), shared.targets, form=form)  # type: ignore[arg-type]
-    (record,) = placements.all_records(shared.cache)
+    (record,) = placement_records.all_records(shared.cache)
     place = Path(record.folder, "record.json")
     place.write_text(json.dumps(json.loads(place.read_text()) | {"boot": "another"}))
     if form == "symlink":
@@ -405,7 +406,7 @@ def test_what_was_deleted_in_an_overlay_comes_back(shared: Shared) -> None:
 
 IN_NAMESPACE = """
 import sys
-from bootseer.depsnap.sharing import tree
+from bootseer.depsnap.shared_tree import tree
 from bootseer.errors import BootseerError
 cache, digest, root, target, form = sys.argv[1:]
 made = tree.find(cache, digest)
@@ -457,7 +458,7 @@ def test_containers_overlay_the_same_path_side_by_side(shared: Shared) -> None:
 
 SWEEP = """
 import subprocess, sys
-from bootseer.depsnap.sharing import tree
+from bootseer.depsnap.shared_tree import tree
 cache, digest, *command = sys.argv[1:]
 with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
     print(child.stdout.readline().decode().strip(), tree.in_use(cache, digest), tree.sweep(cache))
@@ -478,7 +479,7 @@ def test_the_end_of_a_container_is_noticed(shared: Shared, form: str) -> None:
     outer = ["unshare", "-m", "-p", "-f", "--mount-proc", sys.executable, "-c", SWEEP]
     done = subprocess.run([*outer, *words, *inner], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{form} True 0", "False 1 0"]
-    assert list(placements.all_records(shared.cache)) == []
+    assert list(placement_records.all_records(shared.cache)) == []
 
 
 @pytest.mark.root

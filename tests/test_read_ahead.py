@@ -17,7 +17,7 @@ from image_mounts import Mounts, mounts_below, publish, some_files, tree_of
 from wheelhouse import make_wheel
 
 from bootseer.cli import read_ahead
-from bootseer.depsnap.sharing import tree
+from bootseer.depsnap.shared_tree import tree
 
 # A start as the command makes it, which then tells the files of what it has imported: of all
 # modules, and of those that came after what is read ahead.

@@ -171,14 +171,14 @@ def key_command(
     **rest: Any,
 ) -> int:
     """Print the key that `deps run` would use for INSTALL now."""
-    from bootseer.depsnap import prepare
-    from bootseer.depsnap.keying import uvrun
+    from bootseer.depsnap import plan_run
+    from bootseer.depsnap.key import uv_run
 
     settings = settings_of(None, cache, resolve_timeout_s=0.0, **rest)
     words = _words(install)
-    words = uvrun.sync_of(words, settings.environ, settings.cwd) or words
-    found = prepare.find_target(settings, words)
-    key = prepare.prepare(settings, words, found, prepare.resolution_of(settings, found)).key
+    words = uv_run.sync_of(words, settings.environ, settings.cwd) or words
+    found = plan_run.find_target(settings, words)
+    key = plan_run.prepare(settings, words, found, plan_run.resolution_of(settings, found)).key
     if as_json:
         import json
 

@@ -173,9 +173,11 @@ def run(
 ) -> int:
     """`deps run`: its parameters are those of the click command; returns the exit code."""
     command = list(install)
-    from bootseer.depsnap.keying import roots
+    from bootseer.depsnap.key import install_roots
 
-    roots.begin_asking(command, os.environ, os.getcwd())  # while all that follows is imported
+    install_roots.begin_asking(
+        command, os.environ, os.getcwd()
+    )  # while all that follows is imported
     from bootseer.depsnap import run as runs
     from bootseer.depsnap.settings import DAY_S
     from bootseer.events.writer import open_writer

@@ -18,8 +18,8 @@ from bootseer.cli.options import json_option
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from bootseer.depsnap.format.toc import Index
-    from bootseer.depsnap.records import Found
+    from bootseer.depsnap.format.index_records import Index
+    from bootseer.depsnap.store.records import Found
     from bootseer.storage.store import Store
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -39,7 +39,7 @@ def _open(store: str | None) -> Store:
 
 def _full_key(store: Store, prefix: str) -> str:
     """The one key that starts so. Raises NotFoundError and, for several, UsageError."""
-    from bootseer.depsnap import records
+    from bootseer.depsnap.store import records
 
     found = [k for k in records.keys(store) if k.startswith(prefix)]
     if not found:
@@ -51,7 +51,7 @@ def _full_key(store: Store, prefix: str) -> str:
 
 def _named(store: Store, name: str, sign_key: str | None = None) -> Found:
     """The snapshot KEY:N, or the newest usable one of KEY."""
-    from bootseer.depsnap import records
+    from bootseer.depsnap.store import records
 
     prefix, colon, number = name.partition(":")
     if colon and not number.isdecimal():
@@ -120,8 +120,8 @@ def restore_command(
     **rest: Any,
 ) -> int:
     """Put the snapshot KEY (or the start of its key) in place, and say by which form and why."""
-    from bootseer.depsnap import prepare
-    from bootseer.depsnap.restoring import restore
+    from bootseer.depsnap import plan_run
+    from bootseer.depsnap.restore import restore
 
     opened = _open(store)
     record = _named(opened, key, sign_key).record
@@ -131,7 +131,7 @@ def restore_command(
     for place in targets.values():
         restore.recover(place)
     begun = time.monotonic()
-    done = prepare.place(opened, settings, record, targets)
+    done = plan_run.place(opened, settings, record, targets)
     took_s = time.monotonic() - begun
     if as_json:
         body = {"key": record.key, **dataclasses.asdict(done), "seconds": round(took_s, 4)}
@@ -153,7 +153,7 @@ def _pair(text: str, roots: tuple[str, ...]) -> tuple[str, str]:
 @json_option
 def ls_command(store: str | None, as_json: bool) -> int:
     """List the snapshots of a store, newest first."""
-    from bootseer.depsnap import records
+    from bootseer.depsnap.store import records
 
     opened = _open(store)
     rows: list[dict[str, Any]] = []
@@ -195,12 +195,12 @@ def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> 
 
     KEY:N is a certain one of the key's, KEY the newest."""
     from bootseer.config.loading import default_cache
-    from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
+    from bootseer.depsnap.store import archive_access, records
 
     opened = _open(store)
     record = _named(opened, key).record
-    with reach.archive_path(opened, record, default_cache()) as path:
+    with archive_access.archive_path(opened, record, default_cache()) as path:
         index = archive.read_index(
             path,
             expected_digest=record.archive.index_digest,
@@ -264,7 +264,7 @@ def verify_command(
     key: str | None, store: str | None, sign_key: str | None, mark: bool, as_json: bool
 ) -> int:
     """Read KEY, or every snapshot, whole and check each byte. Exit code 6 when one is bad."""
-    from bootseer.depsnap import records
+    from bootseer.depsnap.store import records
 
     opened = _open(store)
     wanted = [_full_key(opened, key)] if key else records.keys(opened)
@@ -285,7 +285,7 @@ def verify_command(
 
 def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[dict[str, Any]]:
     """What is wrong with each of a key's snapshots; none where an install had no effect."""
-    from bootseer.depsnap import records
+    from bootseer.depsnap.store import records
 
     if sys.stderr.isatty():
         sys.stderr.write(f"\rverifying {key[:12]} ...\r")
@@ -310,13 +310,13 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[
 def _problem_of(store: Store, found: Found) -> str:
     """Read one snapshot whole: what is wrong with it, or nothing."""
     from bootseer.config.loading import default_cache
-    from bootseer.depsnap import reach, records
     from bootseer.depsnap.format import archive
+    from bootseer.depsnap.store import archive_access, records
 
     record = found.record.archive
     limits = records.limits_of(found.record)
     try:
-        with reach.archive_path(store, found.record, default_cache()) as path:
+        with archive_access.archive_path(store, found.record, default_cache()) as path:
             index = archive.read_index(path, expected_digest=record.index_digest, limits=limits)
             if archive.verify(path, index) != record.tree_digest:
                 raise CorruptDataError("its content has another digest than its record says")
@@ -346,8 +346,8 @@ def gc_command(
 
     With --cache, the same rules hold for this node's shared trees. Nothing in use is removed.
     """
-    from bootseer.depsnap import gc, records
     from bootseer.depsnap.settings import DAY_S
+    from bootseer.depsnap.store import gc, records
 
     opened = _open(store)
     age_s = None if max_age is None else max_age * DAY_S

@@ -19,45 +19,48 @@ _DEPS_RUN = """
     bootseer/errors bootseer/depsnap/__init__ bootseer/depsnap/keying/__init__ types
     operator keyword reprlib collections/__init__ functools enum re/_constants re/_parser
     re/_casefix re/_compiler copyreg re/__init__ signal collections/abc
-    bootseer/light_dataclasses bootseer/depsnap/keying/script
-    bootseer/depsnap/keying/options bootseer/depsnap/keying/command lib-dynload/math
+    bootseer/light_dataclasses bootseer/depsnap/key/__init__ bootseer/depsnap/key/script
+    bootseer/depsnap/key/options bootseer/depsnap/key/install_command lib-dynload/math
     lib-dynload/select bootseer/system/__init__ bootseer/system/readiness
-    bootseer/system/regular_files bootseer/depsnap/keying/pip_settings
-    bootseer/depsnap/keying/uv_settings bootseer/depsnap/keying/project
-    bootseer/depsnap/keying/roots contextlib _weakrefset threading lib-dynload/_json
+    bootseer/system/regular_files bootseer/depsnap/key/pip_settings
+    bootseer/depsnap/key/uv_settings bootseer/depsnap/key/project
+    bootseer/depsnap/key/install_roots contextlib _weakrefset threading lib-dynload/_json
     json/scanner json/decoder json/encoder json/__init__ bootseer/depsnap/format/__init__
-    bootseer/depsnap/format/malformed bootseer/depsnap/model bootseer/storage/__init__
+    bootseer/depsnap/format/malformed bootseer/depsnap/types bootseer/storage/__init__
     bootseer/storage/request_control bootseer/storage/options bootseer/storage/store
-    bootseer/depsnap/records bootseer/depsnap/keying/pins lib-dynload/_sha256
-    bootseer/system/sha256 bootseer/depsnap/keying/redact bootseer/depsnap/keying/text_files
-    bootseer/depsnap/keying/requirements bootseer/depsnap/keying/key
-    bootseer/depsnap/keying/resolver bootseer/depsnap/fitting bootseer/depsnap/install
-    bootseer/depsnap/reach lib-dynload/fcntl bootseer/system/atomic
-    bootseer/depsnap/time_limit bootseer/depsnap/target bootseer/depsnap/settings
-    bootseer/depsnap/sharing/__init__ bootseer/depsnap/restoring/__init__
-    bootseer/depsnap/restoring/staging bootseer/depsnap/sharing/mounts
-    bootseer/system/processes bootseer/depsnap/sharing/placements
-    bootseer/depsnap/sharing/packed bootseer/depsnap/sharing/treecache
-    bootseer/depsnap/sharing/place bootseer/depsnap/sharing/tree bootseer/depsnap/prepare
-    bootseer/depsnap/waiting bootseer/events/__init__ bootseer/events/writer
-    bootseer/depsnap/run bootseer/config/__init__ bootseer/config/paths
-    bootseer/events/resource bootseer/depsnap/keying/uvrun bootseer/context_managers
-    bootseer/storage/local lib-dynload/_contextvars contextvars
-    bootseer/storage/wait_reports bootseer/storage/retry bootseer/storage/download
-    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
+    bootseer/depsnap/store/__init__ bootseer/depsnap/store/records bootseer/depsnap/key/pins
+    lib-dynload/_sha256 bootseer/system/sha256 bootseer/depsnap/key/redact
+    bootseer/depsnap/key/text_files bootseer/depsnap/key/requirements
+    bootseer/depsnap/key/key bootseer/depsnap/key/resolver bootseer/depsnap/lock_match
+    bootseer/depsnap/install bootseer/depsnap/store/archive_access lib-dynload/fcntl
+    bootseer/system/atomic bootseer/depsnap/time_limit bootseer/depsnap/target_note
+    bootseer/depsnap/settings bootseer/depsnap/sharing/__init__
+    bootseer/depsnap/restoring/__init__ bootseer/depsnap/restore/__init__
+    bootseer/depsnap/restore/staging bootseer/depsnap/shared_tree/__init__
+    bootseer/depsnap/shared_tree/mounts bootseer/system/processes
+    bootseer/depsnap/shared_tree/placement_records bootseer/depsnap/shared_tree/packed
+    bootseer/depsnap/shared_tree/cache bootseer/depsnap/shared_tree/place
+    bootseer/depsnap/shared_tree/tree bootseer/depsnap/plan_run bootseer/depsnap/wait_policy
+    bootseer/events/__init__ bootseer/events/writer bootseer/depsnap/run
+    bootseer/config/__init__ bootseer/config/paths bootseer/events/resource
+    bootseer/depsnap/key/uv_run bootseer/context_managers bootseer/storage/local
+    lib-dynload/_contextvars contextvars bootseer/storage/wait_reports
+    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
+    struct ctypes/_endian ctypes/__init__
 """
 _DEPS_RESTORE = """
-    bootseer/depsnap/restoring/unpack weakref copy token lib-dynload/_opcode opcode dis
+    bootseer/depsnap/restore/unpack weakref copy token lib-dynload/_opcode opcode dis
     importlib/__init__ warnings tokenize linecache inspect ast dataclasses typing
     lib-dynload/_typing lib-dynload/mmap lib-dynload/_hashlib lib-dynload/_blake2 hashlib
-    bootseer/depsnap/format/layout bootseer/depsnap/entries bootseer/depsnap/format/toc
-    bootseer/depsnap/format/check bootseer/depsnap/format/index
+    bootseer/depsnap/format/unit_layout bootseer/depsnap/capture/__init__
+    bootseer/depsnap/capture/entries bootseer/depsnap/format/index_records
+    bootseer/depsnap/format/index_checks bootseer/depsnap/format/index
     bootseer/depsnap/format/frames platform site-packages/zstandard/backend_c.so
     site-packages/zstandard/__init__ lib-dynload/binascii base64
-    bootseer/depsnap/restoring/worker bootseer/system/fork bootseer/depsnap/restoring/apart
-    bootseer/system/interpreter bootseer/blockimage/__init__
-    bootseer/blockimage/tree_entries bootseer/blockimage/erofs_format
-    bootseer/blockimage/erofs_writer encodings/ascii
+    bootseer/depsnap/restore/unpack_worker bootseer/system/fork
+    bootseer/depsnap/restore/isolated_work bootseer/system/interpreter
+    bootseer/blockimage/__init__ bootseer/blockimage/tree_entries
+    bootseer/blockimage/erofs_format bootseer/blockimage/erofs_writer encodings/ascii
 """
 _IMAGE_MOUNT = """
     bootseer/storage/__init__ keyword operator reprlib collections/__init__ collections/abc

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap import fitting, install, prepare, records
-from bootseer.depsnap import target as targets
-from bootseer.depsnap.model import absolute
-from bootseer.depsnap.restoring import staging
+from bootseer.depsnap import install, lock_match, plan_run
+from bootseer.depsnap import target_note as targets
+from bootseer.depsnap.restore import staging
 from bootseer.depsnap.settings import DAY_S, DepsSettings
+from bootseer.depsnap.store import records
 from bootseer.depsnap.time_limit import within
-from bootseer.depsnap.waiting import keep_waiting, poll_s
+from bootseer.depsnap.types import absolute
+from bootseer.depsnap.wait_policy import keep_waiting, poll_s
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -35,7 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
-    from bootseer.depsnap import capture, publish
+    from bootseer.depsnap.capture import capture
+    from bootseer.depsnap.store import publish
     from bootseer.storage.lease import Lease, Watch
 
     T = TypeVar("T")
@@ -103,7 +105,7 @@ class Outcome:
 class _Plan:
     """What is known when the install command has to run."""
 
-    prepared: prepare.Prepared | None = None
+    prepared: plan_run.Prepared | None = None
     store: Store | None = None
     lease: Lease | None = None
     supersedes: int | None = None
@@ -143,9 +145,9 @@ def execute(
     progress: Progress | None = None,
 ) -> Outcome:
     """As `run`, with all that happened, and without what `follow` does."""
-    from bootseer.depsnap.keying import uvrun
+    from bootseer.depsnap.key import uv_run
 
-    sync = uvrun.sync_of(command, settings.environ, settings.cwd)
+    sync = uv_run.sync_of(command, settings.environ, settings.cwd)
     told = progress or _NoProgress()
     begun = _Run(settings, sync or command, writer, _Begin(told) if sync else told)
     begun.outcome.follows = command if sync else ()
@@ -215,8 +217,8 @@ class _Run:
         settings = self.settings
         if settings.environ.get(INSIDE):
             return False  # an install within an install: the outer one captures all
-        prepare.read_tree_ahead(settings)
-        found = prepare.find_target(settings, self.command, though_late=True)
+        plan_run.read_tree_ahead(settings)
+        found = plan_run.find_target(settings, self.command, though_late=True)
         if not found.roots:
             return False  # it makes directories alone
         held.enter_context(
@@ -226,12 +228,12 @@ class _Run:
             _recover(root)
         if found.late:
             raise DeadlineError(found.late)
-        resolution = prepare.resolution_of(settings, found)
+        resolution = plan_run.resolution_of(settings, found)
         held.callback(resolution.close)
         with self._part(f"{PHASE}.key"):
-            prepared = prepare.prepare(settings, self.command, found, resolution)
-            if not prepared.in_place and prepare.make_way(settings, found):
-                prepared = prepare.prepare(settings, self.command, found, resolution)
+            prepared = plan_run.prepare(settings, self.command, found, resolution)
+            if not prepared.in_place and plan_run.make_way(settings, found):
+                prepared = plan_run.prepare(settings, self.command, found, resolution)
         self._plan_with(plan, prepared)
         settings.on_step("key")
         if prepared.in_place:
@@ -239,13 +241,13 @@ class _Run:
             self._say_unresolved(prepared)
             return True
         begun_s = time.monotonic()
-        plan.store = prepare.reachable_store(settings)
+        plan.store = plan_run.reachable_store(settings)
         self._asked_s = time.monotonic() - begun_s
         if prepared.damaged is not None:
             if self._try_restore(plan.store, prepared)[0]:
                 self._say_unresolved(prepared)
                 return True
-            prepared = prepare.on_what_stands(settings, prepared)
+            prepared = plan_run.on_what_stands(settings, prepared)
             self._plan_with(plan, prepared)
         if self._restore_or_lease(plan, prepared, plan.store):
             self._say_unresolved(prepared)
@@ -253,7 +255,7 @@ class _Run:
         self._say_what_differs(prepared, plan.store)
         return False
 
-    def _plan_with(self, plan: _Plan, prepared: prepare.Prepared) -> None:
+    def _plan_with(self, plan: _Plan, prepared: plan_run.Prepared) -> None:
         plan.prepared = prepared
         self.outcome.key = prepared.key.digest
         self.outcome.details["bootseer.deps.key"] = prepared.key.digest
@@ -265,7 +267,7 @@ class _Run:
             os.makedirs(folder, exist_ok=True)
         return True
 
-    def _say_unresolved(self, prepared: prepare.Prepared) -> None:
+    def _say_unresolved(self, prepared: plan_run.Prepared) -> None:
         judge = prepared.judge
         if judge.unresolved:
             self.outcome.details["bootseer.deps.lock"] = "unresolved"
@@ -275,7 +277,7 @@ class _Run:
                 f"{judge.unresolved}"
             )
 
-    def _say_what_differs(self, prepared: prepare.Prepared, store: Store) -> None:
+    def _say_what_differs(self, prepared: plan_run.Prepared, store: Store) -> None:
         """Beside a near snapshot: why it is not this one."""
         if self._links:
             return  # it is, and could be had faster
@@ -286,15 +288,15 @@ class _Run:
             return  # the inputs were met; what was found could not be used, as the reasons say
         latest = self._asked(store, lambda: records.latest(store, prepared.key.label))
         if latest is not None and latest[0] != prepared.key.digest:
-            from bootseer.depsnap import publish
+            from bootseer.depsnap.store import publish
 
             now = publish.inputs_of(prepared.key)
-            self.outcome.notes.append(fitting.inputs_differ(latest[1], now))
+            self.outcome.notes.append(lock_match.inputs_differ(latest[1], now))
 
     def _lock_limit_s(self) -> float:
         return 0.0 if self.settings.wait == "never" else self.settings.wait_limit_s
 
-    def _restore_or_lease(self, plan: _Plan, prepared: prepare.Prepared, store: Store) -> bool:
+    def _restore_or_lease(self, plan: _Plan, prepared: plan_run.Prepared, store: Store) -> bool:
         """Go round until restored (True), the lease is ours, or waiting is over (False)."""
         settings = self.settings
         begun, waits = time.monotonic(), False
@@ -328,7 +330,7 @@ class _Run:
                     return restored
 
     def _take_lease(
-        self, plan: _Plan, prepared: prepare.Prepared, store: Store, watch: Watch
+        self, plan: _Plan, prepared: plan_run.Prepared, store: Store, watch: Watch
     ) -> bool:
         """Whether the lease is ours and still nobody has published since we looked."""
         settings, key = self.settings, prepared.key.digest
@@ -366,7 +368,7 @@ class _Run:
         plan.lease = None
         return False
 
-    def _try_restore(self, store: Store, prepared: prepare.Prepared) -> tuple[bool, int | None]:
+    def _try_restore(self, store: Store, prepared: plan_run.Prepared) -> tuple[bool, int | None]:
         """Whether a fitting snapshot now stands in place, and a generation found too old."""
         key = prepared.key.digest
         self._seen = self._asked(store, lambda: records.generations(store, key))
@@ -396,7 +398,7 @@ class _Run:
                 supersedes = found.generation if unknown else None
         return False, supersedes
 
-    def _would_link(self, prepared: prepare.Prepared, record: records.Record) -> bool:
+    def _would_link(self, prepared: plan_run.Prepared, record: records.Record) -> bool:
         """Whether the command by itself is faster than unpacking this snapshot would be."""
         settings, paths = self.settings, prepared.target.paths
         if not self._may_link or settings.form != "auto" or settings.share_trees:
@@ -433,14 +435,14 @@ class _Run:
             self._asked(store, lambda: records.condemn(store, key, generation, str(error)))
         self._seen = self._asked(store, lambda: records.generations(store, key))
 
-    def _place(self, store: Store, prepared: prepare.Prepared, found: records.Found) -> bool:
+    def _place(self, store: Store, prepared: plan_run.Prepared, found: records.Found) -> bool:
         """Put one snapshot in place, asking the index meanwhile whether it fits."""
         record = found.record
         packages, created_s = record.packages, record.created_unix_s
 
         def confirm() -> None:
             if not prepared.judge.accepts(record.lock, packages, created_s):
-                raise fitting.NotFittingError
+                raise lock_match.NotFittingError
 
         if missing := records.absent(record):
             self.outcome.notes.append(f"a snapshot of the same inputs needs {missing}, not here")
@@ -448,7 +450,7 @@ class _Run:
         if not prepared.key.owns(packages):
             prepared.judge.resolution.begin()
         try:
-            prepare.check_belongs(record, prepared.target.paths)
+            plan_run.check_belongs(record, prepared.target.paths)
         except CorruptDataError as error:
             self._condemn(store, record.key, found.generation, error)
             return False
@@ -457,13 +459,13 @@ class _Run:
             if self._nearest is not None or not prepared.judge.resolution.at_work:
                 confirm()  # nothing is unpacked on trust, or at each look while waiting
             with self._part(f"{PHASE}.restore"):
-                done = prepare.place(
+                done = plan_run.place(
                     store, self.settings, record, confirm=confirm, beside_plain=True
                 )
-        except fitting.NotFittingError:
+        except lock_match.NotFittingError:
             return False
         except (CorruptDataError, NotFoundError) as error:
-            if not prepare.corrupt_in_store(store, record, self.settings.cache):
+            if not plan_run.corrupt_in_store(store, record, self.settings.cache):
                 raise
             self._condemn(store, record.key, found.generation, error)
             return False
@@ -473,19 +475,19 @@ class _Run:
             "bootseer.deps.why": done.why,
             "bootseer.bytes": done.raw_bytes,
         }
-        prepare.note_in_place(self.settings, prepared, created_s, record.lock, packages)
+        plan_run.note_in_place(self.settings, prepared, created_s, record.lock, packages)
         return True
 
     # --- the install and after ----------------------------------------------------------------
 
     def _install(self, plan: _Plan) -> None:
         settings = self.settings
-        from bootseer.depsnap import capture  # a start that restores never pays for it
+        from bootseer.depsnap.capture import capture  # a start that restores never pays for it
 
         trees, exclude = None, []
         if plan.lease is not None and plan.prepared is not None:
             try:
-                exclude = prepare.excludes(settings, plan.prepared.target)
+                exclude = plan_run.excludes(settings, plan.prepared.target)
                 with self._part(f"{PHASE}.scan"):
                     trees = capture.before(plan.prepared.target.paths, exclude)
                 settings.on_step("scanned before")
@@ -541,18 +543,18 @@ class _Run:
             # The border: the command has failed by itself, and so does the start.
             self._fault(error)
 
-    def _note_now(self, prepared: prepare.Prepared, ended_s: float) -> bool:
+    def _note_now(self, prepared: plan_run.Prepared, ended_s: float) -> bool:
         """Remember what the command has just left; nothing of it waits for the index.
 
         False where it went by something that we do not know of, and installed elsewhere.
         """
-        if prepare.has_new_lock(self.settings, prepared):
+        if plan_run.has_new_lock(self.settings, prepared):
             self.outcome.notes.append(
                 "no snapshot kept: the install made uv.lock anew; keep that file, or use --frozen"
             )
             return False
-        packages = prepare.brought(prepared)
-        if not packages and not prepare.stands(prepared, self.settings.environ):
+        packages = plan_run.brought(prepared)
+        if not packages and not plan_run.stands(prepared, self.settings.environ):
             self.outcome.notes.append(
                 "no snapshot kept: a setting led the install elsewhere than its words say; name "
                 "its directories with --also"
@@ -560,16 +562,16 @@ class _Run:
             return False
         known = prepared.key.owns(packages) or prepared.judge.resolution.ended
         lock = prepared.judge.lock_of(packages) if known else ""
-        prepare.note_in_place(self.settings, prepared, ended_s, lock, packages)
+        plan_run.note_in_place(self.settings, prepared, ended_s, lock, packages)
         return True
 
     def _command(self) -> tuple[int, float]:
-        from bootseer.depsnap import subphases
+        from bootseer.depsnap import pip_phases
 
         environ = {**self.settings.environ, INSIDE: "1"}
         begun = time.monotonic()
         self.progress.command_began()
-        with subphases.watching(self.command, environ, self.writer, self.span):
+        with pip_phases.watching(self.command, environ, self.writer, self.span):
             code = install.run(self.command, environ, self._ended_by)
         self.progress.command_ended(code)
         self.settings.on_step("installed")
@@ -578,7 +580,7 @@ class _Run:
     def _publish(
         self, plan: _Plan, captured: capture.Captured, install_s: float, ended_s: float
     ) -> None:
-        from bootseer.depsnap import background, publish
+        from bootseer.depsnap.store import detached_publish, publish
 
         assert plan.prepared is not None
         assert plan.store is not None
@@ -586,7 +588,7 @@ class _Run:
         lease, store, prepared = plan.lease, plan.store, plan.prepared
         self._asked_s = 0.0
         self._asked(store, lambda: records.generations(store, prepared.key.digest))  # it may hang
-        packages = prepare.brought(prepared)
+        packages = plan_run.brought(prepared)
         # hdfs-native's threads are gone in a forked child, and it cannot make new ones there.
         forkable = not store.url.startswith("hdfs:")
         background_mode = self.settings.publish == "background" and forkable
@@ -606,7 +608,7 @@ class _Run:
             cache=self.settings.cache,
         )
         if background_mode:
-            background.detach(
+            detached_publish.detach(
                 lease,
                 lambda: open_store(self.settings.store),
                 lambda own: self._pack(own, job, background_mode=True),
@@ -623,8 +625,8 @@ class _Run:
         """
         from dataclasses import replace  # a publication is of these
 
-        from bootseer.depsnap import publish
-        from bootseer.depsnap.restoring.apart import read_apart
+        from bootseer.depsnap.restore.isolated_work import read_apart
+        from bootseer.depsnap.store import publish
 
         lock = job.lock()  # asks a resolver, which is none of that process's business
         job = replace(job, lock=lambda: lock)
@@ -639,7 +641,7 @@ class _Run:
         return int(size) if size else None
 
     def _lock_to_publish(
-        self, prepared: prepare.Prepared, packages: Mapping[str, str], background_mode: bool
+        self, prepared: plan_run.Prepared, packages: Mapping[str, str], background_mode: bool
     ) -> str:
         """What the index decides, asked once more where a start had not the time to wait for it."""
         judge, limit_s = prepared.judge, self.settings.resolve_timeout_s
@@ -648,14 +650,14 @@ class _Run:
         if judge.resolution.ended or prepared.key.owns(packages):
             return judge.lock_of(packages)
         settings = dataclasses.replace(self.settings, resolve_timeout_s=limit_s)
-        resolution = prepare.resolution_of(settings, prepared.target)
+        resolution = plan_run.resolution_of(settings, prepared.target)
         judge = dataclasses.replace(judge, resolution=resolution)
         # The index may have changed since the install.
         return judge.lock_of(packages) if judge.covers(packages) else ""
 
     def _pack(self, store: Store, job: publish.Publication, *, background_mode: bool) -> None:
-        from bootseer.depsnap import publish
-        from bootseer.depsnap.store_apart import StoreApart
+        from bootseer.depsnap.store import publish
+        from bootseer.depsnap.store.isolated_store import StoreApart
 
         span = self.writer.begin("deps.publish", {"bootseer.background": background_mode})
         attributes: dict[str, object] = {}
@@ -684,7 +686,7 @@ class _Run:
         try:
             yield
             status = "ok"
-        except fitting.NotFittingError:
+        except lock_match.NotFittingError:
             status, attributes = "ok", {"bootseer.deps.fits": False}
             raise
         finally:
@@ -700,7 +702,7 @@ def _recover(root: str) -> None:
     """Finish or undo a killed restore, where there are signs of one."""
     place = absolute(root)
     if any(map(os.path.lexists, (staging.beside(place), staging.inside(place)))):
-        from bootseer.depsnap.restoring import commit
+        from bootseer.depsnap.restore import commit
 
         commit.recover(root)
 
@@ -713,7 +715,7 @@ def _is_same(standing: targets.Note, record: records.Record) -> bool:
     return decided or standing.created_s == record.created_unix_s
 
 
-def _lease_folder(prepared: prepare.Prepared) -> str:
+def _lease_folder(prepared: plan_run.Prepared) -> str:
     return f"{records.folder(prepared.key.digest)}/lease"
 
 
@@ -722,7 +724,7 @@ def _has_changed(root: str, since_ns: int) -> bool:
 
     By the kernel's change times, which no program sets. What was removed changed its folder.
     """
-    from bootseer.depsnap import scan
+    from bootseer.depsnap.capture import scan
 
     tree = scan.scan(root)
     return any(
@@ -742,8 +744,8 @@ def _held_s(watch: Watch) -> float | None:
 
 def repair(settings: DepsSettings, command: Sequence[str]) -> None:
     """Finish or undo what a killed `run` left at the command's target."""
-    from bootseer.depsnap.keying import uvrun
+    from bootseer.depsnap.key import uv_run
 
-    command = uvrun.sync_of(command, settings.environ, settings.cwd) or command
-    for root in prepare.find_target(settings, command, though_late=True).paths:
+    command = uv_run.sync_of(command, settings.environ, settings.cwd) or command
+    for root in plan_run.find_target(settings, command, though_late=True).paths:
         _recover(root)

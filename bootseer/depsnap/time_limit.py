@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
-from bootseer.depsnap.sharing import mounts
+from bootseer.depsnap.shared_tree import mounts
 from bootseer.errors import DeadlineError
 
 TYPE_CHECKING = False

@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from bootseer.depsnap.keying import uv_settings
+from bootseer.depsnap.key import uv_settings
 
 _LINKING = ("hardlink", "symlink")
 _OTHERWISE = frozenset(

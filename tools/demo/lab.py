@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bootseer.depsnap.sharing import tree
+from bootseer.depsnap.shared_tree import tree
 from bootseer.errors import NotSupportedError
 from tools.demo import checkpoints
 from tools.demo.images import Images

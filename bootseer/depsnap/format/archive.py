@@ -7,12 +7,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bootseer.depsnap.entries import RootDelta, owners_of
+from bootseer.depsnap.capture.entries import RootDelta, owners_of
 from bootseer.depsnap.format import index as index_format
 from bootseer.depsnap.format.index import VERSION, encode
-from bootseer.depsnap.format.layout import BLOCK
-from bootseer.depsnap.format.layout import frames as plan_frames
-from bootseer.depsnap.format.pack import (
+from bootseer.depsnap.format.index_records import Index
+from bootseer.depsnap.format.packer import (
     Member,
     Packed,
     Packer,
@@ -21,9 +20,10 @@ from bootseer.depsnap.format.pack import (
     members_of,
     write_all,
 )
-from bootseer.depsnap.format.toc import Index
+from bootseer.depsnap.format.unit_layout import BLOCK
+from bootseer.depsnap.format.unit_layout import frames as plan_frames
 from bootseer.depsnap.format.verify import verify
-from bootseer.depsnap.model import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveInfo, Digest, Limits
+from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveInfo, Digest, Limits
 from bootseer.errors import UsageError, from_os_error
 from bootseer.system.atomic import Draft
 

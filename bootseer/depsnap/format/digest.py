@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 
-from bootseer.depsnap.entries import Entry
-from bootseer.depsnap.model import FILE, Digest
+from bootseer.depsnap.capture.entries import Entry
+from bootseer.depsnap.types import FILE, Digest
 
 
 class TreeHasher:

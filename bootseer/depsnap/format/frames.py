@@ -8,7 +8,7 @@ import os
 import zstandard
 
 from bootseer.depsnap.format.index import decompress
-from bootseer.depsnap.format.toc import Frame
+from bootseer.depsnap.format.index_records import Frame
 from bootseer.errors import CorruptDataError
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import zstandard
 
-from bootseer.depsnap.format.check import check
-from bootseer.depsnap.format.layout import BLOCK
+from bootseer.depsnap.format.index_checks import check
+from bootseer.depsnap.format.index_records import BadIndexError, Index
 from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
-from bootseer.depsnap.format.toc import BadIndexError, Index
-from bootseer.depsnap.model import Digest, Limits
+from bootseer.depsnap.format.unit_layout import BLOCK
+from bootseer.depsnap.types import Digest, Limits
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.system.regular_files import open_to_read
 

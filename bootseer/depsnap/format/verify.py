@@ -9,13 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import zstandard
 
-from bootseer.depsnap.format import tarformat
+from bootseer.depsnap.format import tar_writer
 from bootseer.depsnap.format.digest import TreeHasher
 from bootseer.depsnap.format.frames import read_frame
-from bootseer.depsnap.format.layout import Unit, block_digest, content_digest
-from bootseer.depsnap.format.pack import Member, data_size, header, is_first, is_last
-from bootseer.depsnap.format.toc import Index
-from bootseer.depsnap.model import FILE, Digest
+from bootseer.depsnap.format.index_records import Index
+from bootseer.depsnap.format.packer import Member, data_size, header, is_first, is_last
+from bootseer.depsnap.format.unit_layout import Unit, block_digest, content_digest
+from bootseer.depsnap.types import FILE, Digest
 from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.system.regular_files import open_to_read
 
@@ -98,7 +98,7 @@ class _Verifier:
         frame = self._index.frames[number]
         data = memoryview(read_frame(self._descriptor, frame, decoder))
         if number == len(self._index.frames) - 1:
-            if data != tarformat.END:
+            if data != tar_writer.END:
                 raise CorruptDataError("the tar stream does not end as it should")
             return
         self._check_members(number, data)
@@ -124,7 +124,7 @@ class _Verifier:
             self._digests.setdefault(entry, {})[unit.block] = digest
             at += unit.size
             if is_last(member, unit):
-                at = self._expect(data, at, tarformat.padding(data_size(member)))
+                at = self._expect(data, at, tar_writer.padding(data_size(member)))
         if at != len(data):
             raise CorruptDataError("a frame holds more than the index says")
 

@@ -40,9 +40,9 @@ _LONGEST_LOCK_NAME = 100
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartSettings:
     """`place` is a directory or a store's URL; `image` names the image's traces in it, empty: see
-    `trace_names.image_here`. `share` and `most_bytes` as in `ReplaySettings`. `began_ns`: when the start
-    began, on the wall clock; a quick job may have had its first step before anybody looks for it.
-    `options` are the fields of `StoreOptions`."""
+    `trace_names.image_here`. `share` and `most_bytes` as in `ReplaySettings`. `began_ns`: when the
+    start began, on the wall clock; a quick job may have had its first step before anybody looks for
+    it. `options` are the fields of `StoreOptions`."""
 
     place: str
     image: str = ""

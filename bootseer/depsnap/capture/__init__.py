@@ -1,0 +1,1 @@
+"""What an install changed: scans of its roots before and after."""

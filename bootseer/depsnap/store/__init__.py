@@ -1,0 +1,1 @@
+"""Snapshots in a store: records, archives, publication, collection."""
