@@ -51,7 +51,7 @@ def test_it_tells_and_starts_what_the_whole_start_does(tmp_path: Path) -> None:
 
 def test_it_loads_no_settings(tmp_path: Path) -> None:
     done, _ = start(tmp_path, python=("-X", "importtime"))
-    assert "bootseer.entrypoint.bare" in done.stderr
+    assert "bootseer.entrypoint.start_unconfigured" in done.stderr
     assert "bootseer.config.loading" not in done.stderr
     assert " dataclasses" not in done.stderr
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bootseer.config.sections import CheckpointSettings
-from bootseer.entrypoint import checkpoint_part
+from bootseer.entrypoint.parts import checkpoint_part
 from bootseer.errors import NotFoundError, StoreUnavailableError
 from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.profiler.report import analysis, load

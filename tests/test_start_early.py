@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.config.sections import ImageSettings
-from bootseer.entrypoint import early
-from bootseer.entrypoint.image_part import _request
+from bootseer.entrypoint import start_image_only
+from bootseer.entrypoint.parts.image_part import _request
 from bootseer.imageprefetch.filemode.background_recorder import StartSettings
 from bootseer.storage.options import StoreOptions
 
@@ -23,7 +23,7 @@ PLAIN = '# ours\n[image]\ntraces = "/shared/t"\r\nworkload="train"\n\n  record =
 def asked(text: str, path: Path, **environ: str) -> dict[str, str] | None:
     file = path / "settings.toml"
     file.write_text(text, encoding="utf-8")
-    return early.asked(str(file), environ)
+    return start_image_only.asked(str(file), environ)
 
 
 def test_plain_settings_are_taken_as_the_whole_reader_takes_them(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_variables_that_may_ask_for_more_have_the_settings_read_in_full(tmp_path
     assert asked(PLAIN, tmp_path, BOOTSEER_DEPS_STORE="/s") is None
     assert asked(PLAIN, tmp_path, BOOTSEER_EVENTS="/e", BOOTSEER_CONFIG="x", PATH="/bin")
     assert asked("[image]\n", tmp_path) == {}
-    assert early.asked(str(tmp_path / "none"), {}) is None
+    assert start_image_only.asked(str(tmp_path / "none"), {}) is None
 
 
 def loaded_by(tmp_path: Path, settings: str) -> set[str]:

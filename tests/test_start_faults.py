@@ -488,7 +488,7 @@ def test_parts_come_after_those_they_wait_for() -> None:
 
 def test_plans_survive_their_way_to_the_part() -> None:
     from bootseer.config.sections import Config, DepsSettings
-    from bootseer.entrypoint import deps_part
+    from bootseer.entrypoint.parts import deps_part
 
     deps = DepsSettings(install=("a", "b"), also=("/x",), max_age_days=1.5)
     request = deps_part.DepsPart().plan(Config(deps=deps), "")

@@ -25,7 +25,7 @@ from filemode_tools import (
 )
 from waiting import until
 
-from bootseer.entrypoint.beside import NAME
+from bootseer.entrypoint.detached import NAME
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode.file_trace import Touch, TracedFile
 from bootseer.imageprefetch.filemode.file_trace_store import Keeper

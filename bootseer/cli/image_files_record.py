@@ -79,7 +79,7 @@ def command(
     The trace is merged with that of earlier starts where it is kept by --traces; --file is
     written anew. The exit code is CMD's own.
     """
-    from bootseer.entrypoint import process
+    from bootseer.entrypoint import transparent_child
     from bootseer.imageprefetch.filemode import roots
     from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
     from bootseer.imageprefetch.filemode.recorder import Recording, RecordSettings
@@ -94,9 +94,9 @@ def command(
         recording.survey(evict=evict)
         with CommandRecording(recording, window_s=window_s, events_dir=events_dir) as watched:
             try:
-                child = process.start(words, process.original_environment(), {})
+                child = transparent_child.start(words, transparent_child.original_environment(), {})
             except OSError as error:
-                return process.leave(process.failure(words, error))
+                return transparent_child.leave(transparent_child.failure(words, error))
             result = child.wait()
             child.release()
         trace = watched.trace(succeeded=result.code == 0)
@@ -105,7 +105,7 @@ def command(
     else:
         _add(trace, traces, image, store)
     click.echo(f"bootseer: {_said(trace, watched.ended_by)}", err=True)
-    return process.leave(result)
+    return transparent_child.leave(result)
 
 
 def _add(trace: FileTrace, traces: str, image: str, store: dict[str, Any]) -> None:

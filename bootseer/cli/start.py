@@ -68,6 +68,8 @@ def command(
         raise click.UsageError(
             "no job given; write it after `--`: bootseer start -- python train.py"
         )
-    from bootseer.entrypoint import process, start
+    from bootseer.entrypoint import start, transparent_child
 
-    return start.start(loading.read(path, None, flags), job, process.original_environment())
+    return start.start(
+        loading.read(path, None, flags), job, transparent_child.original_environment()
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bootseer.entrypoint import bare, process, replace
+from bootseer.entrypoint import exec_program, start_unconfigured, transparent_child
 
 _VALUES = ("-c", "--config", "--events", "--store", "--cache", "--set")
 _KEYS = {"--events": "job.events", "--store": "deps.store", "--cache": "deps.cache"}
@@ -26,9 +26,11 @@ def main(words: list[str]) -> int:
     try:
         if job and _is_ordinary(options):
             given = dict(options)
-            if bare.is_all(os.environ) and not given.keys() & {"-c", "--config"}:
+            if start_unconfigured.is_all(os.environ) and not given.keys() & {"-c", "--config"}:
                 events = given.get("--events", "")
-                return bare.start(job, events, process.original_environment())
+                return start_unconfigured.start(
+                    job, events, transparent_child.original_environment()
+                )
             early = _early(given, job) if len(given) == len(options) else None
             return _by_hand(options, job, "") if early is None else early
         from bootseer.cli import root
@@ -70,16 +72,16 @@ def _early(given: dict[str, str], job: list[str]) -> int | None:
     """Become the job where nothing has to be ready before it; None: the settings say more."""
     if given.keys() - {"-c", "--config", "--events"} or given.keys() >= {"-c", "--config"}:
         return None
-    from bootseer.entrypoint import early
+    from bootseer.entrypoint import start_image_only
 
     named = given.get("-c") or given.get("--config") or os.environ.get("BOOTSEER_CONFIG")
-    request = early.asked(named or early.DEFAULT_FILE, os.environ)
+    request = start_image_only.asked(named or start_image_only.DEFAULT_FILE, os.environ)
     if request is None:
         return None
-    events, environ = given.get("--events", ""), process.original_environment()
+    events, environ = given.get("--events", ""), transparent_child.original_environment()
     if not request:
-        return bare.start(job, events, environ)
-    return early.start(request, job, events, environ)
+        return start_unconfigured.start(job, events, environ)
+    return start_image_only.start(request, job, events, environ)
 
 
 def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
@@ -99,16 +101,16 @@ def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
             flags[_KEYS[name]] = value
     loaded = loading.read(path, None, flags)
     if fault:
-        process.say(f"warning: {fault}; going on without it")
-    return start.start(loaded, job, process.original_environment())
+        transparent_child.say(f"warning: {fault}; going on without it")
+    return start.start(loaded, job, transparent_child.original_environment())
 
 
 def _alone(job: list[str], fault: str) -> int:
     if not job:
-        process.say(f"{fault}; nothing was started")
+        transparent_child.say(f"{fault}; nothing was started")
         return 7
-    process.say(f"warning: {fault}; starting the job alone")
-    return replace.execute(job, process.original_environment())
+    transparent_child.say(f"warning: {fault}; starting the job alone")
+    return exec_program.execute(job, transparent_child.original_environment())
 
 
 def _describe(error: Exception) -> str:

@@ -15,7 +15,7 @@ import signal
 import socket
 
 from bootseer import events
-from bootseer.entrypoint import parts
+from bootseer.entrypoint.parts import all_parts
 from bootseer.errors import describe
 
 SOCKET_FD = 3
@@ -57,7 +57,7 @@ def main() -> int:
         data += chunk
     message = json.loads(data)
     _die_with(message["parent"])
-    part = parts.by_name(message["part"])
+    part = all_parts.by_name(message["part"])
     try:
         if message["action"] == "repair":
             part.repair(message["request"])

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.entrypoint.replace import RESET_SIGNALS
+from bootseer.entrypoint.exec_program import RESET_SIGNALS
 from bootseer.system.interpreter import command_for
 from bootseer.system.proc_files import read_proc
 

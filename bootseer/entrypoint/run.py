@@ -10,7 +10,7 @@ import os
 import sys
 
 from bootseer import events
-from bootseer.entrypoint import process
+from bootseer.entrypoint import transparent_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class PipLog:
             os.unlink(self.path)
 
 
-def _end_attributes(result: process.Result) -> dict[str, Any]:
+def _end_attributes(result: transparent_child.Result) -> dict[str, Any]:
     out: dict[str, Any] = {"process.exit.code": result.code}
     if result.error:
         out["error.type"] = "not_found" if result.code == 127 else "not_executable"
@@ -218,7 +218,7 @@ class _Measured:
 
             self.added.update(importhook.environment({**environ, **self.added}))
 
-    def end(self, result: process.Result) -> None:
+    def end(self, result: transparent_child.Result) -> None:
         try:
             if self.pip:
                 self.pip.finish(self.writer, self.span)
@@ -228,27 +228,27 @@ class _Measured:
             pass
 
 
-def execute(options: Options, environ: Mapping[str, str]) -> process.Result:
+def execute(options: Options, environ: Mapping[str, str]) -> transparent_child.Result:
     """Run the command of `options`, measured."""
     measured = _Measured(options, environ)
     try:
         if options.log_rules:
-            from bootseer.entrypoint import tap
+            from bootseer.entrypoint import output_tap
 
-            result = tap.run(
+            result = output_tap.run(
                 options.command, environ, measured.added, options.log_rules, measured.writer
             )
         else:
-            result = process.start(options.command, environ, measured.added).wait()
+            result = transparent_child.start(options.command, environ, measured.added).wait()
     except OSError as error:
-        result = process.failure(options.command, error)
+        result = transparent_child.failure(options.command, error)
     measured.end(result)
     return result
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `bootseer run` with the words after it; return the exit code."""
-    environ = process.original_environment()
+    environ = transparent_child.original_environment()
     try:
         options = parse(arguments, environ)
     except RunUsageError as fault:
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.help:
         sys.stdout.write(HELP)
         return 0
-    return process.leave(execute(options, environ))
+    return transparent_child.leave(execute(options, environ))
 
 
 def leave_now(code: int) -> int:

@@ -16,9 +16,17 @@ from typing import Self
 
 from bootseer import events
 from bootseer.config.loading import Loaded
-from bootseer.entrypoint import bare, beside, children, fallback, parts, process, replace
+from bootseer.entrypoint import (
+    children,
+    detached,
+    exec_program,
+    fallback,
+    start_unconfigured,
+    transparent_child,
+)
+from bootseer.entrypoint.parts import all_parts
+from bootseer.entrypoint.parts.part_task import Task
 from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
-from bootseer.entrypoint.watch import Task
 from bootseer.errors import describe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -36,11 +44,11 @@ def start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str])
         return _start(loaded, job, environ)
     except Exception as error:  # the last border: no defect of ours may cost a job its start
         _warn(describe(error))
-        return replace.execute(job, given)
+        return exec_program.execute(job, given)
 
 
 def _start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]) -> int:
-    start_plan = plan(loaded, job, parts.REGISTRY)
+    start_plan = plan(loaded, job, all_parts.REGISTRY)
     if start_plan.problems:
         _warn(warning(start_plan.problems))
     try:
@@ -52,7 +60,7 @@ def _start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]
 
 
 def _warn(text: str) -> None:
-    process.say(f"warning: {text}; starting the plain way")
+    transparent_child.say(f"warning: {text}; starting the plain way")
 
 
 def _run_parts(
@@ -61,7 +69,7 @@ def _run_parts(
     environ.update(start_plan.environment)
     default = events.default_directory(environ)
     with events.open_writer(events_target or None, environ, default) as writer:
-        bare.announce(writer, start_plan.job, environ)
+        start_unconfigured.announce(writer, start_plan.job, environ)
         for problem in start_plan.problems:
             writer.point("config", "fallback", {"bootseer.reason": problem.message})
         with _Signals() as signals:
@@ -82,7 +90,7 @@ def _all_plain(start_plan: StartPlan, environ: Mapping[str, str]) -> int | None:
             try:
                 pid = os.posix_spawnp(part.plain[0], list(part.plain), environ)
             except OSError as error:
-                return process.leave(process.failure(part.plain, error))
+                return transparent_child.leave(transparent_child.failure(part.plain, error))
             exit_code = fallback.exit_code_of(os.waitpid(pid, 0)[1])
             if exit_code:
                 return exit_code
@@ -94,31 +102,31 @@ def become(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
     if start_plan.wrapper is None:
         if children.orphans_live_on():
             return _stay_in_front(lambda: _reaped(start_plan.job, environ))
-        return replace.execute(start_plan.job, environ)
+        return exec_program.execute(start_plan.job, environ)
     try:
         from bootseer.entrypoint import run
 
         options = run.parse([*start_plan.wrapper, "--", *start_plan.job], environ)
     except Exception as error:  # a border: a wrapper that cannot be had is left out
         _warn(str(error))
-        return replace.execute(start_plan.job, environ)
+        return exec_program.execute(start_plan.job, environ)
     return _stay_in_front(lambda: run.execute(options, environ))
 
 
-def _reaped(job: Sequence[str], environ: Mapping[str, str]) -> process.Result:
+def _reaped(job: Sequence[str], environ: Mapping[str, str]) -> transparent_child.Result:
     """As PID 1, run the job below us: what publishes in the background will end, and a job that
     took our place would have to collect a process that it does not know."""
     try:
-        return process.start(job, environ, {}).wait()
+        return transparent_child.start(job, environ, {}).wait()
     except OSError as error:
-        return process.failure(job, error)
+        return transparent_child.failure(job, error)
 
 
-def _stay_in_front(run_job: Callable[[], process.Result]) -> int:
+def _stay_in_front(run_job: Callable[[], transparent_child.Result]) -> int:
     try:
-        return process.leave(run_job())
+        return transparent_child.leave(run_job())
     except Exception as error:  # a border; the job may have begun, and must not begin twice
-        process.say(f"{describe(error)}; the job's exit code is not known")
+        transparent_child.say(f"{describe(error)}; the job's exit code is not known")
         return 1
 
 
@@ -209,7 +217,7 @@ class Runner:
         self._done.add(part.name)
         try:
             request = {**(part.request or {}), "began_ns": time.time_ns()}
-            beside.begin(part.name, part.beside, request, self._environ)
+            detached.begin(part.name, part.beside, request, self._environ)
         except OSError as error:
             reason = f"its process could not be started: {error.strerror}"
             self._writer.point(part.phase, "fallback", {"bootseer.reason": reason})

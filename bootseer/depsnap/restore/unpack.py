@@ -91,8 +91,8 @@ def unpack(
     a forked child of a threaded process may inherit locks nobody will release. `keep_open` are
     locks that must outlive this process for as long as a worker runs. With `stall_s` it is a fresh
     interpreter too, which can be left behind where reading the archive hangs: it is given up once
-    no frame was read for so long. `beat`: see `unpack_worker.Job`. Raises CorruptDataError, NoSpaceError,
-    AccessDeniedError, DeadlineError; the destinations are then to be thrown away.
+    no frame was read for so long. `beat`: see `unpack_worker.Job`. Raises CorruptDataError,
+    NoSpaceError, AccessDeniedError, DeadlineError; the destinations are then to be thrown away.
     """
     _check_owners(index, policy)
     _check_space(index, destinations, packed)

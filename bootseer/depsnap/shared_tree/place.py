@@ -105,7 +105,9 @@ def _stands(cache_dir: str, target: str) -> bool:
 
 
 def _recover(target: str) -> None:
-    from bootseer.depsnap.restore import commit  # seldom needed, and a placement counts milliseconds
+    from bootseer.depsnap.restore import (
+        commit,  # seldom needed, and a placement counts milliseconds
+    )
 
     commit.recover(target)
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from bootseer.entrypoint import process
+from bootseer.entrypoint import transparent_child
 from bootseer.system.readiness import writable
 
 TYPE_CHECKING = False
@@ -295,7 +295,7 @@ def run(
     added: Mapping[str, str],
     rules: Sequence[str],
     writer: AnyWriter,
-) -> process.Result:
+) -> transparent_child.Result:
     """Run a command with its output tapped; raises OSError when it cannot be executed."""
     channels = _channels()
 
@@ -310,7 +310,7 @@ def run(
 
     actions = [action for channel in channels for action in channel.actions()]
     try:
-        child = process.start(command, environ, added, actions, on_signal)
+        child = transparent_child.start(command, environ, added, actions, on_signal)
     except OSError:
         for channel in channels:
             channel.close()
@@ -340,7 +340,7 @@ def _tell(feed: Feed, writer: AnyWriter) -> None:
         writer.point("log_rules", "fallback", attributes)
 
 
-def _linger(channels: Sequence[Channel], child: process.Child) -> None:
+def _linger(channels: Sequence[Channel], child: transparent_child.Child) -> None:
     """Leave a process behind that copies for those who still hold the command's output."""
     sys.stdout.flush()
     if os.fork():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from bootseer import events
-from bootseer.entrypoint import process, replace
+from bootseer.entrypoint import exec_program, transparent_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def start(job: Sequence[str], events_target: str, environ: MutableMapping[str, s
         with events.open_writer(target or None, environ, default) as writer:
             announce(writer, job, environ)
     except Exception as error:  # the border: events must not keep a job from starting
-        process.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
-        return replace.execute(job, given)
-    return replace.execute(job, environ)
+        transparent_child.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
+        return exec_program.execute(job, given)
+    return exec_program.execute(job, environ)
 
 
 def announce(

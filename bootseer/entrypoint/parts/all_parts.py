@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bootseer.entrypoint.checkpoint_part import CheckpointPart
-from bootseer.entrypoint.deps_part import DepsPart
-from bootseer.entrypoint.image_part import ImagePart
-from bootseer.entrypoint.part import Part
+from bootseer.entrypoint.parts.checkpoint_part import CheckpointPart
+from bootseer.entrypoint.parts.deps_part import DepsPart
+from bootseer.entrypoint.parts.image_part import ImagePart
+from bootseer.entrypoint.parts.part import Part
 
 REGISTRY: Sequence[Part] = (ImagePart(), DepsPart(), CheckpointPart())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bootseer.entrypoint import process
+from bootseer.entrypoint import transparent_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
             import shutil  # heavy, and needed by few jobs
 
             path = shutil.which(command[0])
-            if error.errno != process.ENOEXEC or path is None:
+            if error.errno != transparent_child.ENOEXEC or path is None:
                 raise
             # A script without a first line: a shell runs it, as execvp(3) does.
             os.execve("/bin/sh", ["sh", path, *command[1:]], environ)
     except OSError as error:
-        return process.leave(process.failure(command, error))
+        return transparent_child.leave(transparent_child.failure(command, error))

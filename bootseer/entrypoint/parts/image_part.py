@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from bootseer.config.sections import Config, ImageSettings
-from bootseer.entrypoint.part import Progress
+from bootseer.entrypoint.parts.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.events.writer import NullWriter
 

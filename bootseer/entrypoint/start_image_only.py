@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bootseer import events
-from bootseer.entrypoint import bare, beside, process, replace
+from bootseer.entrypoint import detached, exec_program, start_unconfigured, transparent_child
 
 PART, PHASE = "image", "image.replay"
 MODULE = "bootseer.imageprefetch.filemode.background_recorder"
@@ -29,7 +29,7 @@ def asked(path: str, environ: Mapping[str, str]) -> dict[str, str] | None:
 
     Empty: they ask nothing at all. None: they are to be read in full.
     """
-    if not bare.is_harmless(environ, "BOOTSEER_CONFIG"):
+    if not start_unconfigured.is_harmless(environ, "BOOTSEER_CONFIG"):
         return None
     try:
         if os.stat(path).st_mode & _KIND != _FILE:
@@ -89,19 +89,19 @@ def start(
         target = events_target or environ.get("BOOTSEER_EVENTS")
         default = events.default_directory(environ)
         with events.open_writer(target or None, environ, default) as writer:
-            bare.announce(writer, job, environ)
+            start_unconfigured.announce(writer, job, environ)
             _begin(request, writer, environ)
     except Exception as error:  # the border: nothing of this must keep a job from starting
-        process.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
-        return replace.execute(job, given)
-    return _in_front(job, environ) if os.getpid() == 1 else replace.execute(job, environ)
+        transparent_child.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
+        return exec_program.execute(job, given)
+    return _in_front(job, environ) if os.getpid() == 1 else exec_program.execute(job, environ)
 
 
 def _begin(
     request: Mapping[str, str], writer: events.AnyWriter, environ: Mapping[str, str]
 ) -> None:
     try:
-        beside.begin(PART, MODULE, {**request, "began_ns": time.time_ns()}, environ)
+        detached.begin(PART, MODULE, {**request, "began_ns": time.time_ns()}, environ)
     except OSError as error:
         reason = f"its process could not be started: {error.strerror}"
         writer.point(PHASE, "fallback", {"bootseer.reason": reason})
@@ -109,6 +109,6 @@ def _begin(
 
 def _in_front(job: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
-        return process.leave(process.start(job, environ, {}).wait())
+        return transparent_child.leave(transparent_child.start(job, environ, {}).wait())
     except OSError as error:
-        return process.leave(process.failure(job, error))
+        return transparent_child.leave(transparent_child.failure(job, error))

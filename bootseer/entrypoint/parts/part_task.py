@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from bootseer import events
-from bootseer.entrypoint import children, fallback, process
+from bootseer.entrypoint import children, fallback, transparent_child
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
 
@@ -126,8 +126,8 @@ class Task:
         try:
             self.child = children.spawn_plain(self.plan.plain, environ)
         except OSError as error:
-            failure = process.failure(self.plan.plain, error)
-            self._cannot_spawn(failure.error, process.leave(failure))
+            failure = transparent_child.failure(self.plan.plain, error)
+            self._cannot_spawn(failure.error, transparent_child.leave(failure))
 
     def _cannot_spawn(self, fault: str, exit_code: int | None = None) -> None:
         self._spawn_error = Outcome(result=exit_code, fault=fault)
@@ -155,7 +155,7 @@ class Task:
         return None
 
     def _say(self, reason: str) -> None:
-        process.say(f"{self.plan.name}: {reason}; going on the plain way")
+        transparent_child.say(f"{self.plan.name}: {reason}; going on the plain way")
 
     def _finish_plain(self, outcome: Outcome) -> Decision:
         decision = fallback.after_plain(outcome)

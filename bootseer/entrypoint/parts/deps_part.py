@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from bootseer.config.loading import default_cache, default_store
 from bootseer.config.sections import Config, DepsSettings
-from bootseer.entrypoint import process
-from bootseer.entrypoint.part import Progress
+from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint.parts.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import BusyError
 from bootseer.events.writer import NullWriter
@@ -53,9 +53,9 @@ class DepsPart:
         if outcome.result == ENDED_BY_SIGNAL:
             raise BusyError("the part was told to end by a signal")
         if outcome.reasons:
-            process.say(f"deps: {'; '.join(outcome.reasons)}")
+            transparent_child.say(f"deps: {'; '.join(outcome.reasons)}")
         for note in outcome.notes:
-            process.say(f"deps: {note}")
+            transparent_child.say(f"deps: {note}")
         return run.follow(settings, outcome, progress)
 
     def repair(self, request: Request) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from bootseer.config.sections import CheckpointSettings, Config
-from bootseer.entrypoint import process
-from bootseer.entrypoint.part import Progress
+from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint.parts.part import Progress
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import (
     BootseerError,
@@ -95,7 +95,7 @@ def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
         away = isinstance(error, StoreUnavailableError | DeadlineError)
         if away and checkpoint.load:
             raise
-    process.say(f"checkpoint: {why}; copying it")
+    transparent_child.say(f"checkpoint: {why}; copying it")
     _copy(checkpoint, look_s=LAST_LOOK_S if away else look_s)
     return "copy", why
 
