@@ -148,16 +148,16 @@ def _wrapper(root: Path, options: harness.Options) -> list[harness.Case]:
 
 
 def _inject(options: harness.Options) -> list[harness.Case]:
-    from bootseer.kubernetes import inject, uninject, yamltext
+    from bootseer.kubernetes import inject, manifest_text, uninject
     from bootseer.kubernetes.options import Options
 
     size = MANIFEST_BYTES // (10 if options.quick else 1)
     count = size // len(POD)
     raw = "---\n".join(POD.format(number=number) for number in range(count))
-    text = yamltext.decode(raw.encode(), "bench")
+    text = manifest_text.decode(raw.encode(), "bench")
     done = inject.inject(text, Options())
     assert not done.refusals
-    injected = yamltext.decode(done.raw.encode(), "bench")
+    injected = manifest_text.decode(done.raw.encode(), "bench")
     assert uninject.uninject(injected) == raw
 
     def timed(call: Callable[[], object]) -> float:

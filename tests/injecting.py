@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from bootseer.kubernetes import inject, uninject, yamltext
+from bootseer.kubernetes import inject, manifest_text, uninject
 from bootseer.kubernetes.options import Options
 
 JOB = """\
@@ -60,8 +60,8 @@ SAMPLES = [
 ]
 
 
-def text(raw: str) -> yamltext.Text:
-    return yamltext.decode(raw.encode(), "job.yaml")
+def text(raw: str) -> manifest_text.Text:
+    return manifest_text.decode(raw.encode(), "job.yaml")
 
 
 def done(raw: str, options: Options | None = None, **more: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from k8s_lab import IMAGE, PYTHON
 
-from bootseer.kubernetes import inject, yamltext
+from bootseer.kubernetes import inject, manifest_text
 from bootseer.kubernetes.options import Options, Part, Place
 
 
@@ -34,7 +34,7 @@ class Lab:
         """Apply a manifest, injected; `edit` changes the injected object before it goes in."""
         raw = json.dumps(manifest)
         if options is not None:
-            result = inject.inject(yamltext.decode(raw.encode(), "test"), options)
+            result = inject.inject(manifest_text.decode(raw.encode(), "test"), options)
             assert not result.refusals
             raw = result.raw
         if edit is not None:

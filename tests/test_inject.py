@@ -94,9 +94,9 @@ def test_lines_changed_between_our_marks_are_not_thrown_away() -> None:
 
 
 def test_another_version_is_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bootseer.kubernetes import plan
+    from bootseer.kubernetes import additions
 
-    monkeypatch.setattr(plan, "__version__", "0.0.9")
+    monkeypatch.setattr(additions, "__version__", "0.0.9")
     old = done(JOB, image="bootseer-init:0.0.9")
     monkeypatch.undo()
     assert "0.0.9" in old

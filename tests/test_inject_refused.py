@@ -7,7 +7,7 @@ import yaml
 from injecting import JOB, done, pods_of, refusal, taken_out, text
 
 from bootseer.errors import UsageError
-from bootseer.kubernetes import inject, yamltext
+from bootseer.kubernetes import inject, manifest_text
 from bootseer.kubernetes.options import LAUNCHER, Options
 
 
@@ -217,4 +217,4 @@ def test_a_workflows_quoted_braces_are_no_template() -> None:
 
 def test_bytes_that_are_no_text_are_one_clear_error() -> None:
     with pytest.raises(UsageError, match="line 2: not UTF-8"):
-        yamltext.decode(b"a: 1\nb: \xff\n", "x.yaml")
+        manifest_text.decode(b"a: 1\nb: \xff\n", "x.yaml")

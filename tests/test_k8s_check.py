@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bootseer.kubernetes import check, inject, yamltext
+from bootseer.kubernetes import check, inject, manifest_text
 from bootseer.kubernetes.check import Finding
 from bootseer.kubernetes.options import Options, Place
 
@@ -31,7 +31,7 @@ def manifest(name: str = "p", more: str = "") -> str:
 
 
 def found(raw: str, **options: Any) -> list[Finding]:
-    return check.check(yamltext.decode(raw.encode(), "test"), Options(**options))
+    return check.check(manifest_text.decode(raw.encode(), "test"), Options(**options))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_hint_at_a_command_can_be_followed(metadata: str, hint: str) -> None:
 def test_pods_of_one_name_are_told_apart() -> None:
     """The second is injected already, the third is refused, and only these."""
     raw = manifest("same")
-    injected = inject.inject(yamltext.decode(raw.encode(), "test"), Options()).raw
+    injected = inject.inject(manifest_text.decode(raw.encode(), "test"), Options()).raw
     refused = manifest("same", "volumeMounts: [{name: a, mountPath: /opt/bootseer}]")
     first, second, third = found("---\n".join((raw, injected, refused)))
     assert [one.injected for one in (first, second, third)] == [False, True, False]
@@ -116,7 +116,7 @@ def test_a_pod_whose_job_nobody_can_tell_is_refused() -> None:
 
 def test_a_train_job_that_cannot_be_edited_is_one_refusal_among_others() -> None:
     job = "kind: TrainJob\nmetadata: {name: t}\nspec:\n  words: &c [a]\n  trainer: {command: *c}\n"
-    text = yamltext.decode(f"{manifest()}---\n{job}".encode(), "test")
+    text = manifest_text.decode(f"{manifest()}---\n{job}".encode(), "test")
     result = inject.inject(text, Options())
     (refusal,) = result.refusals
     assert (refusal.pod, refusal.line) == ("TrainJob/t", 10)

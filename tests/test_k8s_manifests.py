@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bootseer.kubernetes import inject, uninject, yamltext
+from bootseer.kubernetes import inject, manifest_text, uninject
 from bootseer.kubernetes.options import LAUNCHER, Options, Place
 from tools import manifests
 
@@ -36,10 +36,10 @@ def documents(raw: str) -> list[Any]:
 
 
 def injected(path: Path, options: Options = OPTIONS) -> str:
-    text = yamltext.decode(path.read_bytes(), path.name)
+    text = manifest_text.decode(path.read_bytes(), path.name)
     result = inject.inject(text, options)
     assert not result.refusals
-    assert uninject.uninject(yamltext.Text(result.raw, path.name, "\n")) == text.raw
+    assert uninject.uninject(manifest_text.Text(result.raw, path.name, "\n")) == text.raw
     return result.raw
 
 
@@ -155,7 +155,7 @@ def test_the_component_builds_what_inject_writes() -> None:
         "PersistentVolumeClaim",
     ]
     (job,) = [d for d in built if d["kind"] == "Job"]
-    text = yamltext.decode((ROOT / "examples/job.yaml").read_bytes(), "job.yaml")
+    text = manifest_text.decode((ROOT / "examples/job.yaml").read_bytes(), "job.yaml")
     (wanted,) = documents(inject.inject(text, manifests.OPTIONS).raw)
     spec, other = job["spec"]["template"]["spec"], wanted["spec"]["template"]["spec"]
     assert spec["initContainers"][0].pop("image") == "registry.example/bootseer-init:0.1.0"
@@ -218,7 +218,7 @@ def test_the_component_puts_into_varied_jobs_what_inject_does(tmp_path: Path) ->
         one = one.replace("volumes: null, ", "")  # the same to a cluster
         first = documents(one)[0]["spec"]["template"]["spec"]["containers"][0]["name"]
         options = dataclasses.replace(manifests.OPTIONS, container=first)
-        result = inject.inject(yamltext.decode(one.encode(), "job.yaml"), options)
+        result = inject.inject(manifest_text.decode(one.encode(), "job.yaml"), options)
         assert not result.refusals
         (wanted,) = documents(result.raw)
         job = built[wanted["metadata"]["name"]]
@@ -264,7 +264,7 @@ def test_the_component_on_jobs_of_real_form(tmp_path: Path, more: str) -> None:
         first = before["spec"]["template"]["spec"]["containers"][0]["name"]
         options = dataclasses.replace(manifests.OPTIONS, container=first)
         raw = yaml.safe_dump(before, sort_keys=False)
-        result = inject.inject(yamltext.decode(raw.encode(), "job.yaml"), options)
+        result = inject.inject(manifest_text.decode(raw.encode(), "job.yaml"), options)
         assert not result.refusals
         (wanted,) = documents(result.raw)
         for spec in (wanted["spec"]["template"]["spec"], after["spec"]["template"]["spec"]):

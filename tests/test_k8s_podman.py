@@ -11,7 +11,7 @@ import pytest
 import yaml
 from test_k8s_manifests import EXAMPLES, ROOT, injected, pod_specs
 
-from bootseer.kubernetes import inject, yamltext
+from bootseer.kubernetes import inject, manifest_text
 from bootseer.kubernetes.options import Options, Place
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("podman")]
@@ -67,7 +67,7 @@ def test_templates_run_as_pods(player: Any, tmp_path: Path) -> None:
     pods = []
     for number, (name, spec) in enumerate(chosen.items()):
         raw = json.dumps(as_pod(name, spec, f"echo ran in {name}; exit {number}"))
-        pods.append(inject.inject(yamltext.decode(raw.encode(), name), options).raw)
+        pods.append(inject.inject(manifest_text.decode(raw.encode(), name), options).raw)
     played = tmp_path / "pods.yaml"
     played.write_text("\n---\n".join(pods), encoding="utf-8")
     try:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bootseer.kubernetes import edits
+from bootseer.kubernetes import insertions
+from bootseer.kubernetes.additions import Additions, additions
 from bootseer.kubernetes.identity import BATCH_JOB
 from bootseer.kubernetes.options import Options, Place
-from bootseer.kubernetes.plan import Additions, additions
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "k8s/components/job/additions"
@@ -48,15 +48,15 @@ def files() -> dict[Path, str]:
     }
 
 
-def _write(what: str, content: Mapping[str, edits.Value] | Sequence[edits.Value]) -> str:
+def _write(what: str, content: Mapping[str, insertions.Value] | Sequence[insertions.Value]) -> str:
     if isinstance(content, Mapping):
-        lines = edits.block_keys(content, 0)
+        lines = insertions.block_keys(content, 0)
     else:
-        lines = edits.block_items(content, 0)
+        lines = insertions.block_items(content, 0)
     return "\n".join([HEADER + what, *lines]) + "\n"
 
 
-def _kustomization() -> dict[str, edits.Value]:
+def _kustomization() -> dict[str, insertions.Value]:
     return {
         "apiVersion": "kustomize.config.k8s.io/v1alpha1",
         "kind": "Component",
@@ -69,7 +69,7 @@ def _kustomization() -> dict[str, edits.Value]:
     }
 
 
-def _additions(new: Additions) -> dict[str, edits.Value]:
+def _additions(new: Additions) -> dict[str, insertions.Value]:
     return {
         "apiVersion": "bootseer.io/v1",
         "kind": "Additions",
@@ -82,11 +82,11 @@ def _additions(new: Additions) -> dict[str, edits.Value]:
     }
 
 
-def _by_name(entries: Sequence[Mapping[str, edits.Value]]) -> dict[str, edits.Value]:
+def _by_name(entries: Sequence[Mapping[str, insertions.Value]]) -> dict[str, insertions.Value]:
     return {str(entry["name"]): dict(entry) for entry in entries}
 
 
-def _pod(new: Additions) -> dict[str, edits.Value]:
+def _pod(new: Additions) -> dict[str, insertions.Value]:
     pod = {"initContainers": new.init_containers, "volumes": new.volumes}
     return {
         "apiVersion": "batch/v1",
@@ -96,7 +96,7 @@ def _pod(new: Additions) -> dict[str, edits.Value]:
     }
 
 
-def _replacements(new: Additions) -> list[edits.Value]:
+def _replacements(new: Additions) -> list[insertions.Value]:
     """One for each entry, whole, or `value` and `valueFrom` would stand together where the Job has
     the other; `create` makes the lists and entries that are missing."""
     return [
@@ -115,7 +115,7 @@ def _replacements(new: Additions) -> list[edits.Value]:
     ]
 
 
-def _words(prefix: Sequence[str]) -> list[edits.Value]:
+def _words(prefix: Sequence[str]) -> list[insertions.Value]:
     """The last word first, each before the command as it then is."""
     path = f"/{MAIN.replace('.', '/')}/command/0"
     return [{"op": "add", "path": path, "value": word} for word in reversed(prefix)]

@@ -140,10 +140,10 @@ def write(raw: str, output: str | None) -> None:
 @click.option("--explain", is_flag=True, help="List each change and its reason instead of writing.")
 @click.option("--json", "as_json", is_flag=True, help="With --explain: as JSON.")
 def command(**given: Any) -> int:
-    from bootseer.kubernetes import inject, yamltext
+    from bootseer.kubernetes import inject, manifest_text
 
     data, name = read(given["path"])
-    result = inject.inject(yamltext.decode(data, name), options_of(given), resolver_of(given))
+    result = inject.inject(manifest_text.decode(data, name), options_of(given), resolver_of(given))
     if given["explain"]:
         _explain(result, as_json=given["as_json"])
         fails = result.refusals or (given["require"] and not _is_all_measured(result))

@@ -28,10 +28,10 @@ def command() -> None:
 @injection_options
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 def check_command(**given: Any) -> int:
-    from bootseer.kubernetes import check, yamltext
+    from bootseer.kubernetes import check, manifest_text
 
     data, name = read(given["path"])
-    findings = check.check(yamltext.decode(data, name), options_of(given), resolver_of(given))
+    findings = check.check(manifest_text.decode(data, name), options_of(given), resolver_of(given))
     if given["as_json"]:
         click.echo(json.dumps([dataclasses.asdict(found) for found in findings], indent=1))
     else:

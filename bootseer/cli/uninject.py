@@ -17,8 +17,8 @@ from bootseer.cli.inject import file_option, output_option, read, write
 @file_option
 @output_option
 def command(path: str, output: str | None) -> int:
-    from bootseer.kubernetes import uninject, yamltext
+    from bootseer.kubernetes import manifest_text, uninject
 
     data, name = read(path)
-    write(uninject.uninject(yamltext.decode(data, name)), output)
+    write(uninject.uninject(manifest_text.decode(data, name)), output)
     return 0

@@ -11,11 +11,11 @@ import dataclasses
 import yaml
 
 from bootseer.errors import BootseerError
-from bootseer.kubernetes import inject, kinds, pods, uninject, yamltext
+from bootseer.kubernetes import inject, kinds, manifest_text, pods, uninject
 from bootseer.kubernetes.identity import OWN_UID, identify
+from bootseer.kubernetes.manifest_text import Text, child, items, labels, scalar
 from bootseer.kubernetes.options import Options, Tier
 from bootseer.kubernetes.pods import Pod
-from bootseer.kubernetes.yamltext import Text, child, items, labels, scalar
 
 ALLOWED: dict[Tier, str] = {
     "none": "the image's files are read ahead, dependencies restored by copy, checkpoints read "
@@ -52,12 +52,12 @@ def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -
     # By their order: names may be given twice, and lines are others once ours are out.
     before = [
         uninject.is_injected(pod)
-        for document in yamltext.documents(text)
+        for document in manifest_text.documents(text)
         for pod in pods.find(document)
     ]
     bare = dataclasses.replace(text, raw=uninject.uninject(text))
     out: list[Finding] = []
-    for document in yamltext.documents(bare):
+    for document in manifest_text.documents(bare):
         for pod in pods.find(document):
             place = (pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}")
             injected = before[len(out)]

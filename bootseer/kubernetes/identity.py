@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from bootseer.kubernetes.manifest_text import child, labels, scalar
 from bootseer.kubernetes.pods import Pod, is_of
-from bootseer.kubernetes.yamltext import child, labels, scalar
 
 OWN_MARK = "bootseer.io/job-uid"
 """Label or annotation by which a manifest names the start itself."""

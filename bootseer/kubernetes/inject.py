@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 import yaml
 
 from bootseer.errors import BootseerError
-from bootseer.kubernetes import edits, kinds, pods, uninject, yamltext
+from bootseer.kubernetes import insertions, kinds, manifest_text, pods, uninject
 from bootseer.kubernetes import options as names
-from bootseer.kubernetes.edits import CannotEditError, Edit
+from bootseer.kubernetes.additions import Additions, additions, prefix
 from bootseer.kubernetes.identity import identify
 from bootseer.kubernetes.image_config import ImageConfig
+from bootseer.kubernetes.insertions import CannotEditError, Edit
 from bootseer.kubernetes.job_command import CommandChoice, name_to_give
+from bootseer.kubernetes.manifest_text import Text
 from bootseer.kubernetes.nodes import find_unfit_nodes
 from bootseer.kubernetes.options import Options
-from bootseer.kubernetes.plan import Additions, additions, prefix
 from bootseer.kubernetes.pods import Described, Pod
-from bootseer.kubernetes.yamltext import Text
 
 Resolve = Callable[[str], ImageConfig]
 """An image's name to its entrypoint and command; raises a BootseerError that says why not."""
@@ -88,7 +88,7 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     unmeasured: list[Refusal] = []
     unknown: dict[str, Refusal] = {}
     kinds_there: list[str] = []
-    for document in yamltext.documents(clean):
+    for document in manifest_text.documents(clean):
         objects = pods.find_objects(document)
         for one in objects:
             kinds_there.append(one.kind)
@@ -122,7 +122,7 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
                 line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"
                 unknown.setdefault(note, Refusal(line, title, note))
     unmeasured += wrapped.find_unmeasured()
-    new = edits.apply(clean.raw, all_edits)
+    new = insertions.apply(clean.raw, all_edits)
     return Injected(
         new,
         tuple(changes),
@@ -147,7 +147,7 @@ class _WrappedTrainJobs:
 
     def add_job(self, one: Described) -> None:
         """Count a TrainJob without a command."""
-        runtime = yamltext.scalar(yamltext.child(one.node, "spec", "runtimeRef", "name"))
+        runtime = manifest_text.scalar(manifest_text.child(one.node, "spec", "runtimeRef", "name"))
         reason = (
             f"it has no command: what its runtime {runtime or '(unnamed)'} starts is measured only "
             "where that has a command and is injected too"
@@ -174,7 +174,7 @@ def _has_container(text: Text, name: str) -> bool:
     """Whether any pod has a container of this name."""
     return any(
         pod.container_name(container) == name
-        for document in yamltext.documents(text)
+        for document in manifest_text.documents(text)
         for pod in pods.find(document)
         for container in pod.containers()
     )
@@ -185,13 +185,13 @@ def _given_commands(text: Text, options: Options) -> CommandChoice:
     commands = CommandChoice(options)
     if not options.command and not options.commands:
         return commands
-    for document in yamltext.documents(text):
+    for document in manifest_text.documents(text):
         for pod in pods.find(document):
             try:
                 container = choose_container(pod, options)
             except CannotEditError:
                 continue  # it is refused for this
-            if not yamltext.items(yamltext.child(container, "command")):
+            if not manifest_text.items(manifest_text.child(container, "command")):
                 commands.add(pod, container)
     commands.check_used()
     return commands
@@ -206,14 +206,17 @@ def _train_job(
     wrapped: _WrappedTrainJobs,
 ) -> None:
     """A TrainJob has no pod of its own: only its command is wrapped, its runtime has the rest."""
-    trainer = yamltext.child(one.node, "spec", "trainer")
-    command = yamltext.child(trainer, "command")
-    if not isinstance(trainer, yaml.MappingNode) or not yamltext.items(command):
+    trainer = manifest_text.child(one.node, "spec", "trainer")
+    command = manifest_text.child(trainer, "command")
+    if not isinstance(trainer, yaml.MappingNode) or not manifest_text.items(command):
         wrapped.add_job(one)
         return
-    if tuple(yamltext.scalar(word) for word in yamltext.items(command)) == kinds.TORCHTUNE:
+    if (
+        tuple(manifest_text.scalar(word) for word in manifest_text.items(command))
+        == kinds.TORCHTUNE
+    ):
         raise CannotEditError(kinds.TORCHTUNE_REASON)
-    all_edits += edits.prepend(text, trainer, "command", prefix(options))
+    all_edits += insertions.prepend(text, trainer, "command", prefix(options))
     assert command is not None
     changes.append(
         Change(
@@ -257,8 +260,8 @@ class _Injection:
         self._check_mounts(container)
         self._check_merges(container, ("command", "args", "env", "volumeMounts"))
         there = [
-            yamltext.scalar(yamltext.child(entry, "name"))
-            for entry in yamltext.items(yamltext.child(container, "env"))
+            manifest_text.scalar(manifest_text.child(entry, "name"))
+            for entry in manifest_text.items(manifest_text.child(container, "env"))
         ]
         own = pods.guaranteed(self._pod, container)
         new = self._additions(there, own)
@@ -278,7 +281,7 @@ class _Injection:
         pod = self._pod
         self._check_own(pod.spec, "this pod")
         first, last = pod.template.start_mark.index, pod.template.end_mark.index
-        odd = yamltext.ODD_BREAKS.search(self._text.raw, first, last)
+        odd = manifest_text.ODD_BREAKS.search(self._text.raw, first, last)
         if odd and not pod.template.flow_style:
             raise CannotEditError(
                 f"it holds the character U+{ord(odd[0]):04X}, which ends a line for some readers "
@@ -294,8 +297,8 @@ class _Injection:
             )
         self._check_merges(pod.spec, ("initContainers", "containers", "volumes"))
         for key in ("initContainers", "containers", "volumes"):
-            for entry in yamltext.items(yamltext.child(pod.spec, key)):
-                name = yamltext.scalar(yamltext.child(entry, "name"))
+            for entry in manifest_text.items(manifest_text.child(pod.spec, key)):
+                name = manifest_text.scalar(manifest_text.child(entry, "name"))
                 if name in names.NAMES:
                     raise CannotEditError(
                         f"{self._text.where(entry)}: {key} has one named {name!r} that is not "
@@ -310,8 +313,8 @@ class _Injection:
             )
 
     def _check_mounts(self, container: yaml.MappingNode) -> None:
-        for entry in yamltext.items(yamltext.child(container, "volumeMounts")):
-            path = yamltext.scalar(yamltext.child(entry, "mountPath")).rstrip("/")
+        for entry in manifest_text.items(manifest_text.child(container, "volumeMounts")):
+            path = manifest_text.scalar(manifest_text.child(entry, "mountPath")).rstrip("/")
             if path in names.PATHS:
                 raise CannotEditError(
                     f"{self._text.where(entry)}: {path} is where a volume of ours goes; "
@@ -319,19 +322,21 @@ class _Injection:
                 )
 
     def _check_merges(self, node: yaml.MappingNode, keys: Sequence[str]) -> None:
-        if yamltext.merges(node):
+        if manifest_text.merges(node):
             for key in keys:
-                if yamltext.child(node, key) is None:
+                if manifest_text.child(node, key) is None:
                     raise CannotEditError(
                         f"{self._text.where(node)}: {key} may come from what is merged in by "
                         "`<<`; write it out"
                     )
 
-    def _add(self, node: yaml.MappingNode, key: str, new: Sequence[edits.Value], why: str) -> None:
-        value = yamltext.child(node, key)
+    def _add(
+        self, node: yaml.MappingNode, key: str, new: Sequence[insertions.Value], why: str
+    ) -> None:
+        value = manifest_text.child(node, key)
         if value is not None:
             self._check_own(value, key)
-        self._edits += edits.prepend(self._text, node, key, new)
+        self._edits += insertions.prepend(self._text, node, key, new)
         titles = [str(v["name"]) for v in new if isinstance(v, dict)] or [str(v) for v in new]
         self._tell(node, f"{key}: {', '.join(titles)}", why)
 
@@ -348,24 +353,24 @@ class _Injection:
             ),
             "volumes": (new.volumes, "hold the wrapper, the events and what the parts keep"),
         }
-        missing: dict[str, edits.Value] = {}
+        missing: dict[str, insertions.Value] = {}
         for key, (values, why) in wanted.items():
-            if yamltext.child(spec, key) is None:
+            if manifest_text.child(spec, key) is None:
                 missing[key] = values
                 self._tell(spec, f"{key}: {', '.join(str(v['name']) for v in values)}", why)
             else:
                 self._add(spec, key, values, why)
         if missing:
-            self._edits.append(edits.add_keys(self._text, spec, missing))
+            self._edits.append(insertions.add_keys(self._text, spec, missing))
 
     def _container_level(self, container: yaml.MappingNode, new: Additions) -> None:
-        missing: dict[str, edits.Value] = {}
+        missing: dict[str, insertions.Value] = {}
         wanted = {
             "env": (new.environment, "tells the wrapper whose start this is and where events go"),
             "volumeMounts": (new.mounts, "the wrapper, the events and what the parts keep"),
         }
         for key, (values, why) in wanted.items():
-            if yamltext.child(container, key) is None:
+            if manifest_text.child(container, key) is None:
                 missing[key] = values
                 self._tell(container, f"{key}: {', '.join(str(v['name']) for v in values)}", why)
             else:
@@ -373,7 +378,7 @@ class _Injection:
         missing |= self._tier(container)
         words = new.prefix
         why = "the wrapper measures the start, makes the inputs ready and becomes the job"
-        if yamltext.items(yamltext.child(container, "command")):
+        if manifest_text.items(manifest_text.child(container, "command")):
             self._add(container, "command", words, why)
         elif self._pod.owner_kind in RUNTIME_KINDS and not self._commands.choose(
             self._pod, container
@@ -382,9 +387,9 @@ class _Injection:
         else:
             missing |= self._write_command(container, words, why)
         if missing:
-            self._edits.append(edits.add_keys(self._text, container, missing))
+            self._edits.append(insertions.add_keys(self._text, container, missing))
 
-    def _tier(self, container: yaml.MappingNode) -> dict[str, edits.Value]:
+    def _tier(self, container: yaml.MappingNode) -> dict[str, insertions.Value]:
         """What the asked privilege needs; keys to add to the container are returned."""
         options = self._options
         if options.tier == "none":
@@ -392,8 +397,11 @@ class _Injection:
         if options.tier == "fuse":
             self._tell(container, f"limits: {options.fuse_resource}", "brings /dev/fuse to the job")
             return self._nested(container, ("resources", "limits"), {options.fuse_resource: 1})
-        context = yamltext.child(container, "securityContext")
-        if yamltext.scalar(yamltext.child(context, "allowPrivilegeEscalation")) == "false":
+        context = manifest_text.child(container, "securityContext")
+        if (
+            manifest_text.scalar(manifest_text.child(context, "allowPrivilegeEscalation"))
+            == "false"
+        ):
             raise CannotEditError(
                 f"{self._text.where(container)}: allowPrivilegeEscalation is false, which forbids "
                 "--tier privileged; remove it or take another tier"
@@ -402,40 +410,43 @@ class _Injection:
         return self._nested(container, ("securityContext",), {"privileged": True})
 
     def _nested(
-        self, container: yaml.MappingNode, path: tuple[str, ...], new: Mapping[str, edits.Value]
-    ) -> dict[str, edits.Value]:
+        self,
+        container: yaml.MappingNode,
+        path: tuple[str, ...],
+        new: Mapping[str, insertions.Value],
+    ) -> dict[str, insertions.Value]:
         """Put keys into a mapping below the container; what is missing above it is returned."""
         node, wanted = container, new
         for depth, key in enumerate(path):
-            below = yamltext.child(node, key)
+            below = manifest_text.child(node, key)
             if below is None:
                 for name in reversed(path[depth + 1 :]):
                     wanted = {name: wanted}
                 if node is container:
                     return {key: wanted}
-                self._edits.append(edits.add_keys(self._text, node, {key: wanted}))
+                self._edits.append(insertions.add_keys(self._text, node, {key: wanted}))
                 return {}
             if not isinstance(below, yaml.MappingNode):
                 raise CannotEditError(f"{self._text.where(below)}: {key} holds no keys; remove it")
             self._check_own(below, key)
-            edits.check_key(self._text, node, key)
+            insertions.check_key(self._text, node, key)
             self._check_merges(below, list(new))
             node = below
         for key in new:
-            if yamltext.child(node, key) is not None:
+            if manifest_text.child(node, key) is not None:
                 raise CannotEditError(f"{self._text.where(node)}: {key} is set there already")
-        self._edits.append(edits.add_keys(self._text, node, new))
+        self._edits.append(insertions.add_keys(self._text, node, new))
         return {}
 
     def _write_command(
         self, container: yaml.MappingNode, words: Sequence[str], why: str
-    ) -> dict[str, edits.Value]:
+    ) -> dict[str, insertions.Value]:
         """Write out a command that the manifest leaves to the image; keys to add are returned.
 
         Kubernetes drops the image's CMD as soon as a command is given, so that is written too.
         """
-        command = yamltext.child(container, "command")
-        if command is not None and not yamltext.is_absent(command):
+        command = manifest_text.child(container, "command")
+        if command is not None and not manifest_text.is_absent(command):
             raise CannotEditError(
                 f"{self._text.where(command)}: command is not a list; make it one"
             )
@@ -448,18 +459,18 @@ class _Injection:
         if command is None:
             return {"command": full, **written}
         self._check_own(command, "command")
-        self._edits += edits.fill(self._text, container, "command", full)
+        self._edits += insertions.fill(self._text, container, "command", full)
         return dict(written)
 
     def _command_of_image(self, container: yaml.MappingNode) -> dict[str, list[str]]:
         """The job's own `command`, and `args` where they have to be added."""
-        args = yamltext.child(container, "args")
-        has_args = args is not None and not yamltext.is_absent(args)
+        args = manifest_text.child(container, "args")
+        has_args = args is not None and not manifest_text.is_absent(args)
         has_args = has_args or self._pod.form == "script"  # Argo gives the script's path as one
         given = self._commands.choose(self._pod, container)
         if given:
             return {"command": list(given)}
-        image = yamltext.scalar(yamltext.child(container, "image"))
+        image = manifest_text.scalar(manifest_text.child(container, "image"))
         name = self._pod.container_name(container)
         hint = f"give it by --command '{name_to_give(self._pod, container)}WORDS'"
         if self._resolve is None or not image:

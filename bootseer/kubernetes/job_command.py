@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from bootseer.errors import UsageError
-from bootseer.kubernetes import yamltext
-from bootseer.kubernetes.edits import CannotEditError
+from bootseer.kubernetes import manifest_text
+from bootseer.kubernetes.insertions import CannotEditError
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.pods import Pod
 
@@ -68,7 +68,7 @@ class CommandChoice:
         """Count a container that leaves its command to its image."""
         key = self._key(pod, container)
         if key is not None:
-            image = yamltext.scalar(yamltext.child(container, "image"))
+            image = manifest_text.scalar(manifest_text.child(container, "image"))
             self._images.setdefault(key, {}).setdefault(image, _name(pod, container))
 
     def check_used(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import yaml
 
 from bootseer.kubernetes.job_command import name_to_give
+from bootseer.kubernetes.manifest_text import child, items, labels, pairs, scalar
 from bootseer.kubernetes.pods import (
     ARGO,
     ARGO_KINDS,
@@ -21,7 +22,6 @@ from bootseer.kubernetes.pods import (
     is_object_of,
     is_of,
 )
-from bootseer.kubernetes.yamltext import child, items, labels, pairs, scalar
 
 TORCHTUNE = ("tune", "run")
 """The command by which Kubeflow Trainer knows torchtune."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from bootseer.kubernetes.yamltext import child, items, merged, pairs, scalar
+from bootseer.kubernetes.manifest_text import child, items, merged, pairs, scalar
 
 _LABELS = {
     "linux": ("kubernetes.io/os", "beta.kubernetes.io/os"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from bootseer.kubernetes.yamltext import Document, child, items, labels, merged, pairs, scalar
+from bootseer.kubernetes.manifest_text import Document, child, items, labels, merged, pairs, scalar
 
 JOB_CONTAINERS = (
     "pytorch",

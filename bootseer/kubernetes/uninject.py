@@ -11,10 +11,10 @@ import dataclasses
 import yaml
 
 from bootseer.errors import CorruptDataError
-from bootseer.kubernetes import edits, pods, yamltext
+from bootseer.kubernetes import insertions, manifest_text, pods
 from bootseer.kubernetes import options as names
+from bootseer.kubernetes.manifest_text import Text
 from bootseer.kubernetes.pods import Pod
-from bootseer.kubernetes.yamltext import Text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def uninject(text: Text) -> str:
     bare = dataclasses.replace(text, raw=raw)
     cuts: list[_Cut] = []
     injected = iter(seen.tiers)
-    for document in yamltext.documents(bare):
+    for document in manifest_text.documents(bare):
         for one in pods.find_objects(document):
             for pod in one.pods:
                 # Names alone do not make a thing ours: only pods that were injected lose anything.
@@ -50,7 +50,7 @@ def uninject(text: Text) -> str:
                     for container, tier in zip(pod.containers(), tiers, strict=True):
                         _from_mapping(bare, container, cuts)
                         _cut_tier(bare, container, tier, cuts)
-            trainer = yamltext.child(one.node, "spec", "trainer")
+            trainer = manifest_text.child(one.node, "spec", "trainer")
             if isinstance(trainer, yaml.MappingNode):
                 _from_mapping(bare, trainer, cuts)
     return _apply(raw, cuts)
@@ -68,8 +68,8 @@ class _Seen:
 
 def _look(text: Text) -> _Seen:
     out = _Seen([], set())
-    marked = edits.BEGIN in text.raw
-    for document in yamltext.documents(text):
+    marked = insertions.BEGIN in text.raw
+    for document in manifest_text.documents(text):
         found = pods.find(document)
         out.tiers.extend(_tiers(pod) if is_injected(pod) else None for pod in found)
         if marked:
@@ -83,33 +83,36 @@ def _names_us(raw: str) -> bool:
 
 def is_injected(pod: Pod) -> bool:
     """Whether a pod has our init container, our mark or our wrapper."""
-    for entry in yamltext.items(yamltext.child(pod.spec, "initContainers")):
-        words = [yamltext.scalar(word) for word in yamltext.items(yamltext.child(entry, "args"))]
+    for entry in manifest_text.items(manifest_text.child(pod.spec, "initContainers")):
+        words = [
+            manifest_text.scalar(word)
+            for word in manifest_text.items(manifest_text.child(entry, "args"))
+        ]
         if _name(entry) == names.INIT_CONTAINER and words[:1] == ["install"]:
             return True
     for container in pod.containers():
-        command = yamltext.items(yamltext.child(container, "command"))
-        if command and yamltext.scalar(command[0]) == names.LAUNCHER:
+        command = manifest_text.items(manifest_text.child(container, "command"))
+        if command and manifest_text.scalar(command[0]) == names.LAUNCHER:
             return True
-        variables = yamltext.items(yamltext.child(container, "env"))
+        variables = manifest_text.items(manifest_text.child(container, "env"))
         if names.MARK_VARIABLE in map(_name, variables):
             return True
     return False
 
 
 def _name(entry: yaml.Node) -> str:
-    return yamltext.scalar(yamltext.child(entry, "name"))
+    return manifest_text.scalar(manifest_text.child(entry, "name"))
 
 
 def _without_marked_lines(text: Text, texts: set[int]) -> str:
-    if edits.BEGIN not in text.raw:
+    if insertions.BEGIN not in text.raw:
         return text.raw
     lines = text.raw.split("\n")
     lines = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     out: list[str] = []
     number = 0
     while number < len(lines):
-        is_mark = lines[number].lstrip().startswith(edits.BEGIN + " ")
+        is_mark = lines[number].lstrip().startswith(insertions.BEGIN + " ")
         if not is_mark or number in texts:
             out.append(lines[number])
             number += 1
@@ -117,13 +120,13 @@ def _without_marked_lines(text: Text, texts: set[int]) -> str:
         end = _end_of(lines, number, text.name)
         wanted = lines[number].split()[2]
         inside = [line.rstrip("\r\n") for line in lines[number + 1 : end]]
-        if edits.digest(inside) != wanted:
+        if insertions.digest(inside) != wanted:
             raise CorruptDataError(
                 f"{text.name}, line {number + 1}: lines between the bootseer marks were changed; "
                 "move what is yours out of them, or remove the block by hand"
             )
-        if out and edits.WAS_NULL in out[-1]:
-            out[-1] = out[-1].replace(edits.WAS_NULL, "", 1)
+        if out and insertions.WAS_NULL in out[-1]:
+            out[-1] = out[-1].replace(insertions.WAS_NULL, "", 1)
         if not lines[end].endswith("\n") and out:  # put in behind a last line without newline
             out[-1] = out[-1].rstrip("\r\n")
         number = end + 1
@@ -154,9 +157,9 @@ def _last_line(node: yaml.ScalarNode) -> int:
 def _end_of(lines: list[str], begin: int, name: str) -> int:
     for number in range(begin + 1, len(lines)):
         bare = lines[number].strip()
-        if bare == edits.END:
+        if bare == insertions.END:
             return number
-        if bare.startswith(edits.BEGIN):
+        if bare.startswith(insertions.BEGIN):
             break
     raise CorruptDataError(
         f"{name}, line {begin + 1}: this bootseer mark has no end; remove the block by hand"
@@ -166,7 +169,7 @@ def _end_of(lines: list[str], begin: int, name: str) -> int:
 def _from_mapping(text: Text, node: yaml.MappingNode, cuts: list[_Cut]) -> None:
     wrapped = False
     for key in ("initContainers", "volumes", "volumeMounts", "env", "command"):
-        value = yamltext.child(node, key)
+        value = manifest_text.child(node, key)
         if not isinstance(value, yaml.SequenceNode):
             continue
         ours = _ours(key, value)
@@ -174,7 +177,7 @@ def _from_mapping(text: Text, node: yaml.MappingNode, cuts: list[_Cut]) -> None:
             _cut_items(text, node, key, value, ours, cuts)
             wrapped = wrapped or key == "command"
     if wrapped:  # then the image's own arguments may have been written out by us
-        for name, key_node, value in yamltext.pairs(node):
+        for name, key_node, value in manifest_text.pairs(node):
             if name == "args" and _written_by_us(text, key_node, value):
                 cuts.append(_pair(text, key_node, value))
 
@@ -183,10 +186,10 @@ def _tiers(pod: Pod) -> list[list[str]]:
     """The tier each container was given; our mark's value names it behind the version."""
     out = []
     for container in pod.containers():
-        entries = yamltext.items(yamltext.child(container, "env"))
+        entries = manifest_text.items(manifest_text.child(container, "env"))
         ours = [entry for entry in entries if _name(entry) == names.MARK_VARIABLE]
-        value = yamltext.child(ours[0], "value") if ours else None
-        out.append(yamltext.scalar(value).split()[1:])
+        value = manifest_text.child(ours[0], "value") if ours else None
+        out.append(manifest_text.scalar(value).split()[1:])
     return out
 
 
@@ -199,12 +202,12 @@ def _cut_tier(text: Text, container: yaml.MappingNode, tier: list[str], cuts: li
     for depth, name in enumerate(path):
         if not isinstance(node, yaml.MappingNode):
             return
-        for key, key_node, value in yamltext.pairs(node):
-            own = text.raw.startswith(edits.OWN_COLON, key_node.end_mark.index)
+        for key, key_node, value in manifest_text.pairs(node):
+            own = text.raw.startswith(insertions.OWN_COLON, key_node.end_mark.index)
             if key == name and ((own and node.flow_style) or depth == len(path) - 1):
                 cuts.append(_tier_pair(text, node, key_node, value))
                 return
-        node = yamltext.child(node, name)
+        node = manifest_text.child(node, name)
 
 
 _PRIVILEGED = ("securityContext", "privileged")
@@ -217,7 +220,7 @@ def _tier_pair(
     at, end = key_node.start_mark.index, value.end_mark.index
     if not mapping.flow_style:
         return _Cut(text.line_start(at), text.line_end(end - 1))
-    pairs = list(yamltext.pairs(mapping))
+    pairs = list(manifest_text.pairs(mapping))
     number = next(n for n, (_, key, _) in enumerate(pairs) if key is key_node)
     if text.raw.startswith(", ", end) or len(pairs) == 1:
         return _pair(text, key_node, value)
@@ -229,7 +232,7 @@ def _tier_pair(
 def _ours(key: str, value: yaml.SequenceNode) -> list[int]:
     """Numbers of the items of a list that are ours."""
     if key == "command":
-        words = [yamltext.scalar(item) for item in value.value]
+        words = [manifest_text.scalar(item) for item in value.value]
         wrapped = words[:1] == [names.LAUNCHER] and "--" in words
         return list(range(words.index("--") + 1)) if wrapped else []
     found = [_name(item) for item in value.value]
@@ -249,12 +252,12 @@ def _cut_items(
     ours: list[int],
     cuts: list[_Cut],
 ) -> None:
-    key_node = next(k for name, k, _ in yamltext.pairs(mapping) if name == key)
+    key_node = next(k for name, k, _ in manifest_text.pairs(mapping) if name == key)
     if key == "command" and _filled_by_us(text, value):
-        cuts.append(_Cut(edits.opening(text, value, "["), value.value[-1].end_mark.index))
+        cuts.append(_Cut(insertions.opening(text, value, "["), value.value[-1].end_mark.index))
         return
     everything = len(ours) == len(value.value)
-    null = edits.find_null(text, value) if value.flow_style and not ours[0] else None
+    null = insertions.find_null(text, value) if value.flow_style and not ours[0] else None
     if null is not None and (everything or key == "command"):
         cuts.append(_Cut(null[0], value.end_mark.index, null[1]))
         return
@@ -285,7 +288,7 @@ def _block_key(
     """A key with its list; its line may begin with the dash of the item that the mapping is."""
     at = key_node.start_mark.index
     start = text.line_start(at)
-    followers = [key.start_mark.index for _, key, _ in yamltext.pairs(mapping)]
+    followers = [key.start_mark.index for _, key, _ in manifest_text.pairs(mapping)]
     behind = [index for index in followers if index > at]
     if text.raw[start:at].strip() and behind:
         return _Cut(at, min(behind))
@@ -317,7 +320,7 @@ def _flow_cut(text: Text, value: yaml.SequenceNode, first: int, behind: int) -> 
     if first:
         start = value.value[first - 1].end_mark.index
         return _Cut(start, value.value[behind - 1].end_mark.index)
-    start = edits.opening(text, value, "[")
+    start = insertions.opening(text, value, "[")
     end = value.value[behind - 1].end_mark.index
     if behind < len(value.value):
         as_written = text.raw.startswith(", ", end)
@@ -329,14 +332,16 @@ def _filled_by_us(text: Text, value: yaml.SequenceNode) -> bool:
     """Whether the list was there, and empty."""
     if not value.flow_style:
         return False
-    return text.raw.startswith(edits.OWN_BRACKET + '"', edits.opening(text, value, "[") - 1)
+    return text.raw.startswith(
+        insertions.OWN_BRACKET + '"', insertions.opening(text, value, "[") - 1
+    )
 
 
 def _written_by_us(text: Text, key_node: yaml.Node, value: yaml.Node) -> bool:
     """Whether we wrote the key too, in flow style."""
     if not isinstance(value, yaml.SequenceNode) or not value.flow_style:
         return False
-    return text.raw.startswith(edits.OWN_COLON, key_node.end_mark.index)
+    return text.raw.startswith(insertions.OWN_COLON, key_node.end_mark.index)
 
 
 def _pair(text: Text, key_node: yaml.Node, value: yaml.Node) -> _Cut:

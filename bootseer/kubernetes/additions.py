@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from bootseer import __version__
 from bootseer.kubernetes import options as names
-from bootseer.kubernetes.edits import Value
 from bootseer.kubernetes.identity import Identity
+from bootseer.kubernetes.insertions import Value
 from bootseer.kubernetes.options import Options, Place
 
 NOBODY = 65534

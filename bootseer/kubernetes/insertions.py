@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 import yaml
 
 from bootseer.errors import NotSupportedError
-from bootseer.kubernetes import yamltext
-from bootseer.kubernetes.yamltext import Text
+from bootseer.kubernetes import manifest_text
+from bootseer.kubernetes.manifest_text import Text
 
 BEGIN, END = "# bootseer:begin", "# bootseer:end"
 OWN_COLON = "  :"
@@ -72,13 +72,13 @@ def prepend(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value
 
     Null counts as an empty list. Raises CannotEditError where the list is an alias, or no list.
     """
-    for name, key_node, value in yamltext.pairs(mapping):
+    for name, key_node, value in manifest_text.pairs(mapping):
         if name != key:
             continue
         if isinstance(value, yaml.SequenceNode):
             _check_own(text, key_node, value)
             return [_into_sequence(text, value, new)]
-        if yamltext.is_null(value):
+        if manifest_text.is_null(value):
             return _in_place_of_null(text, mapping, key_node, value, new)
         raise CannotEditError(f"{text.where(value)}: {key} is not a list; make it one or remove it")
     return [add_keys(text, mapping, {key: new})]
@@ -90,7 +90,7 @@ def fill(text: Text, mapping: yaml.MappingNode, key: str, new: Sequence[Value]) 
 
     Raises CannotEditError where the list is an alias.
     """
-    key_node, value = next((k, v) for name, k, v in yamltext.pairs(mapping) if name == key)
+    key_node, value = next((k, v) for name, k, v in manifest_text.pairs(mapping) if name == key)
     if isinstance(value, yaml.SequenceNode) and not value.value:
         _check_own(text, key_node, value)
         at = opening(text, value, "[")
@@ -105,7 +105,7 @@ def _in_place_of_null(
     null: yaml.Node,
     new: Sequence[Value],
 ) -> list[Edit]:
-    written = yamltext.scalar(null)
+    written = manifest_text.scalar(null)
     at, column = null.start_mark.index, text.column(key.start_mark.index)
     if at < key.end_mark.index or text.raw[at : at + 1] in ("&", "!"):  # an alias, or has a mark
         raise _no_null(text, key, null)
@@ -128,7 +128,7 @@ def _in_place_of_null(
 
 def _no_null(text: Text, key: yaml.Node, null: yaml.Node) -> CannotEditError:
     return CannotEditError(
-        f"{text.where(null)}: {yamltext.scalar(key)} is null, which cannot be filled here; "
+        f"{text.where(null)}: {manifest_text.scalar(key)} is null, which cannot be filled here; "
         "remove the key, or write []"
     )
 
@@ -166,7 +166,7 @@ def _is_explicit(text: Text, key: yaml.Node) -> bool:
 
 def check_key(text: Text, mapping: yaml.MappingNode, name: str) -> None:
     """CannotEditError where a key of a mapping in flow style is written the way ours are."""
-    for key, key_node, _ in yamltext.pairs(mapping):
+    for key, key_node, _ in manifest_text.pairs(mapping):
         if key == name and mapping.flow_style:
             _check_colon(text, key_node)
 
@@ -212,7 +212,7 @@ def add_keys(text: Text, mapping: yaml.MappingNode, new: Mapping[str, Value]) ->
     if not text.raw[text.line_start(start) : start].strip():
         return _whole_lines(text, text.line_start(start), new, column)
     # `- name: x`: the first key shares its line with the dash, so go behind a one-line value.
-    for _, key, value in yamltext.pairs(mapping):
+    for _, key, value in manifest_text.pairs(mapping):
         one_line = key.start_mark.line == value.end_mark.line
         written_out = value.start_mark.index >= key.start_mark.index
         plain = isinstance(value, yaml.ScalarNode) and value.style not in ("|", ">")
