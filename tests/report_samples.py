@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from bootseer.profiler.report import comparison as c
+from bootseer.profiler.report import before_after as c
 from bootseer.profiler.report import model as m
 
 PHASES = (

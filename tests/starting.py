@@ -13,7 +13,8 @@ from pathlib import Path
 
 from waiting import until
 
-from bootseer.profiler.report import analysis, load
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
 
 ROOT = Path(__file__).parent.parent
 JOB_EXIT = 7

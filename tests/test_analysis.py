@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bootseer.errors import NotFoundError
-from bootseer.profiler.render import html, terminal, verdicts
+from bootseer.profiler.render import html, summary_sentences, terminal
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import PhaseStats, Report
 
 
@@ -58,7 +58,7 @@ def waiting_ranks(folder: Path, size: int, missing: int, late: EventFile | None)
 def test_a_rank_that_all_others_wait_for_is_the_finding(tmp_path: Path) -> None:
     late = EventFile("n5", 5, bootseer__world_size=8).span("image.pull", 0, 21)
     report = waiting_ranks(tmp_path, 8, 5, late)
-    found = verdicts.verdict(report)
+    found = summary_sentences.verdict(report)
     assert "7 ranks are still in rendezvous; for rank 5 on n5 (last in image.pull" in found.headline
     assert found.advice[0].startswith("rank 5 on n5, last in image.pull")
     assert report.what_if == ()
@@ -68,7 +68,7 @@ def test_a_rank_that_all_others_wait_for_is_the_finding(tmp_path: Path) -> None:
 def test_a_rank_that_wrote_nothing_is_missed_by_the_world_size(tmp_path: Path) -> None:
     report = waiting_ranks(tmp_path, 8, 5, None)
     assert [(p.kind, p.count) for p in report.problems] == [("missing-rank", 1)]
-    found = verdicts.verdict(report)
+    found = summary_sentences.verdict(report)
     assert "7 ranks are still in rendezvous; rank 5 of 8 wrote no events" in found.headline
     assert found.advice == ("rank 5 of 8 wrote no events.",)
 
@@ -329,7 +329,7 @@ def test_a_rank_that_hung_before_its_first_step_is_named(tmp_path: Path) -> None
     ]
     assert [u.since_s for u in report.unreached] == [pytest.approx(10), pytest.approx(12)]
     assert report.what_if == ()  # it never ended
-    said = verdicts.verdict(report)
+    said = summary_sentences.verdict(report)
     assert "Rank 13 on n1 and 1 other rank did not reach the first step" in said.headline
     assert said.advice == ("rank 13 on n1, in rendezvous since 10.0s.",)
     console = Console(width=120, record=True, file=io.StringIO())
@@ -521,7 +521,7 @@ def test_a_job_that_names_no_phase_is_not_advised_away(tmp_path: Path) -> None:
     EventFile("a", 0).span("job", 0, 60).point("first_step", 60).write(tmp_path)
     report = report_of(tmp_path)
     assert not [w for w in report.what_if if w.name == "job" and w.change == "removed"]
-    (advice,) = verdicts.verdict(report).advice
+    (advice,) = summary_sentences.verdict(report).advice
     assert advice.startswith("what 60.0 s of it went into is not known. Name the job's phases")
 
 
@@ -541,6 +541,6 @@ def test_a_slow_node_goes_before_the_phase_that_it_is_slow_in(tmp_path: Path) ->
         file = EventFile(f"node{rank}", rank).span("image.pull", 0, pull_s)
         file.span("rendezvous", pull_s, 81, bootseer__wait=True)
         file.span("imports", 81, 85).point("first_step", 85).write(tmp_path)
-    advice = verdicts.verdict(report_of(tmp_path)).advice
+    advice = summary_sentences.verdict(report_of(tmp_path)).advice
     assert advice[0].startswith("node3. Its image.pull took 80.0 s")
     assert advice[1].startswith("image.pull. Without it")

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
 
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 
 EVENT = [*BOOTSEER, "event"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from event_files import EventFile
 
-from bootseer.profiler.render import verdicts
+from bootseer.profiler.render import summary_sentences
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import Report
 
 JOB = """
@@ -67,7 +67,7 @@ def test_a_rank_that_never_came_to_a_barrier_did_not_start(
         (rank, "imports", False) for rank in sorted(killed)
     ]
     assert "did not reach the first step (last in imports, which ended at 10.0s)" in (
-        verdicts.verdict(report).headline
+        summary_sentences.verdict(report).headline
     )
 
 
@@ -82,7 +82,7 @@ def test_a_rank_that_went_no_further_is_named_where_no_barrier_tells(
         "model.init: killed in between, unless it is not to do that"
     )
     assert halted(report) == [(1, line)]
-    assert verdicts.verdict(report).advice[0] == f"{line}."
+    assert summary_sentences.verdict(report).advice[0] == f"{line}."
 
 
 def test_ranks_that_do_less_than_one_other_are_not_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from bootseer.profiler.history import analysis as history_analysis
 from bootseer.profiler.history import store as history_store
 from bootseer.profiler.history.collect import record_of
 from bootseer.profiler.history.model import NodePhase, NodeTime, StartRecord
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 
 
 def bootseer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

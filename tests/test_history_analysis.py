@@ -9,7 +9,7 @@ import pytest
 from history_records import EPOCH, SECOND, record, starts_with
 
 from bootseer.profiler.history import analysis as history_analysis
-from bootseer.profiler.history import slow as history_slow
+from bootseer.profiler.history import slow_nodes as history_slow
 from bootseer.profiler.history.model import NodePhase, NodeTime
 
 

@@ -14,7 +14,7 @@ import pytest
 from images_lab import Image, file, write_layout
 
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError, StoreUnavailableError
-from bootseer.profiler.collect.dockerpull import PullTimes, pull_error
+from bootseer.profiler.collect.docker_pull import PullTimes, pull_error
 
 MS = 1_000_000
 DIGEST = "sha256:" + "c" * 64

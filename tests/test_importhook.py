@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bootseer.profiler.collect import importhook
+from bootseer.profiler.collect import import_hook
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def run(
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(modules), **more}
     environ["BOOTSEER_EVENTS"] = str(tmp_path / "events")
     if hook:
-        environ.update(importhook.environment(environ))
+        environ.update(import_hook.environment(environ))
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
     )
@@ -92,7 +92,7 @@ def test_a_process_killed_while_importing_shows_an_open_span(tmp_path: Path, mod
 def test_small_imports_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of our own: eight of 20 ms make two spans of three, and two are still to come."""
     now_ns = [1_000_000_000]
-    monkeypatch.setattr(importhook, "_mono_ns", lambda: now_ns[0])
+    monkeypatch.setattr(import_hook, "_mono_ns", lambda: now_ns[0])
     ends: list[tuple[str, dict[str, Any]]] = []
 
     class Writer:
@@ -102,7 +102,7 @@ def test_small_imports_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
         def end(self, span: str, name: str, status: str, attributes: Any, *_: object) -> None:
             ends.append((name, attributes))
 
-    recorder = importhook.Recorder(Writer)
+    recorder = import_hook.Recorder(Writer)
     for number in range(8):
         recorder.enter(recorder.thread(), f"small{number}")
         now_ns[0] += 20_000_000
@@ -120,7 +120,7 @@ def test_small_imports_are_written_once_they_are_much(tmp_path: Path, modules: P
     begins = {event["span_id"]: event["mono_nano"] for event in events if event["event"] == "begin"}
     assert ends
     for end in ends:
-        assert end["mono_nano"] - begins[end["span_id"]] >= importhook.MIN_NS
+        assert end["mono_nano"] - begins[end["span_id"]] >= import_hook.MIN_NS
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_threads_do_not_mix_their_imports(tmp_path: Path, modules: Path) -> None
 def test_without_an_events_place_nothing_is_hooked(tmp_path: Path, modules: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(modules)}
     code = "import sys; f = sys.modules['_frozen_importlib']._find_and_load; print(f.__module__)"
-    environ.update(importhook.environment(environ))
+    environ.update(import_hook.environment(environ))
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
@@ -195,7 +195,7 @@ def test_without_an_events_place_nothing_is_hooked(tmp_path: Path, modules: Path
 
 
 def test_environment_keeps_the_users_path_and_adds_ours_once() -> None:
-    once = importhook.environment({"PYTHONPATH": "/a:/b"})
-    assert once["PYTHONPATH"] == f"{importhook.INJECT_DIRECTORY}:/a:/b"
-    assert importhook.environment(once) == once
-    assert importhook.environment({})["PYTHONPATH"] == importhook.INJECT_DIRECTORY
+    once = import_hook.environment({"PYTHONPATH": "/a:/b"})
+    assert once["PYTHONPATH"] == f"{import_hook.INJECT_DIRECTORY}:/a:/b"
+    assert import_hook.environment(once) == once
+    assert import_hook.environment({})["PYTHONPATH"] == import_hook.INJECT_DIRECTORY

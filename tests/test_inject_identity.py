@@ -11,7 +11,7 @@ from injecting import done, pods_of, taken_out, text
 from bootseer import events
 from bootseer.kubernetes import check
 from bootseer.kubernetes.options import Options
-from bootseer.profiler.collect import k8s
+from bootseer.profiler.collect import kubernetes_events
 
 CONTAINERS = "containers: [{name: main, image: i, command: [x]}]"
 TEMPLATE = f"template: {{metadata: {{labels: {{app: a}}}}, spec: {{{CONTAINERS}}}}}"
@@ -82,7 +82,7 @@ def environment_of(pod: dict[str, Any]) -> dict[str, str]:
 def check_both_sides(pod: dict[str, Any], uid: str, attempt: int = 0) -> None:
     environment = environment_of(pod)
     assert environment["BOOTSEER_JOB_UID"] == uid
-    (found,) = k8s.pods([pod])
+    (found,) = kubernetes_events.pods([pod])
     assert (found.job_uid, found.attempt) == (uid, attempt)
     imported = {"BOOTSEER_JOB_UID": found.job_uid, "BOOTSEER_ATTEMPT": str(found.attempt)}
     assert events.trace_from_environment(environment) == events.trace_from_environment(imported)
@@ -257,7 +257,7 @@ def test_pods_that_were_not_injected_are_told_apart_likewise(
     marks: dict[str, Any], owner: str, uid: str
 ) -> None:
     pod = make_pod({"containers": [{"name": "main"}]}, marks, owner)
-    assert k8s.pods([pod])[0].job_uid == uid
+    assert kubernetes_events.pods([pod])[0].job_uid == uid
 
 
 def test_a_stateful_sets_pods_made_at_once_are_one_start() -> None:
@@ -270,7 +270,7 @@ def test_a_stateful_sets_pods_made_at_once_are_one_start() -> None:
         pod = make_pod(spec, marks, "StatefulSet")
         pod["metadata"] |= {"name": f"train-{number}", "uid": f"uid-{number}"}
         check_both_sides(pod, "team/train")
-        ranks += k8s.pods([pod])
+        ranks += kubernetes_events.pods([pod])
     assert len({rank.job_uid for rank in ranks}) == 1
     # Its uid stays when all its pods are made anew, so it is no run's.
     assert all("bootseer.run_uid" not in rank.resource for rank in ranks)

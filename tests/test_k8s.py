@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 
 from bootseer.errors import CorruptDataError
-from bootseer.profiler.collect import k8s
+from bootseer.profiler.collect import kubernetes_events
 
 DATA = Path(__file__).parent / "data" / "k8s_pods_events.json"
 
 
 @pytest.fixture(scope="module")
-def pods() -> dict[str, k8s.Pod]:
-    items = k8s.parse(DATA.read_text(), "data")
-    return {pod.name: pod for pod in k8s.pods(items)}
+def pods() -> dict[str, kubernetes_events.Pod]:
+    items = kubernetes_events.parse(DATA.read_text(), "data")
+    return {pod.name: pod for pod in kubernetes_events.pods(items)}
 
 
-def span(pod: k8s.Pod, name: str) -> k8s.Span:
+def span(pod: kubernetes_events.Pod, name: str) -> kubernetes_events.Span:
     [found] = [one for one in pod.spans if one.name == name]
     return found
 
 
-def test_a_jobs_pod(pods: dict[str, k8s.Pod]) -> None:
+def test_a_jobs_pod(pods: dict[str, kubernetes_events.Pod]) -> None:
     pod = pods["t/two-twjn7"]
     pull = span(pod, "image.pull")
     assert pull.end_ns == 0x18EA04CB2D74CD37  # Pulled
@@ -49,9 +49,9 @@ def test_a_jobs_pod(pods: dict[str, k8s.Pod]) -> None:
     assert pod.not_observed == ["queue"]
 
 
-def test_a_watch_tells_what_a_list_does(pods: dict[str, k8s.Pod]) -> None:
+def test_a_watch_tells_what_a_list_does(pods: dict[str, kubernetes_events.Pod]) -> None:
     """`kubectl get --watch --output-watch-events -o json`, and the API's own `?watch=1`."""
-    items = k8s.parse(DATA.read_text(), "data")
+    items = kubernetes_events.parse(DATA.read_text(), "data")
     waiting = [{**item, "status": {"phase": "Pending"}} for item in items if item["kind"] == "Pod"]
     told: list[dict[str, Any]] = [{"type": "ADDED", "object": item} for item in waiting]
     told += [{"type": "MODIFIED", "object": item} for item in items]
@@ -59,24 +59,30 @@ def test_a_watch_tells_what_a_list_does(pods: dict[str, k8s.Pod]) -> None:
     told.append({"type": "BOOKMARK", "object": bookmark})
     told.append({"type": "ERROR", "object": {"kind": "Status", "metadata": {}, "code": 410}})
     text = "".join(json.dumps(one) + "\n" for one in told)
-    assert {pod.name: pod for pod in k8s.pods(k8s.parse(text, "watch"))} == pods
+    assert {
+        pod.name: pod for pod in kubernetes_events.pods(kubernetes_events.parse(text, "watch"))
+    } == pods
 
 
 def test_a_pod_placed_before_its_creation_was_told_of_has_a_rough_length() -> None:
     """A busy controller writes its event after the scheduler wrote its own."""
     told_ns = 0x18EA04CAE5EAD8A7
     placed = f"{datetime.fromtimestamp(told_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.000001Z"
-    items = k8s.parse(DATA.read_text(), "data")
+    items = kubernetes_events.parse(DATA.read_text(), "data")
     for item in items:
         about = item.get("involvedObject") or item.get("regarding") or {}
         if item.get("reason") == "Scheduled" and about["name"] == "two-twjn7":
             item["eventTime"] = placed
-    schedule = span({pod.name: pod for pod in k8s.pods(items)}["t/two-twjn7"], "schedule")
+    schedule = span(
+        {pod.name: pod for pod in kubernetes_events.pods(items)}["t/two-twjn7"], "schedule"
+    )
     assert schedule.end_ns - schedule.begin_ns == 1000
     assert schedule.attributes["bootseer.uncertainty_s"] == 1
 
 
-def test_a_creation_in_whole_seconds_is_said_to_be_rough(pods: dict[str, k8s.Pod]) -> None:
+def test_a_creation_in_whole_seconds_is_said_to_be_rough(
+    pods: dict[str, kubernetes_events.Pod],
+) -> None:
     schedule = span(pods["t/oom"], "schedule")
     assert schedule.end_ns - schedule.begin_ns == 17_531_000
     assert schedule.attributes["bootseer.uncertainty_s"] == 1
@@ -96,21 +102,21 @@ def test_a_creation_in_whole_seconds_is_said_to_be_rough(pods: dict[str, k8s.Pod
     ],
 )
 def test_every_failure_has_its_type(
-    pods: dict[str, k8s.Pod], name: str, phase: str, error: str, code: int | None
+    pods: dict[str, kubernetes_events.Pod], name: str, phase: str, error: str, code: int | None
 ) -> None:
     one = span(pods[f"t/{name}"], phase)
     assert (one.status, one.attributes["error.type"]) == ("error", error)
     assert one.attributes.get("process.exit.code") == code
 
 
-def test_a_failed_pull_lasts_from_pulling_to_failed(pods: dict[str, k8s.Pod]) -> None:
+def test_a_failed_pull_lasts_from_pulling_to_failed(pods: dict[str, kubernetes_events.Pod]) -> None:
     pod = pods["t/nosuchimage"]
     pull = span(pod, "image.pull")
     assert (pull.begin_ns, pull.end_ns) == (0x18EA04CB1EFFE56F, 0x18EA04CB2F0E33B1)
     assert pod.not_observed == ["queue", "container.start"]
 
 
-def test_init_and_further_containers(pods: dict[str, k8s.Pod]) -> None:
+def test_init_and_further_containers(pods: dict[str, kubernetes_events.Pod]) -> None:
     pod = pods["t/staged"]
     starts = [one for one in pod.spans if one.name == "container.start"]
     assert [one.attributes["k8s.container.name"] for one in starts] == ["stage", "main", "side"]
@@ -125,7 +131,7 @@ def test_init_and_further_containers(pods: dict[str, k8s.Pod]) -> None:
 
 
 def test_a_restart_counts_once_and_the_first_start_is_the_start(
-    pods: dict[str, k8s.Pod],
+    pods: dict[str, kubernetes_events.Pod],
 ) -> None:
     pod = pods["t/crash"]
     assert span(pod, "container.start").end_ns == 0x18EA04CB4F4D90F7
@@ -133,7 +139,7 @@ def test_a_restart_counts_once_and_the_first_start_is_the_start(
     assert span(pod, "container.exit").begin_ns >= span(pod, "container.start").end_ns
 
 
-def test_no_span_is_ever_empty_or_backwards(pods: dict[str, k8s.Pod]) -> None:
+def test_no_span_is_ever_empty_or_backwards(pods: dict[str, kubernetes_events.Pod]) -> None:
     assert len(pods) == 10
     for pod in pods.values():
         for one in pod.spans:
@@ -173,7 +179,7 @@ def make_event(reason: str, message: str, second: int, **more: Any) -> dict[str,
 
 def test_newer_kubelets_tell_waiting_apart_and_give_the_size() -> None:
     message = 'Successfully pulled image "i" in 1.5s (4s including waiting). Image size: 123 bytes.'
-    [pod] = k8s.pods([make_pod(), make_event("Pulled", message, 10)])
+    [pod] = kubernetes_events.pods([make_pod(), make_event("Pulled", message, 10)])
     pull, wait = span(pod, "image.pull"), span(pod, "image.pull.wait")
     assert pull.end_ns - pull.begin_ns == 1_500_000_000
     assert wait.end_ns - wait.begin_ns == 2_500_000_000
@@ -190,7 +196,7 @@ def test_a_pod_that_found_no_room_was_queued() -> None:
         make_event("FailedScheduling", "0/4 nodes are available: GPU", 30),
         make_event("Scheduled", "assigned", 31),
     ]
-    [pod] = k8s.pods(items)
+    [pod] = kubernetes_events.pods(items)
     assert [(one.name, (one.end_ns - one.begin_ns) / 1e9) for one in pod.spans] == [
         ("queue", 30.0),
         ("schedule", 1.0),
@@ -204,16 +210,16 @@ def test_a_jobs_creation_begins_the_queue() -> None:
         "kind": "Job",
         "metadata": {"uid": "job-uid", "creationTimestamp": "2026-11-21T09:59:00Z"},
     }
-    [pod] = k8s.pods([make_pod(metadata={"ownerReferences": [owner]}), job])
+    [pod] = kubernetes_events.pods([make_pod(metadata={"ownerReferences": [owner]}), job])
     queue = span(pod, "queue")
     assert (queue.end_ns - queue.begin_ns) / 1e9 == 60
     assert pod.job_uid == "job-uid"
 
 
 def test_a_pod_alone_shows_only_what_it_shows() -> None:
-    [pod] = k8s.pods([make_pod()])
+    [pod] = kubernetes_events.pods([make_pod()])
     assert pod.spans == []
-    assert pod.not_observed == list(k8s.OBSERVABLE)
+    assert pod.not_observed == list(kubernetes_events.OBSERVABLE)
 
 
 @pytest.mark.parametrize(
@@ -236,21 +242,21 @@ def test_a_pod_alone_shows_only_what_it_shows() -> None:
     ],
 )
 def test_where_the_job_uid_comes_from(pod: dict[str, Any], given: str | None, uid: str) -> None:
-    assert k8s.pods([pod], given)[0].job_uid == uid
+    assert kubernetes_events.pods([pod], given)[0].job_uid == uid
 
 
 def test_an_event_whose_name_disagrees_with_its_time_is_not_believed() -> None:
     event = make_event("Scheduled", "", 5)
     event["metadata"]["name"] = "p.18ea04cae5f6c0e9"
-    [pod] = k8s.pods([make_pod(), event])
+    [pod] = kubernetes_events.pods([make_pod(), event])
     schedule = span(pod, "schedule")
     assert (schedule.end_ns - schedule.begin_ns) / 1e9 == 5
 
 
 def test_lists_single_objects_and_concatenations_are_read() -> None:
     pod, event = make_pod(), make_event("Scheduled", "", 5)
-    together = k8s.parse(json.dumps({"kind": "List", "items": [pod, event]}), "f")
-    apart = k8s.parse(json.dumps(pod, indent=2) + "\n" + json.dumps(event), "f")
+    together = kubernetes_events.parse(json.dumps({"kind": "List", "items": [pod, event]}), "f")
+    apart = kubernetes_events.parse(json.dumps(pod, indent=2) + "\n" + json.dumps(event), "f")
     assert together == apart == [pod, event]
 
 
@@ -268,7 +274,7 @@ def test_lists_single_objects_and_concatenations_are_read() -> None:
 )
 def test_foreign_text_is_one_clear_error(text: str, words: str) -> None:
     with pytest.raises(CorruptDataError, match=words) as caught:
-        k8s.parse(text, "f")
+        kubernetes_events.parse(text, "f")
     assert "\n" not in str(caught.value)
 
 
@@ -286,14 +292,14 @@ def test_foreign_text_is_one_clear_error(text: str, words: str) -> None:
 )
 def test_objects_of_another_shape_are_one_clear_error(item: dict[str, Any]) -> None:
     with pytest.raises(CorruptDataError, match="not of the Kubernetes API's shape"):
-        k8s.pods([item])
+        kubernetes_events.pods([item])
 
 
 def clock(minute: int, second: int = 0) -> str:
     return f"2026-11-21T10:{minute:02d}:{second:02d}Z"
 
 
-def lengths(pod: k8s.Pod) -> dict[str, float]:
+def lengths(pod: kubernetes_events.Pod) -> dict[str, float]:
     return {one.name: (one.end_ns - one.begin_ns) / 1e9 for one in pod.spans}
 
 
@@ -312,7 +318,7 @@ def test_waiting_for_room_lasts_until_the_event_was_last_seen(again: dict[str, A
         make_event("FailedScheduling", "0/4 nodes are available: GPU", 1, **again),
         make_event("Scheduled", "assigned", 0, firstTimestamp=clock(50, 2)),
     ]
-    [pod] = k8s.pods(items)
+    [pod] = kubernetes_events.pods(items)
     assert lengths(pod) == {"queue": 3000.0, "schedule": 2.0}
 
 
@@ -322,7 +328,7 @@ def test_a_last_time_after_the_placing_is_cut_there() -> None:
         make_event("FailedScheduling", "no room", 1, count=3, lastTimestamp=clock(0, 31)),
         make_event("Scheduled", "assigned", 30),
     ]
-    [pod] = k8s.pods(items)
+    [pod] = kubernetes_events.pods(items)
     assert lengths(pod) == {"queue": 30.0, "schedule": 0.0}
 
 
@@ -345,7 +351,7 @@ def test_pulls_tried_again_last_until_the_one_that_succeeded() -> None:
         *pull_events(clock(4)),
         make_event("Pulled", done, 0, firstTimestamp=clock(4, 1)),
     ]
-    [pod] = k8s.pods(items)
+    [pod] = kubernetes_events.pods(items)
     found = [(one.name, one.status, (one.end_ns - one.begin_ns) / 1e9) for one in pod.spans]
     assert found == [
         ("image.pull", "error", 1.0),
@@ -364,7 +370,7 @@ def test_a_pull_that_fails_after_a_good_one_began_with_its_own_pulling() -> None
         make_event("Pulled", 'Successfully pulled image "i" in 2s', 3),
         make_event("Failed", refused, 0, firstTimestamp=clock(40, 5)),
     ]
-    [pod] = k8s.pods(items)
+    [pod] = kubernetes_events.pods(items)
     found = [(one.status, (one.end_ns - one.begin_ns) / 1e9) for one in pod.spans]
     assert found == [("ok", 2.0), ("error", 5.0)]
 
@@ -377,7 +383,7 @@ def test_a_pod_that_replaces_another_did_not_wait_since_the_jobs_creation() -> N
             "metadata": {"uid": "job-uid", "creationTimestamp": "2026-11-21T07:00:00Z"},
             "status": {"startTime": began},
         }
-        [pod] = k8s.pods([make_pod(metadata={"ownerReferences": [owner]}), job])
+        [pod] = kubernetes_events.pods([make_pod(metadata={"ownerReferences": [owner]}), job])
         assert lengths(pod).get("queue") == queued
 
 
@@ -385,12 +391,12 @@ def test_what_two_dumps_have_in_common_counts_once() -> None:
     message = 'Successfully pulled image "i" in 2s. Image size: 5 bytes.'
     about = {"metadata": {"name": "p.1", "uid": "event-uid"}}
     items = [make_pod(), make_event("Pulled", message, 10, **about)]
-    [pod] = k8s.pods([*items, *items])
+    [pod] = kubernetes_events.pods([*items, *items])
     assert [one.name for one in pod.spans] == ["image.pull"]
 
 
 def test_pulls_that_never_succeeded_last_until_the_last_that_was_seen() -> None:
-    [pod] = k8s.pods([make_pod(), *pull_events(clock(2, 20))])
+    [pod] = kubernetes_events.pods([make_pod(), *pull_events(clock(2, 20))])
     retry = span(pod, "image.pull.retry")
     assert (retry.status, (retry.end_ns - retry.begin_ns) / 1e9) == ("error", 228.0)
 
@@ -398,7 +404,7 @@ def test_pulls_that_never_succeeded_last_until_the_last_that_was_seen() -> None:
 def test_a_pod_held_by_a_gate_waited_until_it_was_placed() -> None:
     labels = {"kueue.x-k8s.io/managed": "true", "kueue.x-k8s.io/queue-name": "q"}
     placed = make_event("Scheduled", "assigned", 0, firstTimestamp=clock(40))
-    [pod] = k8s.pods([make_pod(metadata={"labels": labels}), placed])
+    [pod] = kubernetes_events.pods([make_pod(metadata={"labels": labels}), placed])
     assert lengths(pod) == {"queue": 2400.0}
     assert span(pod, "queue").attributes["bootseer.wait"] is True
 
@@ -424,10 +430,10 @@ def test_a_gate_that_was_seen_counts_when_it_is_gone(
     documents = [before, placed, after]
     if watched:
         documents = [{"type": "MODIFIED", "object": one} for one in documents]
-    read = k8s.parse("\n".join(map(json.dumps, documents)), "watch")
-    [pod] = k8s.pods(read)
+    read = kubernetes_events.parse("\n".join(map(json.dumps, documents)), "watch")
+    [pod] = kubernetes_events.pods(read)
     assert lengths(pod) == {"queue": 2400.0}
-    [pod] = k8s.pods([placed, after])  # nothing tells of it
+    [pod] = kubernetes_events.pods([placed, after])  # nothing tells of it
     assert lengths(pod) == {"schedule": 2400.0}
 
 
@@ -447,12 +453,13 @@ def test_evicted_and_preempted_pods_end_as_such(
     items = [{**make_pod(), "status": status}]
     if event:
         items.append(make_event(event, "by other", 0, firstTimestamp=clock(5)))
-    [pod] = k8s.pods(items)
+    [pod] = kubernetes_events.pods(items)
     end = span(pod, "pod.end")
     assert (end.point, end.status, end.attributes["error.type"]) == (True, "error", named)
     assert (
         end.begin_ns
-        == k8s.pods([make_pod(), make_event("Scheduled", "", 0)])[0].spans[0].end_ns + 300 * 10**9
+        == kubernetes_events.pods([make_pod(), make_event("Scheduled", "", 0)])[0].spans[0].end_ns
+        + 300 * 10**9
     )
 
 
@@ -465,7 +472,7 @@ def test_items_of_typed_lists_have_their_lists_kind() -> None:
     raw += "==== END logs for container a of pod n/p ====\n"
     raw += json.dumps({"kind": "EventList", "apiVersion": "v1", "items": [event]})
     raw += json.dumps({"kind": "JobList", "apiVersion": "batch/v1", "items": None})
-    [found] = k8s.pods(k8s.parse(raw, "dump"))
+    [found] = kubernetes_events.pods(kubernetes_events.parse(raw, "dump"))
     assert lengths(found) == {"queue": 30.0}
 
 
@@ -477,7 +484,7 @@ def test_the_job_uid_is_what_the_downward_api_gives_the_processes() -> None:
             metadata={"labels": labels, "ownerReferences": [owner]},
             spec={"containers": [{"name": "a", "env": env if path else []}]},
         )
-        return k8s.pods([pod])[0].job_uid
+        return kubernetes_events.pods([pod])[0].job_uid
 
     jobset = {"jobset.sigs.k8s.io/jobset-uid": "set", "job-name": "j"}
     assert uid_of("metadata.labels['jobset.sigs.k8s.io/jobset-uid']", jobset) == "set"

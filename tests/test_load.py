@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
-from bootseer.profiler.report.records import Loaded, Span
+from bootseer.profiler.report.load.load import load
+from bootseer.profiler.report.load.spans import Loaded, Span
 
 
 def problems(loaded: Loaded) -> dict[str, int]:
@@ -328,7 +328,7 @@ def test_a_device_without_an_end_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (20, 20));"
-        "from bootseer.profiler.report.load import load;"
+        "from bootseer.profiler.report.load.load import load;"
         "print([p.kind for p in load([sys.argv[1]]).problems])"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True)

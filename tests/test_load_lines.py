@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from test_load_segments import make, read
 
 from bootseer import events
-from bootseer.profiler.report import load as loading
-from bootseer.profiler.report.lines import pack_lines
-from bootseer.profiler.report.segments import Segment, pack
+from bootseer.profiler.report.load import load as loading
+from bootseer.profiler.report.load.line_blocks import pack_lines
+from bootseer.profiler.report.load.segments import Segment, pack
 
 SEEDS = st.integers(0, 1 << 30)
 

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import CorruptDataError
-from bootseer.profiler.report import load as loading
-from bootseer.profiler.report.load import load
-from bootseer.profiler.report.records import Loaded
-from bootseer.profiler.report.segments import Segment, pack
+from bootseer.profiler.report.load import load as loading
+from bootseer.profiler.report.load.load import load
+from bootseer.profiler.report.load.segments import Segment, pack
+from bootseer.profiler.report.load.spans import Loaded
 
 NAMES = ("imports", "deps.install", "deps.install.unpack", "rendezvous", "job", "compile")
 SEEDS = st.integers(0, 1 << 30)

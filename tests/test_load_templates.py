@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_load_lines import HOSTILE, in_writers_form
 
 from bench import generate
-from bootseer.profiler.report import templates as templates_module
-from bootseer.profiler.report.lines import pack_lines
-from bootseer.profiler.report.templates import Templates
+from bootseer.profiler.report.load import templates as templates_module
+from bootseer.profiler.report.load.line_blocks import pack_lines
+from bootseer.profiler.report.load.templates import Templates
 
 
 def block_of(*ranks: int, late_s: float = 0.0) -> bytes:
@@ -38,7 +38,7 @@ def test_equal_ranks_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     block = block_of(1, 2, 3, late_s=0.5)
     searched = pack_lines(block, whole=True)
     monkeypatch.setattr(templates_module, "_EVENT", None)  # nothing is learned
-    monkeypatch.setattr("bootseer.profiler.report.lines._searched", None)  # nor searched
+    monkeypatch.setattr("bootseer.profiler.report.load.line_blocks._searched", None)  # nor searched
     found = pack_lines(block, whole=True, templates=templates)
     assert found is not None
     assert len(found) == 3

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from bootseer.profiler.collect import logengine, logrules
+from bootseer.profiler.collect.log_rules import engine as logengine
+from bootseer.profiler.collect.log_rules import rules as logrules
 
 LOAD = "[load]\nphase = checkpoint.load\nbegin = loading\nend = loaded\n"
 SECOND = 10**9

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler.collect import loglines
+from bootseer.profiler.collect.log_rules import lines
 
 NEAR_NS = 1_795_288_000 * 10**9  # 2026-11-21T19:06:40Z
 
 
-def whole(data: bytes, limit: int = loglines.LINE_MAX_BYTES) -> list[bytes]:
-    splitter = loglines.LineSplitter(limit)
+def whole(data: bytes, limit: int = lines.LINE_MAX_BYTES) -> list[bytes]:
+    splitter = lines.LineSplitter(limit)
     return splitter.feed(data) + splitter.flush()
 
 
 @given(st.binary(max_size=60), st.integers(1, 9))
 def test_lines_do_not_depend_on_how_the_stream_is_cut(data: bytes, limit: int) -> None:
     for step in range(1, max(2, len(data))):
-        splitter = loglines.LineSplitter(limit)
+        splitter = lines.LineSplitter(limit)
         got = [
             line for at in range(0, len(data), step) for line in splitter.feed(data[at : at + step])
         ]
@@ -35,14 +35,14 @@ def test_no_byte_of_a_short_line_is_lost(data: bytes) -> None:
 
 
 def test_a_long_line_is_cut_once_and_the_next_is_whole() -> None:
-    splitter = loglines.LineSplitter(8)
+    splitter = lines.LineSplitter(8)
     assert splitter.feed(b"a" * 9) == [b"a" * 8]
     assert splitter.feed(b"a" * 10_000) == []
     assert splitter.feed(b"\nnext\n") == [b"next"]
 
 
 def test_after_a_gap_the_torn_line_is_left_out() -> None:
-    splitter = loglines.LineSplitter()
+    splitter = lines.LineSplitter()
     splitter.feed(b"half a li")
     splitter.gap()
     assert splitter.feed(b"ne of another\nwhole\n") == [b"whole"]
@@ -58,7 +58,7 @@ def test_after_a_gap_the_torn_line_is_left_out() -> None:
     ],
 )
 def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
-    assert loglines.clean(raw) == text
+    assert lines.clean(raw) == text
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
 def test_prefixes_of_launchers(
     text: str, lane: str, rest: str, ranks: tuple[int | None, int | None]
 ) -> None:
-    assert loglines.split_prefix(text) == (lane, rest)
-    assert loglines.lane_rank(lane) == ranks
+    assert lines.split_prefix(text) == (lane, rest)
+    assert lines.lane_rank(lane) == ranks
 
 
 def test_a_lane_is_its_process_whatever_name_that_takes() -> None:
-    assert loglines.lane_process("Worker pid=400") == loglines.lane_process("Worker_TP0 pid=400")
-    nodes = {loglines.lane_process(f"RayTrainWorker pid=7, ip=10.0.0.{n}") for n in (1, 2)}
+    assert lines.lane_process("Worker pid=400") == lines.lane_process("Worker_TP0 pid=400")
+    nodes = {lines.lane_process(f"RayTrainWorker pid=7, ip=10.0.0.{n}") for n in (1, 2)}
     assert len(nodes) == 2
-    assert loglines.lane_process("rank3") == "rank3"
+    assert lines.lane_process("rank3") == "rank3"
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_a_lane_is_its_process_whatever_name_that_takes() -> None:
     ],
 )
 def test_the_times_of_container_logs(text: str) -> None:
-    lane, stamp_ns, rest = loglines.split_line(text)
+    lane, stamp_ns, rest = lines.split_line(text)
     assert (lane.split()[-1], rest) == ("default0", " x")
     assert stamp_ns == 1795255200_123456000
-    assert loglines.split_line(text[:8] + text)[1] is None
+    assert lines.split_line(text[:8] + text)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_times_of_container_logs(text: str) -> None:
     ],
 )
 def test_durations(text: str, ns: int | None) -> None:
-    assert loglines.parse_duration_ns(text) == ns
+    assert lines.parse_duration_ns(text) == ns
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_durations(text: str, ns: int | None) -> None:
 )
 def test_timestamps_are_read_and_completed(text: str, time_format: str, iso: str) -> None:
     expected = datetime.datetime.fromisoformat(iso)
-    got = loglines.parse_time_ns(text, time_format, 0, NEAR_NS)
+    got = lines.parse_time_ns(text, time_format, 0, NEAR_NS)
     assert got is not None
     assert got / 1e9 == pytest.approx(expected.timestamp(), abs=1e-5)
 
@@ -171,10 +171,10 @@ def test_timestamps_are_read_and_completed(text: str, time_format: str, iso: str
 def test_a_day_without_a_year_lies_before_the_time_after_which_nothing_was_written() -> None:
     """A log of February, copied in November."""
     form, latest_ns = "%m-%d %H:%M:%S", NEAR_NS + 86400 * 10**9
-    got = loglines.parse_time_ns("02-07 19:23:56", form, 0, NEAR_NS, latest_ns)
+    got = lines.parse_time_ns("02-07 19:23:56", form, 0, NEAR_NS, latest_ns)
     expected = datetime.datetime.fromisoformat("2026-02-07T19:23:56+00:00")
     assert got == int(expected.timestamp()) * 10**9
-    leap = loglines.parse_time_ns("02-29 10:00:00", form, 0, 1_830_000_000 * 10**9, 0)
+    leap = lines.parse_time_ns("02-29 10:00:00", form, 0, 1_830_000_000 * 10**9, 0)
     assert (
         leap == int(datetime.datetime.fromisoformat("2028-02-29T10:00+00:00").timestamp()) * 10**9
     )
@@ -182,12 +182,12 @@ def test_a_day_without_a_year_lies_before_the_time_after_which_nothing_was_writt
 
 @pytest.mark.parametrize("text", ["9" * 30, "-5", "9" * 5000])
 def test_a_number_that_is_no_time_of_this_century_is_none(text: str) -> None:
-    assert loglines.parse_time_ns(text, "unix_ms", 0, NEAR_NS) is None
+    assert lines.parse_time_ns(text, "unix_ms", 0, NEAR_NS) is None
 
 
 def test_zone_offset_applies_to_times_without_zone() -> None:
-    utc = loglines.parse_time_ns("2026-01-02 03:04:05", "%Y-%m-%d %H:%M:%S", 0, 0)
-    ahead = loglines.parse_time_ns("2026-01-02 03:04:05", "%Y-%m-%d %H:%M:%S", 3600, 0)
+    utc = lines.parse_time_ns("2026-01-02 03:04:05", "%Y-%m-%d %H:%M:%S", 0, 0)
+    ahead = lines.parse_time_ns("2026-01-02 03:04:05", "%Y-%m-%d %H:%M:%S", 3600, 0)
     assert utc is not None
     assert ahead == utc - 3600 * 10**9
 
@@ -195,5 +195,5 @@ def test_zone_offset_applies_to_times_without_zone() -> None:
 @pytest.mark.parametrize("time_format", ["iso", "unix", "%m%d", "%H:%M", "%Y-%m-%d"])
 @given(text=st.text(max_size=20))
 def test_a_foreign_timestamp_is_none_and_never_an_error(time_format: str, text: str) -> None:
-    got = loglines.parse_time_ns(text, time_format, None, NEAR_NS)
+    got = lines.parse_time_ns(text, time_format, None, NEAR_NS)
     assert got is None or isinstance(got, int)

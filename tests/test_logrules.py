@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.profiler.collect import logrules
+from bootseer.profiler.collect.log_rules import rules
 
 
 def test_a_whole_rule() -> None:
-    [rule] = logrules.parse(
+    [rule] = rules.parse(
         "[DEFAULT]\ntime = ^(\\S+)\ntime_format = unix\n[r]\nphase = model.init\n"
         "begin = Building\n    Making\nend = Built\nwait = yes\nonce = true\nagain = restart\n"
         "until = next\nunopened = ignore\nstatus = error\ntime_zone = -03:30\n",
@@ -24,7 +24,7 @@ def test_a_whole_rule() -> None:
 
 
 def test_percent_signs_are_no_interpolation() -> None:
-    [rule] = logrules.parse("[r]\nphase=x\npoint=\\d+%\\|\ntime=(.*)\ntime_format=%H:%M", "r.ini")
+    [rule] = rules.parse("[r]\nphase=x\npoint=\\d+%\\|\ntime=(.*)\ntime_format=%H:%M", "r.ini")
     assert rule.time_format == "%H:%M"
     assert rule.point[0].search("5%|")
 
@@ -52,8 +52,8 @@ def test_percent_signs_are_no_interpolation() -> None:
 def test_errors_name_the_place(
     text: str, section: str | None, key: str | None, line: int | None, words: str
 ) -> None:
-    with pytest.raises(logrules.RuleFileError, match=words) as caught:
-        logrules.parse(text, "my.ini")
+    with pytest.raises(rules.RuleFileError, match=words) as caught:
+        rules.parse(text, "my.ini")
     error = caught.value
     assert (error.file, error.section, error.key, error.line) == ("my.ini", section, key, line)
     assert str(error).startswith("my.ini")
@@ -66,21 +66,21 @@ def test_shipped_rules_are_found_by_name_and_files_by_path(tmp_path: Path) -> No
         *("deepspeed", "huggingface", "lightning", "megatron", "nemo", "pip", "ray", "sglang"),
         *("torchrun", "torchtitan", "uv", "vllm"),
     ]
-    assert logrules.shipped() == names
+    assert rules.shipped() == names
     for name in names:
-        assert logrules.load(name)
+        assert rules.load(name)
     own = tmp_path / "own.ini"
     own.write_text("[a]\nphase = x\npoint = y\n")
-    assert [rule.name for rule in logrules.load(str(own))] == ["a"]
-    with pytest.raises(logrules.RuleFileError, match="known: deepspeed"):
-        logrules.load("nosuch")
+    assert [rule.name for rule in rules.load(str(own))] == ["a"]
+    with pytest.raises(rules.RuleFileError, match="known: deepspeed"):
+        rules.load("nosuch")
     with pytest.raises(FileNotFoundError):
-        logrules.load("./nosuch.ini")
+        rules.load("./nosuch.ini")
 
 
 def test_a_binary_rule_file_is_an_error_of_ours(tmp_path: Path) -> None:
     bad = tmp_path / "bad.ini"
     bad.write_bytes(b"[a]\n\xff\xfe\n")
-    with pytest.raises(logrules.RuleFileError, match="UTF-8") as caught:
-        logrules.load(str(bad))
+    with pytest.raises(rules.RuleFileError, match="UTF-8") as caught:
+        rules.load(str(bad))
     assert caught.value.line == 2

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler.collect import logengine, matcher
+from bootseer.profiler.collect.log_rules import engine, matcher_process
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +25,13 @@ EVIL = "[evil]\nphase = evil\npoint = (a+)+$\n"
 
 
 def frame(text: bytes, stream: int = 1, at: int = 5) -> bytes:
-    return matcher.encode_frame(stream, at, at + 1, text)
+    return matcher_process.encode_frame(stream, at, at + 1, text)
 
 
 def start(tmp_path: Path, rules: str) -> subprocess.Popen[bytes]:
     (tmp_path / "r.ini").write_text(rules)
     return subprocess.Popen(
-        matcher.command([str(tmp_path / "r.ini")], str(tmp_path / "e.jsonl")),
+        matcher_process.command([str(tmp_path / "r.ini")], str(tmp_path / "e.jsonl")),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -56,8 +56,8 @@ def match(tmp_path: Path, rules: str, data: bytes) -> list[dict[str, Any]]:
     st.integers(1, 50),
 )
 def test_frames_survive_any_cut(frames: list[tuple[int, int, bytes]], step: int) -> None:
-    data = b"".join(matcher.encode_frame(s, t, t, payload) for s, t, payload in frames)
-    parser = matcher.FrameParser()
+    data = b"".join(matcher_process.encode_frame(s, t, t, payload) for s, t, payload in frames)
+    parser = matcher_process.FrameParser()
     got = [one for at in range(0, len(data), step) for one in parser.feed(data[at : at + step])]
     assert got == [(s, t, t, payload) for s, t, payload in frames]
 
@@ -65,19 +65,19 @@ def test_frames_survive_any_cut(frames: list[tuple[int, int, bytes]], step: int)
 @given(st.binary(max_size=100))
 def test_foreign_bytes_give_frames_or_a_frame_error(data: bytes) -> None:
     claimed = int.from_bytes(data[:4], "big")
-    if len(data) >= matcher._HEADER.size and claimed > matcher.FRAME_MAX_BYTES:
-        with pytest.raises(matcher.FrameError, match=f"claims {claimed}"):
-            matcher.FrameParser().feed(data)
+    if len(data) >= matcher_process._HEADER.size and claimed > matcher_process.FRAME_MAX_BYTES:
+        with pytest.raises(matcher_process.FrameError, match=f"claims {claimed}"):
+            matcher_process.FrameParser().feed(data)
     else:
-        with contextlib.suppress(matcher.FrameError):
-            matcher.FrameParser().feed(data)
+        with contextlib.suppress(matcher_process.FrameError):
+            matcher_process.FrameParser().feed(data)
 
 
 def test_an_oversized_frame_is_refused_on_both_sides() -> None:
-    with pytest.raises(matcher.FrameError, match="at most"):
-        matcher.encode_frame(1, 0, 0, b"x" * (matcher.FRAME_MAX_BYTES + 1))
-    with pytest.raises(matcher.FrameError, match="claims"):
-        matcher.FrameParser().feed(b"\xff" * 21)
+    with pytest.raises(matcher_process.FrameError, match="at most"):
+        matcher_process.encode_frame(1, 0, 0, b"x" * (matcher_process.FRAME_MAX_BYTES + 1))
+    with pytest.raises(matcher_process.FrameError, match="claims"):
+        matcher_process.FrameParser().feed(b"\xff" * 21)
 
 
 def test_phases_are_written_with_the_arrival_times(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_catastrophic_pattern_is_bounded_and_named(tmp_path: Path) -> None:
 
 
 def test_dropped_bytes_are_reported_and_join_no_lines(tmp_path: Path) -> None:
-    data = frame(b"load") + matcher.encode_dropped(1, 1234) + frame(b"ing\nloading\n")
+    data = frame(b"load") + matcher_process.encode_dropped(1, 1234) + frame(b"ing\nloading\n")
     begin, said = match(tmp_path, RULES, data)
     assert begin["event"] == "begin"
     assert (said["name"], said["status"]) == ("log_rules", "fallback")
@@ -127,7 +127,7 @@ def test_output_in_which_no_rule_finds_anything_is_reported(tmp_path: Path) -> N
     ("rules", "data", "kind"),
     [
         (RULES, b"\xff" * 100, "FrameError"),
-        (RULES, matcher._HEADER.pack(1, 255, 0, 0) + b"x", "FrameError"),
+        (RULES, matcher_process._HEADER.pack(1, 255, 0, 0) + b"x", "FrameError"),
         ("[broken\n", b"", "RuleFileError"),
     ],
 )
@@ -160,8 +160,8 @@ def test_signals_of_the_job_do_not_end_it(tmp_path: Path) -> None:
 def test_the_limit_stops_one_search_and_not_the_next() -> None:
     slow, fast = re.compile(r"(a+)+$"), re.compile("a+")
     former = signal.getsignal(signal.SIGVTALRM)
-    with matcher.SearchLimit(0.02) as limit:
-        with pytest.raises(logengine.TooSlow):
+    with matcher_process.SearchLimit(0.02) as limit:
+        with pytest.raises(engine.TooSlow):
             limit.search(slow, "a" * 60 + "!")
         assert limit.search(fast, "aaa") is not None
     assert signal.getsignal(signal.SIGVTALRM) == former

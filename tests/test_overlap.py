@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from bootseer import events
 from bootseer.profiler.history.collect import record_of
-from bootseer.profiler.render import verdicts
+from bootseer.profiler.render import summary_sentences
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import PhaseStats, Report
 
 
@@ -89,7 +89,7 @@ def test_a_phase_that_another_covers_saves_nothing(tmp_path: Path) -> None:
     assert path_of(report) == [("deps.install", 0, 2.0)]
     assert phase(report, "deps.install").p50_s == pytest.approx(2.0)
     assert phase(report, "checkpoint.load").p50_s == pytest.approx(1.5)
-    said = verdicts.verdict(report)
+    said = summary_sentences.verdict(report)
     assert said.path == "Critical path: deps.install 2.00s"
     assert [line.split(".")[0] for line in said.advice] == ["deps"]
     assert "1.5 s, 500 ms less" in said.advice[0]

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler.collect import piplog
+from bootseer.profiler.collect import pip_log
 
 pytestmark = pytest.mark.slow
 
 LOG = Path(__file__).parent / "data" / "logs" / "pip.log"
 
 
-def seconds(phases: list[piplog.SubPhase], name: str) -> float:
+def seconds(phases: list[pip_log.SubPhase], name: str) -> float:
     return sum(end - begin for one, begin, end, _ in phases if one.endswith(name)) / 1e9
 
 
 def test_a_real_log_with_a_source_distribution() -> None:
-    phases = piplog.sub_phases(str(LOG))
+    phases = pip_log.sub_phases(str(LOG))
     # 17.345 to 19.547, 19.549 to 19.774, 19.777 to 19.999, and the wheel 20.067 to 20.322
     assert seconds(phases, "build") == pytest.approx(2.904, abs=0.001)
     assert seconds(phases, "install") == pytest.approx(0.115, abs=0.001)
@@ -37,7 +37,7 @@ def test_a_real_log_with_a_source_distribution() -> None:
 
 
 def test_phases_neither_overlap_nor_leave_gaps() -> None:
-    phases = piplog.sub_phases(str(LOG))
+    phases = pip_log.sub_phases(str(LOG))
     for former, latter in itertools.pairwise(phases):
         assert former[2] == latter[1]
         assert former[0] != latter[0] or former[3] != latter[3]
@@ -47,7 +47,7 @@ def test_phases_neither_overlap_nor_leave_gaps() -> None:
 def test_any_part_of_a_log_gives_sane_phases(cut: int, drop: int) -> None:
     lines = LOG.read_text().splitlines()
     for part in (lines[:cut], lines[cut:], lines[::drop]):
-        phases = piplog.parse_log(part)
+        phases = pip_log.parse_log(part)
         assert all(begin <= end for _, begin, end, _ in phases)
         assert all(a[2] <= b[1] for a, b in itertools.pairwise(phases))
 
@@ -56,13 +56,13 @@ def test_torn_binary_and_empty_logs(tmp_path: Path) -> None:
     path = tmp_path / "pip.log"
     for data in (b"", b"\x00\xff\n" * 50, LOG.read_bytes()[:777], b"no stamps\n"):
         path.write_bytes(data)
-        assert isinstance(piplog.sub_phases(str(path)), list)
+        assert isinstance(pip_log.sub_phases(str(path)), list)
     with pytest.raises(FileNotFoundError):
-        piplog.sub_phases(str(tmp_path / "none"))
+        pip_log.sub_phases(str(tmp_path / "none"))
 
 
 def test_errors_are_on_the_phase_that_failed() -> None:
-    phases = piplog.parse_log(
+    phases = pip_log.parse_log(
         [
             "2026-01-01T00:00:00,000 Collecting nosuch",
             "2026-01-01T00:00:02,000 ERROR: No matching distribution found for nosuch",
@@ -77,7 +77,7 @@ def test_errors_are_on_the_phase_that_failed() -> None:
 
 
 def test_metadata_is_resolving_and_wheels_are_downloads() -> None:
-    phases = piplog.parse_log(
+    phases = pip_log.parse_log(
         [
             "2026-01-01T00:00:00,000 Collecting torch",
             "2026-01-01T00:00:01,000   Downloading torch-2-py3-none-any.whl.metadata (26 kB)",
@@ -98,7 +98,7 @@ def test_metadata_is_resolving_and_wheels_are_downloads() -> None:
 
 def test_uv_phases_are_laid_end_to_end_before_the_end() -> None:
     text = (LOG.parent / "uv.err").read_text()
-    phases = piplog.uv_sub_phases("\x1b[2m" + text, 10 * 10**9)
+    phases = pip_log.uv_sub_phases("\x1b[2m" + text, 10 * 10**9)
     assert [(name[13:], end - begin) for name, begin, end, _ in phases] == [
         ("resolve", 1_080_000_000),
         ("download", 927_000_000),
@@ -106,8 +106,8 @@ def test_uv_phases_are_laid_end_to_end_before_the_end() -> None:
     ]
     assert phases[-1][2] == 10 * 10**9
     assert phases[0][2] == phases[1][1]
-    assert piplog.uv_sub_phases("error: nothing\n", 1) == []
-    replaced = piplog.uv_sub_phases("Uninstalled 1 package in 5ms\nInstalled 1 package in 1ms", 9)
+    assert pip_log.uv_sub_phases("error: nothing\n", 1) == []
+    replaced = pip_log.uv_sub_phases("Uninstalled 1 package in 5ms\nInstalled 1 package in 1ms", 9)
     assert [name[13:] for name, _, _, _ in replaced] == ["install", "install"]
 
 
@@ -149,7 +149,7 @@ def test_a_real_pip_run(tmp_path: Path) -> None:
         capture_output=True,
     )
     ended = time.time_ns()
-    phases = piplog.sub_phases(str(log))
+    phases = pip_log.sub_phases(str(log))
     names = {name[13:] for name, _, _, _ in phases}
     assert {"resolve", "build", "install"} <= names
     assert seconds(phases, "build") >= 0.3
@@ -172,6 +172,6 @@ def test_a_real_uv_run(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     ).stderr
-    phases = piplog.uv_sub_phases(out, time.time_ns())
+    phases = pip_log.uv_sub_phases(out, time.time_ns())
     assert [name[13:] for name, _, _, _ in phases] == ["resolve", "download", "install"]
     assert seconds(phases, "download") >= 0.3

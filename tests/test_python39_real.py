@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.profiler.collect import logrules
+from bootseer.profiler.collect.log_rules import rules as logrules
 
 ROOT = Path(__file__).parent.parent
 PYENV = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")

@@ -13,9 +13,9 @@ import pytest
 import report_samples as samples
 from rich.console import Console
 
-from bootseer.profiler.render import common as words
 from bootseer.profiler.render import html_build as h
-from bootseer.profiler.render import html_heat, verdicts
+from bootseer.profiler.render import html_heat, summary_sentences
+from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.html import SECTIONS, render
 from bootseer.profiler.render.terminal import render as render_terminal
 from bootseer.profiler.report import model as m
@@ -106,7 +106,7 @@ def test_the_path_joins_neighbours_and_keeps_waiting_apart():
             step(6, 10, "b", 1, "compile", False, 4, None),
         ),
     )
-    pieces = verdicts.path_pieces(report)
+    pieces = summary_sentences.path_pieces(report)
     assert [(p.phase, p.wait, p.gap, p.duration_s) for p in pieces] == [
         ("imports", False, False, 3), ("imports", True, False, 2),
         (words.GAP, False, True, 1), ("compile", False, False, 4),
@@ -118,20 +118,24 @@ def test_the_path_joins_neighbours_and_keeps_waiting_apart():
 def test_the_advice_names_the_slow_one_when_it_is_most_of_the_gain():
     report = samples.sample(16)
     slow = report.stragglers[0]
-    assert verdicts.verdict(report).advice[0].startswith(f"{slow.node}. Its {slow.phase} took")
+    assert (
+        summary_sentences.verdict(report)
+        .advice[0]
+        .startswith(f"{slow.node}. Its {slow.phase} took")
+    )
     # Of a node that does not stand out, or saves little beside the phase, the phase is said first.
     even = dataclasses.replace(report, stragglers=())
-    assert verdicts.verdict(even).advice[0].startswith("deps.install. Without it")
+    assert summary_sentences.verdict(even).advice[0].startswith("deps.install. Without it")
     what_if = (
         m.WhatIf("phase", "deps.install", "removed", 200.0, 71.0),
         m.WhatIf("node", slow.node, "median", 206.0, 65.0),
     )
-    advice = verdicts.verdict(dataclasses.replace(report, what_if=what_if)).advice
+    advice = summary_sentences.verdict(dataclasses.replace(report, what_if=what_if)).advice
     assert advice[0].startswith(f"{slow.node}. Its {slow.phase} took")
     assert advice[1].startswith("deps.install. Without it")
     # A gain below one per cent is not worth a word.
     tiny = (m.WhatIf("phase", "imports", "removed", 270.0, 0.5),)
-    assert verdicts.verdict(dataclasses.replace(report, what_if=tiny)).advice == ()
+    assert summary_sentences.verdict(dataclasses.replace(report, what_if=tiny)).advice == ()
 
 
 # The terminal

@@ -26,7 +26,7 @@ from bootseer.cli.report import command, write_atomic
 from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError, UsageError
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from tools import report_schema
 
 

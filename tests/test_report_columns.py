@@ -8,9 +8,9 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler.report.columns import Spans, columns_of, extent_of
-from bootseer.profiler.report.records import Span
-from bootseer.profiler.report.skew import is_barrier, passages
+from bootseer.profiler.report.load.clock_skew import is_barrier, passages
+from bootseer.profiler.report.load.columns import Spans, columns_of, extent_of
+from bootseer.profiler.report.load.spans import Span
 
 MOMENTS = st.integers(-(1 << 64), 1 << 64) | st.integers(0, 9)
 TEXTS = st.sampled_from(["queue", "rendezvous", "barrier", "deps.install", "é", ""])

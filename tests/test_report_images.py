@@ -9,7 +9,7 @@ from pathlib import Path
 from bootseer.events.writer import Writer
 from bootseer.profiler.render import html
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import ImageUse, Report
 
 TRACE = "12" * 16

@@ -12,9 +12,9 @@ from event_files import EventFile
 
 from bootseer import events
 from bootseer.cli.import_ import k8s_command
-from bootseer.profiler.collect import loglines
+from bootseer.profiler.collect.log_rules import lines
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import Report
 
 HOUR_S = 3600.0
@@ -316,7 +316,7 @@ def test_imported_runs_are_told_apart_by_what_made_their_pods(kind: str, tmp_pat
 
 
 def events_ns(stamp: str) -> int:
-    return loglines.parse_time_ns(stamp, "iso", 0, 0) or 0
+    return lines.parse_time_ns(stamp, "iso", 0, 0) or 0
 
 
 def test_the_same_object_that_makes_its_pods_again_is_one_run(tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.profiler.collect import logengine, loglines, logrules
+from bootseer.profiler.collect.log_rules import (
+    engine as logengine,
+)
+from bootseer.profiler.collect.log_rules import (
+    lines as loglines,
+)
+from bootseer.profiler.collect.log_rules import (
+    rules as logrules,
+)
 
 LOGS = Path(__file__).parent / "data" / "logs"
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from event_files import EventFile
 
-from bootseer.profiler.report import analysis, columns
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import columns
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import Report
 
 BASE = datetime.datetime(2026, 3, 1, 10)

@@ -12,7 +12,8 @@ import pytest
 from starting import JOB_EXIT, Place
 from waiting import until
 
-from bootseer.profiler.report import analysis, load
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,8 @@ from bootseer.config.sections import CheckpointSettings
 from bootseer.entrypoint.parts import checkpoint_part
 from bootseer.errors import NotFoundError, StoreUnavailableError
 from bootseer.fuse.mount.mount_point import find_mount, unmount
-from bootseer.profiler.report import analysis, load
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load
 from bootseer.storage import retry
 from bootseer.stripedfs.read import locate as locating
 

@@ -10,7 +10,7 @@ import pytest
 from event_files import EventFile
 
 from bootseer.profiler.report import analysis, quantiles, stragglers
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import Straggler
 
 

@@ -121,7 +121,7 @@ def matcher_of(wrapper: int) -> int:
             for pid in file.read().split():
                 try:
                     with open(f"/proc/{pid}/cmdline", "rb") as words:
-                        if b"bootseer.profiler.collect.matcher" in words.read():
+                        if b"bootseer.profiler.collect.log_rules.matcher_process" in words.read():
                             return int(pid)
                 except OSError:
                     continue

@@ -8,9 +8,9 @@ import pytest
 from event_files import EventFile
 
 from bootseer.profiler.history.collect import record_of
-from bootseer.profiler.render import verdicts
+from bootseer.profiler.render import summary_sentences
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import Report
 
 
@@ -96,7 +96,7 @@ def test_a_restarted_node_is_no_straggler(tmp_path: Path, second: dict[str, obje
     assert all(p.max_s == pytest.approx(10) for p in report.phases if p.p50_s)
     (start,) = load([str(tmp_path)]).starts
     assert [each.own_s for each in record_of(start).node_phases] == [pytest.approx(10)] * 32
-    advice = verdicts.verdict(report).advice
+    advice = summary_sentences.verdict(report).advice
     assert advice[0].startswith("an earlier try of ranks 10, 11 on n5")
 
 
@@ -184,5 +184,5 @@ def test_a_job_that_came_to_its_first_step_twice_is_named(tmp_path: Path) -> Non
 def test_a_rank_killed_while_the_others_stepped_has_its_line(tmp_path: Path) -> None:
     for rank in range(8):
         tried(EventFile("a", rank), 0, 25 if rank == 6 else None).write(tmp_path)
-    said = verdicts.verdict(report_of(tmp_path))
+    said = summary_sentences.verdict(report_of(tmp_path))
     assert "Rank 6 on a did not reach the first step (in imports since 20.0s)" in said.headline

@@ -20,7 +20,7 @@ import pytest
 
 from bench import generate
 from bootseer.profiler.report import analysis, quantiles, stragglers
-from bootseer.profiler.report.load import load
+from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import Report
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.cli.import_ import k8s_command
-from bootseer.profiler.render import verdicts
-from bootseer.profiler.report import analysis, wall_clock
-from bootseer.profiler.report.identity import identity_of
-from bootseer.profiler.report.load import load
+from bootseer.profiler.render import summary_sentences
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import wall_clock
+from bootseer.profiler.report.load.identity import identity_of
+from bootseer.profiler.report.load.load import load
+from bootseer.profiler.report.load.spans import Source, Span, Start
 from bootseer.profiler.report.model import Report
-from bootseer.profiler.report.records import Source, Span, Start
 
 STEP_S = 3600.0
 
@@ -61,7 +62,7 @@ def test_an_hour_that_a_wall_clock_alone_measured_is_said(source: str, tmp_path:
         "alone, and nothing else was seen of the start meanwhile: if that clock was set forward, "
         "these seconds never passed"
     )
-    assert verdicts.verdict(report).advice[0] == f"{line}."
+    assert summary_sentences.verdict(report).advice[0] == f"{line}."
 
 
 def test_one_between_two_phases_is_said_too(tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ def _caller() -> str:
     """Name the shell that called us, the same as long as that process lives, and different from
     any other on this machine."""
     from bootseer.events import resource
-    from bootseer.profiler.collect import proc
+    from bootseer.profiler.collect import process_times
 
-    return f"{os.getppid()}:{proc.start_ticks(os.getppid())}:{resource.boot_id()}"
+    return f"{os.getppid()}:{process_times.start_ticks(os.getppid())}:{resource.boot_id()}"
 
 
 class _OpenSpans:

@@ -49,7 +49,7 @@ def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: 
     from bootseer.events.writer import default_directory
     from bootseer.profiler.history import collect as history_collect
     from bootseer.profiler.history import store as history_store
-    from bootseer.profiler.report import load
+    from bootseer.profiler.report.load import load
 
     wanted: Sequence[str] = paths or (events or default_directory(),)
     directory = _store(store)

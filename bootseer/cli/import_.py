@@ -17,7 +17,19 @@ from bootseer import events
 from bootseer.cli import inputs
 from bootseer.cli.lazy import LazyGroup
 from bootseer.errors import NoSpaceError, NotFoundError, UsageError, from_os_error
-from bootseer.profiler.collect import k8s, logengine, loglines, logrules, matcher
+from bootseer.profiler.collect import kubernetes_events
+from bootseer.profiler.collect.log_rules import (
+    engine as logengine,
+)
+from bootseer.profiler.collect.log_rules import (
+    lines as loglines,
+)
+from bootseer.profiler.collect.log_rules import (
+    matcher_process,
+)
+from bootseer.profiler.collect.log_rules import (
+    rules as logrules,
+)
 
 READ_BYTES = 1 << 20
 
@@ -98,8 +110,8 @@ def k8s_command(
     Writes one event file a pod: queue, schedule, image.pull, container.start. What the records
     do not show is marked as not observed.
     """
-    items = [item for name in files for item in k8s.parse(_read(name), name)]
-    pods = k8s.pods(items, job_uid)
+    items = [item for name in files for item in kubernetes_events.parse(_read(name), name)]
+    pods = kubernetes_events.pods(items, job_uid)
     if not pods:
         raise UsageError(
             f"{', '.join(files)}: no pod in it; use `kubectl get pods,events,jobs -o json`"
@@ -132,7 +144,7 @@ def k8s_command(
     print_summary(summary, "\n".join(lines), as_json)
 
 
-def _failed(pod: k8s.Pod) -> list[k8s.Span]:
+def _failed(pod: kubernetes_events.Pod) -> list[kubernetes_events.Span]:
     return [span for span in pod.spans if span.status == "error"]
 
 
@@ -148,7 +160,7 @@ def _read(name: str) -> str:
         raise from_os_error(error, f"read {name}") from error
 
 
-def write_spans(writer: events.Writer, spans: Iterable[k8s.Span]) -> None:
+def write_spans(writer: events.Writer, spans: Iterable[kubernetes_events.Span]) -> None:
     """Write phases and points that are over, with their own times."""
     for span in spans:
         if span.point:
@@ -159,7 +171,7 @@ def write_spans(writer: events.Writer, spans: Iterable[k8s.Span]) -> None:
             writer.end(span_id, span.name, span.status, span.attributes, span.end_ns, None)
 
 
-def _write_pod(writer: events.Writer, pod: k8s.Pod) -> None:
+def _write_pod(writer: events.Writer, pod: kubernetes_events.Pod) -> None:
     write_spans(writer, pod.spans)
     last_ns = max((span.end_ns for span in pod.spans), default=time.time_ns())
     if pod.not_observed:
@@ -205,7 +217,7 @@ def log_command(
     if rank is not None:
         resource["bootseer.rank"] = rank
     results = []
-    with matcher.SearchLimit() as limit:
+    with matcher_process.SearchLimit() as limit:
         for name in logs:
             with _open_log(name) as stream:
                 engine = logengine.Engine(
@@ -216,7 +228,7 @@ def log_command(
                 counts: Counter[str] = Counter()
                 if first is not None:
                     with writing(directory, resource, trace_id) as (writer, counts):
-                        sink = matcher.Sink(writer)
+                        sink = matcher_process.Sink(writer)
                         for one in itertools.chain([first], found):
                             counts[f"{one.name} {one.kind}"] += 1
                             sink.write([one])

@@ -19,7 +19,7 @@ from bootseer.cli.import_ import (
     writing,
 )
 from bootseer.errors import NotSupportedError, StoreUnavailableError
-from bootseer.profiler.collect import dockerpull
+from bootseer.profiler.collect import docker_pull
 
 if TYPE_CHECKING:
     import docker
@@ -64,7 +64,7 @@ def docker_command(
     times, end_ns = _pull(image, place, platform, anew)
     resource: dict[str, Any] = {
         "service.name": "bootseer-import",
-        "bootseer.source": dockerpull.SOURCE,
+        "bootseer.source": docker_pull.SOURCE,
         "container.image.name": image,
     }
     if job_uid:
@@ -84,7 +84,7 @@ def docker_command(
 
 def _pull(
     image: str, place: str, platform: str | None, anew: bool
-) -> tuple[dockerpull.PullTimes, int]:
+) -> tuple[docker_pull.PullTimes, int]:
     """Pull, and what was seen of it with the time of its end."""
     try:
         import docker
@@ -100,7 +100,7 @@ def _pull(
         client = docker.APIClient(base_url=place, version="auto", timeout=TIMEOUT_S)
         if anew:
             _remove(client, image)
-        times = dockerpull.PullTimes(image, time.time_ns())
+        times = docker_pull.PullTimes(image, time.time_ns())
         for line in _lines(client, name, version, platform):
             times.take(line, time.time_ns())
         end_ns = time.time_ns()
@@ -108,7 +108,7 @@ def _pull(
             times.digest = times.digest or _digest(client, image)
         return times, end_ns
     except docker.errors.APIError as error:
-        raise dockerpull.pull_error(str(error.explanation or error), image) from error
+        raise docker_pull.pull_error(str(error.explanation or error), image) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise StoreUnavailableError(
             f"no container program answers at {place} ({type(error).__name__}); start it, or name"
@@ -158,7 +158,7 @@ def _digest(client: docker.APIClient, image: str) -> str:
     return str(names[0]).partition("@")[2]
 
 
-def _tell(times: dockerpull.PullTimes, end_ns: int, directory: str | None, as_json: bool) -> None:
+def _tell(times: docker_pull.PullTimes, end_ns: int, directory: str | None, as_json: bool) -> None:
     seconds = (end_ns - times.begin_ns) / 1e9
     layers = [
         {

@@ -12,7 +12,7 @@ from bootseer.cli.outputs import file_to_replace
 from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load import collector_paused, load
+from bootseer.profiler.report.load.load import collector_paused, load
 from bootseer.profiler.report.model import Report
 from bootseer.system.atomic import replace_file
 

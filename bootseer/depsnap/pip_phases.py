@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bootseer.depsnap.key.install_command import plan
 from bootseer.events.writer import NullWriter, Writer
-from bootseer.profiler.collect import piplog
+from bootseer.profiler.collect import pip_log
 
 VARIABLE = "PIP_LOG"
 
@@ -49,7 +49,7 @@ def _log(command: Sequence[str], environ: dict[str, str]) -> str | None:
 
 def _write(path: str, writer: NullWriter, span: str) -> None:
     try:
-        for name, begin_ns, end_ns, attributes in piplog.sub_phases(path):
+        for name, begin_ns, end_ns, attributes in pip_log.sub_phases(path):
             child = writer.begin(name, attributes, span, begin_ns)
             writer.end(child, name, "ok", attributes, end_ns)
     except Exception:

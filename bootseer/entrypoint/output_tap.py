@@ -64,10 +64,10 @@ class Feed:
     def _start(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
         import fcntl
 
-        from bootseer.profiler.collect import matcher
+        from bootseer.profiler.collect.log_rules import matcher_process
 
-        self._matcher = matcher
-        command = matcher.command(rules)
+        self._matcher = matcher_process
+        command = matcher_process.command(rules)
         if not command[0]:
             raise OSError("this Python does not know its own path")
         read_end, self._fd = os.pipe()

@@ -158,9 +158,9 @@ class PipLog:
     def finish(self, writer: AnyWriter, parent: str) -> None:
         """Write the sub-phases below the span `parent`, and remove the log."""
         try:
-            from bootseer.profiler.collect import piplog
+            from bootseer.profiler.collect import pip_log
 
-            for name, begin_ns, end_ns, attributes in piplog.sub_phases(self.path):
+            for name, begin_ns, end_ns, attributes in pip_log.sub_phases(self.path):
                 status = "error" if "error.type" in attributes else "ok"
                 span = writer.begin(name, {"bootseer.source": "pip"}, parent, begin_ns)
                 writer.end(span, name, status, attributes, end_ns, parent=parent)
@@ -202,9 +202,9 @@ class _Measured:
             from bootseer.events import resource
 
             if resource.in_container():
-                from bootseer.profiler.collect import proc
+                from bootseer.profiler.collect import process_times
 
-                proc.write_container_start(writer)
+                process_times.write_container_start(writer)
         attributes = {"bootseer.source": "run", "bootseer.command": events.redact(options.command)}
         self.span = writer.begin(self.name, {**attributes, **options.attributes})
         self.added = events.child_environment(writer, self.span, environ)
@@ -214,9 +214,9 @@ class _Measured:
             self.pip = PipLog(environ)
             self.added["PIP_LOG"] = self.pip.path
         if options.import_times:
-            from bootseer.profiler.collect import importhook
+            from bootseer.profiler.collect import import_hook
 
-            self.added.update(importhook.environment({**environ, **self.added}))
+            self.added.update(import_hook.environment({**environ, **self.added}))
 
     def end(self, result: transparent_child.Result) -> None:
         try:

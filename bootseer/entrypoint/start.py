@@ -77,9 +77,9 @@ def _run_parts(
     if exit_code is None and signals.received:
         return 128 + signals.received[0]
     if exit_code is None and start_plan.import_times and start_plan.wrapper is None:
-        from bootseer.profiler.collect import importhook
+        from bootseer.profiler.collect import import_hook
 
-        environ.update(importhook.environment(environ))
+        environ.update(import_hook.environment(environ))
     return exit_code
 
 

@@ -22,7 +22,7 @@ class Identity:
 
     `is_name`: the field has the job's name alone. It is told apart from others by the namespace,
     but not from an earlier job of that name, which a report tells apart by the pods' uids
-    (`bootseer.profiler.report.runs`). `name` is that name where no field has it, so that it is
+    (`bootseer.profiler.report.load.runs`). `name` is that name where no field has it, so that it is
     written into the pods. `attempt`: the field that counts the job's restarts,
     "" where its operator sets none.
     """

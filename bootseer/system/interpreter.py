@@ -22,6 +22,8 @@ def command_for(module: str, *arguments: str) -> list[str]:
     places = list(sys.path)
     if not sys.flags.safe_path:
         places.append(places.pop(0))
-    package_parent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package_parent = os.path.abspath(__file__)
+    for _ in range(3):
+        package_parent = os.path.dirname(package_parent)
     places = list(dict.fromkeys([*filter(os.path.isabs, places), package_parent]))
     return [sys.executable, "-I", "-c", _BOOT, "\n".join(places), module, *arguments]

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from bootseer.profiler.render import html as render_html
 from bootseer.profiler.render import terminal as render_terminal
-from bootseer.profiler.report import analysis, load
-from bootseer.profiler.report.comparison import Comparison
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.before_after import Comparison
+from bootseer.profiler.report.load import load
 from bootseer.profiler.report.model import Report
 from tools.demo.stages import Stage
 from tools.demo.starts import LABELS, Kind, Start

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.profiler.history import slow as history_slow
+from bootseer.profiler.history import slow_nodes as history_slow
 from bootseer.profiler.history.model import (
     GPU_CLASSES,
     KINDS,

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from bootseer.profiler.history.model import KINDS, Kind, NodePhase, NodeTime, StartRecord
 from bootseer.profiler.report import lanes as lanes_
-from bootseer.profiler.report import skew as skew_
-from bootseer.profiler.report import totals as totals_
+from bootseer.profiler.report import phase_totals as totals_
+from bootseer.profiler.report.load import clock_skew as skew_
+from bootseer.profiler.report.load.spans import Identity, Start
 from bootseer.profiler.report.overlap import WHOLE
-from bootseer.profiler.report.records import Identity, Start
 from bootseer.profiler.report.tries import last_tries
 
 _T = TypeVar("_T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from bootseer.profiler.history.model import ClassRow, HistoryReport, Spread
-from bootseer.profiler.render import common as words
+from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.terminal import MAX_ROWS, Page
 
 NOT_OBSERVED = "not observed"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 
-from bootseer.profiler.render import common as words
 from bootseer.profiler.render import html_costs, html_details, html_heat, html_sections
+from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.html_build import (
     Markup,
     Nothing,

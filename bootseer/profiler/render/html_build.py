@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from bootseer.profiler.render.common import GAP, printable
+from bootseer.profiler.render.wording import GAP, printable
 
 MAX_ROWS = 25
 """Longest list shown; what is left out is counted and stands in the JSON report."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bootseer.profiler.render import common as words
-from bootseer.profiler.render import verdicts
+from bootseer.profiler.render import summary_sentences
+from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
@@ -125,7 +125,7 @@ def what_if(report: Report) -> Markup | Nothing:
     whole_s = report.start.duration_s or ordered[0].saved_s
     rows = [
         (
-            verdicts.what_if_words(w),
+            summary_sentences.what_if_words(w),
             drawing(
                 bar(0, w.start_s / whole_s, "own", y=5, height=12),
                 bar(w.start_s / whole_s, 1, "saved", y=5, height=12),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootseer.profiler.render import common as words
+from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
@@ -16,7 +16,7 @@ from bootseer.profiler.render.html_build import (
     table,
     tag,
 )
-from bootseer.profiler.report.comparison import Comparison, Side, Spread
+from bootseer.profiler.report.before_after import Comparison, Side, Spread
 from bootseer.profiler.report.model import Report
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bootseer.profiler.render import common as words
+from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.html_build import Child, Markup, Nothing, hidden, join, name, tag
 from bootseer.profiler.report.model import Report
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from bootseer.profiler.render import common as words
-from bootseer.profiler.render import verdicts
+from bootseer.profiler.render import summary_sentences
+from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.html_build import (
     MAX_ROWS,
     Child,
@@ -37,7 +37,7 @@ def header(report: Report) -> Markup:
 def verdict(report: Report) -> Markup:
     """The answer first: how long, along which path, what to fix."""
     start = report.start
-    said = verdicts.verdict(report)
+    said = summary_sentences.verdict(report)
     title = "to the first step" if start.complete else f"observed, {words.missing_steps(start)}"
     advice = [
         tag("li", tag("strong", "Fix first: " if number == 0 else "Then: "), _together(line))
@@ -105,7 +105,7 @@ def _facts(report: Report) -> Markup:
 
 def _ribbon(report: Report) -> Markup | None:
     """The critical path as one strip; the timeline's table says the same in figures."""
-    pieces = verdicts.path_pieces(report)
+    pieces = summary_sentences.path_pieces(report)
     whole_s = pieces[-1].end_s if pieces else 0.0
     if whole_s <= 0:
         return None
@@ -124,7 +124,7 @@ def _ribbon(report: Report) -> Markup | None:
 
 def timeline(report: Report) -> Markup | Nothing:
     """Phases over time: their extent over all nodes, and where the critical path ran in them."""
-    pieces = verdicts.path_pieces(report)
+    pieces = summary_sentences.path_pieces(report)
     whole_s = max(
         report.start.duration_s,
         pieces[-1].end_s if pieces else 0.0,
@@ -166,7 +166,7 @@ def timeline(report: Report) -> Markup | Nothing:
 
 
 def _first(
-    name: str, extents: dict[str, PhaseStats], pieces: tuple[verdicts.PathPiece, ...]
+    name: str, extents: dict[str, PhaseStats], pieces: tuple[summary_sentences.PathPiece, ...]
 ) -> tuple[float, str]:
     if name == words.GAP:
         return float("inf"), name
@@ -179,7 +179,7 @@ def _first(
 def _timeline_row(
     name: str,
     extent: PhaseStats | None,
-    pieces: tuple[verdicts.PathPiece, ...],
+    pieces: tuple[summary_sentences.PathPiece, ...],
     whole_s: float,
     lines: list[Markup],
 ) -> tuple[Child, ...]:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import bootseer
 from bootseer.profiler.report.analysis import Prepared
 from bootseer.profiler.report.lanes import shifts_of
+from bootseer.profiler.report.load.spans import Identity, Source, Span
 from bootseer.profiler.report.model import Json
-from bootseer.profiler.report.records import Identity, Source, Span
 
 _INTERNAL, _OK, _ERROR = 1, 1, 2
 

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bootseer.profiler.render import common as words
-from bootseer.profiler.render import verdicts
-from bootseer.profiler.report.comparison import Comparison, Side
+from bootseer.profiler.render import summary_sentences
+from bootseer.profiler.render import wording as words
+from bootseer.profiler.report.before_after import Comparison, Side
 from bootseer.profiler.report.model import (
     Incident,
     Note,
@@ -103,7 +103,7 @@ def _short(name: str, limit: int = MAX_NAME) -> str:
 
 
 def _verdict(report: Report, page: Page) -> None:
-    verdict = verdicts.verdict(report)
+    verdict = summary_sentences.verdict(report)
     page.line(verdict.headline, "bold")
     if verdict.path:
         page.line(verdict.path)
@@ -148,7 +148,7 @@ def _phase_row(phase: PhaseStats, alone: bool, wide: bool) -> list[str]:
 
 
 def _critical_path(report: Report, page: Page) -> None:
-    pieces = verdicts.path_pieces(report)
+    pieces = summary_sentences.path_pieces(report)
     if not pieces:
         return
     page.heading("Critical path (█ own work, ░ waiting, · not described)")
@@ -277,7 +277,7 @@ def _what_if(report: Report, page: Page) -> None:
     page.table(
         ("change", "start", "saved"),
         [
-            (verdicts.what_if_words(w), words.seconds(w.start_s), words.seconds(w.saved_s))
+            (summary_sentences.what_if_words(w), words.seconds(w.start_s), words.seconds(w.saved_s))
             for w in kept
         ],
     )

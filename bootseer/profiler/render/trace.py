@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from bootseer.profiler.report.analysis import Prepared
 from bootseer.profiler.report.lanes import shifts_of
+from bootseer.profiler.report.load.spans import Source, Span
 from bootseer.profiler.report.model import Json
-from bootseer.profiler.report.records import Source, Span
-from bootseer.profiler.report.totals import node_order
+from bootseer.profiler.report.phase_totals import node_order
 
 
 def render(prepared: Prepared) -> str:

@@ -15,23 +15,27 @@ from typing import NamedTuple
 import bootseer
 from bootseer.errors import NotFoundError
 from bootseer.profiler.report import (
-    critical,
+    critical_path as critical,
+)
+from bootseer.profiler.report import (
     forked,
     images,
     incidents,
     notes,
+    phase_totals,
     stages,
     stragglers,
-    totals,
-    wall_clock,
     whatif,
 )
 from bootseer.profiler.report import lanes as lanes_of
-from bootseer.profiler.report import skew as skews
-from bootseer.profiler.report.columns import columns_of
+from bootseer.profiler.report.before_after import Comparison
 from bootseer.profiler.report.compare import StartFigures, compare
-from bootseer.profiler.report.comparison import Comparison
 from bootseer.profiler.report.lanes import Lanes
+from bootseer.profiler.report.load import clock_skew as skews
+from bootseer.profiler.report.load import wall_clock
+from bootseer.profiler.report.load.clock_skew import Skew
+from bootseer.profiler.report.load.columns import columns_of
+from bootseer.profiler.report.load.spans import Loaded, Start
 from bootseer.profiler.report.model import (
     STANDARD_PHASES,
     Barrier,
@@ -42,9 +46,7 @@ from bootseer.profiler.report.model import (
     StartSummary,
     WhatIf,
 )
-from bootseer.profiler.report.records import Loaded, Start
-from bootseer.profiler.report.skew import Skew
-from bootseer.profiler.report.totals import LaneTotals
+from bootseer.profiler.report.phase_totals import LaneTotals
 from bootseer.profiler.report.tries import last_tries
 
 _KINDS: dict[str, StartKind] = {
@@ -77,13 +79,13 @@ def prepare(start: Start) -> Prepared:
     last = tries.start
     skew = skews.estimate(last)
     lanes = lanes_of.build(last, skew)
-    sums = totals.of_lanes(lanes)
+    sums = phase_totals.of_lanes(lanes)
     return Prepared(start, last, tries.problems, skew, lanes, sums, _summary(start, lanes))
 
 
 def _summary(start: Start, lanes: Lanes) -> StartSummary:
     kind, attempt, job_uid = incidents.kind_of([s.identity for s in start.sources])
-    gpus, assumed = totals.group_gpus(lanes)
+    gpus, assumed = phase_totals.group_gpus(lanes)
     unreached = len(incidents.unreached_ranks(lanes))
     return StartSummary(
         trace_id=start.trace_id,
@@ -188,7 +190,7 @@ class _Held(NamedTuple):
 def _find_held(prepared: Prepared) -> _Held:
     lanes, sums = prepared.lanes, prepared.totals
     cut = stages.find_stages(lanes)
-    medians = totals.medians(sums)
+    medians = phase_totals.medians(sums)
     what_if: tuple[WhatIf, ...] = ()
     # How long a start that never ended, for all or one, would have taken, nothing tells.
     if prepared.summary.complete:
@@ -212,14 +214,14 @@ def _assembled(prepared: Prepared, held: Callable[[], _Held]) -> Report:
     killed = incidents.killed_phases(lanes)
     shifts = lanes_of.shifts_of(start, prepared.skew)
     extras = incidents.extras(start, shifts, lanes, killed)
-    phases = totals.phase_stats(lanes, sums, extras, found.within_noise)
+    phases = phase_totals.phase_stats(lanes, sums, extras, found.within_noise)
     observed = {phase.name for phase in phases}
     for names, _, _, points in {columns_of(source.spans).form for source in start.sources}:
         observed.update(compress(names, points))
     columns = [p.name for p in phases if p.parent is None and (p.p50_s or p.wait_p50_s or p.killed)]
-    nodes = totals.node_summaries(lanes, sums, prepared.skew, Counter(k.node for k in killed))
-    heat_map = totals.heat_map(lanes, sums, columns)
-    gpu_hours = totals.gpu_hours(lanes, sums)
+    nodes = phase_totals.node_summaries(lanes, sums, prepared.skew, Counter(k.node for k in killed))
+    heat_map = phase_totals.heat_map(lanes, sums, columns)
+    gpu_hours = phase_totals.gpu_hours(lanes, sums)
     seen = incidents.incidents(start, shifts, lanes.zero_ns)
     shown = images.images(start)
     barriers, critical_path, what_if = held()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bootseer.profiler.report.comparison import Comparison, PhaseSpeedup, Side, Spread
+from bootseer.profiler.report.before_after import Comparison, PhaseSpeedup, Side, Spread
 from bootseer.profiler.report.quantiles import rank_test, ratio_interval
 
 LEAST_STARTS = 3

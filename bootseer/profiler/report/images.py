@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bootseer.profiler.report.columns import columns_of
+from bootseer.profiler.report.load.columns import columns_of
+from bootseer.profiler.report.load.spans import Source, Span, Start
 from bootseer.profiler.report.model import ImageUse
-from bootseer.profiler.report.records import Source, Span, Start
 
 _NAMES = frozenset(("image.mount", "image.replay", "image.reads", "image.record", "image.fault"))
 _PREFIX = "bootseer.image."

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, groupby, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
-from bootseer.profiler.report.columns import Spans, columns_of, extent_of
 from bootseer.profiler.report.lanes import FIRST_STEP, Lane, Lanes
+from bootseer.profiler.report.load.clock_skew import is_barrier
+from bootseer.profiler.report.load.columns import Spans, columns_of, extent_of
+from bootseer.profiler.report.load.spans import Identity, Source, Span, Start
 from bootseer.profiler.report.model import Incident, Killed, Problem, Unreached
 from bootseer.profiler.report.overlap import WHOLE, Part
-from bootseer.profiler.report.records import Identity, Source, Span, Start
-from bootseer.profiler.report.skew import is_barrier
-from bootseer.profiler.report.totals import Extras
+from bootseer.profiler.report.phase_totals import Extras
 
 _NAMED_NODES = 10
 

@@ -19,11 +19,11 @@ from operator import itemgetter, lt
 from typing import NamedTuple
 
 from bootseer.profiler.report import overlap
-from bootseer.profiler.report.columns import Form, columns_of, extent_of
+from bootseer.profiler.report.load.clock_skew import Skew, is_barrier, passages
+from bootseer.profiler.report.load.columns import Form, columns_of, extent_of
+from bootseer.profiler.report.load.spans import Source, Span, Start
 from bootseer.profiler.report.model import STANDARD_PHASES
 from bootseer.profiler.report.overlap import WHOLE, Moment, Part
-from bootseer.profiler.report.records import Source, Span, Start
-from bootseer.profiler.report.skew import Skew, is_barrier, passages
 
 FIRST_STEP = "first_step"
 

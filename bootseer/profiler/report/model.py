@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bootseer.profiler.report.comparison import Comparison
+from bootseer.profiler.report.before_after import Comparison
 
 SCHEMA_VERSION = 1
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bootseer.profiler.report.columns import Spans, columns_of
+from bootseer.profiler.report.load.columns import Spans, columns_of
+from bootseer.profiler.report.load.spans import Start
 from bootseer.profiler.report.model import Note
-from bootseer.profiler.report.records import Start
 
 _ATTRIBUTES = {"deps.install": "bootseer.deps.notes"}
 """By phase what it has notes in: `depsnap` may not be imported here."""

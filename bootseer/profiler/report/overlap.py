@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bootseer.profiler.report.records import Span
+from bootseer.profiler.report.load.spans import Span
 
 WHOLE = "job"
 _DEEPEST = 64  # ancestors asked for in a row; a chain of parents may be a circle

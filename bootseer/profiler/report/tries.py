@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bootseer.profiler.report.load.spans import Source, Start
 from bootseer.profiler.report.model import Problem
 from bootseer.profiler.report.overlap import WHOLE
-from bootseer.profiler.report.records import Source, Start
 
 KIND = "earlier-try"
 _NAMED_RANKS = 8

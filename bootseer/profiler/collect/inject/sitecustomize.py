@@ -37,7 +37,7 @@ def _start() -> None:
     def open_writer() -> Any:
         return load("bootseer.events.writer").open_writer()
 
-    load("bootseer.profiler.collect.importhook").install(open_writer)
+    load("bootseer.profiler.collect.import_hook").install(open_writer)
 
 
 def _give_way() -> None:

@@ -14,10 +14,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from bootseer.profiler.report.columns import columns_of
+from bootseer.profiler.report.load.columns import columns_of
+from bootseer.profiler.report.load.spans import Source, Start
 from bootseer.profiler.report.model import Problem
 from bootseer.profiler.report.overlap import WHOLE
-from bootseer.profiler.report.records import Source, Start
 
 KIND = "wall-clock-alone"
 _PULL = "k8s.image.wait_included"

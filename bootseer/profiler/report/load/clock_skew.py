@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from bootseer.profiler.report.columns import Form, columns_of
+from bootseer.profiler.report.load.columns import Form, columns_of
+from bootseer.profiler.report.load.spans import Source, Span, Start
 from bootseer.profiler.report.model import SkewSummary
-from bootseer.profiler.report.records import Source, Span, Start
 
 # These wait for one holder, a scheduler or a registry, not for each other: no common exit.
 NO_BARRIERS = ("queue", "schedule", "image.pull", "container.start", "deps.install", "deps")

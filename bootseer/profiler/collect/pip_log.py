@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Pattern, Tuple
 
-from bootseer.profiler.collect import loglines
+from bootseer.profiler.collect.log_rules import lines as loglines
 
 PREFIX = "deps.install."
 LOG_MAX_BYTES = 256 << 20

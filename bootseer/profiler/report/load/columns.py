@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, overload
 
-from bootseer.profiler.report.records import Span
+from bootseer.profiler.report.load.spans import Span
 
 Form = tuple[tuple[str, ...], tuple[bool, ...], tuple[str, ...], tuple[bool, ...]]
 """Names, waits, states and points, a value a span: what many writers have in common."""

@@ -23,9 +23,9 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 
-from bootseer.profiler.report.columns import extent_of
 from bootseer.profiler.report.lanes import FIRST_STEP
-from bootseer.profiler.report.records import Source, Start
+from bootseer.profiler.report.load.columns import extent_of
+from bootseer.profiler.report.load.spans import Source, Start
 
 _SETTLED_NS = 120 * 10**9
 """So long before a pod the others had their first step: clocks, raw here, may be a minute apart."""

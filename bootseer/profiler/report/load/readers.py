@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, BinaryIO
 
-from bootseer.profiler.report.columns import Spans
 from bootseer.profiler.report.forked import may_fork, receive, send
-from bootseer.profiler.report.records import Identity
-from bootseer.profiler.report.segments import Segment
+from bootseer.profiler.report.load.columns import Spans
+from bootseer.profiler.report.load.segments import Segment
+from bootseer.profiler.report.load.spans import Identity
 from bootseer.system.fork import fork
 
 Packed = tuple[list[tuple[str, int]], list[Segment], list[Identity]]

@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from functools import partial
 
 from bootseer.errors import CorruptDataError, NotFoundError
-from bootseer.profiler.report import readers
-from bootseer.profiler.report.identity import identity_of
-from bootseer.profiler.report.lines import RESOURCE, decode, pack_lines
-from bootseer.profiler.report.loadstate import Collector
+from bootseer.profiler.report.load import readers
+from bootseer.profiler.report.load.identity import identity_of
+from bootseer.profiler.report.load.line_blocks import RESOURCE, decode, pack_lines
+from bootseer.profiler.report.load.pairing import Collector
+from bootseer.profiler.report.load.segments import pack
+from bootseer.profiler.report.load.spans import Loaded
+from bootseer.profiler.report.load.templates import Templates
 from bootseer.profiler.report.model import Problem
-from bootseer.profiler.report.records import Loaded
-from bootseer.profiler.report.segments import pack
-from bootseer.profiler.report.templates import Templates
 
 _FIRST_BYTES = 64 << 10  # holds a whole file of the usual size; asking for more costs its pages
 _BLOCK_BYTES = 8 << 20

@@ -23,7 +23,9 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Match, Optional, Pattern, Tuple
 
-from bootseer.profiler.collect import logengine, loglines, logrules
+from bootseer.profiler.collect.log_rules import engine as logengine
+from bootseer.profiler.collect.log_rules import lines
+from bootseer.profiler.collect.log_rules import rules as logrules
 
 if TYPE_CHECKING:
     from bootseer.events.writer import NullWriter, Writer
@@ -38,11 +40,12 @@ _DROPPED = struct.Struct("!BQ")
 _READ_BYTES = 1 << 18
 _NICE = 10
 _PACKAGE_PARENT = os.path.abspath(__file__)
-for _ in range(4):
+for _ in range(5):
     _PACKAGE_PARENT = os.path.dirname(_PACKAGE_PARENT)
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from bootseer.profiler.collect.matcher import main; sys.exit(main(sys.argv[1:]))"
+    "from bootseer.profiler.collect.log_rules.matcher_process import main; "
+    "sys.exit(main(sys.argv[1:]))"
 )
 
 Frame = Tuple[int, int, int, bytes]
@@ -169,7 +172,7 @@ class Matcher:
 
     def __init__(self, engine: logengine.Engine, sink: Sink) -> None:
         self._engine, self._sink = engine, sink
-        self._splitters: Dict[int, loglines.LineSplitter] = {}
+        self._splitters: Dict[int, lines.LineSplitter] = {}
         self._dropped_bytes = 0
         self._last_ns: Tuple[Optional[int], Optional[int]] = (None, None)
 
@@ -199,9 +202,9 @@ class Matcher:
             rest.append(dropped_point(self._dropped_bytes, unix_ns or 0, mono_ns))
         self._sink.write(rest)
 
-    def _splitter(self, stream: int) -> loglines.LineSplitter:
+    def _splitter(self, stream: int) -> lines.LineSplitter:
         if stream not in self._splitters:
-            self._splitters[stream] = loglines.LineSplitter()
+            self._splitters[stream] = lines.LineSplitter()
         return self._splitters[stream]
 
 

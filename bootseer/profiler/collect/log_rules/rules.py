@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Dict, List, Optional, Pattern, Tuple
 
-RULES_DIRECTORY = os.path.join(os.path.dirname(__file__), "rules")
+RULES_DIRECTORY = os.path.join(os.path.dirname(__file__), "shipped")
 
 REASON_MAX = 200
 """Characters of a rule's reason."""

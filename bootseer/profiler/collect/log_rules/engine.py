@@ -9,8 +9,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Deque, Dict, List, Match, Optional, Pattern, Sequence, Set, Tuple
 
-from bootseer.profiler.collect import loglines
-from bootseer.profiler.collect.logrules import Rule
+from bootseer.profiler.collect.log_rules import lines as loglines
+from bootseer.profiler.collect.log_rules.rules import Rule
 
 FOUND_MAX = 1000
 """Events of one rule in one lane; a rule that matches more often is silenced, and that is said."""

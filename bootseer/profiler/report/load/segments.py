@@ -15,7 +15,7 @@ from itertools import pairwise
 from operator import itemgetter, sub
 from typing import Any, NamedTuple
 
-from bootseer.profiler.report.columns import Spans, columns_of
+from bootseer.profiler.report.load.columns import Spans, columns_of
 
 VERSION = 1
 PREFIX_CHARS = 10  # of a span id: the same for all spans of one writer (see `events`)

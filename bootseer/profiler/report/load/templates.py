@@ -15,8 +15,8 @@ from collections import defaultdict
 from operator import gt, sub
 from typing import NamedTuple
 
-from bootseer.profiler.report.columns import Spans
-from bootseer.profiler.report.segments import PREFIX_CHARS, Segment, clock_of
+from bootseer.profiler.report.load.columns import Spans
+from bootseer.profiler.report.load.segments import PREFIX_CHARS, Segment, clock_of
 
 _EVENT = re.compile(
     rb'^\{"v":1,"event":"(?:begin|end)","trace_id":"[^"]*","span_id":"([0-9a-f]{16})"'

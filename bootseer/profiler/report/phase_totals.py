@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from bootseer.profiler.report.lanes import Lane, Lanes
+from bootseer.profiler.report.load.clock_skew import Skew
 from bootseer.profiler.report.model import (
     GpuHours,
     HeatMap,
@@ -21,7 +22,6 @@ from bootseer.profiler.report.model import (
 )
 from bootseer.profiler.report.overlap import Part
 from bootseer.profiler.report.quantiles import quantile
-from bootseer.profiler.report.skew import Skew
 
 NOT_HELD = ("queue", "schedule")
 """Phases in which a job has no GPUs yet."""

@@ -40,7 +40,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bootseer.errors import CorruptDataError
-from bootseer.profiler.collect import loglines
+from bootseer.profiler.collect.log_rules import lines
 
 OBSERVABLE = ("queue", "schedule", "image.pull", "container.start")
 _NO_IMAGE = ("Error: ErrImagePull", "Error: ImagePullBackOff")
@@ -67,7 +67,7 @@ _REPLACED_ONE_BY_ONE = (
 """Kinds of controllers whose pods do not start together."""
 _KUEUE = "kueue.x-k8s.io/managed"
 """Label of pods that Kueue holds by a gate (kubernetes-sigs/kueue, pkg/controller/jobs/pod)."""
-_LATER_NS = 60 * loglines.SECOND_NS
+_LATER_NS = 60 * lines.SECOND_NS
 """A pod that is made so long after its Job began is none of its first ones."""
 _AGAIN = "(combined from similar events): "
 
@@ -273,7 +273,7 @@ def _event_ns(item: Item) -> int | None:
     whole = _time_ns(stamp or item["metadata"].get("creationTimestamp"))
     found = _HEX_NS.search(item["metadata"]["name"])
     fine = int(found.group(1), 16) if found else None
-    if fine is not None and (whole is None or abs(fine - whole) <= 2 * loglines.SECOND_NS):
+    if fine is not None and (whole is None or abs(fine - whole) <= 2 * lines.SECOND_NS):
         return fine
     return whole
 
@@ -287,7 +287,7 @@ def _last_ns(item: Item) -> int | None:
 
 
 def _time_ns(text: str | None) -> int | None:
-    found = loglines.parse_time_ns(text, "iso", 0, 0) if text else None
+    found = lines.parse_time_ns(text, "iso", 0, 0) if text else None
     return found if found else None  # a container never started says 1970-01-01T00:00:00Z
 
 
@@ -424,7 +424,7 @@ def _placing(
         return
     bound = [event.first_ns for event in events if event.reason == "Scheduled"]
     # The controller tells of a pod after it made it, and may do so after it was placed.
-    known_ns = min([made_ns + loglines.SECOND_NS, *bound])
+    known_ns = min([made_ns + lines.SECOND_NS, *bound])
     if fine_ns and made_ns <= fine_ns < known_ns:
         made_ns = fine_ns
     job_ns = job.made_ns if job else None
@@ -444,7 +444,7 @@ def _placing(
     attributes = {"bootseer.source": "k8s", "bootseer.wait": True}
     begin_ns = min(job_ns or made_ns, made_ns)
     held = was_gated and ready_ns > begin_ns
-    if failed or held or (job_ns and job_ns + loglines.SECOND_NS <= made_ns):
+    if failed or held or (job_ns and job_ns + lines.SECOND_NS <= made_ns):
         last = max(failed, key=lambda event: event.last_ns, default=None)
         why = last.message[:300] if last else "scheduling gates" if held else ""
         reason = {"bootseer.reason": why} if why else {}
@@ -480,12 +480,12 @@ def _pull(events: list[_Event], base: dict[str, Any]) -> Iterator[Span]:
         found = _PULLED.match(event.message) if event.reason == "Pulled" else None
         if not found:
             continue
-        own_ns = loglines.parse_duration_ns(found["pull"]) or 0
+        own_ns = lines.parse_duration_ns(found["pull"]) or 0
         attributes: dict[str, Any] = {**base, "k8s.image.wait_included": found["whole"] is None}
         if found["size"]:
             attributes["bootseer.bytes"] = int(found["size"])
         begin_ns = event.first_ns - own_ns
-        whole_ns = loglines.parse_duration_ns(found["whole"]) if found["whole"] else None
+        whole_ns = lines.parse_duration_ns(found["whole"]) if found["whole"] else None
         if whole_ns and whole_ns > own_ns:
             waited = {**base, "bootseer.wait": True}
             wait_ns = event.first_ns - whole_ns
@@ -512,7 +512,7 @@ def _pull_again(events: list[_Event], failed: list[_Event], base: dict[str, Any]
     good = [e for e in events if e.reason == "Pulled" and e.first_ns >= begin_ns]
     if good:
         found = _PULLED.match(good[0].message)
-        took = loglines.parse_duration_ns(found["whole"] or found["pull"]) if found else 0
+        took = lines.parse_duration_ns(found["whole"] or found["pull"]) if found else 0
         end_ns = good[0].first_ns - (took or 0)
     else:
         end_ns = max(e.last_ns for e in (*failed, *tried))
@@ -597,7 +597,7 @@ def _exits(container: Item, events: list[_Event], base: dict[str, Any]) -> Itera
         finished = _time_ns(ended.get("finishedAt"))
         if finished and ended.get("exitCode"):
             # Whole seconds: not before the start, nor the refusal, that an event dates better.
-            finished = max([finished, *(ns for ns in known if ns < finished + loglines.SECOND_NS)])
+            finished = max([finished, *(ns for ns in known if ns < finished + lines.SECOND_NS)])
             failure = {
                 **base,
                 "error.type": ended.get("reason") or "Error",

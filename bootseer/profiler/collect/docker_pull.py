@@ -24,7 +24,7 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.profiler.collect.k8s import Span
+from bootseer.profiler.collect.kubernetes_events import Span
 from bootseer.storage.urls import redact
 
 SOURCE = "docker"

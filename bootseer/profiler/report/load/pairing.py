@@ -15,11 +15,10 @@ from collections.abc import Iterable, Sequence
 from operator import or_
 from typing import Any
 
-from bootseer.profiler.report import runs, speakers
-from bootseer.profiler.report.columns import Spans, columns_of, extent_of
-from bootseer.profiler.report.identity import identity_of, true_nodes
-from bootseer.profiler.report.records import Identity, Source, Span, Start
-from bootseer.profiler.report.segments import (
+from bootseer.profiler.report.load import runs, speakers
+from bootseer.profiler.report.load.columns import Spans, columns_of, extent_of
+from bootseer.profiler.report.load.identity import identity_of, true_nodes
+from bootseer.profiler.report.load.segments import (
     JUMP_NS,
     LEAST_NS,
     MAX_TIME_NS,
@@ -30,6 +29,7 @@ from bootseer.profiler.report.segments import (
     paired,
     settled,
 )
+from bootseer.profiler.report.load.spans import Identity, Source, Span, Start
 
 _BACK_NS = 1_000_000_000  # a shell may know whole seconds only
 _UNITS = ((10**14, 10**3), (10**11, 10**6), (10**8, 10**9))  # from µs, ms, s on: ns in one

@@ -18,8 +18,8 @@ from itertools import pairwise
 from operator import gt, sub
 from typing import Any
 
-from bootseer.profiler.report.columns import Spans, shared
-from bootseer.profiler.report.segments import (
+from bootseer.profiler.report.load.columns import Spans, shared
+from bootseer.profiler.report.load.segments import (
     PREFIX_CHARS,
     Segment,
     are_distinct,
@@ -27,7 +27,7 @@ from bootseer.profiler.report.segments import (
     segment_of,
     told,
 )
-from bootseer.profiler.report.templates import Templates
+from bootseer.profiler.report.load.templates import Templates
 
 _TEXT = r'[^"\\\x00-\x1f]'
 _TIMES = r'"time_unix_nano":([1-3][0-9]{18}),"mono_nano":(0|[1-9][0-9]{0,17})'

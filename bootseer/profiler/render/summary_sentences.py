@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from bootseer.profiler.render.common import (
+from bootseer.profiler.render.wording import (
     GAP,
     NEGLIGIBLE_SHARE,
     count,
@@ -15,10 +15,10 @@ from bootseer.profiler.render.common import (
     seconds,
 )
 from bootseer.profiler.report.incidents import HALTED, MISSING
+from bootseer.profiler.report.load.wall_clock import KIND as WALL_CLOCK_ALONE
 from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
 from bootseer.profiler.report.overlap import WHOLE
 from bootseer.profiler.report.tries import KIND as EARLIER_TRY
-from bootseer.profiler.report.wall_clock import KIND as WALL_CLOCK_ALONE
 
 
 @dataclass(frozen=True, slots=True)

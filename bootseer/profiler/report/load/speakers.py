@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from bootseer.profiler.report.columns import columns_of
-from bootseer.profiler.report.records import Source, Span
+from bootseer.profiler.report.load.columns import columns_of
+from bootseer.profiler.report.load.spans import Source, Span
 
 FIRST_STEP = "first_step"
 _RANK, _LOCAL_RANK = "bootseer.rank", "bootseer.local_rank"

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from bootseer.profiler.report.records import Identity
+from bootseer.profiler.report.load.spans import Identity
 
 
 def identity_of(attributes: Mapping[str, object], path: str) -> Identity:

@@ -1,0 +1,1 @@
+"""Rules that turn log lines of unmodified programs into phases."""

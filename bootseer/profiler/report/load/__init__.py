@@ -1,0 +1,1 @@
+"""From event files to spans: read, paired, identified, their clocks corrected."""
