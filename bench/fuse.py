@@ -45,8 +45,8 @@ from bench import fuse_images, harness
 from bootseer.blocks.cache import present_index
 
 MEASURES = (
-    "bootseer/cli/image_mount.py",
-    "bootseer/cli/stripe_mount.py",
+    "bootseer/cli/image/mount.py",
+    "bootseer/cli/stripe/mount.py",
     "bootseer/fuse",
     "bootseer/blocks",
     "bootseer/imageprefetch",

@@ -47,7 +47,7 @@ from tools.netlab import own_network
 
 MEASURES = (
     "bootseer/blocks",
-    "bootseer/cli/stripe_mount.py",
+    "bootseer/cli/stripe/mount.py",
     "bootseer/fuse",
     "bootseer/storage",
     "bootseer/stripedfs",

@@ -41,7 +41,7 @@ from tools.registry import Registry
 MEASURES = (
     "bootseer/imageprefetch",
     "bootseer/entrypoint",
-    "bootseer/cli/image_files*.py",
+    "bootseer/cli/image/files/group*.py",
     "bootseer/cli/main.py",
     "bootseer/cli/program.py",
     "bootseer/cli/start*.py",

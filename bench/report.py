@@ -22,7 +22,7 @@ from bench import generate, harness
 
 MEASURES = (
     "bootseer/profiler",
-    "bootseer/cli/report.py",
+    "bootseer/cli/report/report.py",
     "bench/report.py",
     "bench/report_duckdb.py",
     "bench/generate.py",

@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.cli import deps, deps_direct, root
+from bootseer.cli import root
+from bootseer.cli.deps import direct, group
 
 OPTIONS = tuple(
-    option for parameter in deps.run_command.params for option in parameter.opts if "-" in option
+    option for parameter in group.run_command.params for option in parameter.opts if "-" in option
 )
 VALUES = ("a", "/d/e", "9", "0.5", "-1", "nan", "", "auto", "copy", "inline", "--", "-x", "--json")
 WORDS = st.lists(
@@ -44,7 +45,7 @@ def by_click(words: list[str], environ: dict[str, str]) -> Any:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
     with (
         mock.patch.dict(os.environ, {**clean, **environ}, clear=True),
-        mock.patch.object(deps_direct, "run", lambda **given: taken.append(given) or 0),
+        mock.patch.object(direct, "run", lambda **given: taken.append(given) or 0),
     ):
         root.main(["deps", "run", *words])
     return taken[0] if taken else None
@@ -56,7 +57,7 @@ def test_it_reads_by_hand_what_click_reads(
     capsys: pytest.CaptureFixture[str], words: list[str], environ: dict[str, str]
 ) -> None:
     for wanted in (words, [*words, "--", "pip", "--store", "x"], [*words, "pip", "--cache", "x"]):
-        read = deps_direct.words_of(wanted, environ)
+        read = direct.words_of(wanted, environ)
         if read is not None:
             assert by_click(wanted, environ) == read
     capsys.readouterr()
@@ -75,9 +76,9 @@ def test_what_a_job_gives_is_read_by_hand() -> None:
         "2.5",
     ]
     usual += ["--form", "copy", "--read-only", "--", "pip", "install", "-r", "a"]
-    read = deps_direct.words_of(usual, {"BOOTSEER_EVENTS": "/events", "BOOTSEER_STORE": "/other"})
+    read = direct.words_of(usual, {"BOOTSEER_EVENTS": "/events", "BOOTSEER_STORE": "/other"})
     assert read == {
-        **deps_direct.DEFAULTS,
+        **direct.DEFAULTS,
         "store": "/s",
         "cache": "/c",
         "events": "/events",
@@ -91,14 +92,14 @@ def test_what_a_job_gives_is_read_by_hand() -> None:
 
 def test_every_default_is_the_click_commands() -> None:
     told = by_click(["pip", "install", "six"], {})
-    assert told == {**deps_direct.DEFAULTS, "install": ("pip", "install", "six")}
+    assert told == {**direct.DEFAULTS, "install": ("pip", "install", "six")}
 
 
 @pytest.mark.parametrize(
     "words", [["--help"], ["--wait"], ["--form", "no", "x"], ["--max-age", "-1", "x"], ["--"], []]
 )
 def test_click_says_what_is_wrong(words: list[str]) -> None:
-    assert deps_direct.words_of(words, {}) is None
+    assert direct.words_of(words, {}) is None
 
 
 HEAVY = {"click", "logging", "concurrent.futures", "uuid", "tempfile", "shutil", "hmac", "urllib"}

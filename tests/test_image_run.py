@@ -861,8 +861,8 @@ def test_what_cannot_be_is_said_before_anything_is_done(
 
 def parsed(*words: str) -> dict[str, Any]:
     """What `image record` makes of its words, and the words of its command."""
-    from bootseer.cli.image_options import words_behind
-    from bootseer.cli.image_record import command
+    from bootseer.cli.image.options import words_behind
+    from bootseer.cli.image.record import command
 
     context = command.make_context("record", list(words))
     return {**context.params, "words": words_behind(context)}
@@ -890,7 +890,7 @@ def test_h_alone_asks_for_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_command_without_options_needs_no_dashes() -> None:
-    from bootseer.cli.image_record import _parted
+    from bootseer.cli.image.record import _parted
 
     found = parsed("a:1", "cat", "-")
     assert _parted(found["options"], found["words"]) == ((), ("cat", "-"))
@@ -941,7 +941,7 @@ def test_what_breaks_inside_us_is_named_by_its_class(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     code = """
 import sys
-from bootseer.cli.image_outcome import tell_way
+from bootseer.cli.image.outcome import tell_way
 from bootseer.imageprefetch import lazyrun
 from bootseer.imageprefetch.mount.mount import MountSettings
 def broken(_):
@@ -1074,7 +1074,7 @@ def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:
 
 
 def test_first_steps_are_looked_for_where_events_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bootseer.cli.image_mount import command
+    from bootseer.cli.image.mount import command
 
     def events(*words: str) -> str:
         found: str = command.make_context("mount", [*words, "a:1", "/tree"]).params["events_dir"]

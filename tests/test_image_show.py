@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hotset_trees import PAGE, Tree
 
-from bootseer.cli.hotset_html import render
-from bootseer.cli.image_hotset_show import drawn
+from bootseer.cli.image.hotset.html import render
+from bootseer.cli.image.hotset.show import drawn
 from bootseer.imageprefetch.hotset.summary import Summary, summarise
 
 FILES = {

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bootseer.cli import image_direct, image_words, root
+from bootseer.cli import root
+from bootseer.cli.image import direct
+from bootseer.cli.image import words as image_words
 from bootseer.imageprefetch.mount.mount import MountSettings
 
 TEXTS = ("--workload", "--cache", "--runtime", "--events", "--log-file")
@@ -37,8 +39,8 @@ def by_click(kind: str, words: list[str], environ: dict[str, str]) -> Any:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
     with (
         mock.patch.dict(os.environ, {**clean, **environ}, clear=True),
-        mock.patch.object(image_direct, "mount", lambda given: taken.append(given) or 0),
-        mock.patch.object(image_direct, "run", lambda *given: taken.append(given) or 0),
+        mock.patch.object(direct, "mount", lambda given: taken.append(given) or 0),
+        mock.patch.object(direct, "run", lambda *given: taken.append(given) or 0),
     ):
         root.main(["image", kind, *words])
     return taken[0] if taken else None

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 from waiting import until
 
-from bootseer.cli import progress
 from bootseer.cli.root import group
+from bootseer.cli.shared import progress
 
 
 @pytest.mark.slow

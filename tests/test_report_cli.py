@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import harness
 from bench import report as bench_report
-from bootseer.cli.report import command, write_atomic
+from bootseer.cli.report.report import command, write_atomic
 from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError, UsageError
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
@@ -292,7 +292,7 @@ def test_bench_runs() -> None:
 def test_report_is_loaded_late() -> None:
     """The report's modules are pure enough not to pull in what only some outputs need."""
     code = (
-        "import sys; import bootseer.cli.report; "
+        "import sys; import bootseer.cli.report.report; "
         "bad = {'rich', 'pyarrow', 'numpy', 'jsonschema'} & set(sys.modules); sys.exit(bool(bad))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from event_files import EventFile
 
 from bootseer import events
-from bootseer.cli.import_ import k8s_command
+from bootseer.cli.report.import_ import k8s_command
 from bootseer.profiler.collect.log_rules import lines
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load

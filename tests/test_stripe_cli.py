@@ -12,7 +12,7 @@ import pytest
 from stripe_lab import CHUNK, local_tree, make_tree, sample, tree_of, version_folder, whole
 from terminal import Terminal
 
-from bootseer.cli import sizes
+from bootseer.cli.shared import sizes
 
 pytestmark = pytest.mark.slow
 

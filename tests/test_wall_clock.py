@@ -12,7 +12,7 @@ from event_files import EventFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.cli.import_ import k8s_command
+from bootseer.cli.report.import_ import k8s_command
 from bootseer.profiler.render import summary_sentences
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import wall_clock

@@ -22,11 +22,11 @@ from bootseer.system.readiness import readable
 COMMANDS = (["image", "mount"], ["image", "umount"])
 MODULES = (
     "bootseer.cli.root",
-    "bootseer.cli.image",
-    "bootseer.cli.image_direct",
-    "bootseer.cli.image_mount",
-    "bootseer.cli.image_outcome",
-    "bootseer.cli.image_umount",
+    "bootseer.cli.image.group",
+    "bootseer.cli.image.direct",
+    "bootseer.cli.image.mount",
+    "bootseer.cli.image.outcome",
+    "bootseer.cli.image.umount",
     "bootseer.imageprefetch.mount.mount",
     "bootseer.imageprefetch.mount.serverless_choice",
     "bootseer.imageprefetch.run.image_config",
@@ -214,9 +214,9 @@ def _run(link: socket.socket, namespace: str) -> int:
     if args[:2] == MOUNTING:
         return _mount(args[2])
     if args[:2] == ["image", "mount"]:
-        from bootseer.cli import image_direct
+        from bootseer.cli.image import direct
 
-        ended = image_direct.command(args, helped=False)
+        ended = direct.command(args, helped=False)
         if ended is not None:
             return ended
     from bootseer.cli import root

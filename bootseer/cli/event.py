@@ -232,6 +232,6 @@ def main(arguments: Sequence[str]) -> int:
 def __getattr__(name: str) -> Any:
     if name != "command":
         raise AttributeError(name)
-    from bootseer.cli.passthrough import command_of
+    from bootseer.cli.shared.hand_parsed_help import command_of
 
     return command_of("event", "Write one event from a script.", HELP, main)

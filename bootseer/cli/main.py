@@ -38,13 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         if answered is not None:
             return answered
     if args[:2] in (["image", "mount"], ["image", "run"]):
-        from bootseer.cli import image_direct
+        from bootseer.cli.image import direct as image_direct
 
         ended = image_direct.command(args)
         if ended is not None:
             return _leave_now(ended) if argv is None else ended
     if args[:2] == ["deps", "run"]:
-        from bootseer.cli import deps_direct
+        from bootseer.cli.deps import direct as deps_direct
 
         ended = deps_direct.command(args)
         if ended is not None:

@@ -91,11 +91,12 @@ _IMAGE_MOUNT = """
     bootseer/storage/oci/repository bootseer/storage/oci/registry_repository tomllib/_types
     tomllib/_re tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep
     encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
-    bootseer/cli/__init__ bootseer/cli/size_text bootseer/cli/image_outcome
-    bootseer/fuse/__init__ bootseer/system/readiness bootseer/system/fork
-    bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__
-    bootseer/fuse/mount/mount_point lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian
-    ctypes/__init__ bootseer/system/mount_calls bootseer/blockimage/erofs_mount
+    bootseer/cli/__init__ bootseer/cli/shared/__init__ bootseer/cli/shared/size_text
+    bootseer/cli/image/__init__ bootseer/cli/image/outcome bootseer/fuse/__init__
+    bootseer/system/readiness bootseer/system/fork bootseer/fuse/serve/__init__
+    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point
+    lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
+    bootseer/system/mount_calls bootseer/blockimage/erofs_mount
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
     bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
     bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import click
 
 import bootseer
-from bootseer.cli import failures
-from bootseer.cli.lazy import LazyGroup
+from bootseer.cli.shared import failures
+from bootseer.cli.shared.lazy_group import LazyGroup
 from bootseer.errors import BootseerError
 
 # command -> (module with a click command named `command`, one-line help)
@@ -18,16 +18,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "event": ("event", "Write one event from a script."),
     "sh": ("sh", "Print the path of the shell library, to be sourced."),
     "start": ("start", "Start a job through all parts of bootseer."),
-    "deps": ("deps", "Snapshot and restore installed dependencies."),
+    "deps": ("deps.group", "Snapshot and restore installed dependencies."),
     "snapshotter": ("snapshotter", "Serve containerd with images that are not pulled first."),
-    "inject": ("inject", "Put bootseer into the pods of a Kubernetes manifest."),
-    "uninject": ("uninject", "Take it out again."),
-    "k8s": ("k8s", "Check manifests."),
-    "stripe": ("stripe", "Store, fetch and mount striped checkpoints."),
-    "image": ("image", "Start container images before they are pulled."),
-    "import": ("import_", "Turn logs and cluster records into events."),
-    "report": ("report", "Report where a start's time went."),
-    "history": ("history", "Keep and report starts over many jobs."),
+    "inject": ("kubernetes.inject", "Put bootseer into the pods of a Kubernetes manifest."),
+    "uninject": ("kubernetes.uninject", "Take it out again."),
+    "k8s": ("kubernetes.group", "Check manifests."),
+    "stripe": ("stripe.group", "Store, fetch and mount striped checkpoints."),
+    "image": ("image.group", "Start container images before they are pulled."),
+    "import": ("report.import_", "Turn logs and cluster records into events."),
+    "report": ("report.report", "Report where a start's time went."),
+    "history": ("report.history", "Keep and report starts over many jobs."),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootseer.cli.passthrough import command_of
+from bootseer.cli.shared.hand_parsed_help import command_of
 from bootseer.entrypoint import run
 
 command = command_of("run", "Run a command as one measured phase.", run.HELP, run.main)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bootseer.cli.image_options import serving_options
+from bootseer.cli.image.options import serving_options
 
 
 @click.command(

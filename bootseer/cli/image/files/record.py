@@ -1,0 +1,120 @@
+"""`bootseer image files record`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bootseer.cli.image.files.group import (
+    check_place,
+    image_name,
+    keeper_of,
+    paths_option,
+    place_options,
+    write_file,
+)
+from bootseer.cli.shared import sizes
+
+if TYPE_CHECKING:
+    from bootseer.imageprefetch.filemode.file_trace import FileTrace
+
+
+@click.command(
+    "record",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@place_options
+@paths_option
+@click.option(
+    "--method",
+    envvar="BOOTSEER_IMAGE_METHOD",
+    type=click.Choice(["auto", "tracefs", "residency", "opens"]),
+    default="auto",
+    show_default=True,
+    help="By what: the kernel's tracing (root), what is in memory afterwards (files of one's "
+    "own), or which files are opened.",
+)
+@click.option(
+    "--record-window",
+    "window_s",
+    envvar="BOOTSEER_IMAGE_WINDOW_S",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Record no longer than that, whatever the command does.",
+)
+@click.option(
+    "--events",
+    "events_dir",
+    envvar="BOOTSEER_EVENTS",
+    default="",
+    metavar="DIR",
+    help="Where the command's events go: its first_step ends the recording.",
+)
+@click.option(
+    "--evict/--no-evict",
+    default=False,
+    help="First take the files out of memory, as far as nobody uses them: a start from warm files "
+    "tells little.",
+)
+@click.argument("words", metavar="CMD", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    file: str,
+    traces: str,
+    image: str,
+    workload: str,
+    paths: tuple[str, ...],
+    method: Any,
+    window_s: float,
+    events_dir: str,
+    evict: bool,
+    words: tuple[str, ...],
+    **store: Any,
+) -> int:
+    """Run CMD and record which ranges of files it makes the kernel read, until its first step.
+
+    The trace is merged with that of earlier starts where it is kept by --traces; --file is
+    written anew. The exit code is CMD's own.
+    """
+    from bootseer.entrypoint import transparent_child
+    from bootseer.imageprefetch.filemode import roots
+    from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
+    from bootseer.imageprefetch.filemode.recorder import Recording, RecordSettings
+    from bootseer.imageprefetch.workloads import check_workload
+
+    check_place(file, traces)
+    settings = RecordSettings(
+        roots=paths or roots.DEFAULT_ROOTS, workload=check_workload(workload), method=method
+    )
+    with Recording(settings, os.getpid()) as recording:
+        click.echo(f"bootseer: recording by {recording.method}: {recording.why}", err=True)
+        recording.survey(evict=evict)
+        with CommandRecording(recording, window_s=window_s, events_dir=events_dir) as watched:
+            try:
+                child = transparent_child.start(words, transparent_child.original_environment(), {})
+            except OSError as error:
+                return transparent_child.leave(transparent_child.failure(words, error))
+            result = child.wait()
+            child.release()
+        trace = watched.trace(succeeded=result.code == 0)
+    if file:
+        write_file(file, trace)
+    else:
+        _add(trace, traces, image, store)
+    click.echo(f"bootseer: {_said(trace, watched.ended_by)}", err=True)
+    return transparent_child.leave(result)
+
+
+def _add(trace: FileTrace, traces: str, image: str, store: dict[str, Any]) -> None:
+    with keeper_of(traces, store) as keeper:
+        kept = keeper.add(image_name(image), trace)
+        click.echo(f"bootseer: merged with {kept.recordings - 1} recordings", err=True)
+
+
+def _said(trace: FileTrace, ended_by: str) -> str:
+    start = "a cold start" if trace.trace.starts else "not a whole cold start, so it adds only"
+    size = sizes.shown(trace.trace.touched_bytes())
+    return f"{len(trace.files)} files, {size}, ended by the {ended_by}; {start}"

@@ -1,0 +1,59 @@
+"""`bootseer image hotset`: what an image's starts read, packed and published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from bootseer.cli.image.options import workload_option
+from bootseer.cli.shared.lazy_group import LazyGroup
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from bootseer.imageprefetch.block_image_repo import Image
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "build": ("image.hotset.build", "Pack what a workload's starts read."),
+    "push": ("image.hotset.push", "Publish what `build` made, beside the image."),
+    "show": ("image.hotset.show", "Draw what a workload's starts really read."),
+    "merge": ("image.hotset.merge", "Merge recordings of other nodes into this one's."),
+    "prune": ("image.hotset.prune", "Delete older hot sets from the registry."),
+    "ls": ("image.hotset.ls", "List an image's recordings and hot sets."),
+}
+
+
+@click.group(cls=LazyGroup, commands_in=COMMANDS)
+def command() -> None:
+    """What an image's starts read, packed in the order of first touch and published.
+
+    A hot set belongs to one image and one workload. It stands beside the image in the registry;
+    tags and images stay untouched, and it can be made anew from more starts at any time.
+    """
+
+
+which_option = workload_option("Which program's starts, where an image serves several.")
+
+
+def opened(
+    ref: str, *, cache: str, plain_http: bool, push: bool = False
+) -> AbstractContextManager[Image]:
+    """The image's block image, by the options of `place_options`."""
+    from bootseer.imageprefetch.block_image_repo import open_image
+
+    return open_image(ref, place(cache), plain_http=plain_http or None, push=push)
+
+
+def place(cache: str) -> str:
+    """The cache directory, whichever it is."""
+    import os
+
+    from bootseer.config.loading import default_cache
+
+    return os.path.abspath(cache or default_cache())
+
+
+def of(workload: str) -> str:
+    """How a workload is spoken of."""
+    return f"workload {workload!r}" if workload else "the default workload"

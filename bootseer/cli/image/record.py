@@ -1,0 +1,161 @@
+"""`bootseer image record`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from bootseer.cli.image.hotset.group import of, opened, place, which_option
+from bootseer.cli.image.options import (
+    WINDOW_S,
+    BeforeDashes,
+    deadline_option,
+    log_file_option,
+    of_platform,
+    place_options,
+    platform_option,
+    podman_arguments,
+    words_behind,
+)
+from bootseer.cli.shared import sizes
+from bootseer.errors import UsageError
+
+
+@click.command("record", cls=BeforeDashes, options_metavar="[OPTIONS]")
+@which_option
+@click.option(
+    "--window",
+    "window_s",
+    envvar="BOOTSEER_IMAGE_RECORD_WINDOW",
+    type=WINDOW_S,
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Recording ends so long after the start, unless `first_step` is told before.",
+)
+@click.option("--stop", is_flag=True, help="End the command once it is recorded.")
+@click.option(
+    "--with",
+    "runner",
+    envvar="BOOTSEER_IMAGE_RECORD_WITH",
+    type=click.Choice(["auto", "podman", "chroot"]),
+    default="auto",
+    show_default=True,
+    help="What runs the command; auto takes podman where it is installed.",
+)
+@click.option(
+    "--env",
+    "-e",
+    "variables",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="A variable for the command, over the image's own; without a value, as it is here. "
+    "Repeatable.",
+)
+@click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
+@place_options
+@deadline_option
+@log_file_option
+@platform_option
+@podman_arguments("-- COMMAND...")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    ref: str,
+    options: tuple[str, ...],
+    workload: str,
+    variables: tuple[str, ...],
+    push: bool,
+    cache: str,
+    plain_http: bool,
+    platform: str,
+    **given: Any,
+) -> int:
+    """Start COMMAND on the image REF, cold, and record what it reads until its first step.
+
+    Needs the image's block image (`bootseer image build REF`) and root. The command runs by
+    podman or in a chroot, with the image's own environment, on a throw-away overlay; podman's own
+    options may stand behind REF. It tells its first step with `bootseer event first_step`, or by
+    writing to $BOOTSEER_EVENTS. Returns the command's exit code.
+    """
+    from bootseer.cli.image.outcome import complain
+    from bootseer.imageprefetch.record.record_command import RecordSettings, record
+    from bootseer.imageprefetch.run import podman_options
+
+    podman_options.check_platform(of_platform(platform), instead="; record it on such a machine")
+    options, words = _parted(options, words_behind(context))
+    done = record(
+        RecordSettings(
+            ref=ref,
+            words=words,
+            podman_options=options,
+            workload=workload,
+            cache=place(cache),
+            environment=dict(map(_variable, variables)),
+            plain_http=plain_http or None,
+            **given,
+        ),
+        complain,
+    )
+    if done.trace is None:
+        why = "failed before its first step" if done.failed else "read nothing of the image"
+        click.echo(f"bootseer: the command {why}; nothing is kept of it", err=True)
+        return done.exit_code
+    click.echo(
+        f"bootseer: recorded {of(workload)}: {sizes.shown(done.trace.touched_bytes())} over "
+        f"{done.trace.starts} full starts",
+        err=True,
+    )
+    if push:
+        _build(ref, workload, cache, plain_http)
+    else:
+        from bootseer.imageprefetch.hotset import local_hotsets
+
+        where = {"plain_http": plain_http or None}
+        local_hotsets.offer_recorded(ref, done.digest, workload, place(cache), **where)
+        named = f" --workload {workload}" if workload else ""
+        click.echo(
+            "bootseer: mounts on this node replay it in a moment; publish it for others with "
+            f"`bootseer image hotset build {ref}{named} --push`",
+            err=True,
+        )
+    return done.exit_code
+
+
+def _parted(
+    before: tuple[str, ...], behind: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Podman's options and the command; a command without options may do without the --."""
+    if behind is None and not any(len(word) > 1 and word.startswith("-") for word in before):
+        before, behind = (), before
+    if not behind:
+        raise UsageError("name the command to be recorded, behind --")
+    return before, behind
+
+
+def _variable(given: str) -> tuple[str, str]:
+    """Name and value; one that is ours keeps its value out of the command line."""
+    name, equals, value = given.partition("=")
+    if not name:
+        raise UsageError("--env takes NAME=VALUE, or NAME")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise UsageError(f"the variable {name} is not set here; set it, or give {name}=VALUE")
+    return name, os.environ[name]
+
+
+def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
+    from bootseer.cli.image.hotset.build import publish
+    from bootseer.imageprefetch.block_image_repo import fetching
+    from bootseer.imageprefetch.hotset import store
+
+    with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
+        own, trace = image.own_trace(workload), image.trace(workload)
+        assert trace is not None  # it was recorded just now
+        with fetching(place(cache)) as fetcher:
+            made, _ = store.pack(image.hot_sets, image.parts, trace, fetcher, own=own)
+        publish(image, made)

@@ -1,0 +1,58 @@
+"""`bootseer image run`: a container of an image that is not pulled first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bootseer.cli.image.mount import events_option
+from bootseer.cli.image.options import (
+    BeforeDashes,
+    deadline_option,
+    log_file_option,
+    of_platform,
+    plain_http_option,
+    platform_option,
+    podman_arguments,
+    serving_options,
+    words_behind,
+)
+
+
+@click.command(
+    "run",
+    cls=BeforeDashes,
+    options_metavar="[OPTIONS]",
+    help="""Run a container of the image REF by podman, on a tree that is mounted at once.
+
+    What `bootseer image mount`, `podman run --rm` and `umount` would do: behind REF stand
+    podman's own options, behind -- the command, as for `podman run`; with none, the image's own.
+    The image's environment, entry point, directory and user hold, what the container writes is
+    thrown away, and the exit code is the container's. An image that cannot be mounted, one
+    without a block image or for another platform above all, is pulled and run by podman; one line
+    says why.
+    """,
+)
+@serving_options
+@events_option
+@deadline_option
+@plain_http_option
+@log_file_option
+@platform_option
+@podman_arguments("[-- COMMAND...]")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    ref: str,
+    options: tuple[str, ...],
+    plain_http: bool,
+    platform: str,
+    **given: Any,
+) -> int:
+    from bootseer.cli.image import direct
+
+    given["plain_http"] = plain_http or None
+    options = (*of_platform(platform), *options)
+    return direct.run({"ref": ref, **given}, options, words_behind(context) or ())

@@ -1,0 +1,1 @@
+"""`bootseer inject`, `uninject` and `k8s`."""

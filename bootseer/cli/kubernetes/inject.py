@@ -1,0 +1,275 @@
+"""`bootseer inject` and `uninject`: manifests in, manifests out."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bootseer.cli.shared import inputs
+from bootseer.cli.shared.options import together
+from bootseer.cli.shared.outputs import file_to_replace
+from bootseer.errors import NotSupportedError, UsageError, from_os_error
+from bootseer.system.atomic import replace_file
+
+if TYPE_CHECKING:
+    from bootseer.kubernetes.inject import Injected, Resolve
+    from bootseer.kubernetes.options import Options, Place
+
+NAME_LIMIT = 253
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+file_option = click.option(
+    "-f", "--filename", "path", required=True, metavar="FILE", help="The manifest; - = stdin."
+)
+output_option = click.option(
+    "-o", "--output", metavar="FILE", help="Where to write; default: stdout. May be FILE itself."
+)
+
+
+class _Lines(click.types.StringParamType):
+    """Texts with blanks in them; in an environment variable one a line."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return rv.splitlines()
+
+
+injection_options = together(
+    click.option(
+        "--parts",
+        default="events,image,deps,checkpoint",
+        show_default=True,
+        metavar="LIST",
+        help="What the wrapper does besides starting the job, separated by commas.",
+    ),
+    click.option(
+        "--tier",
+        type=click.Choice(["none", "fuse", "privileged"]),
+        default="none",
+        show_default=True,
+        help="Privilege to ask for: none, a device plugin's /dev/fuse, or a privileged container.",
+    ),
+    click.option(
+        "--fuse-resource", metavar="NAME", help="The device plugin's resource, for --tier fuse."
+    ),
+    click.option("--image", metavar="REF", help="The init container's image."),
+    click.option(
+        "--image-pull-policy",
+        type=click.Choice(["Always", "IfNotPresent", "Never"]),
+        help="Its imagePullPolicy.",
+    ),
+    click.option(
+        "--container",
+        metavar="NAME",
+        help="The container that is the job; pods without it are passed over.",
+    ),
+    click.option(
+        "--command",
+        "job",
+        type=_Lines(),
+        multiple=True,
+        metavar="[POD/CONTAINER=]WORDS",
+        help="The job's command, as a shell splits it, where the manifest leaves it to the image. "
+        "Without POD/CONTAINER it is for all such containers, which then have to have one image.",
+    ),
+    click.option(
+        "--events",
+        metavar="PLACE",
+        help="Where events go: pvc:CLAIM or host:/DIR, for all pods; default: the pod itself.",
+    ),
+    click.option("--store", metavar="PLACE", help="Snapshots: pvc:CLAIM, host:/DIR or a URL."),
+    click.option("--cache", metavar="PLACE", help="The node's cache: host:/DIR or pvc:CLAIM."),
+    click.option("--config-map", metavar="NAME", help="ConfigMap that holds bootseer.toml."),
+    click.option(
+        "--job-uid",
+        metavar="TEXT",
+        help="What names the start that all pods belong to; default: what their operator sets.",
+    ),
+    click.option("--offline", is_flag=True, help="Never ask a registry for an image's command."),
+    click.option("--plain-http", is_flag=True, help="Ask registries over http, without TLS."),
+)
+"""The options that say what is put in."""
+
+
+def read(path: str) -> tuple[bytes, str]:
+    """A file's bytes and the name that messages call it by."""
+    if path == "-":
+        return inputs.standard_input().read(), "standard input"
+    try:
+        with open(path, "rb", opener=inputs.opener) as file:
+            return file.read(), path
+    except OSError as error:
+        raise from_os_error(error, f"read the manifest {path}") from error
+
+
+def write(raw: str, output: str | None) -> None:
+    """To standard output, or in place of a file, which keeps its permission bits."""
+    data = raw.encode()
+    if output is None or output == "-":
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        path, mode = file_to_replace(output)
+        bits = 0o644 if mode is None else mode & 0o777
+        replace_file(path, data, mode=bits, exact_mode=True, prefix=".bootseer-")
+    except OSError as error:
+        raise from_os_error(error, f"write the manifest {output}") from error
+
+
+@click.command(
+    help="""Put bootseer into every pod of a manifest, and write the manifest.
+
+    Only lines are put in: comments, order and quoting of the rest stay. Injecting again changes
+    nothing; `bootseer uninject` gives the original back to the byte. A pod that cannot be
+    injected safely is named with the reason, and nothing is written unless --skip-refused.
+    """
+)
+@file_option
+@output_option
+@injection_options
+@click.option("--skip-refused", is_flag=True, help="Write the rest though pods were refused.")
+@click.option(
+    "--require", is_flag=True, help="Fail where anything that runs containers stays as it is."
+)
+@click.option("--explain", is_flag=True, help="List each change and its reason instead of writing.")
+@click.option("--json", "as_json", is_flag=True, help="With --explain: as JSON.")
+def command(**given: Any) -> int:
+    from bootseer.kubernetes import inject, manifest_text
+
+    data, name = read(given["path"])
+    result = inject.inject(manifest_text.decode(data, name), options_of(given), resolver_of(given))
+    if given["explain"]:
+        _explain(result, as_json=given["as_json"])
+        fails = result.refusals or (given["require"] and not _is_all_measured(result))
+        return NotSupportedError.exit_code if fails else 0
+    for passed in result.passed_over:
+        click.echo(f"bootseer: {name}: {passed.pod}: passed over: {passed.reason}", err=True)
+    for left in result.unmeasured:
+        click.echo(f"bootseer: {name}: {left.pod}: left as it is: {left.reason}", err=True)
+    for noted in result.unknown:
+        click.echo(f"bootseer: {name}: {noted.pod}: {noted.reason}", err=True)
+    for refusal in result.refusals:
+        click.echo(f"bootseer: {name}: {refusal.pod}: {refusal.reason}", err=True)
+    if result.refusals and not given["skip_refused"]:
+        raise NotSupportedError(
+            f"{name}: {len(result.refusals)} of its pods cannot be injected, nothing was written; "
+            "mend them, or leave them out by --skip-refused"
+        )
+    if given["require"] and not _is_all_measured(result):
+        raise NotSupportedError(
+            f"{name}: --require, and not everything in it that runs containers is injected, "
+            f"nothing was written; {_say_what_is_there(result)}"
+        )
+    if not result.changes and not result.refusals and not result.unmeasured:
+        there = _say_what_is_there(result)
+        click.echo(f"bootseer: {name}: there is no pod in it; {there}; written as it was", err=True)
+    write(result.raw, given["output"])
+    return 0
+
+
+def _is_all_measured(result: Injected) -> bool:
+    """Whether something was injected, and nothing but what --container passes over left out."""
+    return bool(result.changes) and not result.refusals and not result.unmeasured
+
+
+def _say_what_is_there(result: Injected) -> str:
+    return f"its objects are of kind {', '.join(result.kinds)}" if result.kinds else "it is empty"
+
+
+def resolver_of(given: dict[str, Any]) -> Resolve | None:
+    """What asks registries for an image's command, None where that was not wanted."""
+    from bootseer.kubernetes.image_config import resolver
+
+    return None if given["offline"] else resolver(plain_http=given["plain_http"])
+
+
+def options_of(given: dict[str, Any]) -> Options:
+    """The options of `injection_options` as the library takes them."""
+    from bootseer.kubernetes import options
+    from bootseer.kubernetes.job_command import parse_commands
+
+    parts = [part.strip() for part in given["parts"].split(",") if part.strip()]
+    unknown = [part for part in parts if part not in options.PARTS]
+    if unknown:
+        raise UsageError(f"--parts: unknown {unknown[0]!r}; there are {', '.join(options.PARTS)}")
+    if given["tier"] == "fuse" and not given["fuse_resource"]:
+        raise UsageError("--tier fuse needs --fuse-resource, the name that the device plugin gives")
+    store = given["store"] or ""
+    is_url = "://" in store
+    if given["config_map"]:
+        _check_object_name("--config-map", given["config_map"], given["config_map"])
+    command, commands = parse_commands(given["job"])
+    more = {"image": given["image"]} if given["image"] else {}
+    return options.Options(
+        parts=tuple(parts),
+        tier=given["tier"],
+        container=given["container"] or "",
+        command=command,
+        commands=commands,
+        events=_place("--events", given["events"]) or options.Place(),
+        store=None if is_url else _place("--store", store),
+        store_url=store if is_url else "",
+        cache=_place("--cache", given["cache"]),
+        config_map=given["config_map"] or "",
+        fuse_resource=given["fuse_resource"] or "",
+        pull_policy=given["image_pull_policy"] or "",
+        job_uid=given["job_uid"] or "",
+        **more,
+    )
+
+
+def _place(option: str, text: str | None) -> Place | None:
+    from bootseer.kubernetes.options import Place
+
+    if not text:
+        return None
+    kind, colon, name = text.partition(":")
+    if kind == "pvc" and colon and name:
+        _check_object_name(option, text, name)
+        return Place("claim", name)
+    if kind == "host" and name.startswith("/"):
+        if ".." in name.split("/"):
+            raise UsageError(
+                f"{option} {text}: Kubernetes takes no '..' in it; write the real path"
+            )
+        return Place("host", name)
+    raise UsageError(f"{option} {text}: not a place; write pvc:CLAIM or host:/DIRECTORY")
+
+
+def _check_object_name(option: str, text: str, name: str) -> None:
+    if len(name) > NAME_LIMIT or not _OBJECT_NAME.fullmatch(name):
+        raise UsageError(
+            f"{option} {text}: {name!r} cannot be an object's name; it has at most {NAME_LIMIT} "
+            "characters: a-z, 0-9, - and ., and a letter or digit at each end"
+        )
+
+
+def _explain(result: Injected, *, as_json: bool) -> None:
+    import dataclasses
+
+    if as_json:
+        told = {
+            "changes": [dataclasses.asdict(change) for change in result.changes],
+            "refusals": [dataclasses.asdict(refusal) for refusal in result.refusals],
+            "passed_over": [dataclasses.asdict(passed) for passed in result.passed_over],
+            "unmeasured": [dataclasses.asdict(left) for left in result.unmeasured],
+            "unknown": [dataclasses.asdict(noted) for noted in result.unknown],
+        }
+        click.echo(json.dumps(told, indent=1))
+        return
+    for change in result.changes:
+        click.echo(f"line {change.line}: {change.pod}: {change.what}\n    {change.why}")
+    for passed in result.passed_over:
+        click.echo(f"line {passed.line}: {passed.pod}: passed over\n    {passed.reason}")
+    for left in result.unmeasured:
+        click.echo(f"line {left.line}: {left.pod}: left as it is\n    {left.reason}")
+    for noted in result.unknown:
+        click.echo(f"line {noted.line}: {noted.pod}: injected\n    {noted.reason}")
+    for refusal in result.refusals:
+        click.echo(f"line {refusal.line}: {refusal.pod}: not injected\n    {refusal.reason}")

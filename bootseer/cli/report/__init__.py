@@ -1,0 +1,1 @@
+"""`bootseer report`, `history` and `import`."""

@@ -1,0 +1,189 @@
+"""`bootseer import docker`: pull an image through Docker or Podman, and keep when what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bootseer import events
+from bootseer.cli.report.import_ import (
+    events_option,
+    json_option,
+    print_summary,
+    trace_of,
+    uid_option,
+    write_spans,
+    writing,
+)
+from bootseer.errors import NotSupportedError, StoreUnavailableError
+from bootseer.profiler.collect import docker_pull
+
+if TYPE_CHECKING:
+    import docker
+
+TIMEOUT_S = 3600
+
+
+@click.command("docker")
+@click.argument("image", metavar="IMAGE")
+@click.option(
+    "--socket",
+    "where",
+    envvar=["BOOTSEER_IMPORT_DOCKER_SOCKET", "DOCKER_HOST"],
+    metavar="PATH|URL",
+    help="Where Docker or Podman listens; default: Docker's socket, else Podman's.",
+)
+@click.option("--platform", metavar="OS/ARCH", help="The image of an index that is pulled.")
+@click.option(
+    "--anew", is_flag=True, help="Remove this image first, so that its layers are pulled again."
+)
+@uid_option
+@events_option
+@json_option
+def docker_command(
+    image: str,
+    where: str | None,
+    platform: str | None,
+    anew: bool,
+    job_uid: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """Pull IMAGE through Docker's or Podman's API and time each layer.
+
+    Writes one event file: image.pull over all, and for each layer image.pull.download and
+    image.pull.extract as far as the program tells of them. What a container waits for in a plain
+    start, to be compared with `bootseer image mount`.
+    """
+    from bootseer.imageprefetch.image_build.docker_daemon import socket_path
+
+    place = f"unix://{socket_path(where or '')}" if "://" not in (where or "") else str(where)
+    times, end_ns = _pull(image, place, platform, anew)
+    resource: dict[str, Any] = {
+        "service.name": "bootseer-import",
+        "bootseer.source": docker_pull.SOURCE,
+        "container.image.name": image,
+    }
+    if job_uid:
+        resource["bootseer.job_uid"] = job_uid
+    spans = times.spans(end_ns)
+    marker = {"bootseer.source": "docker", "bootseer.not_observed": times.not_observed}
+    with writing(directory, resource, trace_of(job_uid, 0)) as (writer, counts):
+        write_spans(writer, spans)
+        counts["events"] = 2 * len(spans)
+        if times.not_observed:
+            writer.point("import.docker", "ok", marker, None, end_ns, None)
+            counts["marker"] = 1
+    if times.error is not None:
+        raise times.error
+    _tell(times, end_ns, directory, as_json)
+
+
+def _pull(
+    image: str, place: str, platform: str | None, anew: bool
+) -> tuple[docker_pull.PullTimes, int]:
+    """Pull, and what was seen of it with the time of its end."""
+    try:
+        import docker
+        import docker.errors
+        import requests
+    except ImportError as error:
+        raise NotSupportedError(
+            "pulling through Docker's API needs the `docker` package; install bootseer[docker]"
+        ) from error
+    name, version = _split(image)
+    client = None
+    try:
+        client = docker.APIClient(base_url=place, version="auto", timeout=TIMEOUT_S)
+        if anew:
+            _remove(client, image)
+        times = docker_pull.PullTimes(image, time.time_ns())
+        for line in _lines(client, name, version, platform):
+            times.take(line, time.time_ns())
+        end_ns = time.time_ns()
+        if times.error is None:
+            times.digest = times.digest or _digest(client, image)
+        return times, end_ns
+    except docker.errors.APIError as error:
+        raise docker_pull.pull_error(str(error.explanation or error), image) from error
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise StoreUnavailableError(
+            f"no container program answers at {place} ({type(error).__name__}); start it, or name"
+            " its socket by --socket"
+        ) from error
+    finally:
+        if client is not None:
+            client.close()
+
+
+def _lines(
+    client: docker.APIClient, name: str, version: str, platform: str | None
+) -> Iterator[dict[str, Any]]:
+    for line in client.pull(name, version, stream=True, decode=True, platform=platform):
+        if isinstance(line, dict):
+            yield line
+
+
+def _split(image: str) -> tuple[str, str]:
+    """An image's name and its tag or digest, as the API wants them; UsageError when it is none."""
+    from bootseer.storage.oci.reference import parse_reference
+
+    reference = parse_reference(image)
+    return reference.place, reference.version
+
+
+def _remove(client: docker.APIClient, image: str) -> None:
+    """Remove an image; one that is not there is none to remove."""
+    import docker.errors
+
+    try:
+        client.remove_image(image)
+    except docker.errors.APIError as error:
+        # Podman answers 500 for what is not there.
+        if error.status_code != 404 and "not known" not in str(error.explanation):
+            raise
+
+
+def _digest(client: docker.APIClient, image: str) -> str:
+    """The digest that the program keeps of an image; "" when it keeps none."""
+    import docker.errors
+
+    try:
+        names = client.inspect_image(image).get("RepoDigests") or [""]
+    except docker.errors.APIError:
+        return ""
+    return str(names[0]).partition("@")[2]
+
+
+def _tell(times: docker_pull.PullTimes, end_ns: int, directory: str | None, as_json: bool) -> None:
+    seconds = (end_ns - times.begin_ns) / 1e9
+    layers = [
+        {
+            "layer": layer.name,
+            "bytes": layer.size_bytes or None,
+            "download_s": layer.download_s,
+            "extract_s": layer.extract_s,
+            "present": layer.there,
+        }
+        for layer in times.layers.values()
+    ]
+    summary = {
+        "image": times.image,
+        "digest": times.digest,
+        "seconds": seconds,
+        "layers": layers,
+        "not_observed": times.not_observed,
+        "events": directory or events.default_directory(),
+    }
+    lines = [f"{times.image}: pulled in {seconds:.2f} s"]
+    for layer in times.layers.values():
+        parts = ["there already"] if layer.there else []
+        parts += [f"download {layer.download_s:.2f} s"] if layer.download_s is not None else []
+        parts += [f"extract {layer.extract_s:.2f} s"] if layer.extract_s is not None else []
+        lines.append(f"  {layer.name}: {', '.join(parts) or 'nothing told'}")
+    if times.not_observed:
+        lines.append(f"not observed: {', '.join(times.not_observed)}")
+    print_summary(summary, "\n".join(lines), as_json)

@@ -1,0 +1,1 @@
+"""What several commands have: options, sizes, progress, errors, lazy groups."""

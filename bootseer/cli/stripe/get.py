@@ -1,0 +1,54 @@
+"""`bootseer stripe get`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bootseer.cli.shared import progress, sizes
+from bootseer.cli.shared.options import echo_json, json_option, options_of, store_options
+from bootseer.cli.stripe.group import jobs_option, resume_option
+
+
+@click.command("get")
+@jobs_option("Requests at once. Default: what the store is read fastest with, up to 32.")
+@resume_option("Keep what an interrupted get of the same checkpoint left, after verifying it.")
+@store_options
+@json_option
+@click.argument("url")
+@click.argument("destination", metavar="DST", type=click.Path())
+def command(
+    url: str, destination: str, jobs: int | None, resume: bool, as_json: bool, **store: Any
+) -> int:
+    """Fetch the checkpoint or plain file URL into DST, verified.
+
+    A file becomes DST, or lies in it where DST is a folder. A directory checkpoint becomes the
+    folder DST, which must be new or empty. DST appears in one step when all of it has arrived.
+    """
+    from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
+    from bootseer.stripedfs.read.get import get_found
+    from bootseer.stripedfs.read.locate import locate
+
+    options = options_of(store)
+    settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
+    opened, found = locate(url, options)
+    try:
+        with Fetcher(settings) as fetcher, progress.bar(found.name) as shown:
+            report = get_found(opened, found, destination, fetcher, resume=resume, progress=shown)
+    finally:
+        opened.close()
+    if as_json:
+        echo_json(
+            {
+                "path": report.path,
+                "files": report.files,
+                "size_bytes": report.size_bytes,
+                "kept_bytes": report.kept_bytes,
+            }
+        )
+        return 0
+    kept = f", {sizes.shown(report.kept_bytes)} kept" if report.kept_bytes else ""
+    files = f", {report.files} files" if report.files != 1 else ""
+    click.echo(f"{report.path}: {sizes.shown(report.size_bytes)}{files}{kept}")
+    return 0

@@ -1,0 +1,29 @@
+"""`bootseer stripe rm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bootseer.cli.shared.options import options_of, store_options
+
+
+@click.command("rm")
+@click.option("--force", is_flag=True, help="Even while somebody is writing it.")
+@store_options
+@click.argument("url")
+def command(url: str, force: bool, **store: Any) -> int:
+    """Remove the striped checkpoint URL with all its versions.
+
+    Readers that have it open lose it. A plain file is never removed.
+    """
+    from bootseer.storage.store import open_object
+    from bootseer.stripedfs.write.gc import remove
+
+    opened, name = open_object(url, options_of(store))
+    try:
+        click.echo(f"{remove(opened, name, force=force)}: removed")
+    finally:
+        opened.close()
+    return 0
