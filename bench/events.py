@@ -14,8 +14,7 @@ from bench import harness
 from bootseer import events
 
 MEASURES = (
-    "bootseer/events/writer.py",
-    "bootseer/events/bootseer.sh",
+    "bootseer/events",
     "bench/events.py",
 )
 PROCESSES, APPENDS = 8, 5000

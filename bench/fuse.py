@@ -45,14 +45,14 @@ from bench import fuse_images, harness
 from bootseer.blocks.cache import present_index
 
 MEASURES = (
+    "bootseer/blockimage",
+    "bootseer/blocks",
     "bootseer/cli/image/mount.py",
     "bootseer/cli/stripe/mount.py",
     "bootseer/fuse",
-    "bootseer/blocks",
     "bootseer/imageprefetch",
     "bootseer/storage",
     "bootseer/stripedfs",
-    "bootseer/blockimage",
     "bench/fuse_images.py",
     "bench/fuse.py",
     "bench/fuse_peers.py",

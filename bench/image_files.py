@@ -39,12 +39,12 @@ from tools.podman import Podman
 from tools.registry import Registry
 
 MEASURES = (
-    "bootseer/imageprefetch",
-    "bootseer/entrypoint",
     "bootseer/cli/image/files/group*.py",
     "bootseer/cli/main.py",
     "bootseer/cli/program.py",
     "bootseer/cli/start*.py",
+    "bootseer/entrypoint",
+    "bootseer/imageprefetch",
     "tools/initimage",
     "bench/image_files.py",
     "bench/image_files_lazy.py",

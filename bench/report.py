@@ -21,8 +21,8 @@ from pathlib import Path
 from bench import generate, harness
 
 MEASURES = (
-    "bootseer/profiler",
     "bootseer/cli/report/report.py",
+    "bootseer/profiler",
     "bench/report.py",
     "bench/report_duckdb.py",
     "bench/generate.py",

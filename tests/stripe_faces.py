@@ -40,7 +40,7 @@ SMALL = WriteSettings(width=WIDTH, chunk_bytes=CHUNK)
 
 SERVER = """
 import dataclasses, json
-from bootseer.stripedfs import mounting
+from bootseer.stripedfs.mount import mount as mounting
 from bootseer.stripedfs.mount.settings import MountSettings
 from bootseer.stripedfs.write.write_settings import WriteSettings
 given = json.loads(sys.argv[1])

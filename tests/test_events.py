@@ -384,7 +384,7 @@ def test_the_resource_describes_rank_and_pod():
 
 
 def test_the_writer_works_as_one_copied_file(tmp_path):
-    shutil.copy(PACKAGE / "profiler" / "events.py", tmp_path / "events.py")
+    shutil.copy(PACKAGE / "events" / "writer.py", tmp_path / "events.py")
     code = "import events\nwith events.phase('a'): events.event('b')"
     subprocess.run(
         [sys.executable, "-S", "-E", "-c", f"import sys; sys.path[:0]=[{str(tmp_path)!r}]\n{code}"],

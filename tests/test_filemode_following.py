@@ -157,8 +157,8 @@ print(sorted(os.path.basename(f.path) for f in trace.files), trace.trace.starts)
 def test_the_lowest_priority_is_taken_by_this_thread_and_those_it_starts() -> None:
     code = """
 import os, threading
-from bootseer.imageprefetch.filemode import lowly
-lowly.go_idle()
+from bootseer.imageprefetch.filemode import rate_limit
+rate_limit.go_idle()
 found = []
 thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
 thread.start(); thread.join()

@@ -169,7 +169,7 @@ def test_a_plan_is_in_order_cut_and_bounded() -> None:
 def test_starts_of_a_node_merge_into_one_trace(tmp_path: Path) -> None:
     code = """
 import sys
-from bootseer.imageprefetch.filemode import format as filetraces
+from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode.file_trace_store import Keeper
 name = sys.argv[2]
 files = {name: filetraces.TracedFile(name, 5, 7)}

@@ -322,11 +322,11 @@ def test_a_bare_mount_imports_no_client_and_no_cache_before_it_is_there(
     code = f"""
 import os, sys
 from bootseer.cli import main
-from bootseer.imageprefetch import registry_helper
+from bootseer.imageprefetch.resolve import registry_helper
 helper = registry_helper.start
 def start(*words, **options):
     link = helper(*words, **options)
-    from bootseer.imageprefetch import worker
+    from bootseer.imageprefetch.mount import mount_worker as worker
     hand_over = worker.Worker._hand_over
     def noted(self, *about):
         with open({str(told)!r}, "w") as file:
@@ -372,11 +372,11 @@ def test_a_mounts_server_collects_garbage_once_the_image_is_there(
     code = f"""
 import gc, os, sys
 from bootseer.cli import main
-from bootseer.imageprefetch import registry_helper
+from bootseer.imageprefetch.resolve import registry_helper
 helper = registry_helper.start
 def start(*words, **options):
     link = helper(*words, **options)
-    from bootseer.imageprefetch import worker
+    from bootseer.imageprefetch.mount import mount_worker as worker
     made, go_on = worker.Worker.__init__, worker.Worker._go_on
     def note(what):
         with open({str(told)!r}, "a") as file:
@@ -434,8 +434,9 @@ from bootseer.cli import agent_server
 for name in agent_server.MODULES:
     __import__(name)
 before = set(sys.modules)
-from bootseer.cli import image_direct
-from bootseer.imageprefetch import registry_helper, worker
+from bootseer.cli.image import direct as image_direct
+from bootseer.imageprefetch.mount import mount_worker as worker
+from bootseer.imageprefetch.resolve import registry_helper
 hand_over = worker.Worker._hand_over
 def noted(self, *about):
     with open({str(told)!r}, "w") as file:
@@ -494,7 +495,7 @@ sys.exit(main())
 IGNORING = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-from bootseer.imageprefetch import registry_helper
+from bootseer.imageprefetch.resolve import registry_helper
 from bootseer.storage.options import StoreOptions
 link = registry_helper.start(
     "127.0.0.1:1/a/b:1", workload="", plain_http=True, options=StoreOptions

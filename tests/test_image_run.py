@@ -942,7 +942,7 @@ def test_what_breaks_inside_us_is_named_by_its_class(
     code = """
 import sys
 from bootseer.cli.image.outcome import tell_way
-from bootseer.imageprefetch import lazyrun
+from bootseer.imageprefetch.run import run_image as lazyrun
 from bootseer.imageprefetch.mount.mount import MountSettings
 def broken(_):
     raise KeyError("x")

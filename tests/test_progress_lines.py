@@ -81,7 +81,7 @@ def test_nobody_reads_it_and_the_transfer_ends_well(tmp_path: Path) -> None:
     """Its thread hung in that write; a command that ended in that moment hung as well."""
     code = (
         "import time\n"
-        "from bootseer.cli import progress\n"
+        "from bootseer.cli.shared import progress\n"
         "progress.TELL_EVERY_S = 0.001\n"
         "with progress.bar('x' * 2000):\n"
         "    open('begun', 'w').close()\n"

@@ -11,15 +11,21 @@ import pytest
 from wrapping import PACKAGE
 
 NAMES = ["__init__", "__main__", "cli/__init__", "cli/main", "cli/program", "cli/event"]
-NAMES += ["cli/start_guard", "entrypoint/bare", "entrypoint/replace", "readiness"]
-NAMES.append("proc_files")
-NAMES += [f"entrypoint/{name}" for name in ("__init__", "process", "run", "tap")]
+NAMES += ["cli/start_guard", "system/__init__", "system/readiness", "system/proc_files"]
 NAMES += [
-    f"profiler/{name}"
-    for name in ("__init__", "events", "resource", "collect/__init__", "collect/proc")
+    f"entrypoint/{name}"
+    for name in (
+        *("__init__", "exec_program", "output_tap", "run", "start_unconfigured"),
+        "transparent_child",
+    )
 ]
-NAMES += [f"profiler/collect/{name}" for name in ("importhook", "logrules", "matcher", "piplog")]
-NAMES += ["profiler/collect/logengine", "profiler/collect/loglines"]
+NAMES += [f"events/{name}" for name in ("__init__", "writer", "resource")]
+NAMES += ["profiler/__init__", "profiler/collect/__init__"]
+NAMES += [f"profiler/collect/{name}" for name in ("import_hook", "pip_log", "process_times")]
+NAMES += [
+    f"profiler/collect/log_rules/{name}"
+    for name in ("__init__", "engine", "lines", "matcher_process", "rules")
+]
 FILES = [PACKAGE / f"{name}.py" for name in NAMES]
 FILES += sorted((PACKAGE / "profiler" / "collect" / "inject").glob("*.py"))
 
@@ -55,6 +61,7 @@ def test_it_imports_only_its_own_set():
                     "bootseer.cli.shared.hand_parsed_help",
                 }
                 # These reach the rest on newer Pythons only, after a check.
-                late = {("main.py", "bootseer.cli"), ("start_guard.py", "bootseer.cli")}
+                late = {("start_guard.py", "bootseer.cli"), ("start_guard.py", "bootseer.config")}
+                late |= {("main.py", f"bootseer.cli{room}") for room in ("", ".deps", ".image")}
                 late |= {("start_guard.py", "bootseer.entrypoint")}
                 assert known or (file.name, name) in late, (file, name)

@@ -75,7 +75,7 @@ def test_event_command(tmp_path):
 @pytest.mark.debian("pypy3")
 def test_shipped_log_rules_load(tmp_path):
     code = (
-        "from bootseer.profiler.collect import logrules\n"
+        "from bootseer.profiler.collect.log_rules import rules as logrules\n"
         "print(*[f'{n}:{len(logrules.load(n))}' for n in logrules.shipped()])"
     )
     done = old_python("pypy3", "-c", code, events=tmp_path)

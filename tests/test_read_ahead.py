@@ -23,7 +23,8 @@ from bootseer.depsnap.shared_tree import tree
 # modules, and of those that came after what is read ahead.
 START = """
 import gc, json, sys
-from bootseer.cli import deps_direct, main, read_ahead
+from bootseer.cli import main, read_ahead
+from bootseer.cli.deps import direct as deps_direct
 early = {}
 ask_for = read_ahead.ask_for
 def note_and_ask(modules):
@@ -42,7 +43,8 @@ print(json.dumps(told))
 # tree is there, and when the helper knows all.
 MOUNT = """
 import os, sys
-from bootseer.cli import image_direct, read_ahead
+from bootseer.cli import read_ahead
+from bootseer.cli.image import direct as image_direct
 early, folder = {}, sys.argv[1]
 ask_for = read_ahead.ask_for
 def note_and_ask(modules):
@@ -57,7 +59,7 @@ def tell(who):
     import json
     with open(os.path.join(folder, who), "w") as file:
         json.dump(told, file)
-from bootseer.imageprefetch import registry_helper
+from bootseer.imageprefetch.resolve import registry_helper
 asked, start = registry_helper._Helper._asked, registry_helper.start
 def noted_asked(self):
     tell("helper")
@@ -65,7 +67,7 @@ def noted_asked(self):
 registry_helper._Helper._asked = noted_asked
 def noted_start(*words, **options):
     link = start(*words, **options)
-    from bootseer.imageprefetch import worker
+    from bootseer.imageprefetch.mount import mount_worker as worker
     hand_over = worker.Worker._hand_over
     def noted(self, *about):
         tell("server")

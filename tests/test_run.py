@@ -200,7 +200,7 @@ def test_events_that_cannot_be_written_are_not_the_jobs_business(tmp_path, place
 
 def test_variables_of_ours_that_do_not_fit_are_left_out():
     code = """
-from bootseer.entrypoint import process
+from bootseer.entrypoint import transparent_child as process
 script = ["/bin/sh", "-c", 'test -z "$OURS" && test -n "$THEIRS" && exit 4']
 child = process.start(script, {"THEIRS": "x"}, {"OURS": "x" * 200_000})
 raise SystemExit(child.wait().code)

@@ -166,7 +166,7 @@ def test_a_store_that_hangs_gives_an_error_in_time(web: Switched, tmp_path: Path
 
 MOUNTER = """
 from bootseer.errors import StoreUnavailableError
-from bootseer.stripedfs import mounting
+from bootseer.stripedfs.mount import mount as mounting
 from bootseer.stripedfs.mount.settings import MountSettings
 mounting.START_LIMIT_S = 1.0
 url, place, log = sys.argv[1:]
