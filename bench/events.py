@@ -21,7 +21,7 @@ PROCESSES, APPENDS = 8, 5000
 ATTRIBUTES = {"bootseer.source": "phase", "bootseer.bytes": 123456}
 APPENDER = """
 import sys
-from bootseer.profiler import events
+from bootseer import events
 writer = events.open_writer(sys.argv[1])
 for number in range(int(sys.argv[2])):
     writer.point("p", attributes={"number": number, "text": "x" * (number % 400)})

@@ -316,7 +316,7 @@ def test_a_full_disk_cuts_one_event_and_harms_no_other(tmp_path, shared):
 def append_all(target: str, processes: int, count: int) -> None:
     code = f"""
 import sys
-from bootseer.profiler import events
+from bootseer import events
 writer = events.open_writer({target!r})
 for i in range({count}): writer.point("p", attributes={{"i": i, "text": "z" * (i % 500)}})
 """

@@ -294,7 +294,7 @@ def test_a_denied_device_says_so(tmp_path: Path) -> None:
     os.mknod(node, 0o020600, os.makedev(10, 229))
     code = """
 from bootseer.errors import AccessDeniedError
-from bootseer.fuse import mount
+from bootseer.fuse.mount import mount
 mount.DEVICE = sys.argv[1]
 os.chmod(os.path.dirname(sys.argv[1]), 0o755)
 held = os.open(os.path.dirname(sys.argv[1]), os.O_PATH)

@@ -153,7 +153,7 @@ def test_a_copy_of_a_columns_file_counts_once(
 
 SCRIPT = """
 import os, signal, sys
-from bootseer.profiler.report import load as loading, readers
+from bootseer.profiler.report.load import load as loading, readers
 folder, deaths, least = sys.argv[1:]
 own, received = os.getpid(), []
 pack_file, of_pipes = loading._pack_file, readers._received

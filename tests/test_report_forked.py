@@ -13,7 +13,8 @@ from bench import generate
 SCRIPT = """
 import os, signal, sys
 from bootseer.profiler.render import json as render_json
-from bootseer.profiler.report import analysis, load as loading
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load import load as loading
 folder, mode = sys.argv[1:]
 own, find_held = os.getpid(), analysis._find_held
 calls = os.memfd_create("calls")
