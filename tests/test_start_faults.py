@@ -233,7 +233,8 @@ def test_a_part_that_failed_waits_for_no_thread_that_hangs() -> None:
     """Fault injection: the part is a fake whose thread hangs. The plain way waits for us."""
     part = (
         "import sys, threading, time\n"
-        "from bootseer.entrypoint import child\nfrom bootseer.entrypoint.parts import all_parts as parts\n"
+        "from bootseer.entrypoint import child\n"
+        "from bootseer.entrypoint.parts import all_parts as parts\n"
         "class Fake:\n"
         "    def run(self, *_):\n"
         "        threading.Thread(target=time.sleep, args=(600,)).start()\n"
