@@ -1,0 +1,158 @@
+"""Which modules run while a byte travels from a store to a reader: `python -m tools.byte_path`.
+
+An image of a real registry and a checkpoint of a real HDFS are mounted by the commands that users
+run. Then one cold block of each is read, and every module of bootseer of which a function runs in
+any process of the mount between request and reply is written down, in the order of first use.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+# A server is forked by the command, so it inherits the hook; `open` is 1 while the read goes on.
+HOOK = """
+import mmap, os, sys, threading
+folder = sys.argv.pop(1)
+open_now = mmap.mmap(os.open(folder + "/open", os.O_RDWR), 1)
+seen = set()
+def note(frame, event, arg):
+    if event == "call" and open_now[0]:
+        name = frame.f_globals.get("__name__", "")
+        if name not in seen and name.startswith("bootseer."):
+            seen.add(name)
+            # Opened each time: a server closes whatever descriptors it was given.
+            out = os.open(folder + "/modules", os.O_WRONLY | os.O_APPEND)
+            os.write(out, (name + chr(10)).encode())
+            os.close(out)
+threading.setprofile(note)
+sys.setprofile(note)
+from bootseer.cli.main import main
+sys.exit(main())
+"""
+SIZE_BYTES = 16 << 20
+PAGE_BYTES = 4096
+TIMEOUT_S = 120
+
+
+class Trace:
+    """The modules that run while `reading` is open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "open").write_bytes(b"\0")
+        (folder / "modules").touch()
+        with (folder / "open").open("r+b") as file:
+            self._open = mmap.mmap(file.fileno(), 1)
+
+    def bootseer(self, *words: str) -> None:
+        """Run a command of ours under the hook. Raises CalledProcessError."""
+        subprocess.run(
+            [sys.executable, "-c", HOOK, str(self.folder), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=TIMEOUT_S,
+        )
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        self._open[0] = 1
+        yield
+        self._open[0] = 0
+
+    def modules(self) -> list[str]:
+        return list(dict.fromkeys((self.folder / "modules").read_text().split()))
+
+
+def of_an_image(folder: Path) -> list[str]:
+    """The way of an image's byte, from a registry to a reader of `image mount`."""
+    from tools.images.layout import Image, Layer, write_layout
+    from tools.images.members import directory, file
+    from tools.registry import Registry
+
+    content = os.urandom(SIZE_BYTES)
+    image = Image([Layer([directory("d"), file("d/f", content)])], {"Cmd": ["/d/f"]})
+    trace, cache = Trace(folder / "trace"), str(folder / "cache")
+    with Registry(folder / "registry") as registry:
+        reference = registry.push(write_layout(folder / "layout", image).source, "lab/bytes", "1")
+        _bootseer("image", "build", "--plain-http", "--cache", cache, reference)
+        shutil.rmtree(cache)
+        target = folder / "tree"
+        target.mkdir()
+        quiet = ["--no-fill", "--no-record", "--plain-http", "--cache", cache]
+        runtime = ["--runtime", str(folder / "run")]
+        trace.bootseer("image", "mount", *quiet, *runtime, reference, str(target))
+        try:
+            _read_cold(trace, target / "d" / "f", content)
+        finally:
+            _bootseer("image", "umount", *runtime, str(target))
+    return trace.modules()
+
+
+def of_a_checkpoint(folder: Path) -> list[str]:
+    """The way of a checkpoint's byte, from WebHDFS to a reader of `stripe mount`."""
+    from tools.hdfs.cluster import Cluster
+
+    content = os.urandom(SIZE_BYTES)
+    (folder / "file").write_bytes(content)
+    trace, target = Trace(folder / "trace"), folder / "tree"
+    target.mkdir()
+    with Cluster(folder / "hdfs", datanodes=1) as cluster:
+        url = f"webhdfs://{cluster.http_addresses[0]}/bytes"
+        _bootseer("stripe", "put", str(folder / "file"), f"{url}/file")
+        trace.bootseer("stripe", "mount", url, str(target))
+        try:
+            _read_cold(trace, target / "file", content)
+        finally:
+            _bootseer("stripe", "umount", str(target))
+    return trace.modules()
+
+
+def _read_cold(trace: Trace, path: Path, content: bytes) -> None:
+    """Read a block that nothing has touched; look-up, open and connecting are not on its way."""
+    first, measured = SIZE_BYTES // 4, 3 * SIZE_BYTES // 4
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.pread(descriptor, PAGE_BYTES, first)
+        time.sleep(1.0)  # what follows a mount and a first read has ended by then
+        with trace.reading():
+            data = os.pread(descriptor, PAGE_BYTES, measured)
+    finally:
+        os.close(descriptor)
+    assert data == content[measured : measured + PAGE_BYTES]
+
+
+def _bootseer(*words: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "bootseer", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    ways = {"image": of_an_image, "checkpoint": of_a_checkpoint}
+    with tempfile.TemporaryDirectory(prefix="bytes-") as scratch:
+        for name in words or ways:
+            folder = Path(scratch, name)
+            folder.mkdir()
+            modules = ways[name](folder)
+            print(json.dumps({"way": name, "count": len(modules), "modules": modules}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
