@@ -17,7 +17,7 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 from waiting import until
 
-from bootseer.cli import agent_server
+from bootseer.agent import server
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import mount as mounting
@@ -168,7 +168,7 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
 
     def mount() -> None:
         os.dup2(writable, 1)
-        agent_server._mount(settings)
+        server._mount(settings)
 
     with pytest.raises(StoreUnavailableError, match="Broken pipe"):
         daemon.in_a_child(mount)

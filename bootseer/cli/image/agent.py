@@ -19,6 +19,6 @@ from bootseer.cli.image.options import runtime_option
 )
 @runtime_option
 def command(runtime: str) -> None:
-    from bootseer.cli import agent_server
+    from bootseer.agent import server
 
-    agent_server.serve(runtime)
+    server.serve(runtime)

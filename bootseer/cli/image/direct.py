@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from bootseer.cli import agent_client
+from bootseer.agent import client
 from bootseer.cli.image import words as image_words
 
 TYPE_CHECKING = False
@@ -56,7 +56,7 @@ def _guarded(body: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         if sys.stderr is not None:
             sys.stderr.write("\n")
-        return agent_client.INTERRUPTED
+        return client.INTERRUPTED
     except (BootseerError, OSError) as error:
         from bootseer.cli.shared import failures
 
@@ -87,7 +87,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     """`image run`: `given` are fields of `MountSettings`; podman's options, a command."""
     begun_s = time.monotonic()
     helper = None
-    if not agent_client.stands_by(given.get("runtime", "")):
+    if not client.stands_by(given.get("runtime", "")):
         helper = _helper(given, None, hurried=True)
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount.mount import MountSettings
@@ -140,8 +140,8 @@ def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
     readable, writable = os.pipe()
     with open(readable, "rb") as told:
         try:
-            asked = [*agent_client.MOUNTING, mounting.encoded(settings), *place]
-            code = agent_client.ask(asked, output=writable)
+            asked = [*client.MOUNTING, mounting.encoded(settings), *place]
+            code = client.ask(asked, output=writable)
         finally:
             os.close(writable)
         if code is None:

@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 
-from bootseer.cli.agent_client import INTERRUPTED, MOUNTING, REFUSED, SOCKET, parse
+from bootseer.agent.client import INTERRUPTED, MOUNTING, REFUSED, SOCKET, parse
 from bootseer.errors import BusyError, from_os_error
 from bootseer.system.readiness import readable
 
