@@ -17,11 +17,10 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 from waiting import until
 
-from bootseer.agent import server
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import mount as mounting
-from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount import mount_task, server_registry
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -168,7 +167,7 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
 
     def mount() -> None:
         os.dup2(writable, 1)
-        server._mount(settings)
+        mount_task.main([*mount_task.NAME.split(), settings])
 
     with pytest.raises(StoreUnavailableError, match="Broken pipe"):
         daemon.in_a_child(mount)

@@ -230,7 +230,7 @@ def test_somebody_elses_agent_is_told_nothing(tmp_path: Path) -> None:
         listening.listen()
         listening.setblocking(False)
         os.chown(path, 65534, 65534)
-        assert client.ask(["image", "mount", "--runtime", str(tmp_path)]) is None
+        assert client.run_command(["image", "mount", "--runtime", str(tmp_path)]) is None
         with pytest.raises(BlockingIOError):
             listening.accept()
 

@@ -430,8 +430,8 @@ def test_an_agent_has_imported_all_that_a_mount_of_its_own_needs(
     directory.mkdir()
     code = f"""
 import sys
-from bootseer.agent import server
-for name in server.MODULES:
+from bootseer.cli.image import agent
+for name in agent.MODULES:
     __import__(name)
 before = set(sys.modules)
 from bootseer.cli.image import direct as image_direct

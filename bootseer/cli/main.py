@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     if args[:2] in (["image", "mount"], ["image", "umount"]):
         from bootseer.agent import client
 
-        answered = client.command(args)
+        answered = client.run_command(args)
         if answered is not None:
             return answered
     if args[:2] in (["image", "mount"], ["image", "run"]):
