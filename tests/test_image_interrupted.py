@@ -175,6 +175,25 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
     assert lab.mounts.gone()
 
 
+SNAPSHOTTER = """
+import sys
+from bootseer.imageprefetch.mount.mount import decoded
+from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
+MountHelper().mount(decoded(sys.argv[1]))
+"""
+
+
+def test_a_killed_snapshotters_mount_is_taken_back(lab: Lab) -> None:
+    settings = mounting.encoded(lab.mounts.settings(lab.image.ref))
+    with server_registry.bringing_up(str(lab.mounts.runtime), lab.image.digest):
+        child = subprocess.Popen([sys.executable, "-c", SNAPSHOTTER, settings])
+        until(lambda: len(lab.mounts.processes()) >= SERVED)
+        child.kill()
+        child.wait()
+        until(lambda: len(lab.mounts.processes()) < SERVED, "the end of the mount")
+    assert lab.mounts.gone()
+
+
 def test_a_recorded_start_that_is_ended_before_it_began_leaves_nothing(lab: Lab) -> None:
     lab.interrupted("record", signal.SIGTERM)
     assert lab.mounts.gone()

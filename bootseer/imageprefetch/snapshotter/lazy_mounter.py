@@ -14,7 +14,7 @@ from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.mount import MountSettings
 from bootseer.imageprefetch.snapshotter import layer_unpacker
-from bootseer.imageprefetch.snapshotter.mount_helper import Helper
+from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
 from bootseer.imageprefetch.snapshotter.types import Image
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
@@ -56,10 +56,10 @@ class BlockImageMounter:
         stall_s = min(settings.options.stall_s, PULL_STALL_S)
         self._hurried = dataclasses.replace(settings.options, stall_s=stall_s)
         self._runtime = settings.runtime or default_runtime()
-        self._helper = Helper(settings.events_dir)
+        self._helper = MountHelper(settings.events_dir)
 
     def __enter__(self) -> BlockImageMounter:
-        self._helper.start()
+        self._helper.server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,7 +67,7 @@ class BlockImageMounter:
 
     def close(self) -> None:
         """Mounts stay."""
-        self._helper.close()
+        self._helper.server.close()
 
     def find(self, reference: str, digest: str) -> Image:
         """One request, for the manifest. Raises what the registry raises."""
