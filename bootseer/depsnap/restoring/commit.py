@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from bootseer.atomic import replace_file
 from bootseer.depsnap.model import Recovery, absolute
 from bootseer.depsnap.restoring import merge, staging
 from bootseer.depsnap.restoring.journal import Switch
@@ -247,17 +248,7 @@ def _rename(folder: str, old: str, new: str) -> None:
 
 
 def _write_json(path: str, document: object) -> None:
-    temporary = f"{path}.tmp"
-    data = json.dumps(document).encode("ascii")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(temporary, path)
+    replace_file(path, json.dumps(document).encode("ascii"), mode=0o600)
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
