@@ -23,7 +23,7 @@ from waiting import until
 from web_fakes import Request, head
 
 from bootseer.blockimage import artifact
-from bootseer.cli import root
+from bootseer.cli import image_outcome, root
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch import lazyrun, podmanwords
 from bootseer.imageprefetch.building import BuildSettings, build_image
@@ -953,6 +953,19 @@ sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), tell_way, broken))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, ""), done.stderr
     assert done.stderr == "bootseer: podman pulls the image: KeyError: 'x'\n"
+
+
+@pytest.mark.parametrize("way", ["full", "closed", "none"])
+def test_what_cannot_be_said_ends_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that is there is none the less, and a container's faults are still followed."""
+    stream = open("/dev/full", "w")  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr(sys, "stderr", None if way == "none" else stream)
+    with contextlib.suppress(OSError):
+        if way == "closed":
+            stream.close()
+    image_outcome.complain("a read failed")
+    with contextlib.suppress(OSError):
+        stream.close()
 
 
 @pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])
