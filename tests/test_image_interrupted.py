@@ -21,6 +21,7 @@ from bootseer.cli import agent_server
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse import background
 from bootseer.imageprefetch import mounting, runtime
+from bootseer.imageprefetch.snapshotter import helper
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -172,6 +173,59 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
     with pytest.raises(StoreUnavailableError, match="Broken pipe"):
         background.in_a_child(mount)
     os.close(writable)
+    assert lab.mounts.gone()
+
+
+SNAPSHOTTER = """
+import sys
+from bootseer.imageprefetch.mounting import decoded
+from bootseer.imageprefetch.snapshotter.helper import Helper
+Helper().mount(decoded(sys.argv[1]))
+"""
+
+
+def test_a_killed_snapshotters_mount_is_taken_back(lab: Lab) -> None:
+    settings = mounting.encoded(lab.mounts.settings(lab.image.ref))
+    with runtime.bringing_up(str(lab.mounts.runtime), lab.image.digest):
+        child = subprocess.Popen([sys.executable, "-c", SNAPSHOTTER, settings])
+        until(lambda: len(lab.mounts.processes()) >= SERVED)
+        child.kill()
+        child.wait()
+        until(lambda: len(lab.mounts.processes()) < SERVED, "the end of the mount")
+    assert lab.mounts.gone()
+
+
+def test_so_is_one_that_was_just_made(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    settings = mounting.encoded(lab.mounts.settings(lab.image.ref)).encode()
+    monkeypatch.setattr(helper, "_heed_hang_up", lambda _: None)  # as if it went only then
+    requests = socket.socket()
+    with requests, pytest.raises(StoreUnavailableError, match="looking failed"):  # nobody is told
+        background.in_a_child(lambda: helper._mount_and_exit(requests, settings, writable))
+    os.close(writable)
+    assert lab.mounts.gone()
+
+
+def test_one_that_was_heard_of_stays(lab: Lab) -> None:
+    settings = lab.mounts.settings(lab.image.ref)
+    requests, write = socket.socket(), os.write
+
+    def mount() -> None:
+        told, tell = os.pipe()
+
+        def heard(fd: int, data: bytes) -> int:
+            count = write(fd, data)
+            if fd == tell:
+                os.close(told)
+            return count
+
+        os.write = heard  # in this child
+        helper._mount_and_exit(requests, mounting.encoded(settings).encode(), tell)
+
+    with requests, pytest.raises(StoreUnavailableError, match="looking failed"):
+        background.in_a_child(mount)
+    mounting.umount(settings.directory, runtime_dir=settings.runtime)  # it is there
     assert lab.mounts.gone()
 
 

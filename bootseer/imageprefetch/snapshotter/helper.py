@@ -2,13 +2,15 @@
 
 Requests come as datagrams with a pipe for the answer; each is done by a forked child, so they run
 side by side and what they import was imported before. When the snapshotter ends, however it does,
-the helper reads the end of its socket and ends too; what it mounted is served on.
+the helper reads the end of its socket and ends too; what it mounted is served on, and what is
+still under way, of which no successor would know, is taken back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -148,13 +150,36 @@ def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
+        made = False
         try:
-            answer = dataclasses.asdict(mounting.mount(mounting.decoded(request)))
-        except BaseException as error:  # the border: this child ends here, who asked hears why
-            answer = background.packed(error)
-        os.write(fd, json.dumps(answer).encode() + b"\n")
+            try:
+                _heed_hang_up(fd)
+                wanted = mounting.absolute(mounting.decoded(request))
+                answer = dataclasses.asdict(mounting.mount(wanted))
+                made = True
+            except BaseException as error:  # the border: this child ends here, who asked hears why
+                answer = background.packed(error)
+            signal.signal(signal.SIGIO, signal.SIG_IGN)  # who has read the answer may go
+            os.write(fd, json.dumps(answer).encode() + b"\n")
+        except BaseException:  # nobody was told
+            if made:
+                mounting.umount(wanted.directory, lazily=True, runtime_dir=wanted.runtime)
     finally:
         os._exit(0)
+
+
+def _heed_hang_up(tell: int) -> None:
+    """Who asked is gone, and nobody reads the pipe: that interrupts us, once."""
+
+    def look(*_: object) -> None:
+        if readable(tell, timeout_s=0):  # broken
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(tell, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(tell, fcntl.F_SETFL, fcntl.fcntl(tell, fcntl.F_GETFL) | os.O_ASYNC)
+    look()  # it may have gone before we listened
 
 
 def main() -> None:
