@@ -94,9 +94,15 @@ class Lab:
         ):
             try:
                 until((self.mounts.runtime / "images/agent.sock").exists)
+                self.agent_pid = agent.pid
                 yield said
             finally:
                 agent.terminate()
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
 
 
 @pytest.fixture
@@ -226,6 +232,19 @@ def test_one_that_was_heard_of_stays(lab: Lab) -> None:
     with requests, pytest.raises(StoreUnavailableError, match="looking failed"):
         background.in_a_child(mount)
     mounting.umount(settings.directory, runtime_dir=settings.runtime)  # it is there
+    assert lab.mounts.gone()
+
+
+def test_an_interrupt_of_the_agents_process_is_one_of_the_command(lab: Lab) -> None:
+    """As ^C is in the terminal that the agent runs in."""
+    with lab.agent():
+        with runtime.bringing_up(str(lab.mounts.runtime), lab.image.digest):
+            child = lab.start("mount")
+            until(lambda: len(lab.mounts.processes()) >= SERVED)
+            for task in children(lab.agent_pid):
+                os.kill(task, signal.SIGINT)
+            out, error = child.communicate(timeout=60)
+        assert (child.returncode, out, error.strip()) == (CODES[signal.SIGINT], "", "")
     assert lab.mounts.gone()
 
 

@@ -139,8 +139,9 @@ def _handle(link: socket.socket, namespace: str, ours: tuple[int, int]) -> None:
         for fd in ours:  # or a mount's server would hold our place when we have ended
             os.close(fd)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a process of its own
         code = _run(link, namespace)
     except (KeyboardInterrupt, SystemExit, BrokenPipeError):  # nobody is there to hear of it
         code = INTERRUPTED
