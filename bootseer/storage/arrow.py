@@ -205,7 +205,8 @@ class ArrowStore(RenamingStore):
             raise BusyError(f"cannot {what}: that name is taken; choose another")
         if not folder and not there.is_file and self.call(what, lambda: self._is_there(target)):
             raise UsageError(f"cannot {what}: a folder has that name; choose another")
-        self.move(source, target, what, overwrite=not folder)
+        if not self.move(source, target, what, overwrite=not folder):
+            raise BusyError(f"cannot {what}: that name is taken; choose another")
 
     def move(self, source: str, target: str, what: str, *, overwrite: bool) -> bool:
         """False when the target is there and may not be overwritten."""
@@ -213,7 +214,8 @@ class ArrowStore(RenamingStore):
         def once() -> bool:
             self._files.create_dir(target.rpartition("/")[0], recursive=True)
             if not overwrite and self._is_there(target):
-                return False
+                # The answer to a first try may have been lost: then the source is ours no more.
+                return not self._is_there(source)
             try:
                 self._files.move(source, target)
             except OSError:
