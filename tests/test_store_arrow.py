@@ -20,6 +20,7 @@ from bootseer.errors import (
     BusyError,
     NoSpaceError,
     NotSupportedError,
+    StoreUnavailableError,
 )
 from bootseer.storage.arrow import ArrowStore
 from bootseer.storage.arrow_writer import mapped
@@ -162,3 +163,11 @@ def test_a_move_is_done_though_its_answer_came_too_late(
     waits_s.append(2.0)
     assert store.create("y", b"2")
     assert not waits_s
+
+
+def test_a_local_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "files")
+    with pytest.raises(StoreUnavailableError, match="read /proc/self/mem"):
+        store.create_from_file("x", "/proc/self/mem")
+    assert not list(store.list(""))
+    assert not list(store.temporaries(""))
