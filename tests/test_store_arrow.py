@@ -25,6 +25,7 @@ from bootseer.errors import (
 from bootseer.storage.arrow import ArrowStore
 from bootseer.storage.arrow_writer import mapped
 from bootseer.storage.base import Store, open_store
+from bootseer.storage.hdfs import HdfsStore
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 
@@ -171,3 +172,23 @@ def test_a_local_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path) ->
         store.create_from_file("x", "/proc/self/mem")
     assert not list(store.list(""))
     assert not list(store.temporaries(""))
+
+
+@pytest.mark.parametrize("backend", ["arrow", "native"])
+def test_a_range_is_asked_for_again_while_the_cluster_is_away(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path) if backend == "arrow" else HdfsStore("hdfs://127.0.0.1:1/")
+    asked = []
+
+    def failing_once(name: str, offset: int, buffers: Any, attempt: Any) -> None:
+        asked.append(attempt)
+        if len(asked) == 1:
+            raise StoreUnavailableError("nobody answers")
+        buffers[0][:] = b"12"
+
+    monkeypatch.setattr(store, "read_scatter", failing_once)
+    buffer = bytearray(2)
+    store.read_range("x", 1, buffer)
+    assert bytes(buffer) == b"12"
+    assert asked[0] is not asked[1]

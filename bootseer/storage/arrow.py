@@ -113,8 +113,11 @@ class ArrowStore(RenamingStore):
         return None
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
-        attempt = Attempt(stall_s=self._options.stall_s)
-        self.read_scatter(name, offset, [memoryview(buffer).cast("B")], attempt)
+        view, stall_s = memoryview(buffer).cast("B"), self._options.stall_s
+        retrying(
+            lambda: self.read_scatter(name, offset, [view], Attempt(stall_s=stall_s)),
+            retry_s=self._options.retry_s,
+        )
 
     def read_scatter(
         self,
