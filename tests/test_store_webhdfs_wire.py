@@ -114,6 +114,19 @@ def test_live_datanodes_leave_out_those_that_go() -> None:
     assert wire.live_datanodes({"beans": []}, tls=False) == []
 
 
+@pytest.mark.parametrize("text", ["[]", "null", "3", '"a:1"', "{", '[{"infoAddr": "a:80"}]'])
+def test_a_page_of_live_nodes_that_is_no_object(text: str) -> None:
+    found = {"beans": [{"LiveNodes": text}]}
+    assert wire.live_datanodes(found, tls=False) == []
+    assert wire.room_left(found) is None
+
+
+def test_a_live_node_that_is_no_object() -> None:
+    found = {"beans": [{"LiveNodes": '{"a:1": null, "b:1": {"infoAddr": "10.0.0.2:80"}}'}]}
+    assert wire.live_datanodes(found, tls=False) == [("b:80", "b:1")]
+    assert wire.room_left(found) is None
+
+
 def ask(request: Request) -> dict[str, str]:
     return {k: v[0] for k, v in parse_qs(urlsplit(request.target).query).items()}
 
