@@ -14,6 +14,7 @@ from web_fakes import FakeServer, Request, head
 
 from bootseer import errors
 from bootseer.storage import webhdfs_wire as wire
+from bootseer.storage import webhdfs_write
 from bootseer.storage.answers import Origin, Target
 from bootseer.storage.attempt import Attempt
 from bootseer.storage.base import Placed, open_store
@@ -323,4 +324,26 @@ def test_a_wait_that_hadoop_asks_for_is_kept(whose: str) -> None:
         with pytest.raises(errors.StoreUnavailableError, match="RetriableException") as caught:
             store.read_scatter("x", 0, [memoryview(bytearray(100))], Attempt())
         assert caught.value.retry_after_s == 7
+        store.close()
+
+
+def test_a_refusal_that_comes_after_the_data_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAKE of a DataNode too slow for the wait before the data: what it says then is told."""
+
+    def refuse(fake: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if request.method == "GET":
+            sock.sendall(head("404 No", Content_Length=0))
+        elif ask(request)["op"] == "CREATE" and "go" not in ask(request):
+            to = f"http://{fake.authority}{request.target}&go=1"
+            sock.sendall(head("307 Away", Location=to, Content_Length=0))
+        else:
+            sock.sendall(head("403 No", Content_Length=0))
+        return True
+
+    monkeypatch.setattr(webhdfs_write, "GO_AHEAD_S", 0.0)
+    with FakeServer(refuse) as server:
+        store = open_store(f"webhdfs://{server.authority}/d", ONCE)
+        with pytest.raises(errors.AccessDeniedError):
+            store.create("x", b"data" * 1000)
+        assert [r.method for r in server.requests if "go" in ask(r)] == ["PUT"]
         store.close()
