@@ -24,7 +24,7 @@ from web_fakes import Request, head
 
 from bootseer.blockimage import artifact
 from bootseer.cli import image_outcome, root
-from bootseer.errors import NotSupportedError, UsageError
+from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.imageprefetch import lazyrun, podmanwords
 from bootseer.imageprefetch.building import BuildSettings, build_image
 from bootseer.imageprefetch.mounting import MountSettings
@@ -1075,6 +1075,14 @@ def test_a_container_is_stopped_by_the_images_own_signal() -> None:
     ):
         assert ("--stop-signal", "SIGRTMIN+3") in itertools.pairwise(words)
         assert words[-2:] == ["/t:O", "c"]
+
+
+@pytest.mark.parametrize("name", ["Env", "Entrypoint", "Cmd"])
+@pytest.mark.parametrize("value", ["A=b", {"A": "b"}])
+def test_what_should_be_a_list_is_not_taken_apart(name: str, value: object) -> None:
+    with pytest.raises(CorruptDataError, match="config is damaged"):
+        parse_config(json.dumps({"config": {name: value}}).encode())
+    assert parse_config(json.dumps({"config": {name: None}}).encode()) == ImageConfig()
 
 
 def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:
