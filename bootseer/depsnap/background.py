@@ -75,9 +75,9 @@ def _quiet(keep: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(_FIRST_OWN_FD):
         os.dup2(null, fd)
-    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.closerange(_FIRST_OWN_FD, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 0 else keep + 4096)
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
