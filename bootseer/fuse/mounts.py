@@ -53,7 +53,7 @@ class Mounted(NamedTuple):
 def parse_mountinfo(text: bytes) -> list[Mounted]:
     """Mounts in the order of mounting, so that the last one at a target is the visible one."""
     found = []
-    for line in text.splitlines():
+    for line in text.split(b"\n"):  # a carriage return may stand in a name
         left, _, right = line.partition(b" - ")
         fields, (kind, _, rest) = left.split(b" "), right.partition(b" ")
         if len(fields) > 4:
