@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
+import signal
 from pathlib import Path
 
 from bootseer.depsnap import background
 from bootseer.fork import fork
+from bootseer.readiness import readable
 
 
 def test_what_a_library_prints_goes_nowhere(tmp_path: Path) -> None:
@@ -28,3 +32,33 @@ def test_what_a_library_prints_goes_nowhere(tmp_path: Path) -> None:
     os.close(ready)
     os.waitpid(child, 0)
     assert path.read_bytes() == b"packed"
+
+
+def test_nothing_of_ours_stays_open_whatever_its_number() -> None:
+    """Who waits for the end of a pipe must not wait for the publication."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 10_000 if hard == resource.RLIM_INFINITY else min(hard, 10_000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    out, into = os.pipe()
+    ready, tell = os.pipe()
+    high = fcntl.fcntl(into, fcntl.F_DUPFD_CLOEXEC, most - 10)
+    child = fork()
+    if child == 0:
+        try:
+            background._quiet(tell)
+            os.write(tell, b"done")
+            signal.pause()
+        finally:
+            os._exit(0)
+    for descriptor in (tell, into, high):
+        os.close(descriptor)
+    try:
+        assert os.read(ready, 10) == b"done"
+        assert readable(out, timeout_s=10)
+        assert os.read(out, 1) == b""
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(ready)
+        os.close(out)

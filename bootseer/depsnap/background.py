@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from bootseer.fork import fork
+from bootseer.fork import close_above, fork
 from bootseer.readiness import readable
 from bootseer.storage.base import Store
 from bootseer.storage.lease import Lease
@@ -76,7 +76,7 @@ def _quiet(keep: int) -> None:
     for fd in range(_FIRST_OWN_FD):
         os.dup2(null, fd)
     os.closerange(_FIRST_OWN_FD, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 0 else keep + 4096)
+    close_above(keep)
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine())
