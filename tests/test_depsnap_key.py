@@ -518,6 +518,7 @@ def test_secret_after_its_option() -> None:
         (f"x --my-password \\\n {SECRET}", "x --my-password \\\n ***"),
         (f"curl http://h/p?op=OPEN&delegation={SECRET}", "curl http://h/p?op=OPEN&delegation=***"),
         (f"PRIVATE_KEY={SECRET} pip install x", "PRIVATE_KEY=*** pip install x"),
+        (f"x --private-key={SECRET}", "x --private-key=***"),
     ],
 )
 def test_secrets_leave_scripts(script: str, shown: str) -> None:
@@ -536,6 +537,7 @@ def test_secrets_leave_scripts(script: str, shown: str) -> None:
         "pip --token 'six==1.16'",
         "x --auth basic --token-file f --tokenizer gpt2 --ask-password",
         "x --token && pip install six",
+        "npm install --always-auth left-pad; pip --skip-token torch --enable-token numpy --auth u",
         "x --token --user six",
         "ansible --private-key f.pem --use-delegation=true --path x",
     ],

@@ -166,6 +166,23 @@ def test_a_move_is_done_though_its_answer_came_too_late(
     assert not waits_s
 
 
+def test_who_moved_the_same_folder_first_is_not_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path / "files")
+    store.create("f/x", b"1")
+    twin, move = store_in(tmp_path / "files"), store.move
+
+    def outrun(*words: Any, **wishes: Any) -> bool:
+        twin.rename("f", "new")
+        return move(*words, **wishes)
+
+    monkeypatch.setattr(store, "move", outrun)
+    with pytest.raises(BusyError, match="taken"):
+        store.rename("f", "new")
+    assert [s.name for s in twin.list("new")] == ["new/x"]
+
+
 def test_a_local_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -> None:
     store = store_in(tmp_path / "files")
     with pytest.raises(StoreUnavailableError, match="read /proc/self/mem"):

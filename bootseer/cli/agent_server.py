@@ -151,7 +151,8 @@ def _handle(link: socket.socket, namespace: str, ours: tuple[int, int]) -> None:
             os.write(2, f"bootseer: the agent failed: {error!r}\n".encode())
     finally:
         try:
-            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            for number in (signal.SIGIO, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             _leave(link, code)
         finally:
             os._exit(0)

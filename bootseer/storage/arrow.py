@@ -213,12 +213,15 @@ class ArrowStore(RenamingStore):
 
     def move(self, source: str, target: str, what: str, *, overwrite: bool) -> bool:
         """False when the target is there and may not be overwritten."""
+        asked = False
 
         def once() -> bool:
+            nonlocal asked
             self._files.create_dir(target.rpartition("/")[0], recursive=True)
             if not overwrite and self._is_there(target):
-                # The answer to a first try may have been lost: then the source is ours no more.
-                return not self._is_there(source)
+                # The answer to a first try may have been lost: then the source is there no more.
+                return asked and not self._is_there(source)
+            asked = True
             try:
                 self._files.move(source, target)
             except OSError:

@@ -25,8 +25,9 @@ _SECRET_NAME = (
     r"|awsaccesskeyid|googleaccessid|expires|policy|key-pair-id|[\w.-]*token|x-(amz|goog)-[\w-]+"
 )
 _SECRET_TEXT = (
-    r"(?i)(delegation|[\w-]*(?:token|signature|credential|(?:api|access|private|secret)[_-]?key)|sig"
-    r"|passw(?:or)?d|secret|(?<![a-z])(?:auth|pat))(=|%3d)[^\s&\"'<>,;)\]]+"
+    r"(?i)(delegation|sig|passw(?:or)?d|secret|(?<![a-z])(?:auth|pat)"
+    r"|(?<![\w-])[\w-]*(?:token|signature|credential|(?:api|access|private|secret)[_-]?key))"
+    r"(=|%3d)[^\s&\"'<>,;)\]]+"
 )
 # Up to the last `@`: a password may hold one.
 _USER_TEXT = r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@?#]+@(?:[^/\s@?#'\"<>]*@)*"

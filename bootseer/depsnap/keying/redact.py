@@ -24,7 +24,8 @@ _URL_USER = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"@]*(?:@[^/\s'\"@]*)*
 # `tokenizers==0.19` and `tiktoken = "^0.7"` are packages: what decides an install must stay.
 _NO_VERSION = r"(?!=|['\"]?[\^~<>=! ]*\d+(?:\.[\w*]+)+)"
 _NAMED = (
-    rf"(?im)(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key)(?==))(?P<mark>=)"
+    rf"(?im)(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|(?:[\w-]*[_-])?private-key|sig"
+    r"|key)(?==))(?P<mark>=)"
     rf"{_NO_VERSION}(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
 )
 _HEADER = (
@@ -43,9 +44,10 @@ _SHAPED = (
 _SECRET_OPTION = rf"(?i)--(?:{SECRET_NAME})"
 # In a script, what follows may be another command, a variable, or a requirement after a flag.
 _OPTION_VALUE = (
-    r"(?i)(?P<name>(?:^|(?<=[\s'\"(]))--(?!(?:no|use|with|without|ask)-)(?:[\w-]*[_-])?"
-    r"(?:token|secret|passw(?:or)?d|credential|signature|(?:api|access)[_-]?key|auth|pat)"
-    r"(?:[ \t]|\\\n)+)(?!['\"]?(?:\$|[\w.\[\]-]+[=~<>!]=\d|(?:basic|bearer|digest|none)\b))"
+    r"(?i)(?P<name>(?:^|(?<=[\s'\"(]))--(?!(?:no|use|with|without|ask|skip|enable|disable|allow"
+    r"|require|always|print|show)-)(?:[\w-]*[_-])?"
+    r"(?:token|secret|passw(?:or)?d|credential|signature|(?:api|access)[_-]?key|pat)"
+    r"(?:[ \t]|\\\n)+)(?!['\"]?(?:\$|[\w.\[\]-]+[=~<>!]=\d))"
     r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"\\;&|<>()-][^\s'\";&|<>()]*)"
 )
 _SECRET_VARIABLE = (

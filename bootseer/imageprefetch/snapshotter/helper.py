@@ -155,8 +155,9 @@ def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
             try:
                 _heed_hang_up(fd)
                 wanted = mounting.absolute(mounting.decoded(request))
-                answer = dataclasses.asdict(mounting.mount(wanted))
+                mounted = mounting.mount(wanted)
                 made = True
+                answer = dataclasses.asdict(mounted)
             except BaseException as error:  # the border: this child ends here, who asked hears why
                 answer = background.packed(error)
             signal.signal(signal.SIGIO, signal.SIG_IGN)  # who has read the answer may go
