@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import harness
+from bench import harness, memory
 from bootseer.depsnap import scan
 from bootseer.depsnap.entries import RootDelta
 from bootseer.depsnap.format import archive
@@ -410,4 +410,5 @@ def case_names() -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with memory.kept():
+        raise SystemExit(main())
