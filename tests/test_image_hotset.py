@@ -123,11 +123,16 @@ def test_hot_sets_of_every_kind_are_packed(tree, tmp_path):
 
 
 def test_a_pack_is_kept_where_no_hard_links_are(tree, tmp_path, monkeypatch):
+    """Fault injected: a file system without hard links."""
+    refused = []
+
     def link(source, target):
+        refused.append(target)
         raise OSError(errno.EPERM, "no hard links here")
 
     monkeypatch.setattr(os, "link", link)
     made, _ = made_of(tree, tmp_path, tree.touched(("usr/lib/f03", 0, 5)))
+    assert made.pack_path in refused
     assert Path(made.pack_path).stat().st_mode & 0o777 == 0o644
     assert not list(Path(made.pack_path).parent.glob(".*"))
 

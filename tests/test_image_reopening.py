@@ -13,7 +13,7 @@ from bootseer.imageprefetch import reopening
 
 
 class Down:
-    """A resolver whose registry is down, and a front whose readers wait."""
+    """Fault injected: a resolver whose registry is down, and a front whose readers wait."""
 
     def __init__(self, error: Exception) -> None:
         self.look, self._error = self, error
