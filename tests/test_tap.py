@@ -12,6 +12,8 @@ import pytest
 from test_run import probe
 from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
 
+from bootseer.entrypoint import tap
+
 pytestmark = pytest.mark.slow
 
 RULES = """
@@ -243,3 +245,54 @@ def test_a_copy_that_cannot_be_left_behind_costs_no_exit_code(tmp_path, options)
     assert done.returncode == 0
     assert written.startswith(b"struck\n")
     assert named(tmp_path / "events", "job", "end")[0]["attributes"]["process.exit.code"] == 0
+
+
+def test_rules_that_cannot_be_loaded_cost_the_job_nothing(tmp_path, options):
+    """Injected: the module that reads the output cannot be imported."""
+    code = (
+        "import sys; sys.modules['bootseer.entrypoint.tap'] = None;"
+        "from bootseer.entrypoint import run; sys.exit(run.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options, "--", "sh", "-c", "echo x; exit 3"],
+        env=clean_env(BOOTSEER_EVENTS=str(tmp_path / "events")),
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"x\n", b"")
+    (point,) = named(tmp_path / "events", "log_rules", "point")
+    assert "cannot be read" in point["attributes"]["bootseer.reason"]
+
+
+@pytest.mark.parametrize("error", [PermissionError, ProcessLookupError])
+def test_a_command_that_may_not_be_told_of_a_size_goes_on(monkeypatch, error):
+    """Injected: a command of another user, or one that ended, when the terminal changes."""
+    seen = []
+
+    class Terminal:
+        terminal = True
+
+        def actions(self):
+            return []
+
+        def resize(self):
+            seen.append("resized")
+
+        def close_inner(self): ...
+
+    class Started:
+        pid = 1
+
+    def start(command, environ, added, actions, on_signal):
+        seen.append(on_signal)
+        return Started()
+
+    def refuse(pid, number):
+        seen.append(("refused", pid, number))
+        raise error
+
+    monkeypatch.setattr(tap.process, "start", start)
+    monkeypatch.setattr(os, "kill", refuse)
+    tap._start(["x"], {}, {}, [Terminal()])
+    assert seen[0](signal.SIGWINCH) is True
+    assert seen[1:] == ["resized", ("refused", 1, signal.SIGWINCH)]
