@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench import floors, harness, revisions
+from bench import floors, harness, memory, revisions
 
 NAMES = (
     "wrapper",
@@ -171,4 +171,5 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with memory.kept():
+        raise SystemExit(main())

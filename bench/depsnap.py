@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import harness
+from bench import harness, memory
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
@@ -403,4 +403,5 @@ def case_names() -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with memory.kept():
+        raise SystemExit(main())

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from bench import revisions
+from bench import memory, revisions
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "ours"
@@ -147,13 +147,14 @@ def ratios_of(cases: Sequence[Case]) -> list[Ratio]:
 
 def machine() -> dict[str, object]:
     """What the figures were measured on; no host name, no path."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpus": os.cpu_count(),
-        "memory_gib": round(memory / 2**30, 1),
+        "memory_gib": round(size_bytes / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "arch": platform.machine(),
+        "free_memory": "given back to the host" if memory.is_given_back() else "kept",
     }
 
 

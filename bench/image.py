@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import harness, image_hotsets, image_ours, image_peers, image_steady
+from bench import harness, image_hotsets, image_ours, image_peers, image_steady, memory
 from bench.image_lab import FREE, LINKS, WORK, Lab, Link, Start, lab, own_group
 from tools.images import real
 from tools.netlab import own_network
@@ -341,4 +341,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with memory.kept():
+        raise SystemExit(main())

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import harness, image_files_lazy
+from bench import harness, image_files_lazy, memory
 from bench.image_lab import MARK, WORK
 from tools.images import real
 from tools.initimage import __main__ as initimage
@@ -264,4 +264,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with memory.kept():
+        raise SystemExit(main())

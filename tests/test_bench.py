@@ -18,7 +18,17 @@ import pytest
 import wheelhouse
 
 from bench import __main__ as program
-from bench import depsnap, depsnap_commands, events, floors, fuse, harness, revisions, wrapper
+from bench import (
+    depsnap,
+    depsnap_commands,
+    events,
+    floors,
+    fuse,
+    harness,
+    memory,
+    revisions,
+    wrapper,
+)
 from bootseer.cli import read_ahead
 
 pytestmark = pytest.mark.slow
@@ -546,3 +556,18 @@ def test_the_results_page_is_current() -> None:
     made = program.results_page()
     fresh = [text.replace(program.STALE, "") for text in (page, made)]
     assert fresh[0] == fresh[1], "run `python -m bench results`"
+
+
+def test_free_memory_is_kept_and_let_go_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = tmp_path / "page_reporting_order"
+    monkeypatch.setattr(memory, "LEAST_ORDER", order)
+    with memory.kept():  # no host that asks for any
+        assert harness.machine()["free_memory"] == "kept"
+    assert not order.exists()
+    order.write_text("9\n")
+    assert harness.machine()["free_memory"] == "given back to the host"
+    with memory.kept():
+        assert harness.machine()["free_memory"] == "kept"
+    assert order.read_text() == "9\n"

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,10 @@ from bootseer.blocks.fetch.plan.request_plan import Piece
 from bootseer.blocks.fetch.records import Block, Copy, Group, Job
 from bootseer.blocks.fetch.scheduler import Board, Want
 from bootseer.blocks.fetch.workers import Engine
+from bootseer.blocks.source import memory_key
 from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Store
+from bootseer.storage.wrap import WrappedStore
 
 BLOCK = 4096
 SMALL = FetchSettings(memory_bytes=1 << 20, connections=8)
@@ -142,6 +145,80 @@ def test_files_that_came_and_went_take_no_room(tmp_path: Path, cached: bool):
     if cache is not None:
         assert cache.stopped == ""
         cache.close()
+
+
+class Halting(WrappedStore):
+    """A store whose requests wait before their bytes come, and before they return: injected."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.begun, self.go_on, self.came, self.end = (threading.Event() for _ in range(4))
+
+    def read_scatter(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        attempt: Attempt,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        self.inner.read_scatter(name, offset, buffers, attempt, filled)
+        self.came.set()
+        assert self.end.wait(60)
+
+
+def test_a_forgotten_object_is_closed_while_a_copy_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its last block goes just before a block arrives that two readers want."""
+    kept = make_source(tmp_path / "files", BLOCK)
+    other = make_source(tmp_path / "files", BLOCK, seed=1, key="")
+    kept.store = slow = Halting(kept.store)  # type: ignore[assignment]
+    other.store = shared = Halting(other.store)  # type: ignore[assignment]
+    shared.end.set()
+    with (
+        NodeCache(str(tmp_path / "cache"), 1 << 30) as cache,
+        Fetcher(SMALL, cache=cache) as fetcher,
+    ):
+        ticket = fetcher.prefetch(kept, 0, BLOCK)
+        assert slow.begun.wait(60)
+        board = fetcher._engine.board
+        (found,) = board.objects.values()
+        cached = found.cached
+        assert cached is not None
+        closed = threading.Event()
+        real_close = cached.close
+
+        def close() -> None:
+            closed.set()
+            real_close()
+
+        monkeypatch.setattr(cached, "close", close)
+        fetcher.forget(kept)
+        buffers = [bytearray(BLOCK), bytearray(100)]
+        readers = [
+            threading.Thread(target=fetcher.read_into, args=(other, 0, buffer), daemon=True)
+            for buffer in buffers
+        ]
+        readers[0].start()
+        assert shared.begun.wait(60)
+        readers[1].start()
+        block = board.objects[memory_key(other)].blocks[0]
+        until(lambda: len(block.waiters) == 2)
+        slow.go_on.set()
+        assert slow.came.wait(60)
+        shared.go_on.set()
+        for reader in readers:
+            reader.join(60)
+        slow.end.set()
+        assert ticket.wait(60)
+        assert [bytes(buffer) for buffer in buffers] == [
+            some_bytes(BLOCK, 1),
+            some_bytes(BLOCK, 1)[:100],
+        ]
+        assert closed.wait(10)
 
 
 def test_threads_open_many_files_at_once(tmp_path: Path):

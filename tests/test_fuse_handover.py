@@ -287,6 +287,25 @@ def test_what_serves_there_next_is_left_alone(tmp_path: Path) -> None:
     until(same_number, "a mount that has the number of the last")
 
 
+def test_who_takes_over_leaves_what_serves_there_next_alone(tmp_path: Path) -> None:
+    """A worker that looked for its mount by name found the one that was put there since."""
+    with supervised(tmp_path) as mount:
+        assert mount.says() == "ready"
+        with open(mount.where / "f", "rb", buffering=0) as file:
+            subprocess.run(["umount", "-l", mount.where], check=True)
+            with supervised(tmp_path) as again:
+                assert again.says() == "ready"
+                os.kill(mount.worker, signal.SIGKILL)
+                assert mount.says().startswith("dead")
+                assert mount.says().startswith("fault")
+                file.seek(4 * MIB)  # by the worker that took over
+                assert in_time(lambda: file.read(10)) == CONTENT[4 * MIB : 4 * MIB + 10]
+                mount.process.terminate()
+                assert mount.says() == "ended"
+                assert again.is_mounted()
+                assert in_time((again.where / "f").read_bytes) == CONTENT
+
+
 def line_of(mount: Supervised) -> list[str]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if f" {mount.where} " in line]

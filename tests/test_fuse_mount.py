@@ -57,6 +57,25 @@ def test_mountinfo_is_read_with_its_escapes() -> None:
     ]
 
 
+def test_a_carriage_return_in_a_mount_points_name_ends_no_line() -> None:
+    text = b"22 1 8:1 / / rw - ext4 /dev/sda rw\n90 22 0:57 / /a\rb rw - tmpfs none rw\n"
+    assert [mount.target for mount in parse_mountinfo(text)] == ["/", "/a\rb"]
+
+
+def test_a_process_may_have_any_name() -> None:
+    """Its name is the first line of /proc/self/status."""
+    script = """
+import os
+from bootseer.fuse import mount, mounts
+os.geteuid = lambda: 0
+with open("/proc/self/comm", "wb") as file:
+    file.write(b"d\\xc3\\xa9marrage-\\xff")
+assert isinstance(mounts.can_mount(), bool)
+assert isinstance(mount._no_new_privileges(), bool)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_what_a_path_leads_to_is_what_lies_uppermost() -> None:
     lines = ["30 7 0:1 / /", "31 30 0:2 / /a", "32 31 0:3 / /a/b", "33 32 0:4 / /a/b"]
     covering = ["34 31 0:5 / /a", "35 34 0:6 / /a/c"]

@@ -121,6 +121,57 @@ def test_a_newer_format_is_named_and_skipped(tmp_path, monkeypatch):
     assert "version 2" in problems[0].reason
 
 
+def test_a_newer_record_is_not_overwritten(tmp_path, monkeypatch):
+    monkeypatch.setattr(history_store, "FORMAT_VERSION", 2)
+    history_store.add(str(tmp_path), record())
+    monkeypatch.undo()
+    (kept,) = (tmp_path / "history" / name for name in names(tmp_path))
+    before = kept.read_bytes()
+    with pytest.raises(history_store.NewerRecordError, match="version 2"):
+        history_store.add(str(tmp_path), record())
+    assert kept.read_bytes() == before
+
+
+def test_a_newer_record_keeps_no_other_start_out(tmp_path, monkeypatch):
+    events, trace = tmp_path / "events", f"{1:032x}"
+    events.mkdir()
+    for number in range(3):
+        write_events(events / f"n-{number}-0.jsonl", f"{number + 1:032x}", [("job", 0, 10)])
+    monkeypatch.setattr(history_store, "FORMAT_VERSION", 2)
+    history_store.add(str(tmp_path), dataclasses.replace(record(), trace_id=trace))
+    monkeypatch.undo()
+    done = bootseer("history", "add", str(events), "--store", str(tmp_path))
+    assert (done.returncode, len(done.stdout.splitlines())) == (7, 2)
+    assert trace in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start_s": "soon"},
+        {"begin_unix_nano": "soon"},
+        {"event_count": "40"},
+        {"rank_count": None},
+        {"job": 7},
+        {"gpu_count": "8"},
+        {"nodes": [{"node": "a", "own_s": None}]},
+        {"node_phases": [{"node": "a", "phase": "p", "own_s": "1"}]},
+    ],
+)
+def test_columns_of_another_type_are_named_and_skipped(tmp_path, change):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    history_store.add(str(tmp_path), record())
+    (path,) = (tmp_path / "history" / name for name in names(tmp_path))
+    (row,) = pq.ParquetFile(path).read().to_pylist()
+    pq.write_table(pa.Table.from_pylist([row | change]), path)
+    records, problems = history_store.read_all(str(tmp_path))
+    assert (records, [p.path for p in problems]) == ([], [str(path)])
+    assert "columns do not match the format" in problems[0].reason
+    assert bootseer("history", "report", "--store", str(tmp_path)).returncode == 0
+
+
 def test_foreign_parquet_is_named_and_skipped(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,6 +137,25 @@ def test_it_ends_where_the_cache_takes_no_more(source: FileSource, cache: NodeCa
     assert len(fetcher.asked) == fill_module.FAULTS
     assert said == ["filling the cache ends: it takes no more of this image"]
     assert not fill.done.is_set()
+
+
+def test_without_locks_it_fills_beside_other_servers(
+    source: FileSource, cache: NodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault injected: a file system that has no locks."""
+    monkeypatch.setattr(fill_module, "STORED_S", 0.3)
+
+    def refused(_fd: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    locks = SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB, flock=refused)
+    monkeypatch.setattr(fill_module, "fcntl", locks)
+    with cache.open(source) as cached:
+        fill, _ = a_fill(source, cache, FillSettings(quiet_s=0, lock=str(tmp_path / "lock")))
+        fill._fetcher = Storing(cached, 0.0, set())  # type: ignore[assignment]
+        fill.run(lambda _: None, lambda: True)
+        assert cached.missing(0, 64) == []
+    assert fill.done.is_set()
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,14 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 from waiting import until
 
+from bootseer.agent import fork_server
+from bootseer.agent.protocol import send_request
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import mount_task, server_registry
+from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.snapshotter import mount_helper
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -93,9 +97,15 @@ class Lab:
         ):
             try:
                 until((self.mounts.runtime / "images/agent.sock").exists)
+                self.agent_pid = agent.pid
                 yield said
             finally:
                 agent.terminate()
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
 
 
 @pytest.fixture
@@ -191,6 +201,62 @@ def test_a_killed_snapshotters_mount_is_taken_back(lab: Lab) -> None:
         child.kill()
         child.wait()
         until(lambda: len(lab.mounts.processes()) < SERVED, "the end of the mount")
+    assert lab.mounts.gone()
+
+
+def test_so_is_one_that_was_just_made(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    settings = lab.mounts.settings(lab.image.ref)
+    monkeypatch.setattr(fork_server, "_interrupt_on_hang_up", lambda _: None)  # it goes only then
+    client, link = socket.socketpair()
+    with client, link:
+        request_mount(client, settings, writable)
+        with pytest.raises(StoreUnavailableError, match="looking failed"):
+            daemon.in_a_child(lambda: answer_request(link))
+    os.close(writable)
+    assert lab.mounts.gone()
+
+
+def test_one_that_was_heard_of_stays(lab: Lab) -> None:
+    settings = lab.mounts.settings(lab.image.ref)
+    client, theirs = socket.socketpair()
+
+    class Link(socket.socket):
+        def sendall(self, data: bytes) -> None:  # type: ignore[override]
+            super().sendall(data)
+            client.close()
+
+    with Link(fileno=theirs.detach()) as link, open(os.devnull, "wb") as null:
+        request_mount(client, settings, null.fileno())
+        with pytest.raises(StoreUnavailableError, match="looking failed"):
+            daemon.in_a_child(lambda: answer_request(link))
+        client.close()
+    mounting.umount(settings.directory, runtime_dir=settings.runtime)  # it is there
+    assert lab.mounts.gone()
+
+
+def request_mount(client: socket.socket, settings: MountSettings, output: int) -> None:
+    words = [*mount_task.NAME.split(), mounting.encoded(settings)]
+    with open(os.devnull, "rb") as null:
+        send_request(client, words, os.environ, (null.fileno(), output, 2))
+
+
+def answer_request(link: socket.socket) -> None:
+    """As the child that the snapshotter's fork server makes for a request."""
+    fork_server.ForkServer(mount_helper.TASKS, socket.socket(), lambda: None)._answer(link)
+
+
+def test_an_interrupt_of_the_agents_process_is_one_of_the_command(lab: Lab) -> None:
+    """As ^C is in the terminal that the agent runs in."""
+    with lab.agent():
+        with server_registry.bringing_up(str(lab.mounts.runtime), lab.image.digest):
+            child = lab.start("mount")
+            until(lambda: len(lab.mounts.processes()) >= SERVED)
+            for task in children(lab.agent_pid):
+                os.kill(task, signal.SIGINT)
+            out, error = child.communicate(timeout=60)
+        assert (child.returncode, out, error.strip()) == (CODES[signal.SIGINT], "", "")
     assert lab.mounts.gone()
 
 

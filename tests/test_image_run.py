@@ -24,7 +24,8 @@ from web_fakes import Request, head
 
 from bootseer.blockimage import artifact
 from bootseer.cli import root
-from bootseer.errors import NotSupportedError, UsageError
+from bootseer.cli.image import outcome
+from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.mount.mount import MountSettings
 from bootseer.imageprefetch.record.record_command import RecordSettings, record
@@ -955,6 +956,19 @@ sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), tell_way, broken))
     assert done.stderr == "bootseer: podman pulls the image: KeyError: 'x'\n"
 
 
+@pytest.mark.parametrize("way", ["full", "closed", "none"])
+def test_what_cannot_be_said_ends_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that is there is none the less, and a container's faults are still followed."""
+    stream = open("/dev/full", "w")  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr(sys, "stderr", None if way == "none" else stream)
+    with contextlib.suppress(OSError):
+        if way == "closed":
+            stream.close()
+    outcome.complain("a read failed")
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
 @pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])
 def test_an_image_of_this_platform_is_ours_to_mount(options: tuple[str, ...]) -> None:
     podman_options.check_platform(options)
@@ -1062,6 +1076,14 @@ def test_a_container_is_stopped_by_the_images_own_signal() -> None:
     ):
         assert ("--stop-signal", "SIGRTMIN+3") in itertools.pairwise(words)
         assert words[-2:] == ["/t:O", "c"]
+
+
+@pytest.mark.parametrize("name", ["Env", "Entrypoint", "Cmd"])
+@pytest.mark.parametrize("value", ["A=b", {"A": "b"}])
+def test_what_should_be_a_list_is_not_taken_apart(name: str, value: object) -> None:
+    with pytest.raises(CorruptDataError, match="config is damaged"):
+        parse_config(json.dumps({"config": {name: value}}).encode())
+    assert parse_config(json.dumps({"config": {name: None}}).encode()) == ImageConfig()
 
 
 def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:

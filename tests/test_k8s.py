@@ -492,3 +492,22 @@ def test_the_job_uid_is_what_the_downward_api_gives_the_processes() -> None:
     assert uid_of("metadata.uid", jobset) == "pod-uid"
     assert uid_of("", jobset) == "set"
     assert uid_of("metadata.labels['nothing']", {}) == "child-job"
+
+
+def test_numbers_longer_than_any_count_are_none() -> None:
+    """As found: ValueError of `int`, from 4,301 digits on."""
+    long = "9" * 5000
+    created = "2026-01-01T00:00:00Z"
+    metadata = {"name": "p", "namespace": "t", "uid": "u", "creationTimestamp": created}
+    container = {
+        "name": "c",
+        "image": "i",
+        "env": [{"name": "BOOTSEER_ATTEMPT", "value": long}],
+        "resources": {"limits": {"nvidia.com/gpu": long}},
+    }
+    spec = {"containers": [container]}
+    (pod,) = kubernetes_events.pods(
+        [{"kind": "Pod", "metadata": metadata, "spec": spec, "status": {}}]
+    )
+    assert pod.attempt == 0
+    assert "bootseer.gpu.count" not in pod.resource

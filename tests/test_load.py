@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from event_files import EventFile, two_nodes
@@ -338,6 +339,23 @@ def test_a_device_without_an_end_is_not_read(tmp_path: Path) -> None:
 def test_dangling_link_is_named(tmp_path: Path) -> None:
     EventFile("a").span("imports", 0, 1).write(tmp_path)
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    assert problems(load([str(tmp_path)])) == {"unreadable": 1}
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Injected, as root may list any."""
+    EventFile("a").span("imports", 0, 1).write(tmp_path)
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
     assert problems(load([str(tmp_path)])) == {"unreadable": 1}
 
 

@@ -96,6 +96,19 @@ def test_metadata_is_resolving_and_wheels_are_downloads() -> None:
     assert phases[1][3]["bootseer.bytes"] == 797_200_000
 
 
+@pytest.mark.parametrize("size", ["1.2.3 MB", "." + " MB", "9" * 5000 + " kB"])
+def test_a_size_that_is_none_costs_no_phase(size: str) -> None:
+    phases = pip_log.parse_log(
+        [
+            "2026-01-01T00:00:00,000 Collecting x",
+            f"2026-01-01T00:00:02,000 Downloading x-1-py3-none-any.whl ({size})",
+            "2026-01-01T00:00:09,500 Installing collected packages: x",
+            "2026-01-01T00:00:12,500 Successfully installed x-1",
+        ]
+    )
+    assert [name[13:] for name, *_ in phases] == ["resolve", "install"]
+
+
 def test_uv_phases_are_laid_end_to_end_before_the_end() -> None:
     text = (LOG.parent / "uv.err").read_text()
     phases = pip_log.uv_sub_phases("\x1b[2m" + text, 10 * 10**9)

@@ -14,7 +14,7 @@ import report_samples as samples
 from rich.console import Console
 
 from bootseer.profiler.render import html_build as h
-from bootseer.profiler.render import html_heat, summary_sentences
+from bootseer.profiler.render import html_details, html_heat, summary_sentences
 from bootseer.profiler.render import wording as words
 from bootseer.profiler.render.html import SECTIONS, render
 from bootseer.profiler.render.terminal import render as render_terminal
@@ -453,3 +453,11 @@ def test_every_pair_of_colours_can_be_read(theme):
     drawn = [(a, "ground") for a in ("own", "wait", "gap", "strong-line", "focus")]
     for a, b in [*drawn, ("focus", "panel"), ("wait", "wait-pale")]:
         assert contrast(colour[a], colour[b]) >= 3, (a, b)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "shown"), [(1, 2, "n0"), (10, 10, "n9"), (10, 30, "n9, ...")]
+)
+def test_dots_stand_only_where_nodes_may_be_left_out(nodes, count, shown):
+    note = m.Note("imports", "x", count, tuple(f"n{i}" for i in range(nodes)), 0.0)
+    assert html_details._nodes(note).endswith(shown)

@@ -60,6 +60,15 @@ def test_a_users_own_log_stays_theirs(tmp_path, wheel):
     assert "tinything" in log.read_text()
 
 
+def test_a_log_that_the_command_removed_leaves_no_phase_open(tmp_path):
+    command = tmp_path / "pip"
+    command.write_text('#!/bin/sh\nrm "$PIP_LOG" && echo removed\n')
+    command.chmod(0o755)
+    done = run(wrapped(str(command)), tmp_path / "events")
+    assert (done.returncode, done.stdout) == (0, b"removed\n")
+    assert len(named(tmp_path / "events", "job", "end")) == 1
+
+
 def test_a_failing_pip_keeps_its_code_and_words(tmp_path, wheel):
     command = (*PIP, "install", "--no-index", "no-such-thing-here")
     plain, ours = run(list(command)), run(wrapped(*command), tmp_path / "events")

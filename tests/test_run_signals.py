@@ -11,6 +11,8 @@ import time
 import pytest
 from wrapping import clean_env, lines, named, wrapped
 
+from bootseer.entrypoint import transparent_child
+
 pytestmark = pytest.mark.slow
 
 # Prints the number of each signal that arrives; ends on SIGWINCH.
@@ -161,3 +163,15 @@ def test_children_of_others_are_reaped_and_forgotten(tmp_path):
         ["sh", "-c", script], env=clean_env(BOOTSEER_EVENTS=str(tmp_path)), timeout=60
     )
     assert done.returncode == 6
+
+
+def test_a_state_that_cannot_be_asked_counts_as_stopped(monkeypatch):
+    """Injected: no thread to be had to read /proc with."""
+
+    def fail(path):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("bootseer.system.proc_files.read_proc", fail)
+    child = transparent_child.Child.__new__(transparent_child.Child)
+    child.pid = os.getpid()
+    assert child._is_stopped()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import sqlite3
@@ -15,7 +17,13 @@ from pathlib import Path
 import pytest
 from snapshot_client import Client, DirectoryMounter, RefusedError, Running, remote_labels
 
-from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, UsageError
+from bootseer.errors import (
+    BootseerError,
+    BusyError,
+    CorruptDataError,
+    StoreUnavailableError,
+    UsageError,
+)
 from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.mount.mount import MountSettings
 from bootseer.imageprefetch.snapshotter.database import State
@@ -233,6 +241,19 @@ def test_one_snapshotter_a_directory(tmp_path: Path) -> None:
         RootLock(str(tmp_path))
     with RootLock(str(tmp_path)):
         pass
+
+
+def test_a_directory_without_locks_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault injected: a file system that has no locks."""
+
+    def refused(_fd: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(BootseerError, match=r"cannot lock .*: No locks available"):
+        RootLock(str(tmp_path))
 
 
 def test_a_directory_that_no_overlay_can_name(tmp_path: Path) -> None:

@@ -287,3 +287,27 @@ def test_as_pid_1_sigterm_ends_the_parts(place: Place) -> None:
     os.kill(int(until(children.read_text).split()[0]), signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("section", "reasons"),
+    [
+        ("[image]\ntraces = '/t'\nnonsense = 1\n", {"config", "image.replay"}),
+        ("[checkpoint]\nurl = 'file:///c'\nenabled = false\n", set()),
+        ("[checkpoint]\nurl = 'file:///c'\n", {"checkpoint.load"}),
+    ],
+)
+def test_a_part_without_a_plain_way_that_is_not_tried_costs_the_others_nothing(
+    place: Place, section: str, reasons: set[str]
+) -> None:
+    place.settings()
+    assert place.start().returncode == JOB_EXIT
+    place.remove_installed()
+    place.forget_events()
+    place.settings(more=section)
+    done = place.start()
+    assert (done.returncode, done.stdout) == (JOB_EXIT, b"")
+    assert place.installs == 1  # restored
+    assert set(place.fallbacks()) == reasons
+    assert b"Error" not in done.stderr
+    assert (b"going on without it" in done.stderr) == bool(reasons)

@@ -19,7 +19,7 @@ import pytest
 
 from bootseer.config.sections import CheckpointSettings
 from bootseer.entrypoint.parts import checkpoint_part
-from bootseer.errors import NotFoundError, StoreUnavailableError
+from bootseer.errors import NoSpaceError, NotFoundError, StoreUnavailableError
 from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load
@@ -219,6 +219,18 @@ def test_half_of_the_settings_are_not_tried(job: Job) -> None:
     done = job.start("echo", "job")
     assert done.stdout == b"plain\njob\n"
     assert job.reasons() == ["[checkpoint] needs both url and to"]
+
+
+def test_what_went_wrong_with_a_copy_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Injected: no space, after the directory was made."""
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bootseer.stripedfs.read.get.get_found", fail)
+    settings = CheckpointSettings(url=job.url, to=str(job.to), form="copy")
+    with pytest.raises(NoSpaceError, match=f"copy the checkpoint to {job.to}: No space"):
+        checkpoint_part._copy(settings)
 
 
 @pytest.mark.root

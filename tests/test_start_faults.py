@@ -24,7 +24,7 @@ from starting import (
 from waiting import until
 
 from bootseer.config.loading import Problem
-from bootseer.entrypoint import fallback, plan
+from bootseer.entrypoint import children, fallback, plan
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
 
@@ -495,3 +495,20 @@ def test_plans_survive_their_way_to_the_part() -> None:
     request = deps_part.DepsPart().plan(Config(deps=deps), "")
     assert request is not None
     assert deps_part._deps_settings(json.loads(json.dumps(request.request))) == deps
+
+
+def test_a_part_that_dies_while_it_is_asked_is_noticed_by_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Injected: its end of the socket is gone with bytes unread in it."""
+    struck = []
+
+    def reset(self: socket.socket, data: bytes) -> None:
+        struck.append(len(data))
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(socket.socket, "sendall", reset)
+    with children.spawn_part({"part": "deps"}, os.environ) as child:
+        assert struck
+        assert child.pid > 0
+    assert child.reap()

@@ -7,6 +7,7 @@ taken fails.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,17 @@ import pyarrow.fs
 import pytest
 from storage_contract import StoreContract
 
-from bootseer.errors import AccessDeniedError, NoSpaceError, NotSupportedError
+from bootseer.errors import (
+    AccessDeniedError,
+    BusyError,
+    NoSpaceError,
+    NotSupportedError,
+    StoreUnavailableError,
+)
 from bootseer.storage.hdfs.libhdfs_store import ArrowStore
 from bootseer.storage.hdfs.libhdfs_writer import mapped
-from bootseer.storage.options import StoreOptions
+from bootseer.storage.hdfs.native_store import HdfsStore
+from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.store import Store, open_store
 
 
@@ -88,10 +96,10 @@ class NoClobber(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
         return path
 
 
-def store_in(folder: Path) -> ArrowStore:
+def store_in(folder: Path, options: StoreOptions = DEFAULTS) -> ArrowStore:
     folder.mkdir(exist_ok=True)
     files = pyarrow.fs.PyFileSystem(NoClobber(str(folder)))
-    return ArrowStore("hdfs://cluster/store", filesystem=files)
+    return ArrowStore("hdfs://cluster/store", options, filesystem=files)
 
 
 class TestArrowStore(StoreContract):
@@ -117,3 +125,87 @@ def test_messages_of_the_cluster_find_their_class() -> None:
     assert isinstance(denied, AccessDeniedError)
     full = mapped(OSError("… DSQuotaExceededException: The DiskSpace quota …"), "do it")
     assert isinstance(full, NoSpaceError)
+
+
+def test_a_folder_whose_new_name_is_taken_meanwhile_is_not_told_as_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path / "files")
+    store.create("f/x", b"1")
+    twin, move = store_in(tmp_path / "files"), store.move
+
+    def outrun(*words: Any, **wishes: Any) -> bool:
+        twin.create("new/y", b"2")
+        return move(*words, **wishes)
+
+    monkeypatch.setattr(store, "move", outrun)
+    with pytest.raises(BusyError, match="taken"):
+        store.rename("f", "new")
+    assert store.read("f/x", limit_bytes=1) == b"1"
+    assert [s.name for s in twin.list("new")] == ["new/y"]
+
+
+def test_a_move_is_done_though_its_answer_came_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path / "files", StoreOptions(stall_s=1))
+    store.create("f/x", b"1")
+    move, waits_s = NoClobber.move, [2.0]
+
+    def late(self: NoClobber, src: str, dest: str) -> None:
+        move(self, src, dest)
+        if waits_s:
+            time.sleep(waits_s.pop())
+
+    monkeypatch.setattr(NoClobber, "move", late)
+    store.rename("f", "new")
+    assert not waits_s
+    assert store.read("new/x", limit_bytes=1) == b"1"
+    waits_s.append(2.0)
+    assert store.create("y", b"2")
+    assert not waits_s
+
+
+def test_who_moved_the_same_folder_first_is_not_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path / "files")
+    store.create("f/x", b"1")
+    twin, move = store_in(tmp_path / "files"), store.move
+
+    def outrun(*words: Any, **wishes: Any) -> bool:
+        twin.rename("f", "new")
+        return move(*words, **wishes)
+
+    monkeypatch.setattr(store, "move", outrun)
+    with pytest.raises(BusyError, match="taken"):
+        store.rename("f", "new")
+    assert [s.name for s in twin.list("new")] == ["new/x"]
+
+
+def test_a_local_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "files")
+    with pytest.raises(StoreUnavailableError, match="read /proc/self/mem"):
+        store.create_from_file("x", "/proc/self/mem")
+    assert not list(store.list(""))
+    assert not list(store.temporaries(""))
+
+
+@pytest.mark.parametrize("backend", ["arrow", "native"])
+def test_a_range_is_asked_for_again_while_the_cluster_is_away(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path) if backend == "arrow" else HdfsStore("hdfs://127.0.0.1:1/")
+    asked = []
+
+    def failing_once(name: str, offset: int, buffers: Any, attempt: Any) -> None:
+        asked.append(attempt)
+        if len(asked) == 1:
+            raise StoreUnavailableError("nobody answers")
+        buffers[0][:] = b"12"
+
+    monkeypatch.setattr(store, "read_scatter", failing_once)
+    buffer = bytearray(2)
+    store.read_range("x", 1, buffer)
+    assert bytes(buffer) == b"12"
+    assert asked[0] is not asked[1]

@@ -18,6 +18,7 @@ from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Placed, open_store
 from bootseer.storage.webhdfs import protocol as wire
+from bootseer.storage.webhdfs import writer
 
 DATA = bytes(range(256)) * 100
 ONCE = StoreOptions(retry_s=0, user="me")
@@ -112,6 +113,19 @@ def test_live_datanodes_leave_out_those_that_go() -> None:
     assert wire.live_datanodes(found, tls=False) == [("a:80", "a:1"), ("c:80", "x:1")]
     assert wire.live_datanodes(found, tls=True) == [("c:81", "x:1")]
     assert wire.live_datanodes({"beans": []}, tls=False) == []
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", '"a:1"', "{", '[{"infoAddr": "a:80"}]'])
+def test_a_page_of_live_nodes_that_is_no_object(text: str) -> None:
+    found = {"beans": [{"LiveNodes": text}]}
+    assert wire.live_datanodes(found, tls=False) == []
+    assert wire.room_left(found) is None
+
+
+def test_a_live_node_that_is_no_object() -> None:
+    found = {"beans": [{"LiveNodes": '{"a:1": null, "b:1": {"infoAddr": "10.0.0.2:80"}}'}]}
+    assert wire.live_datanodes(found, tls=False) == [("b:80", "b:1")]
+    assert wire.room_left(found) is None
 
 
 def ask(request: Request) -> dict[str, str]:
@@ -310,4 +324,26 @@ def test_a_wait_that_hadoop_asks_for_is_kept(whose: str) -> None:
         with pytest.raises(errors.StoreUnavailableError, match="RetriableException") as caught:
             store.read_scatter("x", 0, [memoryview(bytearray(100))], Attempt())
         assert caught.value.retry_after_s == 7
+        store.close()
+
+
+def test_a_refusal_that_comes_after_the_data_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAKE of a DataNode too slow for the wait before the data: what it says then is told."""
+
+    def refuse(fake: FakeServer, sock: socket.socket, request: Request) -> bool:
+        if request.method == "GET":
+            sock.sendall(head("404 No", Content_Length=0))
+        elif ask(request)["op"] == "CREATE" and "go" not in ask(request):
+            to = f"http://{fake.authority}{request.target}&go=1"
+            sock.sendall(head("307 Away", Location=to, Content_Length=0))
+        else:
+            sock.sendall(head("403 No", Content_Length=0))
+        return True
+
+    monkeypatch.setattr(writer, "GO_AHEAD_S", 0.0)
+    with FakeServer(refuse) as server:
+        store = open_store(f"webhdfs://{server.authority}/d", ONCE)
+        with pytest.raises(errors.AccessDeniedError):
+            store.create("x", b"data" * 1000)
+        assert [r.method for r in server.requests if "go" in ask(r)] == ["PUT"]
         store.close()

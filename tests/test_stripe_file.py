@@ -33,6 +33,7 @@ from bootseer.errors import (
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import open_store
 from bootseer.stripedfs import file as file_module
+from bootseer.stripedfs import shared_fetcher
 from bootseer.stripedfs.file import NewBytes, StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.read.open import plain_source
@@ -380,3 +381,19 @@ def test_what_a_maker_left_is_not_ended_by_its_fork(url: str, no_collector: None
     file_module._clear_left()
     assert not file_module._left
     assert not file_module._makers
+
+
+def test_no_thread_of_a_child_is_given_its_parents_fetcher(monkeypatch: pytest.MonkeyPatch):
+    """Another thread makes the child's own in between the two looks of the first."""
+    own, inherited = Fetcher(), Fetcher()
+
+    class Meanwhile(shared_fetcher._Shared):
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            self.fetcher, self.pid = own, os.getpid()  # after whatever is looked at first
+            return found
+
+    meanwhile = Meanwhile.__new__(Meanwhile)
+    meanwhile.__dict__.update(vars(shared_fetcher._Shared()), fetcher=inherited, pid=-1)
+    monkeypatch.setattr(shared_fetcher, "_shared", meanwhile)
+    assert shared_fetcher.shared_fetcher() is own

@@ -90,8 +90,12 @@ def test_what_a_get_kept_is_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small_batches")
-@pytest.mark.parametrize("how", ["told", "replaced", "torn", "rebooted"])
-def test_a_get_begins_anew_when_it_must(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["told", "replaced", "torn", "rebooted", "no boot is told"])
+def test_a_get_begins_anew_when_it_must(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "no boot is told":
+        monkeypatch.setattr("bootseer.stripedfs.read.partial_download._boot_id", lambda: "")
     data = _stored(tmp_path, 4 << 20)
     with pytest.raises(StoreUnavailableError):
         _get(_cut_off(tmp_path / "s", 8), "f", tmp_path / "out")

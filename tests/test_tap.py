@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 from test_run import probe
 from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
+
+from bootseer.entrypoint import output_tap
 
 pytestmark = pytest.mark.slow
 
@@ -163,3 +166,133 @@ def test_closed_streams_stay_closed(tmp_path, options):
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, b"closed\n")
+
+
+WANTING = """
+import os, signal, sys, threading
+real, calls = {where}, []
+def fail(*words, **named):
+    calls.append(1)
+    if len(calls) != {nth}:
+        return real(*words, **named)
+    sys.stderr.write("struck\\n")
+    raise {error}
+{where} = fail
+from bootseer.entrypoint import run
+code = run.main(sys.argv[1:])
+sys.stderr.write(f"left open {{len(os.listdir('/proc/self/fd'))}}\\n")
+os._exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "nth", "error"),
+    [
+        ("os.pipe", 1, "OSError(24, 'Too many open files')"),
+        ("os.pipe", 3, "OSError(24, 'Too many open files')"),
+        ("os.openpty", 1, "FileNotFoundError(2, 'No such file or directory')"),
+        ("threading.Thread.start", 1, 'RuntimeError("can\'t start new thread")'),
+        ("threading.Thread.start", 2, 'RuntimeError("can\'t start new thread")'),
+        ("os.posix_spawnp", 1, "BlockingIOError(11, 'Resource temporarily unavailable')"),
+        ("os.posix_spawn", 1, "BlockingIOError(11, 'Resource temporarily unavailable')"),
+    ],
+)
+def test_a_job_starts_where_its_output_cannot_be_watched(tmp_path, options, where, nth, error):
+    """Injected: no pipe, terminal, thread or process to be had, for the first of its outputs or
+    the second, or because of what these hold; it prints more than a pipe holds."""
+    outer, inner = os.openpty()
+    code = WANTING.format(where=where, nth=nth, error=error)
+    script = "head -c 300000 /dev/zero >&2; echo done; exit 3"
+    with open(tmp_path / "err", "w+b") as err:
+        done = subprocess.Popen(
+            [sys.executable, "-c", code, *options, "--", "sh", "-c", script],
+            env=clean_env(BOOTSEER_EVENTS=str(tmp_path / "events")),
+            stdout=inner,
+            stderr=err,
+        )
+        os.close(inner)
+        assert done.wait(60) == 3
+        err.seek(0)
+        written = err.read()
+    assert os.read(outer, 100).strip() == b"done"
+    os.close(outer)
+    assert written.startswith(b"struck\n")
+    assert written.count(b"\0") == 300_000
+    assert int(written.rsplit(b" ", 1)[1]) <= 5  # 0 to 2, the events, the listing itself
+    (point,) = named(tmp_path / "events", "log_rules", "point")
+    assert point["status"] == "fallback"
+    assert point["attributes"]["bootseer.reason"]
+    assert named(tmp_path / "events", "job", "end")[0]["attributes"]["process.exit.code"] == 3
+
+
+def test_a_copy_that_cannot_be_left_behind_costs_no_exit_code(tmp_path, options):
+    """Injected: no process for those who go on writing after the command's end."""
+    error = "BlockingIOError(11, 'Resource temporarily unavailable')"
+    go = tmp_path / "go"
+    script = f"(while [ ! -e {go} ]; do sleep 0.02; done) & exit 0"
+    code = WANTING.format(where="os.fork", nth=1, error=error)
+    with open(tmp_path / "err", "w+b") as err:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *options, "--", "sh", "-c", script],
+            env=clean_env(BOOTSEER_EVENTS=str(tmp_path / "events")),
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            timeout=60,
+        )
+        err.seek(0)
+        written = err.read()
+    go.touch()
+    assert done.returncode == 0
+    assert written.startswith(b"struck\n")
+    assert named(tmp_path / "events", "job", "end")[0]["attributes"]["process.exit.code"] == 0
+
+
+def test_rules_that_cannot_be_loaded_cost_the_job_nothing(tmp_path, options):
+    """Injected: the module that reads the output cannot be imported."""
+    code = (
+        "import sys; sys.modules['bootseer.entrypoint.output_tap'] = None;"
+        "from bootseer.entrypoint import run; sys.exit(run.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options, "--", "sh", "-c", "echo x; exit 3"],
+        env=clean_env(BOOTSEER_EVENTS=str(tmp_path / "events")),
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"x\n", b"")
+    (point,) = named(tmp_path / "events", "log_rules", "point")
+    assert "cannot be read" in point["attributes"]["bootseer.reason"]
+
+
+@pytest.mark.parametrize("error", [PermissionError, ProcessLookupError])
+def test_a_command_that_may_not_be_told_of_a_size_goes_on(monkeypatch, error):
+    """Injected: a command of another user, or one that ended, when the terminal changes."""
+    seen = []
+
+    class Terminal:
+        terminal = True
+
+        def actions(self):
+            return []
+
+        def resize(self):
+            seen.append("resized")
+
+        def close_inner(self): ...
+
+    class Started:
+        pid = 1
+
+    def start(command, environ, added, actions, on_signal):
+        seen.append(on_signal)
+        return Started()
+
+    def refuse(pid, number):
+        seen.append(("refused", pid, number))
+        raise error
+
+    monkeypatch.setattr(output_tap.process, "start", start)
+    monkeypatch.setattr(os, "kill", refuse)
+    output_tap._start(["x"], {}, {}, [Terminal()])
+    assert seen[0](signal.SIGWINCH) is True
+    assert seen[1:] == ["resized", ("refused", 1, signal.SIGWINCH)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from bootseer.profiler.history.collect import record_of
 from bootseer.profiler.render import summary_sentences
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
-from bootseer.profiler.report.model import Report
+from bootseer.profiler.report.model import Problem, Report
 
 
 def report_of(folder: Path) -> Report:
@@ -98,6 +99,14 @@ def test_a_restarted_node_is_no_straggler(tmp_path: Path, second: dict[str, obje
     assert [each.own_s for each in record_of(start).node_phases] == [pytest.approx(10)] * 32
     advice = summary_sentences.verdict(report).advice
     assert advice[0].startswith("an earlier try of ranks 10, 11 on n5")
+
+
+def test_the_advice_names_the_try_of_the_very_node(tmp_path: Path) -> None:
+    report = restarted(tmp_path)
+    detail = "an earlier try on n50 was left out: 9.0 s were lost until the next one began"
+    problems = (Problem("f", "earlier-try", 1, detail), *report.problems)
+    advice = summary_sentences.verdict(replace(report, problems=problems)).advice
+    assert advice[0].startswith("an earlier try of ranks 10, 11 on n5,")
 
 
 def test_what_the_node_ran_before_its_ranks_goes_with_them(tmp_path: Path) -> None:

@@ -82,6 +82,11 @@ class FakeServer:
                 self.requests.append(request)
                 if not self._answer(self, sock, request):
                     break
+                if "transfer-encoding" in request.headers:
+                    # An upload, which waits for its answer only so long: what comes now, if
+                    # anything, is its data. Its connection serves no other request.
+                    stream.read()
+                    break
 
     def __enter__(self) -> FakeServer:
         return self

@@ -105,7 +105,8 @@ class ForkServer:
                 os.write(2, f"bootseer: the agent failed: {error!r}\n".encode())
         finally:
             try:
-                signal.signal(signal.SIGIO, signal.SIG_IGN)
+                for number in (signal.SIGIO, signal.SIGINT):
+                    signal.signal(number, signal.SIG_IGN)
                 with contextlib.suppress(OSError, ValueError):
                     sys.stdout.flush()
                     sys.stderr.flush()

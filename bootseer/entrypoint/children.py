@@ -114,7 +114,7 @@ def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> Chi
         ours.sendall(json.dumps({**message, "parent": os.getpid()}).encode())
         ours.shutdown(socket.SHUT_WR)
         ours.setblocking(False)
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         pass  # it died at once; its end is noticed like any other
     except BaseException:  # nobody else has it to close
         ours.close()

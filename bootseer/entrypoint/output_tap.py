@@ -13,6 +13,7 @@ feel it at its next write, as without us.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -32,6 +33,7 @@ else:
     import _signal
 
 READ_BYTES = 65536  # = FRAME_MAX_BYTES of the matcher's frames
+SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE)
 LAST_BYTES = 1 << 17  # copied after the command's end at most: more than its pipe can hold
 MATCHER_END_S = 2.0  # how long the matcher may work on after the last byte
 FEED_PIPE_BYTES = 1 << 20
@@ -70,23 +72,25 @@ class Feed:
         command = matcher_process.command(rules)
         if not command[0]:
             raise OSError("this Python does not know its own path")
-        read_end, self._fd = os.pipe()
-        null = os.open(os.devnull, os.O_RDWR)
+        read_end, write_end = os.pipe()
+        opened = [read_end]
         try:
+            os.set_blocking(write_end, False)
+            opened.append(null := os.open(os.devnull, os.O_RDWR))
             # Above 2, or one of the copies below would overwrite the other's source.
-            source = fcntl.fcntl(read_end, fcntl.F_DUPFD_CLOEXEC, 3)
-            sink = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 3)
+            opened.append(source := fcntl.fcntl(read_end, fcntl.F_DUPFD_CLOEXEC, 3))
+            opened.append(sink := fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 3))
             actions = [(os.POSIX_SPAWN_DUP2, source, 0)]
             actions += [(os.POSIX_SPAWN_DUP2, sink, 1), (os.POSIX_SPAWN_DUP2, sink, 2)]
             self.pid = os.posix_spawn(
                 command[0], command, environ, file_actions=actions, setsigmask=_MATCHER_HELD
             )
-            os.close(source)
-            os.close(sink)
+        except BaseException:
+            os.close(write_end)
+            raise
         finally:
-            os.close(read_end)
-            os.close(null)
-        os.set_blocking(self._fd, False)
+            _close_all(opened)
+        self._fd = write_end
         try:
             fcntl.fcntl(self._fd, 1031, FEED_PIPE_BYTES)  # F_SETPIPE_SZ, named from 3.10 on
         except OSError:
@@ -162,18 +166,28 @@ class Feed:
 
 
 class Channel:
-    """One way from the command's output to ours, carried by a thread."""
+    """One way from the command's output to ours, carried by a thread.
+
+    The thread is there before the command begins: a command that runs already cannot be given
+    its own output back where no thread, pipe or terminal is to be had.
+    """
 
     def __init__(self, streams: Sequence[int]) -> None:
         self.streams = streams
         self.out = streams[0]
         self.terminal = os.isatty(self.out)
-        if self.terminal:
-            self._source, self.inner = _raw_terminal(self.out)
-        else:
-            self._source, self.inner = os.pipe()
-        self._wake = os.pipe()
+        self._feed: Feed | None = None
+        self._never_runs = False
+        self._may_copy = threading.Event()
         self._thread: threading.Thread | None = None
+        self._wake = os.pipe()
+        self._source = self.inner = -1
+        try:
+            self._source, self.inner = _raw_terminal(self.out) if self.terminal else os.pipe()
+            self._start_thread()
+        except BaseException:
+            _close_all([fd for fd in (*self._wake, self._source, self.inner) if fd >= 0])
+            raise
 
     def actions(self) -> list[tuple[int, int, int]]:
         """Return what puts the command's streams onto this channel."""
@@ -185,15 +199,30 @@ class Channel:
 
     def close(self) -> None:
         """Close the end that we read; for a channel that never ran."""
-        for fd in (self._source, *self._wake):
-            os.close(fd)
+        self._never_runs = True
+        self._may_copy.set()
+        self.drain()
+        _close_all([self._source, *self._wake])
 
-    def start(self, feed: Feed | None) -> None:
-        """Begin to copy, in a thread."""
-        self._thread = threading.Thread(target=self._copy, args=(feed,), daemon=True)
-        self._thread.start()
+    def begin(self, feed: Feed | None) -> None:
+        """Begin to copy."""
+        self._feed = feed
+        self._may_copy.set()
 
-    def _copy(self, feed: Feed | None) -> None:
+    def _start_thread(self) -> None:
+        """Start the thread that copies, deaf to signals; raises RuntimeError where none starts."""
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+    def _copy(self) -> None:
+        self._may_copy.wait()
+        if self._never_runs:
+            return
+        feed = self._feed
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
         poll.register(self._wake[0], select.POLLIN)
@@ -241,7 +270,8 @@ class Channel:
     def restart(self) -> None:
         """Go on copying in a forked process, where no thread is left."""
         self._wake = os.pipe()
-        self.start(None)
+        self._feed = None
+        self._start_thread()
 
     def drain(self) -> None:
         """Wait until nobody writes any more."""
@@ -258,12 +288,21 @@ def _raw_terminal(real: int) -> tuple[int, int]:
     import termios
 
     outer, inner = os.openpty()
-    modes = termios.tcgetattr(real)
-    modes[1] &= ~termios.OPOST  # the real terminal does this once
-    modes[3] &= ~termios.ECHO
-    termios.tcsetattr(inner, termios.TCSANOW, modes)
-    _copy_size(real, outer)
+    try:
+        modes = termios.tcgetattr(real)
+        modes[1] &= ~termios.OPOST  # the real terminal does this once
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(inner, termios.TCSANOW, modes)
+        _copy_size(real, outer)
+    except BaseException:
+        _close_all([outer, inner])
+        raise
     return outer, inner
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
 
 def _copy_size(real: int, to: int) -> None:
@@ -278,7 +317,10 @@ def _copy_size(real: int, to: int) -> None:
 
 
 def _channels() -> list[Channel]:
-    """Make a channel for each place that our standard output and error lead to."""
+    """Make a channel for each place that our standard output and error lead to, or none.
+
+    Raises OSError, termios.error or RuntimeError for want of a pipe, a terminal or a thread.
+    """
     places: dict[tuple[int, int, int], list[int]] = {}
     for stream in (1, 2):
         try:
@@ -286,7 +328,16 @@ def _channels() -> list[Channel]:
         except OSError:
             continue  # closed, and the command shall find it so
         places.setdefault((status.st_dev, status.st_ino, status.st_rdev), []).append(stream)
-    return [Channel(streams) for streams in places.values()]
+    channels: list[Channel] = []
+    try:
+        for streams in places.values():
+            channels.append(Channel(streams))  # noqa: PERF401 - each needs tidying
+    except BaseException:
+        for channel in channels:
+            channel.close()
+            channel.close_inner()
+        raise
+    return channels
 
 
 def run(
@@ -297,7 +348,28 @@ def run(
     writer: AnyWriter,
 ) -> transparent_child.Result:
     """Run a command with its output tapped; raises OSError when it cannot be executed."""
-    channels = _channels()
+    try:
+        channels = _channels()
+    except Exception as error:
+        return _run_untapped(command, environ, added, writer, error)
+    try:
+        child = _start(command, environ, added, channels)
+    except OSError as error:
+        if error.errno not in SCARCE:
+            raise
+        scarcity = error  # what the channels held may be all that it lacked
+    else:
+        return _copy_to_end(child, channels, Feed(rules, {**environ, **added}), writer)
+    return _run_untapped(command, environ, added, writer, scarcity)
+
+
+def _start(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    added: Mapping[str, str],
+    channels: Sequence[Channel],
+) -> transparent_child.Child:
+    """Start a command on its channels; raises OSError, with these closed, when it cannot."""
 
     def on_signal(number: int) -> bool:
         if number != _signal.SIGWINCH or not any(channel.terminal for channel in channels):
@@ -305,7 +377,10 @@ def run(
         for channel in channels:
             channel.resize()
         # The real terminal has told the command already, but it may have looked too early.
-        os.kill(child.pid, number)
+        try:
+            os.kill(child.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # as where any signal is passed on
         return True
 
     actions = [action for channel in channels for action in channel.actions()]
@@ -318,33 +393,53 @@ def run(
     finally:
         for channel in channels:
             channel.close_inner()
-    feed = Feed(rules, {**environ, **added})
+    return child
+
+
+def _copy_to_end(
+    child: transparent_child.Child, channels: Sequence[Channel], feed: Feed, writer: AnyWriter
+) -> transparent_child.Result:
     for channel in channels:
-        channel.start(feed)
+        channel.begin(feed)
     result = child.wait(feed.reaped)
     open_channels = [channel for channel in channels if not channel.finish()]
     feed.close()
-    _tell(feed, writer)
+    if feed.fault:
+        _tell(writer, feed.fault, feed.dropped_bytes)
     if open_channels:
         _linger(open_channels, child)
     return result
 
 
-def _tell(feed: Feed, writer: AnyWriter) -> None:
-    if feed.fault:
-        attributes = {
-            "bootseer.source": "log",
-            "bootseer.reason": feed.fault,
-            "bootseer.bytes": feed.dropped_bytes,
-        }
-        writer.point("log_rules", "fallback", attributes)
+def _run_untapped(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    added: Mapping[str, str],
+    writer: AnyWriter,
+    cause: Exception,
+) -> transparent_child.Result:
+    """Run a command without the rules; the report says why. Raises OSError as `run` does."""
+    _tell(writer, f"the command's output cannot be read: {cause}")
+    return transparent_child.start(command, environ, added).wait()
+
+
+def _tell(writer: AnyWriter, fault: str, dropped_bytes: int = 0) -> None:
+    attributes = {
+        "bootseer.source": "log",
+        "bootseer.reason": fault,
+        "bootseer.bytes": dropped_bytes,
+    }
+    writer.point("log_rules", "fallback", attributes)
 
 
 def _linger(channels: Sequence[Channel], child: transparent_child.Child) -> None:
     """Leave a process behind that copies for those who still hold the command's output."""
-    sys.stdout.flush()
-    if os.fork():
-        return
+    try:
+        sys.stdout.flush()
+        if os.fork():
+            return
+    except OSError:
+        return  # they feel it as when our reader had left; the command's exit code stands
     try:
         child.release()
         for channel in channels:

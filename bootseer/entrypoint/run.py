@@ -14,7 +14,7 @@ from bootseer.entrypoint import transparent_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from bootseer.events.writer import AnyWriter
@@ -167,7 +167,10 @@ class PipLog:
         except Exception:  # the phases inside pip are an extra; whatever its log holds, go on
             pass
         finally:
-            os.unlink(self.path)
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass  # the command removed it
 
 
 def _end_attributes(result: transparent_child.Result) -> dict[str, Any]:
@@ -231,11 +234,10 @@ class _Measured:
 def execute(options: Options, environ: Mapping[str, str]) -> transparent_child.Result:
     """Run the command of `options`, measured."""
     measured = _Measured(options, environ)
+    run_tapped = _load_tap(measured.writer) if options.log_rules else None
     try:
-        if options.log_rules:
-            from bootseer.entrypoint import output_tap
-
-            result = output_tap.run(
+        if run_tapped:
+            result = run_tapped(
                 options.command, environ, measured.added, options.log_rules, measured.writer
             )
         else:
@@ -244,6 +246,16 @@ def execute(options: Options, environ: Mapping[str, str]) -> transparent_child.R
         result = transparent_child.failure(options.command, error)
     measured.end(result)
     return result
+
+
+def _load_tap(writer: AnyWriter) -> Callable[..., transparent_child.Result] | None:
+    try:
+        from bootseer.entrypoint import output_tap
+    except Exception as error:  # the job runs without the rules, and the report says why
+        reason = f"the command's output cannot be read: {error}"
+        writer.point("log_rules", "fallback", {"bootseer.source": "log", "bootseer.reason": reason})
+        return None
+    return output_tap.run
 
 
 def main(arguments: Sequence[str]) -> int:

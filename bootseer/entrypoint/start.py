@@ -208,10 +208,20 @@ class Runner:
         for part in list(self._waiting):
             if all(name in self._done or name not in self._names for name in part.after):
                 self._waiting.remove(part)
+                if part.request is None and not part.plain:
+                    self._leave_out(part)
+                    continue
                 if part.beside and part.request is not None:
                     self._begin_beside(part)
                     continue
                 self._running.append(Task(part, self._writer, self._environ))
+
+    def _leave_out(self, part: PartPlan) -> None:
+        """A part that is not to be tried and has no plain way: the job starts without it."""
+        self._done.add(part.name)
+        if part.reason:
+            transparent_child.say(f"{part.name}: {part.reason}; going on without it")
+            self._writer.point(part.phase, "fallback", {"bootseer.reason": part.reason})
 
     def _begin_beside(self, part: PartPlan) -> None:
         self._done.add(part.name)

@@ -242,7 +242,7 @@ class Child:
         try:
             stat = read_proc(f"/proc/{self.pid}/stat")
             return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
-        except (OSError, IndexError):
+        except (OSError, IndexError, RuntimeError):  # no /proc, or no thread to ask it
             return True
 
     def _stop(self, number: int) -> None:

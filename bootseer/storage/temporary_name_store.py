@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
@@ -45,8 +45,7 @@ class RenamingStore(ABC):
         except OSError as error:
             raise from_os_error(error, f"read {path}") from error
         with source:
-            pieces = iter(lambda: source.read(COPY_BYTES), b"")
-            return self._publish(name, pieces, keep_existing=True)
+            return self._publish(name, _pieces(source, path), keep_existing=True)
 
     def list(self, folder: str) -> Iterator[Stat]:
         return (s for s in self._children(folder) if not _is_hidden(s))
@@ -164,6 +163,14 @@ class RenamingWriter(Committing):
             within(call, WRITE_DEADLINE_S, self._what)
         except Exception as error:  # libraries raise kinds of their own
             raise self._mapped(error) from error
+
+
+def _pieces(file: BinaryIO, path: str) -> Iterator[bytes]:
+    try:
+        while piece := file.read(COPY_BYTES):
+            yield piece
+    except OSError as error:
+        raise from_os_error(error, f"read {path}") from error
 
 
 def _is_hidden(found: Stat) -> bool:

@@ -25,11 +25,17 @@ _SECRET_NAME = (
     r"|awsaccesskeyid|googleaccessid|expires|policy|key-pair-id|[\w.-]*token|x-(amz|goog)-[\w-]+"
 )
 _SECRET_TEXT = (
-    r"(?i)(delegation|[\w-]*token|sig|[\w-]*signature|password|secret|[\w-]*credential)"
+    r"(?i)(delegation|sig|passw(?:or)?d|secret|(?<![a-z])(?:auth|pat)"
+    r"|(?<![\w-])[\w-]*(?:token|signature|credential|(?:api|access|private|secret)[_-]?key))"
     r"(=|%3d)[^\s&\"'<>,;)\]]+"
 )
-_USER_TEXT = r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@?#]+@"
+# Up to the last `@`: a password may hold one.
+_USER_TEXT = r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@?#]+@(?:[^/\s@?#'\"<>]*@)*"
 _BEARER_TEXT = r"(?i)\b(bearer|basic|negotiate)\s+[A-Za-z0-9+/=._~-]{6,}"
+_TOKEN_TEXT = (
+    r"\b(?:(?:gh[opsur]|hf)_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9]{20,}"
+    r"|(?:glpat|xox[abp])-[\w-]{10,}|pypi-AgE[\w-]+|AKIA[0-9A-Z]{16}\b)"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def safe_url(url: str) -> str:
 
 def redact(text: str) -> str:
     """A foreign message without the tokens, signatures and passwords that it may quote."""
-    text = re.sub(_SECRET_TEXT, r"\1\2…", text)
+    text = re.sub(_TOKEN_TEXT, "…", re.sub(_SECRET_TEXT, r"\1\2…", text))
     return re.sub(_BEARER_TEXT, r"\1 …", re.sub(_USER_TEXT, r"\1", text))
 
 

@@ -32,8 +32,8 @@ _shared = _Shared()
 
 def shared_fetcher() -> Fetcher:
     """This process's fetcher, made with the first call and never closed."""
-    found = _shared.fetcher
-    if found is not None and _shared.pid == os.getpid():
+    # The process first: it is noted after its fetcher, perhaps between our two looks.
+    if _shared.pid == os.getpid() and (found := _shared.fetcher) is not None:
         return found
     with _shared.lock:
         if _shared.fetcher is None or _shared.pid != os.getpid():

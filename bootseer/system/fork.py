@@ -21,3 +21,13 @@ def fork() -> int:
         if collects:
             gc.enable()
     return pid
+
+
+def close_above(number: int) -> None:
+    """Close all descriptors above one: who waits for a pipe's end must not wait for ours."""
+    try:
+        most = max(map(int, os.listdir("/proc/self/fd")))
+    except OSError:  # no /proc
+        most = number + 4096
+    if most > number:
+        os.closerange(number + 1, most + 1)

@@ -161,10 +161,13 @@ class Fill:
             return
         try:
             while not self._closing.is_set():
-                with contextlib.suppress(BlockingIOError):
+                try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                self._closing.wait(TURN_S)
+                except BlockingIOError:
+                    self._closing.wait(TURN_S)
+                except OSError:  # no locks there: to fill beside another costs time alone
+                    break
             yield not self._closing.is_set()
         finally:
             os.close(fd)

@@ -68,6 +68,11 @@ class Shelf(Lines):
                 self._evict(block)
         self._drop_forgotten(found)
 
+    def drop_arrived(self, block: Block) -> None:
+        """Drop a block that came after its object was forgotten; `unpin` does if it is in use."""
+        if block.status is Status.READY and not block.pins:
+            self._evict(block)
+
     def _drop_forgotten(self, found: Object) -> None:
         if found.blocks or found.claims or self.objects.get(found.key) is not found:
             return

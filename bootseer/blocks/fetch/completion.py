@@ -140,6 +140,8 @@ class Endings(Waiters):
         block = flight.items[number][0]
         self._take_back(flight, number)
         if block.status is not Status.FLYING:
+            if block.object.forgotten:
+                self.drop_arrived(block)
             return None
         cause = flight.errors.get(number) or error
         cancelled = flight.attempt.cancelled and number not in flight.errors

@@ -331,6 +331,7 @@ class Engine:
                 effects = self.effects()
             if settled.fill is None:
                 break
+            self.act(effects)
             copy(settled.fill.view[: block.length], raw)
         if settled.copies:
             failed: list[tuple[Group, Exception]] = []

@@ -54,10 +54,15 @@ def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: 
     wanted: Sequence[str] = paths or (events or default_directory(),)
     directory = _store(store)
     loaded = load.load(wanted)
-    results = [
-        (start.trace_id, history_store.add(directory, history_collect.record_of(start)))
-        for start in loaded.starts
-    ]
+    results = []
+    newer: history_store.NewerRecordError | None = None
+    for start in loaded.starts:
+        try:
+            result = history_store.add(directory, history_collect.record_of(start))
+        except history_store.NewerRecordError as error:
+            newer = error
+        else:
+            results.append((start.trace_id, result))
     for problem in loaded.problems:
         click.echo(f"bootseer: {problem.file}: {problem.kind}: {problem.detail}", err=True)
     if as_json:
@@ -66,9 +71,11 @@ def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: 
             "starts": [{"trace_id": trace, "result": result} for trace, result in results],
         }
         click.echo(json.dumps(document, indent=1))
-        return
-    for trace, result in results:
-        click.echo(f"{trace} {result}")
+    else:
+        for trace, result in results:
+            click.echo(f"{trace} {result}")
+    if newer is not None:  # the others are added all the same
+        raise newer
 
 
 @command.command()

@@ -62,7 +62,9 @@ def _mounts(*, every: bool) -> list[str]:
     """Mount points of pseudo and network file systems; with `every`, all but the root's own."""
     found = []
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        with open(
+            "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n"
+        ) as file:  # a carriage return may stand in a name
             for line in file:
                 left, _, right = line.partition(" - ")
                 path = left.split(" ")[4].encode("utf-8", "surrogateescape")

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 GONE = "***"
 SECRET_NAME = (
     r"[\w-]*(?:token|secret|passw(?:or)?d|credential|signature|api[_-]?key|access[_-]?key)[\w-]*"
-    r"|(?:[\w-]*[_-])?(?:auth|pat)"
+    r"|(?:[\w-]*[_-])?(?:auth|pat|private_key)|delegation"
 )
 
 # Texts: a pattern takes longer to compile than a start's few words to search, and most words hold
@@ -24,7 +24,8 @@ _URL_USER = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"@]*(?:@[^/\s'\"@]*)*
 # `tokenizers==0.19` and `tiktoken = "^0.7"` are packages: what decides an install must stay.
 _NO_VERSION = r"(?!=|['\"]?[\^~<>=! ]*\d+(?:\.[\w*]+)+)"
 _NAMED = (
-    rf"(?im)(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|sig|key)(?==))(?P<mark>=)"
+    rf"(?im)(?P<name>(?:^|(?<=[\s?&;'\"(]))-{{0,2}}(?:{SECRET_NAME}|(?:[\w-]*[_-])?private-key|sig"
+    r"|key)(?==))(?P<mark>=)"
     rf"{_NO_VERSION}(?:'[^']*'|\"[^\"]*\"|[^\s&'\"]+)"
 )
 _HEADER = (
@@ -32,7 +33,7 @@ _HEADER = (
     r"(?:(?:bearer|basic|token)\s+)?[^\s'\"]+"
 )
 _LOGIN = r"(?P<name>(?:^|\s)(?:-u|--user|--proxy-user)[\s=]*['\"]?[^\s:'\"]+:)[^\s'\"]+"
-_NAMED_SIGNS = ("token", "secret", "passw", "credential", "auth", "pat", "sig", "key")
+_NAMED_SIGNS = ("token", "secret", "passw", "credential", "deleg", "auth", "pat", "sig", "key")
 _HEADER_SIGNS = ("authorization", "token", "key")
 _LOGIN_SIGNS = ("-u",)
 _SHAPED_SIGNS = ("gh", "hf_", "github_pat_", "sk-", "glpat-", "xox", "pypi-AgE", "AKIA")
@@ -41,9 +42,17 @@ _SHAPED = (
     r"|(?:glpat|xox[abp])-[\w-]{10,}|pypi-AgE[\w-]+|AKIA[0-9A-Z]{16}\b)"
 )
 _SECRET_OPTION = rf"(?i)--(?:{SECRET_NAME})"
+# In a script, what follows may be another command, a variable, or a requirement after a flag.
+_OPTION_VALUE = (
+    r"(?i)(?P<name>(?:^|(?<=[\s'\"(]))--(?!(?:no|use|with|without|ask|skip|enable|disable|allow"
+    r"|require|always|print|show)-)(?:[\w-]*[_-])?"
+    r"(?:token|secret|passw(?:or)?d|credential|signature|(?:api|access)[_-]?key|pat)"
+    r"(?:[ \t]|\\\n)+)(?!['\"]?(?:\$|[\w.\[\]-]+[=~<>!]=\d))"
+    r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"\\;&|<>()-][^\s'\";&|<>()]*)"
+)
 _SECRET_VARIABLE = (
     r"TOKEN(?!IZE)|SECRET|PASSWORD|PASSWD|CREDENTIAL|SIGNATURE"
-    r"|API_?KEY|ACCESS_?KEY|USERNAME|KEYRING"
+    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|(?:^|_)PAT$|USERNAME|KEYRING"
 )
 
 
@@ -70,15 +79,23 @@ def _has(signs: Iterable[str], small: str) -> bool:
 
 
 def words(command: Iterable[str]) -> list[str]:
-    """A command's words without credentials, `--token VALUE` pairs included."""
+    """A command's words without credentials, `--token VALUE` pairs included, in scripts too."""
     out: list[str] = []
     before = ""
     for word in command:
         hide = before.startswith("--") and re.fullmatch(_SECRET_OPTION, before)
         login = ":" in word and re.fullmatch(_LOGIN, f"{before} {word}")
-        out.append(GONE if hide else f"{word.partition(':')[0]}:{GONE}" if login else text(word))
+        out.append(GONE if hide else f"{word.partition(':')[0]}:{GONE}" if login else _script(word))
         before = word
     return out
+
+
+def _script(word: str) -> str:
+    plain = text(word)
+    small = plain.lower() if plain.isascii() else ""
+    if "--" in plain and " " in plain and _has(_NAMED_SIGNS, small):
+        plain = re.sub(_OPTION_VALUE, rf"\g<name>{GONE}", plain)
+    return plain
 
 
 def is_secret_variable(name: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bootseer.storage.lease import Lease
 from bootseer.storage.store import Store
-from bootseer.system.fork import fork
+from bootseer.system.fork import close_above, fork
 from bootseer.system.readiness import readable
 
 HANDOVER_S = 10.0
@@ -75,9 +75,9 @@ def _quiet(keep: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(_FIRST_OWN_FD):
         os.dup2(null, fd)
-    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.closerange(_FIRST_OWN_FD, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 0 else keep + 4096)
+    close_above(keep)
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.nice(19)
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:

@@ -20,6 +20,7 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
     UsageError,
+    from_os_error,
 )
 from bootseer.events.writer import NullWriter
 
@@ -104,10 +105,7 @@ def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
     from bootseer.stripedfs.mount import background_log, mount
     from bootseer.stripedfs.mount import settings as mountsettings
 
-    try:
-        os.makedirs(checkpoint.to, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the directory {checkpoint.to}: {error.strerror}") from error
+    _make_directory(checkpoint.to)
     never = mountsettings.NEVER_DIRECT
     mount.mount(
         mountsettings.MountSettings(
@@ -150,14 +148,21 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
         store, found = within(look, look_s, f"look at {redact(checkpoint.url)}")
     try:
         if not found.is_folder:
-            os.makedirs(checkpoint.to, exist_ok=True)
+            _make_directory(checkpoint.to)
         settings = FetchSettings(memory_bytes=_block_bytes(checkpoint))
         with Fetcher(settings) as fetcher:
             get_found(store, found, checkpoint.to, fetcher)
     except OSError as error:
-        raise UsageError(f"cannot make the directory {checkpoint.to}: {error.strerror}") from error
+        raise from_os_error(error, f"copy the checkpoint to {checkpoint.to}") from error
     finally:
         store.close()
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the directory {path}: {error.strerror}") from error
 
 
 def _store_options(checkpoint: CheckpointSettings) -> StoreOptions:

@@ -189,5 +189,5 @@ def _refused(mountpoint: str, said: str) -> BootseerError:
 
 
 def _no_new_privileges() -> bool:
-    with open("/proc/self/status", encoding="ascii") as file:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return any(line.split() == ["NoNewPrivs:", "1"] for line in file)

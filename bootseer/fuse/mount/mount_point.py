@@ -53,7 +53,7 @@ class Mounted(NamedTuple):
 def parse_mountinfo(text: bytes) -> list[Mounted]:
     """Mounts in the order of mounting, so that the last one at a target is the visible one."""
     found = []
-    for line in text.splitlines():
+    for line in text.split(b"\n"):  # a carriage return may stand in a name
         left, _, right = line.partition(b" - ")
         fields, (kind, _, rest) = left.split(b" "), right.partition(b" ")
         if len(fields) > 4:
@@ -129,7 +129,7 @@ def can_mount() -> bool:
     """Whether this process is root with CAP_SYS_ADMIN (container roots often lack it)."""
     if os.geteuid() != 0:
         return False
-    with open("/proc/self/status", encoding="ascii") as file:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         effective = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
     return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 

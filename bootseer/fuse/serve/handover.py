@@ -96,7 +96,7 @@ def supervise(
     try:
         settled = handshake(device, options)
         point.set_read_ahead(options.read_ahead_kib)
-        supervisor = _Supervisor(build, mountpoint, options, device, settled)
+        supervisor = _Supervisor(build, point, options, device, settled)
         supervisor.run(patience or Patience(), on_ready, on_death)
     finally:
         point.abandon()  # whatever happened, leave no dead mount behind
@@ -135,13 +135,14 @@ class _Supervisor:
     def __init__(
         self,
         build: Callable[[], Operations],
-        mountpoint: str,
+        point: MountPoint,
         options: MountOptions,
         device: int,
         settled: Negotiated,
     ) -> None:
         self.build = build
-        self.mountpoint = mountpoint
+        self.point = point
+        self.mountpoint = point.target
         self.options = options
         self.device = device
         self.settled = settled
@@ -281,6 +282,7 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
         mount.adopt(
             supervisor.device,
             supervisor.settled,
+            point=supervisor.point,  # what is mounted there by now may be another one
             open_inodes=supervisor.open_inodes,
             on_death=lambda: os._exit(FAILED),
         )

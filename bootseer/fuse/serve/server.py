@@ -97,16 +97,18 @@ class Mount:
         descriptor: int,
         settled: Negotiated,
         *,
+        point: MountPoint | None = None,
         open_inodes: OpenInodes | None = None,
         on_death: Callable[[], None] | None = None,
     ) -> None:
         """Serve a mount whose INIT was answered already.
 
-        `open_inodes` are those of the server before this one. `on_death` is called when a thread
-        of the server fails; by default the mount is ended.
+        `point` is that mount, by default what is mounted there now. `open_inodes` are those of
+        the server before this one. `on_death` is called when a thread of the server fails; by
+        default the mount is ended.
         """
         device = self._device = Device(descriptor)
-        self._point = MountPoint(self.mountpoint, device.ended)
+        self._point = point or MountPoint(self.mountpoint, device.ended)
         if settled.passthrough and open_inodes is None:
             open_inodes = OpenInodes()
         backings = Backings(descriptor, open_inodes, self._faults)

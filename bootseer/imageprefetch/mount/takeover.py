@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
+from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.data_file import ImageFront
@@ -54,7 +55,9 @@ def reopened(
             with contextlib.suppress(BootseerError):  # it may be gone from the registry alone
                 return resolver.open_kept(digest, block_image)
             say("take over", f"the image is asked for again and again: {last[0]}")
-            ended.wait(delay_s)
+            # Mounts of many nodes must not ask all at once, nor sooner than the registry said.
+            asked_s = getattr(last[0], "retry_after_s", 0.0)
+            ended.wait(max(CHANCE.uniform(0, delay_s), asked_s))
             delay_s = min(MOST_DELAY_S, 2 * delay_s)
         return None
     finally:

@@ -69,6 +69,8 @@ def parse_config(raw: bytes) -> ImageConfig:
         told = json.loads(raw).get("config") or {}
         lists = [told.get(name) or [] for name in ("Env", "Entrypoint", "Cmd")]
         texts = [told.get(name) or "" for name in ("WorkingDir", "User", "StopSignal")]
+        if not all(isinstance(words, list) for words in lists):
+            raise TypeError("a value that is no list")
         if not all(isinstance(word, str) for word in itertools.chain(*lists, texts)):
             raise TypeError("a value that is no text")
     except (ValueError, AttributeError, TypeError, RecursionError) as error:

@@ -223,9 +223,12 @@ class RootLock:
             raise from_os_error(error, f"use the directory {root}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             os.close(self._fd)
             raise BusyError(f"another snapshotter works in {root}; stop that first") from error
+        except OSError as error:
+            os.close(self._fd)
+            raise from_os_error(error, f"lock {path}") from error
 
     def __enter__(self) -> RootLock:
         return self

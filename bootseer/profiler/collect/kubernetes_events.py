@@ -319,7 +319,7 @@ def _pod(
     return Pod(
         name=f"{metadata.get('namespace', 'default')}/{metadata['name']}",
         job_uid=uid,
-        attempt=int(attempt) if attempt.isdecimal() else 0,
+        attempt=_whole_number(attempt) or 0,
         resource=resource,
         spans=sorted(spans, key=lambda span: (span.begin_ns, -span.end_ns)),
         not_observed=[name for name in OBSERVABLE if name not in seen],
@@ -382,6 +382,11 @@ def _job_uid(metadata: Item, owner: Item, environment: Mapping[str, str]) -> str
     return str(metadata["uid"] if is_alone else owner.get("uid") or metadata["uid"])
 
 
+def _whole_number(text: str) -> int | None:
+    """A count from a cluster's records; None where it is none, or longer than any count is."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+
 def _resource(item: Item, owner: Item, uid: str) -> dict[str, Any]:
     metadata, spec = item["metadata"], item["spec"]
     marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
@@ -392,7 +397,7 @@ def _resource(item: Item, owner: Item, uid: str) -> dict[str, Any]:
     gpus = 0
     for container in spec.get("containers", []):
         limits = (container.get("resources") or {}).get("limits") or {}
-        gpus += sum(int(v) for k, v in limits.items() if k.endswith("/gpu") and str(v).isdecimal())
+        gpus += sum(_whole_number(str(v)) or 0 for k, v in limits.items() if k.endswith("/gpu"))
     resource = {
         "service.name": owner.get("name") or metadata["name"],
         "bootseer.job_uid": uid,
@@ -403,7 +408,7 @@ def _resource(item: Item, owner: Item, uid: str) -> dict[str, Any]:
         "k8s.node.name": spec.get("nodeName"),
         f"k8s.{kind}.name": owner.get("name") if kind else None,
         "bootseer.gpu.count": gpus or None,
-        "bootseer.node_rank": int(rank) if rank and rank.isdecimal() else None,
+        "bootseer.node_rank": _whole_number(rank or ""),
     }
     return {key: value for key, value in resource.items() if value is not None}
 
@@ -482,8 +487,9 @@ def _pull(events: list[_Event], base: dict[str, Any]) -> Iterator[Span]:
             continue
         own_ns = lines.parse_duration_ns(found["pull"]) or 0
         attributes: dict[str, Any] = {**base, "k8s.image.wait_included": found["whole"] is None}
-        if found["size"]:
-            attributes["bootseer.bytes"] = int(found["size"])
+        size_bytes = _whole_number(found["size"] or "")
+        if size_bytes is not None:
+            attributes["bootseer.bytes"] = size_bytes
         begin_ns = event.first_ns - own_ns
         whole_ns = lines.parse_duration_ns(found["whole"]) if found["whole"] else None
         if whole_ns and whole_ns > own_ns:

@@ -22,7 +22,7 @@ SubPhase = Tuple[str, int, int, Dict[str, Any]]
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[,.]\d{1,6}) ?(.*)")
 _TASK = re.compile(r"\s*(\S.*?)(?: \([^()]*\))?: (started|finished with status '(\w+)')$")
-_DOWNLOAD = re.compile(r"\s*Downloading (\S+?)(?: \(([\d.]+) ?(bytes|[kMGT]?B)\))?$")
+_DOWNLOAD = re.compile(r"\s*Downloading (\S+?)(?: \((\d{1,9}(?:\.\d{1,9})?) ?(bytes|[kMGT]?B)\))?$")
 _BUILD = re.compile(r"Building wheels? for collected packages: (.*)")
 _INSTALL = re.compile(r"Installing collected packages: (.*)")
 _PROGRESS = re.compile(r"\s*(?:━|\||\d+%|-{3})")

@@ -38,7 +38,21 @@ SUFFIX = ".parquet"
 _TEMPORARY = ".tmp-"
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
+_REQUIRED = {
+    "trace_id": str,
+    "job": str,
+    "begin_unix_nano": int,
+    "held_unix_nano": int,
+    "rank_count": int,
+    "event_count": int,
+}
+_OPTIONAL_NUMBERS = ("attempt", "start_s", "held_start_s", "job_s", "gpu_count")
+
 Added = Literal["added", "extended", "unchanged"]
+
+
+class NewerRecordError(NotSupportedError):
+    """A record of a format that only a newer bootseer reads."""
 
 
 def directory_of(store: str) -> str:
@@ -51,7 +65,8 @@ def add(store: str, record: StartRecord) -> Added:
 
     A record of a trace that is there already replaces it only if it saw more events ("extended":
     the job went on since). Raises NotSupportedError without pyarrow, and the mapped
-    operating-system errors (no space, access denied).
+    operating-system errors (no space, access denied). A record that a newer bootseer wrote stays
+    as it is: NewerRecordError.
     """
     data = _encode(record)
     directory = directory_of(store)
@@ -85,7 +100,7 @@ def read_all(store: str) -> tuple[list[StartRecord], list[Problem]]:
             continue
         except OSError as error:
             problems.append(Problem(path, error.strerror or str(error)))
-        except CorruptDataError as error:
+        except (CorruptDataError, NewerRecordError) as error:
             problems.append(Problem(path, str(error)))
     records.sort(key=lambda r: (r.begin_unix_nano, r.trace_id))
     return records, problems
@@ -131,6 +146,8 @@ def _known_events(path: str) -> int | None:
     """Events behind a file that is there; None = damaged, to be replaced."""
     try:
         return _decode(path).event_count
+    except NewerRecordError as error:
+        raise NewerRecordError(f"{path}: {error}") from error
     except (CorruptDataError, OSError):
         return None
 
@@ -204,7 +221,8 @@ def _decode(path: str) -> StartRecord:
 def _record(row: dict[str, Any]) -> StartRecord:
     version = row.pop("v", None)
     if version != FORMAT_VERSION:
-        raise CorruptDataError(
+        is_newer = isinstance(version, int) and version > FORMAT_VERSION
+        raise (NewerRecordError if is_newer else CorruptDataError)(
             f"format version {version}, this bootseer reads {FORMAT_VERSION}; upgrade it"
         )
     try:
@@ -212,9 +230,15 @@ def _record(row: dict[str, Any]) -> StartRecord:
         nodes = tuple(NodeTime(**node) for node in row.pop("nodes"))
         node_phases = tuple(NodePhase(**each) for each in row.pop("node_phases"))
         places = tuple(row.pop("places"))
-        for name in ("trace_id", "job", "begin_unix_nano", "held_unix_nano", "event_count"):
-            if row[name] is None:
-                raise TypeError(f"{name} is missing")
+        for name, kind_of in _REQUIRED.items():
+            if not isinstance(row[name], kind_of):
+                raise TypeError(f"{name} is {row[name]!r:.40}")
+        for name in _OPTIONAL_NUMBERS:
+            if row[name] is not None and not isinstance(row[name], int | float):
+                raise TypeError(f"{name} is {row[name]!r:.40}")
+        for own_s in (*(n.own_s for n in nodes), *(p.own_s for p in node_phases)):
+            if not isinstance(own_s, int | float):
+                raise TypeError(f"own_s is {own_s!r:.40}")
         return StartRecord(
             declared_kind=cast(Kind, kind) if kind in KINDS else None,
             nodes=nodes,

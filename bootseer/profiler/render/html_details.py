@@ -17,7 +17,7 @@ from bootseer.profiler.render.html_build import (
     tag,
 )
 from bootseer.profiler.report.before_after import Comparison, Side, Spread
-from bootseer.profiler.report.model import Report
+from bootseer.profiler.report.model import NAMED_NODES, Incident, Note, Report
 
 
 def comparison(report: Report) -> Markup | Nothing:
@@ -145,6 +145,12 @@ def not_observed(report: Report) -> Markup | Nothing:
     )  # fmt: skip
 
 
+def _nodes(seen: Incident | Note) -> str:
+    """The nodes that something was seen on; no more than these are kept of it."""
+    more = ", ..." if len(seen.nodes) == NAMED_NODES and seen.count > NAMED_NODES else ""
+    return ", ".join(seen.nodes) + more
+
+
 def incidents(report: Report) -> Markup | Nothing:
     """Fall-backs with their reasons, errors, notes, and phases that began and never ended."""
     if not any((report.incidents, report.notes, report.killed, report.unreached)):
@@ -159,7 +165,7 @@ def incidents(report: Report) -> Markup | Nothing:
                 i.reason or "no reason given",
                 f"{i.count:,}",
                 words.seconds(i.first_s),
-                ", ".join(i.nodes) + (", ..." if i.count > len(i.nodes) else ""),
+                _nodes(i),
             )
             for i in ordered[:MAX_ROWS]
         ]
@@ -170,8 +176,7 @@ def incidents(report: Report) -> Markup | Nothing:
         out += [table("What fell back or failed, and why", columns, rows), rest(len(ordered))]
     if report.notes:
         noted = [
-            (n.phase, n.text, f"{n.count:,}", words.seconds(n.first_s), ", ".join(n.nodes)
-             + (", ..." if n.count > len(n.nodes) else ""))
+            (n.phase, n.text, f"{n.count:,}", words.seconds(n.first_s), _nodes(n))
             for n in report.notes[:MAX_ROWS]
         ]  # fmt: skip
         columns_noted = (

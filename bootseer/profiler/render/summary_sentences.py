@@ -177,7 +177,8 @@ def _lost(report: Report) -> list[str]:
     worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
     if not tries or first is None or first.phase is not None or first.duration_s < worth_s:
         return []
-    at_it = [p for p in tries if f" on {first.node}" in p.detail]
+    at_node = (f" on {first.node}, last in ", f" on {first.node} was left out")
+    at_it = [p for p in tries if any(text in p.detail for text in at_node)]
     return [f"{p.detail}." for p in (at_it or tries)[:1]]
 
 

@@ -11,11 +11,9 @@ from bootseer.profiler.report.lanes import FIRST_STEP, Lane, Lanes
 from bootseer.profiler.report.load.clock_skew import is_barrier
 from bootseer.profiler.report.load.columns import Spans, columns_of, extent_of
 from bootseer.profiler.report.load.spans import Identity, Source, Span, Start
-from bootseer.profiler.report.model import Incident, Killed, Problem, Unreached
+from bootseer.profiler.report.model import NAMED_NODES, Incident, Killed, Problem, Unreached
 from bootseer.profiler.report.overlap import WHOLE, Part
 from bootseer.profiler.report.phase_totals import Extras
-
-_NAMED_NODES = 10
 
 
 def killed_phases(lanes: Lanes) -> tuple[Killed, ...]:
@@ -267,7 +265,7 @@ def incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Incide
     out = []
     for (status, phase, reason), seen in found.items():
         kind: Literal["error", "fallback"] = "fallback" if status == "fallback" else "error"
-        nodes = tuple(sorted({node for _, node in seen})[:_NAMED_NODES])
+        nodes = tuple(sorted({node for _, node in seen})[:NAMED_NODES])
         out.append(Incident(kind, phase, reason, len(seen), nodes, min(seen)[0]))
     return tuple(sorted(out, key=lambda i: (i.first_s, i.phase, i.reason)))
 

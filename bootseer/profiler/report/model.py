@@ -33,6 +33,9 @@ STANDARD_PHASES: tuple[str, ...] = (
 )
 """The phases that every start is expected to have, in their usual order."""
 
+NAMED_NODES = 10
+"""How many nodes of an incident or a note are kept by name."""
+
 Json = dict[str, object]
 StartKind = Literal["first", "restart", "restart_in_place", "unknown"]
 

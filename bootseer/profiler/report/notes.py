@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from bootseer.profiler.report.load.columns import Spans, columns_of
 from bootseer.profiler.report.load.spans import Start
-from bootseer.profiler.report.model import Note
+from bootseer.profiler.report.model import NAMED_NODES, Note
 
 _ATTRIBUTES = {"deps.install": "bootseer.deps.notes"}
 """By phase what it has notes in: `depsnap` may not be imported here."""
-_NAMED_NODES = 10
 
 
 def find_notes(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Note, ...]:
@@ -34,7 +33,7 @@ def find_notes(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[Note,
                 at_ns = _moment(spans, place) + shift - zero_ns
                 found[spans.names[place], text].append((at_ns / 1e9, source.identity.node))
     out = [
-        Note(phase, text, len(seen), tuple(sorted({node for _, node in seen})[:_NAMED_NODES]),
+        Note(phase, text, len(seen), tuple(sorted({node for _, node in seen})[:NAMED_NODES]),
              min(seen)[0])
         for (phase, text), seen in found.items()
     ]  # fmt: skip

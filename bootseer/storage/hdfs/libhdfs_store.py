@@ -113,8 +113,11 @@ class ArrowStore(RenamingStore):
         return None
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
-        attempt = Attempt(stall_s=self._options.stall_s)
-        self.read_scatter(name, offset, [memoryview(buffer).cast("B")], attempt)
+        view, stall_s = memoryview(buffer).cast("B"), self._options.stall_s
+        retrying(
+            lambda: self.read_scatter(name, offset, [view], Attempt(stall_s=stall_s)),
+            retry_s=self._options.retry_s,
+        )
 
     def read_scatter(
         self,
@@ -205,15 +208,20 @@ class ArrowStore(RenamingStore):
             raise BusyError(f"cannot {what}: that name is taken; choose another")
         if not folder and not there.is_file and self.call(what, lambda: self._is_there(target)):
             raise UsageError(f"cannot {what}: a folder has that name; choose another")
-        self.move(source, target, what, overwrite=not folder)
+        if not self.move(source, target, what, overwrite=not folder):
+            raise BusyError(f"cannot {what}: that name is taken; choose another")
 
     def move(self, source: str, target: str, what: str, *, overwrite: bool) -> bool:
         """False when the target is there and may not be overwritten."""
+        asked = False
 
         def once() -> bool:
+            nonlocal asked
             self._files.create_dir(target.rpartition("/")[0], recursive=True)
             if not overwrite and self._is_there(target):
-                return False
+                # The answer to a first try may have been lost: then the source is there no more.
+                return asked and not self._is_there(source)
+            asked = True
             try:
                 self._files.move(source, target)
             except OSError:

@@ -101,8 +101,10 @@ class HdfsStore(RenamingStore):
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
-        attempt = Attempt(stall_s=self._options.stall_s)
-        self.read_scatter(name, offset, [view], attempt)
+        retrying(
+            lambda: self.read_scatter(name, offset, [view], Attempt(stall_s=self.stall_s)),
+            retry_s=self._options.retry_s,
+        )
 
     def read_scatter(
         self,

@@ -202,11 +202,13 @@ def stretches(blocks: Iterable[Block], size: int) -> list[Placed]:
 def live_datanodes(found: dict[str, Any], *, tls: bool) -> list[Datanode]:
     """DataNodes in service, of the NameNode's JMX bean NameNodeInfo."""
     try:
-        nodes = json.loads(found["beans"][0]["LiveNodes"])
-    except (KeyError, IndexError, TypeError, ValueError):
+        nodes = json.loads(found["beans"][0]["LiveNodes"]).items()
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         return []
     out = []
-    for key, node in nodes.items():
+    for key, node in nodes:
+        if not isinstance(node, dict):
+            continue
         # The key's host is what the NameNode's redirects use; the port is that of the web address.
         port = str(node.get("infoSecureAddr" if tls else "infoAddr", "")).rpartition(":")[2]
         if port.isdigit() and int(port) and node.get("adminState", "In Service") == "In Service":
@@ -226,7 +228,7 @@ def room_left(found: dict[str, Any]) -> int | None:
     try:
         nodes = json.loads(found["beans"][0]["LiveNodes"]).values()
         return max((int(n["remaining"]) for n in nodes), default=0)
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None
 
 

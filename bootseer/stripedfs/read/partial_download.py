@@ -181,7 +181,8 @@ class Landing(Closing):
         try:
             size = os.fstat(self._fd).st_size
             note = json.loads(os.pread(self._fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
-            if note.get("key") != key or not key or note.get("boot") != _boot_id():
+            boot = _boot_id()
+            if note.get("key") != key or not key or note.get("boot") != boot or not boot:
                 return {}
             part = _identity(self.part)
             if not part or note.get("part") != part:

@@ -105,7 +105,7 @@ class TreeWriter(Committing):
         """Write `path` of the tree as a stream; its `close` adds it."""
         path = _checked(path)
         folder = f"{self._draft.folder}/{object_of(path)}"
-        first = int.from_bytes(digest_of(folder.encode())[:4], "big")
+        first = int.from_bytes(digest_of(folder.encode(errors="surrogateescape"))[:4], "big")
         stream = StripeStream(self._store, self._plan, folder, first=first)
         return TreeFileWriter(self, path, mode, folder, stream)
 

@@ -108,11 +108,15 @@ def _find(paths: Sequence[str], counts: Counter[tuple[str, str]]) -> tuple[list[
     """All event files, each once (by device and inode), in a stable order; and their bytes."""
     found: dict[tuple[int, int], str] = {}
     size = 0
+
+    def note_unreadable(error: OSError) -> None:
+        counts[str(error.filename), "unreadable"] += 1
+
     for path in paths:
         if os.path.isdir(path):
             candidates = sorted(
                 os.path.join(folder, name)
-                for folder, _, names in os.walk(path, onerror=None)
+                for folder, _, names in os.walk(path, onerror=note_unreadable)
                 for name in names
                 if name.endswith(".jsonl")
             )
