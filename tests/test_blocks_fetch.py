@@ -14,6 +14,7 @@ import pytest
 from fetching import Arrival, Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, HeldBytes, Priority
@@ -384,6 +385,21 @@ def test_a_forgotten_source_is_let_go(tmp_path: Path) -> None:
         del source
         gc.collect()
         assert gone() is None
+
+
+def test_what_arrives_of_a_forgotten_source_is_let_go(tmp_path: Path) -> None:
+    source = Source(tmp_path, noise(16 * KIB), block_bytes=4 * KIB)
+    gate = Gate(source)
+    with Fetcher(SMALL) as fetcher:
+        ticket = fetcher.prefetch(source, 0, 16 * KIB)
+        gate.arrived.acquire()
+        fetcher.forget(source)
+        gate.open()
+        assert ticket.wait(10)
+        scheduler = fetcher._workers.scheduler
+        until(lambda: not scheduler.memory.objects)
+        assert scheduler.memory.pool.used_bytes == 0
+        assert not scheduler.queues.queues
 
 
 # --- the node cache --------------------------------------------------------------------------

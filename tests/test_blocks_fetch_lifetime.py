@@ -201,6 +201,31 @@ def test_the_clock_does_not_sleep_while_a_job_waits_for_its_thread(tmp_path: Pat
     assert scheduler.next_due_s(0.0, 0.1) == 0.1
 
 
+def test_whatever_was_decided_is_done_however_a_decision_is_left(tmp_path: Path):
+    (source,) = files(tmp_path, 1)
+    workers = Workers(SMALL, None, None)
+    called: list[str] = []
+
+    def decide() -> str:
+        with workers.decision as scheduler:
+            scheduler.effects.to_call.append(lambda: called.append("returned"))
+            return "early"
+
+    assert decide() == "early"
+    assert called == ["returned"]
+    waiter = Waiter(Priority.DEMAND, lambda: called.append("arrived"))
+
+    def fail() -> None:
+        with workers.decision as scheduler:
+            scheduler.want(scheduler.memory.record_of(source), [Want(0)], waiter)
+            raise ValueError("injected")
+
+    with pytest.raises(ValueError, match="injected"):
+        fail()
+    until(lambda: called == ["returned", "arrived"])
+    workers.close()
+
+
 def test_idle_threads_are_not_counted_twice(tmp_path: Path):
     """Two threads were woken for two jobs; two jobs more need two threads more."""
     (source,) = files(tmp_path, 1)
@@ -217,9 +242,9 @@ def test_idle_threads_are_not_counted_twice(tmp_path: Path):
         workers._clock_thread = threading.current_thread()
         workers._idle = 2
         scheduler.enqueue(jobs[:2])
-        assert workers.call(scheduler.effects, starved=False) == []
+        assert workers.wake_threads(scheduler.effects, starved=False) == []
         scheduler.enqueue(jobs[2:])
-        assert len(workers.call(scheduler.effects, starved=False)) == 2
+        assert len(workers.wake_threads(scheduler.effects, starved=False)) == 2
 
 
 def test_a_connection_that_cannot_be_cancelled_ends_no_thread(tmp_path: Path):

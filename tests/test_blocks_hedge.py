@@ -9,7 +9,8 @@ import pytest
 from fetching import Arrival, Source, fetch_threads, noise
 
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
-from bootseer.blocks.fetch.plan.retry_policy import choose_replica, hedge_after_s
+from bootseer.blocks.fetch.plan.replica_choice import choose_replica
+from bootseer.blocks.fetch.plan.retry_policy import hedge_after_s
 from bootseer.storage.wrap import Fault, FaultyStore, Request
 
 KIB = 1 << 10

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 
-from bootseer.blocks.fetch.records import Block, CachedBlocks, Effects, ObjectRecord, Status
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.fetch.records import Block, Effects, ObjectRecord, Status
 from bootseer.blocks.fetch.slabs import Pool, Slot
 from bootseer.blocks.fetch.store_queues import DEMAND_SHARE, StoreQueues
 from bootseer.blocks.settings import FetchSettings, Priority
@@ -44,7 +45,7 @@ class BlockMemory:
         record.forgotten = False
         return record
 
-    def attach(self, record: ObjectRecord, cached: CachedBlocks) -> bool:
+    def attach(self, record: ObjectRecord, cached: CachedObject) -> bool:
         """Use an opened object of the node cache; False when it came too late."""
         if record.cached is not None or self.objects.get(record.key) is not record:
             return False
@@ -66,6 +67,11 @@ class BlockMemory:
             if block.status is Status.READY and not block.pins:
                 self._evict(block)
         self._drop_unused(record)
+
+    def drop_forgotten(self, block: Block) -> None:
+        """Drop a block that arrived after its object was forgotten, unless it is in use."""
+        if block.status is Status.READY and not block.pins:
+            self._evict(block)
 
     def _drop_unused(self, record: ObjectRecord) -> None:
         if record.blocks or self.objects.get(record.key) is not record:

@@ -164,6 +164,8 @@ class Completion:
         block = request.items[number][0]
         self._take_off(request, number)
         if block.status is not Status.IN_FLIGHT:
+            if block.object.forgotten:
+                self._memory.drop_forgotten(block)
             return None
         cause = request.errors.get(number) or error
         cancelled = request.attempt.cancelled and number not in request.errors

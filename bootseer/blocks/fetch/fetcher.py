@@ -64,10 +64,10 @@ from typing import TYPE_CHECKING
 from bootseer.blocks.cache.direct_reads import DirectReads
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.handles import HeldBytes, Ticket
-from bootseer.blocks.fetch.plan.ranges import Range, views_of, wants_of
+from bootseer.blocks.fetch.plan.ranges import Range, wants_of
 from bootseer.blocks.fetch.plan.readahead import ReadAhead, Share
-from bootseer.blocks.fetch.records import ObjectRecord, Waiter
-from bootseer.blocks.fetch.scheduler import Scheduler, Want
+from bootseer.blocks.fetch.records import Waiter
+from bootseer.blocks.fetch.scheduler import Want
 from bootseer.blocks.fetch.slabs import SMALL_COPY_BYTES, writable
 from bootseer.blocks.fetch.workers import Workers
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
@@ -159,6 +159,8 @@ class Fetcher(Closing):
             self._wait(waiter, limit_s)
         except BaseException:  # an interrupt too: buffers must not be filled after this
             self._end(waiter, StoreUnavailableError("a read was given up"))
+            with self._decision as scheduler:
+                scheduler.waiters.withdraw(waiter)  # from blocks that it did not copy yet
             raise
         return counts
 
@@ -226,9 +228,9 @@ class Fetcher(Closing):
     ) -> HeldBytes | None:
         """Bytes in memory without a copy, if they are there; else None, and they are fetched.
 
-        Then `deliver` is called once, from a fetch thread, with the bytes or with the error: they
-        are its receiver's to release, unless it raises. The bytes are fewer than `length` only at
-        the end of the object.
+        Then `deliver` is called once, from any thread, perhaps before this returns, with the
+        bytes or with the error. It releases the bytes, unless it raises; they are fewer than
+        `length` only at the end of the object.
         """
         self._check_process()
         length = min(length, source.size_bytes - offset)
@@ -247,28 +249,19 @@ class Fetcher(Closing):
                 if deliver is not None:
                     span = (offset, length, size)
                     waiter.on_done = functools.partial(self._deliver, waiter, span, deliver)
-                self._want_later(scheduler, record, range(first, last + 1), waiter)
+                wants = map(Want, range(first, last + 1))
+                scheduler.want_in_time(record, wants, waiter, time.monotonic())
                 return None
             for block in blocks:
                 memory.pin(block)
-        return HeldBytes(self._decision, blocks, views_of(blocks, offset, length, size))
-
-    @staticmethod
-    def _want_later(
-        scheduler: Scheduler, record: ObjectRecord, indices: Iterable[int], waiter: Waiter
-    ) -> None:
-        now_s = time.monotonic()
-        waiter.deadline_s = now_s + scheduler.waiters.patience_s(record, now_s)
-        scheduler.want(record, map(Want, indices), waiter)
-        if waiter.keep:
-            scheduler.waiters.watch(waiter, record.queue)
+        return HeldBytes.of(self._decision, blocks, offset, length, size)
 
     def _deliver(self, waiter: Waiter, span: tuple[int, int, int], deliver: Deliver) -> None:
         """The blocks of a `hold` are pinned, or it failed."""
         if waiter.error is not None:
             deliver(_again(waiter.error))
             return
-        held = HeldBytes(self._decision, waiter.pinned, views_of(waiter.pinned, *span))
+        held = HeldBytes.of(self._decision, waiter.pinned, *span)
         try:
             deliver(held)
         except BaseException:

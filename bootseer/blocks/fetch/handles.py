@@ -22,6 +22,25 @@ class HeldBytes:
     ) -> None:
         self._decision, self._blocks, self.views = decision, blocks, views
 
+    @classmethod
+    def of(
+        cls,
+        decision: AbstractContextManager[Scheduler],
+        blocks: list[Block],
+        offset: int,
+        length: int,
+        block_bytes: int,
+    ) -> HeldBytes:
+        """A range of pinned blocks, which are its to unpin."""
+        views = []
+        for block in sorted(blocks, key=lambda b: b.index):
+            begin = block.index * block_bytes
+            start, stop = max(0, offset - begin), min(block.length, offset + length - begin)
+            if block.slot is None:
+                raise AssertionError("a pinned block lost its memory")
+            views.append(block.slot.view[start:stop])
+        return cls(decision, blocks, views)
+
     def release(self) -> None:
         """Let the memory be used again; twice is safe."""
         if not self._blocks:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from bootseer.blocks.cache.direct_reads import DirectReads
+from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.fetch.plan.request_plan import Piece
 from bootseer.blocks.fetch.slabs import Slot
 from bootseer.blocks.settings import Priority
@@ -73,42 +72,6 @@ class Waiter:
         return self.writing == 0 and (self.closed or self.remaining == 0)
 
 
-class CachedBlocks(Protocol):
-    """What the fetcher asks of an object of the node cache (see `blocks.cache.cached_object`)."""
-
-    @property
-    def usable(self) -> bool:
-        """Whether it may hold anything."""
-
-    @property
-    def storing(self) -> bool:
-        """Whether `store` may still keep something."""
-
-    def missing(self, first: int, count: int) -> list[int]:
-        """Those of `count` blocks from `first` on that are not there."""
-
-    def read(self, index: int, raw: memoryview) -> bool:
-        """Fill `raw`, verified; False when it is not there."""
-
-    def store(self, index: int, raw: memoryview) -> bool:
-        """Keep a verified block; whether it was new and is kept."""
-
-    def direct_reads(self) -> DirectReads | None:
-        """Reads of what was verified; None where nothing is cached."""
-
-    def claim(self, index: int) -> bool:
-        """Take the right to fetch a block; False while another process has it."""
-
-    def claimed_elsewhere(self, index: int) -> bool:
-        """Whether another process has it."""
-
-    def unclaim(self, index: int) -> None:
-        """Give it back; not having it is no error."""
-
-    def close(self) -> None:
-        """Unpin."""
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class ObjectRecord:
     """One source as the fetcher knows it."""
@@ -120,7 +83,7 @@ class ObjectRecord:
     queued_bytes: list[int] = field(default_factory=lambda: [0, 0, 0])
     """By priority: where the next job that no reader waits for stands."""
     blocks: dict[int, Block] = field(default_factory=dict)
-    cached: CachedBlocks | None = None
+    cached: CachedObject | None = None
     """Once set it stays, also after it was closed."""
     cache_queue: StoreQueue | None = None
     ask_cache_s: float = 0.0
@@ -266,7 +229,7 @@ class Effects:
     """What decisions leave to be done without the lock; see `workers.Decision`."""
 
     to_cancel: list[Attempt] = field(default_factory=list)
-    to_close: list[CachedBlocks] = field(default_factory=list)
+    to_close: list[CachedObject] = field(default_factory=list)
     to_plan: list[Block] = field(default_factory=list)
     """Wanted blocks that have no job."""
     to_call: list[Callable[[], None]] = field(default_factory=list)

@@ -100,6 +100,15 @@ class Scheduler:
             waiter.remaining += 1
         return ready
 
+    def want_in_time(
+        self, record: ObjectRecord, wants: Iterable[Want], waiter: Waiter, now_s: float
+    ) -> None:
+        """As `want` for a waiter for which no thread watches its deadline."""
+        waiter.deadline_s = now_s + self.waiters.patience_s(record, now_s)
+        self.want(record, wants, waiter)
+        if waiter.keep:
+            self.waiters.watch(waiter, record.queue)
+
     def _use_ready(
         self,
         block: Block,

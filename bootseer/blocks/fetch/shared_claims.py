@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bootseer.blocks.fetch.records import Block, CachedBlocks, Request
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.fetch.records import Block, Request
 from bootseer.blocks.settings import FetchSettings, Priority
 
 FIRST_POLL_S = 0.004
 LAST_POLL_S = 0.05
 
 
-def absent(cached: CachedBlocks, indices: Iterable[int]) -> set[int]:
+def absent(cached: CachedObject, indices: Iterable[int]) -> set[int]:
     """Those of the blocks that are not in the cache, asked for in runs of neighbours."""
     ask = sorted(indices)
     missing: set[int] = set()
@@ -32,7 +33,7 @@ def absent(cached: CachedBlocks, indices: Iterable[int]) -> set[int]:
 
 
 def refused(
-    cached: CachedBlocks, request: Request, settings: FetchSettings, now_s: float
+    cached: CachedObject, request: Request, settings: FetchSettings, now_s: float
 ) -> set[int]:
     """Claim a request's blocks; the numbers of those that another process has, or had just now.
 

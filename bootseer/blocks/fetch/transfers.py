@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.fetch import shared_claims
 from bootseer.blocks.fetch.buffer_copy import copy_from, raw_views
 from bootseer.blocks.fetch.completion import Copies
-from bootseer.blocks.fetch.records import Block, CachedBlocks, ObjectRecord, Request, Status, Waiter
+from bootseer.blocks.fetch.records import Block, ObjectRecord, Request, Status, Waiter
 from bootseer.blocks.fetch.scheduler import Scheduler
 from bootseer.blocks.fetch.slabs import copy
 from bootseer.blocks.settings import FetchSettings
@@ -134,7 +135,7 @@ class Transfers:
         request: Request,
         number: int,
         raw: memoryview,
-        cached: CachedBlocks | None,
+        cached: CachedObject | None,
     ) -> None:
         """Give a verified block to its waiters, then to the object of the node cache, if any."""
         block = request.items[number][0]
@@ -177,7 +178,7 @@ class Transfers:
             scheduler.completion.copies_made(block, copies)
 
     def _store(
-        self, record: ObjectRecord, cached: CachedBlocks, block: Block, raw: memoryview
+        self, record: ObjectRecord, cached: CachedObject, block: Block, raw: memoryview
     ) -> None:
         if cached.store(block.index, raw):
             self._stats.add(record.source.source_class, cache_stored_bytes=block.length)

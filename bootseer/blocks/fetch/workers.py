@@ -46,7 +46,7 @@ class Decision:
         pending = None
         try:
             if effects.new_jobs or effects.clock_changed or scheduler.starved:
-                threads = workers.call(effects, starved=scheduler.starved)
+                threads = workers.wake_threads(effects, starved=scheduler.starved)
             if effects.to_call or effects.to_plan or effects.to_cancel or effects.to_close:
                 pending = effects.take()
         finally:
@@ -79,7 +79,7 @@ class Workers:
 
     # --- acting ------------------------------------------------------------------------------
 
-    def call(self, effects: Effects, *, starved: bool) -> Sequence[threading.Thread]:
+    def wake_threads(self, effects: Effects, *, starved: bool) -> Sequence[threading.Thread]:
         """Wake the threads that have something to do; returns those that are to be started.
 
         Called with the lock held.
@@ -91,12 +91,12 @@ class Workers:
         if starved and self._idle:
             self._work.notify()
         if new_jobs:
-            return self._call_workers(new_jobs)
+            return self._wake_workers(new_jobs)
         if clock_changed:
             self._clock.notify()
         return ()
 
-    def _call_workers(self, jobs: int) -> list[threading.Thread]:
+    def _wake_workers(self, jobs: int) -> list[threading.Thread]:
         if self._idle:
             self._work.notify(jobs)
         most = self._settings.connections + self._settings.connections // 2 + 2

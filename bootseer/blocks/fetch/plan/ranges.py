@@ -1,11 +1,11 @@
-"""Ranges cut at the borders of blocks, and blocks cut back into ranges."""
+"""Ranges cut at the borders of blocks."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
 
-from bootseer.blocks.fetch.records import Block, Copy
+from bootseer.blocks.fetch.records import Copy
 from bootseer.blocks.fetch.scheduler import Want
 from bootseer.blocks.fetch.slabs import writable
 from bootseer.blocks.source import BlockSource, block_length, memory_key
@@ -46,15 +46,3 @@ def _wants(source: BlockSource, by_index: dict[int, list[Copy]]) -> Iterable[Wan
     for index, copies in by_index.items():
         is_whole = len(copies) == 1 and len(copies[0].target) == block_length(source, index)
         yield Want(index, (), copies[0].target) if is_whole else Want(index, copies)
-
-
-def views_of(blocks: list[Block], offset: int, length: int, block_bytes: int) -> list[memoryview]:
-    """The memory of a range, block by block; the blocks are pinned."""
-    views = []
-    for block in sorted(blocks, key=lambda b: b.index):
-        begin = block.index * block_bytes
-        start, stop = max(0, offset - begin), min(block.length, offset + length - begin)
-        if block.slot is None:
-            raise AssertionError("a pinned block lost its memory")
-        views.append(block.slot.view[start:stop])
-    return views

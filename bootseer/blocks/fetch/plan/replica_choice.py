@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bootseer.blocks.fetch.plan import retry_policy
+from collections.abc import Mapping, Sequence
+
 from bootseer.blocks.fetch.records import Request
 from bootseer.blocks.settings import FetchSettings
 
@@ -29,7 +30,7 @@ class ReplicaChoice:
             avoid |= {request.hedge_of.replica} - {""}
         self._turn += 1
         attempt = request.attempt
-        attempt.prefer = retry_policy.choose_replica(
+        attempt.prefer = choose_replica(
             replicas,
             avoid=avoid,
             suspects=frozenset(self._suspects),
@@ -61,3 +62,20 @@ class ReplicaChoice:
         """Trust those again whose time is over."""
         for replica in [name for name, until_s in self._suspects.items() if until_s <= now_s]:
             del self._suspects[replica]
+
+
+def choose_replica(
+    replicas: Sequence[str],
+    *,
+    avoid: frozenset[str],
+    suspects: frozenset[str],
+    load: Mapping[str, int],
+    turn: int,
+) -> str:
+    """The replica to ask: none that failed, rather no suspect, then the least busy; "" = any."""
+    if not replicas:
+        return ""
+    usable = [name for name in replicas if name not in avoid] or list(replicas)
+    usable = [name for name in usable if name not in suspects] or usable
+    first = turn % len(usable)
+    return min(usable[first:] + usable[:first], key=lambda name: load.get(name, 0))
