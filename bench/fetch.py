@@ -54,7 +54,7 @@ NAME = "object"
 QUICK_BYTES, FULL_BYTES = 256 << 20, 2 << 30
 
 
-class Verified:
+class Verified(BlockSource):
     """`BlockSource` over one stored object, with a digest of each block, read where it `checks`."""
 
     in_place = True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from bootseer.blocks.source import Location, block_length
+from bootseer.blocks.source import BlockSource, Location, block_length
 from bootseer.errors import CorruptDataError
 from bootseer.storage.local import LocalStore
 
@@ -16,7 +16,7 @@ def some_bytes(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-class FileSource:
+class FileSource(BlockSource):
     """A local file cut into blocks; with `checked`, blocks are verified against the right bytes."""
 
     source_class = "plain"

@@ -67,7 +67,7 @@ def main(words: dict[str, object]) -> None:
     print("ready", flush=True)
     digest = hashlib.sha256()
     with (
-        NodeCache(str(words["cache"]), 1 << 30) as cache,
+        NodeCache.at(str(words["cache"]), 1 << 30) as cache,
         Fetcher(settings, cache=cache) as fetcher,
     ):
         buffer = bytearray(chunk_bytes)

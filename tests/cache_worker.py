@@ -46,7 +46,7 @@ class Numbered:
 def check_all(directory: str, limit_bytes: int) -> tuple[int, int]:
     """Blocks that are present, and those dropped as corrupt; AssertionError for a wrong byte."""
     present = 0
-    with NodeCache(directory, limit_bytes) as cache:
+    with NodeCache.at(directory, limit_bytes) as cache:
         for number in range(OBJECTS):
             source = Numbered(number)
             with cache.open(source) as kept:  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def main(directory: str, limit_bytes: int, seed: int, count: int) -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     chance = random.Random(seed)
     hits = 0
-    with NodeCache(directory, limit_bytes) as cache:
+    with NodeCache.at(directory, limit_bytes) as cache:
         for done in itertools.count():
             if done == 1:
                 print("ready", flush=True)

@@ -9,14 +9,15 @@ from pathlib import Path
 import xxhash
 import zstandard
 
-from bootseer.blocks.source import Location
+from bootseer.blocks.fetch.fetcher import HeldBytes
+from bootseer.blocks.source import BlockSource, Location
 from bootseer.errors import CorruptDataError
 from bootseer.storage.local import LocalStore
 from bootseer.storage.store import Store
 from bootseer.stripedfs.shared_fetcher import _shared
 
 
-class Source:
+class Source(BlockSource):
     """`BlockSource` over stored parts that are written at once.
 
     Block i lies in part i mod `parts`; with `packed` it is compressed. `places` are the replicas
@@ -79,6 +80,28 @@ class Source:
             raise CorruptDataError(f"block {index} is not what was written; use another replica")
 
 
+class Arrival:
+    """What a `Fetcher.hold` delivers: give it `set`, wait, then take the bytes or the error."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Event()
+        self._result: HeldBytes | Exception | None = None
+        self.is_set = self._arrived.is_set
+        self.wait = self._arrived.wait
+
+    def set(self, result: HeldBytes | Exception) -> None:
+        assert self._result is None
+        self._result = result
+        self._arrived.set()
+
+    def held(self) -> HeldBytes:
+        """The bytes, for the caller to release. Raises the error."""
+        assert self._result is not None
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
 def noise(size_bytes: int, seed: int = 0) -> bytes:
     """Bytes that differ everywhere and compress a little."""
     text = random.Random(seed).randbytes(size_bytes // 2 + 1)
@@ -91,6 +114,8 @@ def fetch_threads() -> list[threading.Thread]:
     Tests of files and file systems use that one; it is never closed and rests for a while.
     """
     fetcher = _shared.fetcher
-    resting = set() if fetcher is None else {*fetcher._engine._workers, fetcher._engine._watcher}
+    resting = (
+        set() if fetcher is None else {*fetcher._workers._threads, fetcher._workers._clock_thread}
+    )
     alive = [t for t in threading.enumerate() if t.name.startswith("bootseer-fetch")]
     return [thread for thread in alive if thread not in resting]

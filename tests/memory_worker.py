@@ -11,15 +11,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import queue
 import random
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from bootseer import stripedfs
-from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Held
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, HeldBytes
 
 PR_SET_PDEATHSIG = 1
 
@@ -49,12 +49,11 @@ def stream(file: Any, words: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def hold(fetcher: Fetcher, source: Any, offset: int, length: int) -> Held:
-    """As a FUSE server does: ask, wait for the call, ask again."""
-    arrived = threading.Event()
-    while (held := fetcher.held(source, offset, length, arrived.set)) is None:
-        assert arrived.wait(60)
-        arrived.clear()
+def hold(fetcher: Fetcher, source: Any, offset: int, length: int) -> HeldBytes:
+    """As a FUSE server does: ask, and wait for the call."""
+    arrived: queue.SimpleQueue[HeldBytes | Exception] = queue.SimpleQueue()
+    held = fetcher.hold(source, offset, length, arrived.put) or arrived.get(timeout=60)
+    assert isinstance(held, HeldBytes)
     return held
 
 

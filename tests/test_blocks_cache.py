@@ -54,7 +54,7 @@ def counted(cache: NodeCache) -> int:
 
 def test_stored_blocks_come_back_and_others_are_missing(tmp_path: Path):
     source = make_source(tmp_path, 5 * BLOCK + 17)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         assert read(kept, source, 0) is None
         fill(kept, source, range(1, 6, 2))
         assert kept.missing(0, 6) == [0, 2, 4]
@@ -66,9 +66,9 @@ def test_stored_blocks_come_back_and_others_are_missing(tmp_path: Path):
 
 def test_the_next_start_finds_them(tmp_path: Path):
     source = make_source(tmp_path, 3 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         fill(kept, source, range(2))
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         assert kept.missing(0, 3) == [2]
         assert read(kept, source, 1) == block_of(source, 1)
 
@@ -83,7 +83,7 @@ def test_another_object_is_never_found_under_an_old_one(tmp_path: Path, change: 
         other.size_bytes -= BLOCK
     else:
         other.block_bytes = 2 * BLOCK
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache:
         with cache.open(source) as kept:
             fill(kept, source, range(4))
         with cache.open(other) as kept:
@@ -92,7 +92,7 @@ def test_another_object_is_never_found_under_an_old_one(tmp_path: Path, change: 
 
 def test_what_has_no_key_is_never_kept(tmp_path: Path):
     source = make_source(tmp_path, 2 * BLOCK, key="")
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         assert not kept.usable
         assert kept.claim(0)
         fill(kept, source, range(2))
@@ -103,7 +103,7 @@ def test_what_has_no_key_is_never_kept(tmp_path: Path):
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_flipped_byte_is_noticed_and_the_block_dropped(tmp_path: Path, checked: bool):
     source = make_source(tmp_path, 3 * BLOCK, checked=checked)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         fill(kept, source, range(3))
         with open(folder_of(cache, source) / "data", "r+b") as data:
             data.seek(BLOCK + 7)
@@ -120,7 +120,7 @@ def test_a_flipped_byte_is_noticed_and_the_block_dropped(tmp_path: Path, checked
 def test_swapped_blocks_are_noticed(tmp_path: Path):
     """Entries and data exchanged together would fit, were it not for the block's number."""
     source = make_source(tmp_path, 2 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         fill(kept, source, range(2))
         folder = folder_of(cache, source)
         data = (folder / "data").read_bytes()
@@ -145,7 +145,7 @@ def test_swapped_blocks_are_noticed(tmp_path: Path):
 )
 def test_a_spoiled_object_is_made_anew(tmp_path: Path, spoil: object):
     source = make_source(tmp_path, 2 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache:
         with cache.open(source) as kept:
             fill(kept, source, range(2))
         spoil(folder_of(cache, source))  # type: ignore[operator]
@@ -158,7 +158,7 @@ def test_a_spoiled_object_is_made_anew(tmp_path: Path, spoil: object):
 def test_the_oldest_start_is_evicted_first_and_pinned_objects_never(tmp_path: Path):
     sources = [make_source(tmp_path, 64 * BLOCK, seed=n) for n in range(4)]
     # Three objects of 64 blocks and their tables fit, four do not.
-    with NodeCache(str(tmp_path / "cache"), 3 * 66 * BLOCK + BLOCK) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 3 * 66 * BLOCK + BLOCK) as cache:
         for number, source in enumerate(sources[:3]):
             with cache.open(source) as kept:
                 fill(kept, source, range(64))
@@ -176,7 +176,7 @@ def test_the_oldest_start_is_evicted_first_and_pinned_objects_never(tmp_path: Pa
 def test_the_end_of_a_large_object_goes_before_the_whole_of_it(tmp_path: Path):
     large = make_source(tmp_path, 256 * BLOCK, seed=1)
     small = make_source(tmp_path, 16 * BLOCK, seed=2)
-    with NodeCache(str(tmp_path / "cache"), 264 * BLOCK) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 264 * BLOCK) as cache:
         with cache.open(large) as kept:
             fill(kept, large, range(256))
         with cache.open(small) as kept:
@@ -193,7 +193,7 @@ def test_the_end_of_a_large_object_goes_before_the_whole_of_it(tmp_path: Path):
 def test_a_cache_full_of_open_objects_says_so_once_and_serves_on(tmp_path: Path):
     told: list[str] = []
     source = make_source(tmp_path, 64 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), 20 * BLOCK, told=told.append) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 20 * BLOCK, on_stop=told.append) as cache:
         with cache.open(source) as kept:
             fill(kept, source, range(64))
             stored = 64 - len(kept.missing(0, 64))
@@ -206,7 +206,7 @@ def test_a_cache_full_of_open_objects_says_so_once_and_serves_on(tmp_path: Path)
 
 def test_what_cannot_be_counted_at_once_is_kept_within_reason_and_counted_later(tmp_path: Path):
     source = make_source(tmp_path, 64 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), 64 * 25 * BLOCK) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 64 * 25 * BLOCK) as cache:
         other = os.open(f"{cache.directory}/usage", os.O_RDWR)  # as another process would
         fcntl.flock(other, fcntl.LOCK_EX)
         with cache.open(source) as kept:
@@ -222,7 +222,7 @@ def test_what_cannot_be_counted_at_once_is_kept_within_reason_and_counted_later(
 
 def test_what_was_not_counted_is_so_when_the_cache_is_closed(tmp_path: Path):
     source = make_source(tmp_path, 8 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         fill(kept, source, range(1))
         before = counted(cache)
         with open(f"{cache.directory}/usage", "rb") as other:
@@ -235,7 +235,7 @@ def test_what_was_not_counted_is_so_when_the_cache_is_closed(tmp_path: Path):
 def test_what_others_need_of_the_disk_is_not_given_to_what_cannot_be_counted(tmp_path: Path):
     for keep_free in (0.0, 0.999999):
         with (
-            NodeCache(str(tmp_path / "cache"), MANY, keep_free=keep_free) as cache,
+            NodeCache.at(str(tmp_path / "cache"), MANY, keep_free=keep_free) as cache,
             open(f"{cache.directory}/usage", "rb") as other,
         ):
             fcntl.flock(other, fcntl.LOCK_EX)
@@ -256,7 +256,7 @@ def test_a_cache_at_its_limit_stays_there_however_many_look_for_room(
 
     source = make_source(tmp_path, 512 * BLOCK)
     limit = 128 * BLOCK
-    with NodeCache(str(tmp_path / "cache"), limit) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), limit) as cache, cache.open(source) as kept:
         monkeypatch.setattr(cache_module, "FULL_PAUSE_S", 0.02)
         fill(kept, source, range(128))
         monkeypatch.setattr(eviction, "shrink", slow)
@@ -274,7 +274,7 @@ def test_a_cache_at_its_limit_stays_there_however_many_look_for_room(
 
 def test_who_waits_for_room_while_the_cache_is_closed_stores_nothing(tmp_path: Path):
     source = make_source(tmp_path, 2 * BLOCK)
-    cache = NodeCache(str(tmp_path / "cache"), MANY)
+    cache = NodeCache.at(str(tmp_path / "cache"), MANY)
     with cache.open(source) as kept, ThreadPoolExecutor(2) as pool:
         fill(kept, source, range(1))
         with cache._lock:
@@ -300,7 +300,7 @@ def test_an_object_is_kept_though_room_is_being_made_while_it_is_opened(
         return shrink(*limits)
 
     monkeypatch.setattr(eviction, "shrink", slow)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, ThreadPoolExecutor(1) as pool:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, ThreadPoolExecutor(1) as pool:
         first = pool.submit(cache.open, source)
         assert looking.wait(60)
         try:
@@ -316,7 +316,7 @@ def test_an_object_is_kept_though_room_is_being_made_while_it_is_opened(
 
 def test_a_lost_or_wrong_count_is_made_again(tmp_path: Path):
     source = make_source(tmp_path, 64 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), 100 * BLOCK) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), 100 * BLOCK) as cache, cache.open(source) as kept:
         for count, blocks in ((b"", range(20)), (b"\xff" * 8, range(20, 64))):
             Path(cache.directory, "usage").write_bytes(count)
             fill(kept, source, blocks)
@@ -327,7 +327,7 @@ def test_what_killed_processes_left_is_cleared_and_nothing_else(tmp_path: Path):
     young, old, dead = eviction.NEW + "1" * 32, eviction.NEW + "2" * 32, eviction.DEAD + "3" * 32
     half = "4" * 40
     foreign = ["lost+found", "Documents", eviction.NEW + "1", half.upper().replace("4", "G")]
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache:
         for name in (young, old, dead, half, *foreign):
             folder = Path(cache.directory, name)
             folder.mkdir()
@@ -339,7 +339,7 @@ def test_what_killed_processes_left_is_cleared_and_nothing_else(tmp_path: Path):
 
 def test_closing_twice_and_use_after_closing_are_harmless(tmp_path: Path):
     source = make_source(tmp_path, 2 * BLOCK)
-    cache = NodeCache(str(tmp_path / "cache"), MANY)
+    cache = NodeCache.at(str(tmp_path / "cache"), MANY)
     kept = cache.open(source)
     fill(kept, source, range(1))
     cache.close()
@@ -359,7 +359,7 @@ def test_closing_twice_and_use_after_closing_are_harmless(tmp_path: Path):
 def test_too_many_open_files_are_no_reason_to_give_the_cache_up(tmp_path: Path):
     source = make_source(tmp_path, 2 * BLOCK)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache:
         cache.open(source).close()
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -377,7 +377,7 @@ def test_too_many_open_files_while_room_is_made_end_nothing(
 ):
     source = make_source(tmp_path, 64 * BLOCK)
     old = make_source(tmp_path, 64 * BLOCK, seed=1)
-    with NodeCache(str(tmp_path / "cache"), 100 * BLOCK) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 100 * BLOCK) as cache:
         with cache.open(old) as kept:
             fill(kept, old, range(64))
         with cache.open(source) as kept:
@@ -392,19 +392,19 @@ def test_too_many_open_files_while_room_is_made_end_nothing(
 
 def test_a_limit_or_a_directory_that_cannot_be_used_is_told(tmp_path: Path):
     with pytest.raises(UsageError):
-        NodeCache(str(tmp_path), 0)
+        NodeCache.at(str(tmp_path), 0)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotFoundError, match="cache"):
-        NodeCache(str(tmp_path / "file" / "cache"), MANY)
+        NodeCache.at(str(tmp_path / "file" / "cache"), MANY)
 
 
 def test_a_directory_where_others_could_plant_blocks_is_refused(tmp_path: Path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(AccessDeniedError, match="plant"):
-        NodeCache(str(tmp_path / "open"), MANY)
+        NodeCache.at(str(tmp_path / "open"), MANY)
     (tmp_path / "open").chmod(0o775)
-    NodeCache(str(tmp_path / "open"), MANY).close()
+    NodeCache.at(str(tmp_path / "open"), MANY).close()
 
 
 @pytest.mark.root
@@ -412,7 +412,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path):
     (tmp_path / "theirs").mkdir(mode=0o700)
     os.chown(tmp_path / "theirs", 4242, 4242)
     with pytest.raises(AccessDeniedError, match="plant"):
-        NodeCache(str(tmp_path / "theirs"), MANY)
+        NodeCache.at(str(tmp_path / "theirs"), MANY)
 
 
 @pytest.fixture
@@ -431,7 +431,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_ends_storing_once_and_never_reading(tmp_path: Path, small_disk: Path):
     told: list[str] = []
     source = make_source(tmp_path, 512 * BLOCK)
-    cache = NodeCache(str(small_disk / "cache"), MANY, told=told.append)
+    cache = NodeCache.at(str(small_disk / "cache"), MANY, on_stop=told.append)
     with cache, cache.open(source) as kept:
         fill(kept, source, range(512))
         missing = kept.missing(0, 512)
@@ -458,7 +458,7 @@ def test_all_who_meet_a_full_disk_try_again_once_one_has_made_room(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(fd, offset, raw)
 
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache:
         with cache.open(old) as kept:
             fill(kept, old, range(8))
         with cache.open(source) as kept, ThreadPoolExecutor(4) as pool:
@@ -473,7 +473,7 @@ def test_a_full_disk_gives_up_old_objects_first(tmp_path: Path, small_disk: Path
     told: list[str] = []
     old = make_source(tmp_path, 200 * BLOCK, seed=1)
     new = make_source(tmp_path, 100 * BLOCK, seed=2)
-    with NodeCache(str(small_disk / "cache"), MANY, told=told.append) as cache:
+    with NodeCache.at(str(small_disk / "cache"), MANY, on_stop=told.append) as cache:
         with cache.open(old) as kept:
             fill(kept, old, range(200))
         with cache.open(new) as kept:
@@ -487,7 +487,7 @@ def test_a_full_disk_gives_up_old_objects_first(tmp_path: Path, small_disk: Path
 @pytest.mark.root
 def test_a_part_of_the_disk_is_left_to_others(tmp_path: Path, small_disk: Path):
     source = make_source(tmp_path, 512 * BLOCK)
-    with NodeCache(str(small_disk / "cache"), MANY, keep_free=0.5) as cache:
+    with NodeCache.at(str(small_disk / "cache"), MANY, keep_free=0.5) as cache:
         with cache.open(source) as kept:
             fill(kept, source, range(512))
             held = 512 - len(kept.missing(0, 512))
@@ -497,7 +497,7 @@ def test_a_part_of_the_disk_is_left_to_others(tmp_path: Path, small_disk: Path):
         assert not cache.stopped
     (small_disk / "others").write_bytes(bytes(disk.f_bavail * disk.f_frsize // 2))
     other = make_source(tmp_path, 4 * BLOCK, seed=1)
-    with NodeCache(str(small_disk / "cache"), MANY, keep_free=0.5) as cache:
+    with NodeCache.at(str(small_disk / "cache"), MANY, keep_free=0.5) as cache:
         with cache.open(other) as kept:
             fill(kept, other, range(4))
         disk = os.statvfs(small_disk)
@@ -510,7 +510,7 @@ def test_a_disk_full_from_the_start_is_no_error(tmp_path: Path, small_disk: Path
     source = make_source(tmp_path, 2 * BLOCK)
     with pytest.raises(OSError, match="No space"):
         (small_disk / "filler").write_bytes(bytes(2 << 20))
-    cache = NodeCache(str(small_disk / "cache"), MANY, told=told.append)
+    cache = NodeCache.at(str(small_disk / "cache"), MANY, on_stop=told.append)
     with cache, cache.open(source) as kept:
         fill(kept, source, range(2))
         assert kept.missing(0, 2) == [0, 1]

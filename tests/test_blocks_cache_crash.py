@@ -81,13 +81,13 @@ def test_processes_share_one_cache(tmp_path: Path, limit_bytes: int):
     assert [code for _, code in found] == [0, 0, 0]
     assert all(count["hits"] > 20 for count in counts)
     assert all(count["corrupt"] == 0 for count in counts)
-    with NodeCache(str(tmp_path / "cache"), limit_bytes) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), limit_bytes) as cache:
         # What was about to be written when somebody counted may stand above the limit.
         assert cache.used_bytes() <= limit_bytes + 3 * (BLOCK + OBJECTS * 8192)
 
 
 def filled(directory: Path) -> None:
-    with NodeCache(str(directory), ROOMY) as cache:
+    with NodeCache.at(str(directory), ROOMY) as cache:
         for number in range(OBJECTS):
             source = Numbered(number)
             with cache.open(source) as kept:  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_power_loss_on_a_real_file_system(disk: tuple[Path, Path]):
 def test_who_holds_a_lock_stops_nobody(tmp_path: Path):
     """As a stopped process would: it holds the count's lock, then an object's, for ever."""
     source = Numbered(0)
-    with NodeCache(str(tmp_path / "cache"), ROOMY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), ROOMY) as cache:
         with cache.open(source) as kept:  # type: ignore[arg-type]
             kept.store(0, memoryview(bytearray(source.raw(0))))
             with open(tmp_path / "cache" / "usage", "r+b") as usage:
@@ -188,7 +188,7 @@ import sys, time
 sys.path.insert(0, sys.argv[2])
 from cache_worker import Numbered
 from bootseer.blocks.cache.node_cache import NodeCache
-kept = NodeCache(sys.argv[1], 1 << 30).open(Numbered(0))
+kept = NodeCache.at(sys.argv[1], 1 << 30).open(Numbered(0))
 print(kept.claim(3), kept.claim(4), flush=True)
 kept.unclaim(4)
 print("one", flush=True)
@@ -196,7 +196,7 @@ time.sleep(600)
 """
     words = [sys.executable, "-c", script, str(tmp_path / "cache"), str(Path(WORKER).parent)]
     with (
-        NodeCache(str(tmp_path / "cache"), ROOMY) as cache,
+        NodeCache.at(str(tmp_path / "cache"), ROOMY) as cache,
         cache.open(source) as kept,  # type: ignore[arg-type]
         subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child,
     ):

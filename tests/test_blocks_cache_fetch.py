@@ -79,7 +79,7 @@ def test_an_object_that_could_not_be_opened_is_asked_for_again(
     source, buffer = place.source(), bytearray(SIZE)
     identity = present_index.identity_of(source)
     assert identity is not None
-    with NodeCache(str(place.cache), 1 << 30) as cache:
+    with NodeCache.at(str(place.cache), 1 << 30) as cache:
         cache.open(source).close()
         with Fetcher(cache=cache) as fetcher:
             with open(place.cache / identity.folder / "present", "rb") as present:
@@ -114,7 +114,7 @@ def read_all(place: Place, source: FileSource, cache: NodeCache) -> dict[str, in
 
 
 def test_the_second_start_asks_the_store_for_nothing(place: Place):
-    with NodeCache(str(place.cache), 1 << 30) as cache:
+    with NodeCache.at(str(place.cache), 1 << 30) as cache:
         first = read_all(place, place.source(), cache)
         assert first["bytes"] == SIZE
         second = read_all(place, place.source(), cache)
@@ -122,7 +122,7 @@ def test_the_second_start_asks_the_store_for_nothing(place: Place):
 
 
 def test_without_a_key_nothing_is_reused(place: Place):
-    with NodeCache(str(place.cache), 1 << 30) as cache:
+    with NodeCache.at(str(place.cache), 1 << 30) as cache:
         for _ in range(2):
             assert read_all(place, place.source(key=""), cache)["bytes"] == SIZE
 
@@ -137,7 +137,7 @@ def kept_whole(place: Place, checked: bool, cache: NodeCache) -> None:
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_corrupt_cached_block_is_fetched_again(place: Place, checked: bool):
-    with NodeCache(str(place.cache), 1 << 30) as cache:
+    with NodeCache.at(str(place.cache), 1 << 30) as cache:
         source = place.source(checked=checked)
         kept_whole(place, checked, cache)
         identity = present_index.identity_of(source)  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def kill_loop(place: Place, rounds: range) -> None:
                 worker.kill()
                 worker.communicate()
         assert found["digest"] == place.digest
-        with NodeCache(str(place.cache), 1 << 30) as cache:
+        with NodeCache.at(str(place.cache), 1 << 30) as cache:
             assert read_all(place, place.source(), cache)["bytes"] == 0
             assert cache.corrupt_blocks == 0
         subprocess.run(["rm", "-r", place.cache], check=True)
@@ -228,7 +228,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_cache_disk_costs_speed_only(place: Place, small_disk: Path):
     told: list[str] = []
     place.cache = small_disk / "cache"
-    with NodeCache(str(place.cache), 1 << 30, told=told.append) as cache:
+    with NodeCache.at(str(place.cache), 1 << 30, on_stop=told.append) as cache:
         assert read_all(place, place.source(), cache)["bytes"] == SIZE
         assert len(told) == 1
         again = read_all(place, place.source(), cache)
@@ -240,7 +240,7 @@ def test_a_full_cache_disk_costs_speed_only(place: Place, small_disk: Path):
 @pytest.mark.root
 def test_a_cache_disk_that_vanishes_costs_speed_only(place: Place, tmp_path: Path):
     place.cache = tmp_path / "gone"
-    with NodeCache(str(place.cache), 1 << 30) as cache:
+    with NodeCache.at(str(place.cache), 1 << 30) as cache:
         read_all(place, place.source(), cache)
         subprocess.run(["rm", "-r", place.cache], check=True)
         assert read_all(place, place.source(), cache)["bytes"] == SIZE

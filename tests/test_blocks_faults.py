@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fetching import Source, fetch_threads, noise
+from fetching import Arrival, Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,15 +144,15 @@ def test_corrupt_everywhere_is_an_error(tmp_path: Path, places: tuple[str, ...])
     source.store = store = FaultyStore(
         source.store, lambda request: Fault(flip=True), replicas=places
     )
-    there = threading.Event()
+    there = Arrival()
     with Fetcher(EAGER) as fetcher:
         with pytest.raises(CorruptDataError, match="block 0"):
             whole(fetcher, source)
         assert len(store.requests) == 3
-        assert fetcher.held(source, 0, 10, there.set) is None
+        assert fetcher.hold(source, 0, 10, there.set) is None
         assert there.wait(10)
         with pytest.raises(CorruptDataError):
-            fetcher.held(source, 0, 10)
+            there.held()
         assert not fetcher.prefetch(source, 0, 10).wait(10)
     if places:
         assert {request.attempt.replica for request in store.requests} == set(places)
@@ -211,12 +211,12 @@ def test_a_callback_that_raises_ends_no_thread(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(8 * KIB), block_bytes=KIB)
     called = threading.Event()
 
-    def bad() -> None:
+    def bad(arrived: object) -> None:
         called.set()
         raise RuntimeError("a reader's fault")
 
     with Fetcher(EAGER) as fetcher:
-        assert fetcher.held(source, 0, 10, bad) is None
+        assert fetcher.hold(source, 0, 10, bad) is None
         assert called.wait(10)
         assert whole(fetcher, source) == source.data
 
@@ -247,15 +247,14 @@ def test_a_deadline_of_one_reader_leaves_the_others_alone(tmp_path: Path) -> Non
         return None
 
     source.store = FaultyStore(source.store, late)
-    there = threading.Event()
+    there = Arrival()
     with Fetcher(FetchSettings(hedge_s=0)) as fetcher:
-        assert fetcher.held(source, 0, 8 * KIB, there.set) is None
+        assert fetcher.hold(source, 0, 8 * KIB, there.set) is None
         with pytest.raises(DeadlineError):
             fetcher.read_into(source, 0, bytearray(100), deadline_s=0.05)
         go_on.set()
         assert there.wait(10)
-        held = fetcher.held(source, 0, 8 * KIB)
-        assert held is not None
+        held = there.held()
         assert b"".join(held.views) == source.data
         held.release()
 
@@ -263,12 +262,12 @@ def test_a_deadline_of_one_reader_leaves_the_others_alone(tmp_path: Path) -> Non
 def test_held_bytes_are_refused_at_the_deadline(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(8 * KIB), block_bytes=8 * KIB)
     source.store = FaultyStore(source.store, lambda request: Fault(hang=True))
-    there = threading.Event()
+    there = Arrival()
     with Fetcher(FetchSettings(demand_deadline_s=0.1, hedge_s=0)) as fetcher:
-        assert fetcher.held(source, 0, 10, there.set) is None
+        assert fetcher.hold(source, 0, 10, there.set) is None
         assert there.wait(10)
         with pytest.raises(DeadlineError):
-            fetcher.held(source, 0, 10)
+            there.held()
 
 
 def test_an_outage_is_waited_for_once_and_says_its_cause(tmp_path: Path) -> None:
@@ -284,12 +283,11 @@ def test_an_outage_is_waited_for_once_and_says_its_cause(tmp_path: Path) -> None
     source.store = store = FaultyStore(working, refused)
 
     def read(fetcher: Fetcher, block: int) -> bytes:
-        there = threading.Event()
-        held = fetcher.held(source, block * 8 * KIB, 8 * KIB, there.set)
+        there = Arrival()
+        held = fetcher.hold(source, block * 8 * KIB, 8 * KIB, there.set)
         if held is None:
             assert there.wait(30)
-            held = fetcher.held(source, block * 8 * KIB, 8 * KIB)
-        assert held is not None
+            held = there.held()
         try:
             return b"".join(held.views)
         finally:
@@ -297,29 +295,31 @@ def test_an_outage_is_waited_for_once_and_says_its_cause(tmp_path: Path) -> None
 
     patient = FetchSettings(demand_deadline_s=3600, outage_deadline_s=0.2, backoff_s=0.1, tries=6)
     with Fetcher(patient) as fetcher:
-        board = fetcher._engine.board
-        found = board.object_of(source)
-        assert board.patience_s(found, time.monotonic()) == 3600
+        scheduler = fetcher._workers.scheduler
+        found = scheduler.memory.record_of(source)
+        assert scheduler.waiters.patience_s(found, time.monotonic()) == 3600
         with pytest.raises(StoreUnavailableError, match="gone"):
             read(fetcher, 0)
         asked = len(store.requests)
         assert asked >= 2
-        assert board.patience_s(found, time.monotonic()) == 0.2
-        assert board.patience_s(found, time.monotonic() + 3601) == 3600  # for whom it is new
+        assert scheduler.waiters.patience_s(found, time.monotonic()) == 0.2
+        assert (
+            scheduler.waiters.patience_s(found, time.monotonic() + 3601) == 3600
+        )  # for whom it is new
         away.clear()
         assert read(fetcher, 1) == source.data[8 * KIB : 16 * KIB]
-        assert board.patience_s(found, time.monotonic()) == 3600
+        assert scheduler.waiters.patience_s(found, time.monotonic()) == 3600
     away.set()
     short = FetchSettings(demand_deadline_s=0.5, outage_deadline_s=0.1, backoff_s=0.05, tries=99)
     with Fetcher(short) as fetcher:
         with pytest.raises(DeadlineError, match=r"in time: the store is gone \(injected\)"):
             read(fetcher, 2)
-        line = fetcher._engine.board.object_of(source).line
-        first = line.out_s
+        health = fetcher._workers.scheduler.memory.record_of(source).queue.health
+        first = health.outage_s
         assert first
         with pytest.raises(DeadlineError, match="gone"):
             read(fetcher, 3)
-        assert line.out_s > first, "it is the same outage as long as reads go on to fail"
+        assert health.outage_s > first, "it is the same outage as long as reads go on to fail"
 
 
 def test_reads_are_given_up_only_while_nothing_at_all_comes(tmp_path: Path) -> None:
@@ -336,24 +336,25 @@ def test_reads_are_given_up_only_while_nothing_at_all_comes(tmp_path: Path) -> N
     source.store = FaultyStore(source.store, hangs)
     patient = FetchSettings(demand_deadline_s=3600, outage_deadline_s=0.2, hedge_s=0)
     with Fetcher(patient) as fetcher:
-        there = threading.Event()
-        assert fetcher.held(source, 0, 8 * KIB, there.set) is None
+        there = Arrival()
+        assert fetcher.hold(source, 0, 8 * KIB, there.set) is None
         assert asked.wait(30)
-        board = fetcher._engine.board
+        scheduler = fetcher._workers.scheduler
         fetcher.give_up(100.0)
         assert not there.is_set(), "it has not waited for long"
-        (group,) = board._held
-        group.deadline_s -= 200.0  # as if it had begun so long ago
-        line = board.object_of(source).line
-        line.landed_s = time.monotonic() - 50.0
+        (waiter,) = scheduler.waiters.watched
+        waiter.deadline_s -= 200.0  # as if it had begun so long ago
+        health = scheduler.memory.record_of(source).queue.health
+        health.arrived_s = time.monotonic() - 50.0
         fetcher.give_up(100.0)
         assert not there.is_set(), "the store is slow, but something came"
-        line.landed_s = 0.0
+        health.arrived_s = 0.0
         fetcher.give_up(100.0)
         assert there.wait(30)
         with pytest.raises(DeadlineError, match="nothing came for 100 s"):
-            fetcher.held(source, 0, 8 * KIB)
-        assert board.patience_s(board.object_of(source), time.monotonic()) == 0.2
+            there.held()
+        record = scheduler.memory.record_of(source)
+        assert scheduler.waiters.patience_s(record, time.monotonic()) == 0.2
 
 
 def test_a_store_that_is_back_is_noticed_however_slow_it_is(tmp_path: Path) -> None:
@@ -378,13 +379,11 @@ def test_a_store_that_is_back_is_noticed_however_slow_it_is(tmp_path: Path) -> N
     with Fetcher(settings_) as fetcher:
 
         def read(block: int) -> bytes:
-            there = threading.Event()
-            span = block * 8 * KIB, 8 * KIB
-            held = fetcher.held(source, *span, there.set)
+            there = Arrival()
+            held = fetcher.hold(source, block * 8 * KIB, 8 * KIB, there.set)
             if held is None:
                 assert there.wait(30)
-                held = fetcher.held(source, *span)
-            assert held is not None
+                held = there.held()
             data = b"".join(held.views)
             held.release()
             return data
@@ -401,12 +400,9 @@ def test_a_store_that_is_back_is_noticed_however_slow_it_is(tmp_path: Path) -> N
                 continue
             break
         assert data == source.data[block * 8 * KIB : (block + 1) * 8 * KIB]
-        assert (
-            fetcher._engine.board.patience_s(
-                fetcher._engine.board.object_of(source), time.monotonic()
-            )
-            == 3600
-        )
+        scheduler = fetcher._workers.scheduler
+        record = scheduler.memory.record_of(source)
+        assert scheduler.waiters.patience_s(record, time.monotonic()) == 3600
         assert read(1) == source.data[8 * KIB : 16 * KIB]
 
 
@@ -426,15 +422,14 @@ def test_a_block_that_is_kept_asking_for_is_asked_at_once_for_who_reads_it(
     )
     with Fetcher(settings_) as fetcher:
 
-        def begin() -> threading.Event:
-            there = threading.Event()
-            assert fetcher.held(source, 0, 8 * KIB, there.set) is None
+        def begin() -> Arrival:
+            there = Arrival()
+            assert fetcher.hold(source, 0, 8 * KIB, there.set) is None
             return there
 
-        def end(there: threading.Event) -> bytes:
+        def end(there: Arrival) -> bytes:
             assert there.wait(30)
-            held = fetcher.held(source, 0, 8 * KIB)
-            assert held is not None
+            held = there.held()
             data = b"".join(held.views)
             held.release()
             return data
@@ -450,14 +445,19 @@ def test_a_block_that_is_kept_asking_for_is_asked_at_once_for_who_reads_it(
         assert end(begin()) == source.data
 
 
-def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
+def test_what_its_receiver_did_not_take_is_let_go(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(64 * KIB), block_bytes=16 * KIB)
     there = threading.Event()
-    with Fetcher(FetchSettings(memory_bytes=16 * KIB, claim_s=0.05)) as fetcher:
-        assert fetcher.held(source, 0, 10, there.set) is None
+
+    def refuse(arrived: object) -> None:
+        there.set()
+        raise RuntimeError("a reader's fault")
+
+    with Fetcher(FetchSettings(memory_bytes=16 * KIB)) as fetcher:
+        assert fetcher.hold(source, 0, 10, refuse) is None
         assert there.wait(10)
-        found = fetcher._engine.board.objects[id(source)]
-        while found.claims:
+        block = fetcher._workers.scheduler.memory.objects[id(source)].blocks[0]
+        while block.pins:
             time.sleep(0.01)
         fetcher.read_into(source, 20 * KIB, bytearray(10))
         assert fetcher.memory_bytes == 16 * KIB

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fetching import Source, fetch_threads, noise
+from fetching import Arrival, Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import until
 
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, HeldBytes, Priority
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.storage.store import Preferred
 from bootseer.storage.wrap import Fault, FaultyStore, Request, SlowStore
@@ -142,9 +142,9 @@ def test_a_block_that_many_want_is_fetched_once(tmp_path: Path, packed: bool) ->
             threads.append(thread)
             if len(threads) == 1:
                 gate.arrived.acquire()
-        group = fetcher.held(source, 7, 70, lambda: None)
-        assert group is None
-        waiters = fetcher._engine.board.objects[id(source)].blocks[0].waiters
+        there = Arrival()
+        assert fetcher.hold(source, 7, 70, there.set) is None
+        waiters = fetcher._workers.scheduler.memory.objects[id(source)].blocks[0].waiters
         while len(waiters) < 6:
             threading.Event().wait(0.001)
         gate.open()
@@ -152,8 +152,9 @@ def test_a_block_that_many_want_is_fetched_once(tmp_path: Path, packed: bool) ->
             thread.join()
         for (offset, length), buffer in zip(spans, buffers, strict=True):
             assert buffer == source.data[offset : offset + length]
-        held = fetcher.held(source, 7, 70)
-        assert held is not None
+        assert there.wait(10)
+        held = there.held()
+        assert b"".join(held.views) == source.data[7:77]
         held.release()
     assert len(gate.store.requests) == 1
 
@@ -199,7 +200,10 @@ def test_demand_overtakes_and_promotes_what_waits(tmp_path: Path) -> None:
         buffer = bytearray(KIB)
         reader = threading.Thread(target=fetcher.read_into, args=(source, 6 * KIB, buffer))
         reader.start()
-        while fetcher._engine.board.objects[id(source)].blocks[6].priority != Priority.DEMAND:
+        while (
+            fetcher._workers.scheduler.memory.objects[id(source)].blocks[6].priority
+            != Priority.DEMAND
+        ):
             threading.Event().wait(0.001)
         gate.open()
         reader.join()
@@ -224,7 +228,7 @@ def test_a_small_read_waits_for_a_few_requests_of_a_large_one(tmp_path: Path) ->
         )
         reader.start()
         gate.arrived.acquire()
-        blocks = fetcher._engine.board.objects[id(source)].blocks
+        blocks = fetcher._workers.scheduler.memory.objects[id(source)].blocks
         small = threading.Thread(target=fetcher.read_into, args=(source, 99 * KIB, bytearray(7)))
         small.start()
         while 99 not in blocks or blocks[99].job is None:
@@ -295,12 +299,11 @@ def test_a_cancelled_prefetch_is_not_fetched(tmp_path: Path) -> None:
 def test_held_memory_is_never_used_again_before_its_release(tmp_path: Path) -> None:
     source = Source(tmp_path, noise(256 * KIB), block_bytes=16 * KIB)
     with Fetcher(FetchSettings(memory_bytes=96 * KIB)) as fetcher:
-        there = threading.Event()
-        held = fetcher.held(source, 10_000, 20_000, there.set)
+        there = Arrival()
+        held = fetcher.hold(source, 10_000, 20_000, there.set)
         if held is None:
             assert there.wait(10)
-            held = fetcher.held(source, 10_000, 20_000)
-        assert held is not None
+            held = there.held()
         for offset in range(0, 256 * KIB, 5000):  # pushes everything else out, twice
             fetcher.read_into(source, offset, bytearray(100))
         assert b"".join(held.views) == source.data[10_000:30_000]
@@ -315,13 +318,13 @@ def test_what_is_held_beyond_the_budget_still_comes(tmp_path: Path) -> None:
     with Fetcher(FetchSettings(memory_bytes=32 * KIB)) as fetcher:
         holds = []
         for number in range(6):
-            there = threading.Event()
-            if fetcher.held(source, number * 16 * KIB, 10, there.set) is None:
+            there = Arrival()
+            held = fetcher.hold(source, number * 16 * KIB, 10, there.set)
+            if held is None:
                 assert there.wait(10)
-            holds.append(fetcher.held(source, number * 16 * KIB, 10))
-        assert None not in holds
+                held = there.held()
+            holds.append(held)
         for number, held in enumerate(holds):
-            assert held is not None
             assert b"".join(held.views) == source.data[number * 16 * KIB :][:10]
             held.release()
         fetcher.read_into(source, 200 * KIB, bytearray(10))
@@ -334,14 +337,17 @@ def test_ready_is_called_once_and_from_inside_one_may_ask_again(tmp_path: Path) 
     there = threading.Event()
     with Fetcher(SMALL) as fetcher:
 
-        def ready() -> None:
-            held = fetcher.held(source, 1000, 9000)
+        def ready(arrived: HeldBytes | Exception) -> None:
+            assert isinstance(arrived, HeldBytes)
+            held = fetcher.hold(source, 1000, 9000)
             assert held is not None
+            assert held.views == arrived.views
             got.append(b"".join(held.views))
+            arrived.release()
             held.release()
             there.set()
 
-        assert fetcher.held(source, 1000, 9000, ready) is None
+        assert fetcher.hold(source, 1000, 9000, ready) is None
         assert there.wait(10)
     assert got == [source.data[1000:10_000]]
 
@@ -349,7 +355,7 @@ def test_ready_is_called_once_and_from_inside_one_may_ask_again(tmp_path: Path) 
 def test_at_the_end_there_is_nothing_to_hold(tmp_path: Path) -> None:
     source = Source(tmp_path, b"abcdef", block_bytes=4)
     with Fetcher(SMALL) as fetcher:
-        held = fetcher.held(source, 6, 10)
+        held = fetcher.hold(source, 6, 10)
         assert held is not None
         assert held.views == []
         held.release()
@@ -385,15 +391,14 @@ def test_what_arrives_of_a_forgotten_source_is_let_go(tmp_path: Path) -> None:
     gate = Gate(source)
     with Fetcher(SMALL) as fetcher:
         ticket = fetcher.prefetch(source, 0, 16 * KIB)
-        assert gate.arrived.acquire(timeout=10)
+        gate.arrived.acquire()
         fetcher.forget(source)
         gate.open()
         assert ticket.wait(10)
-        board = fetcher._engine.board
-        until(lambda: not board.objects, "the record to go", limit_s=10)
-        with fetcher._engine.lock:
-            assert board.pool.used_bytes == 0
-            assert not board.lines
+        scheduler = fetcher._workers.scheduler
+        until(lambda: not scheduler.memory.objects)
+        assert scheduler.memory.pool.used_bytes == 0
+        assert not scheduler.queues.queues
 
 
 # --- the node cache --------------------------------------------------------------------------
@@ -404,7 +409,7 @@ def test_what_the_node_cache_holds_is_not_fetched(tmp_path: Path, packed: bool) 
     source = Source(tmp_path / "s", noise(100_000), block_bytes=8 * KIB, packed=packed, key="k1")
     gate = Gate(source)
     gate.open()
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
         with Fetcher(SMALL, cache=cache) as fetcher:
             fetcher.read_into(source, 0, bytearray(50_000))
             assert fetcher.prefetch(source, 50_000, 50_000).wait(10)
@@ -420,7 +425,7 @@ def test_what_the_node_cache_holds_is_not_fetched(tmp_path: Path, packed: bool) 
 
 def test_a_spoiled_cached_block_is_fetched_again(tmp_path: Path) -> None:
     source = Source(tmp_path / "s", noise(64 * KIB), block_bytes=8 * KIB, key="k2")
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
         with Fetcher(SMALL, cache=cache) as fetcher:
             fetcher.read_into(source, 0, bytearray(64 * KIB))
         (data,) = (tmp_path / "cache").glob("*/data")
@@ -455,8 +460,8 @@ def test_closing_ends_reads_that_are_under_way(tmp_path: Path) -> None:
     reader.start()
     while not store.requests:
         threading.Event().wait(0.001)
-    told = threading.Event()
-    assert fetcher.held(source, 0, 10, told.set) is None
+    told = Arrival()
+    assert fetcher.hold(source, 0, 10, told.set) is None
     ticket = fetcher.prefetch(source, 0, 64 * KIB)
     fetcher.close()
     fetcher.close()
@@ -480,13 +485,13 @@ def test_a_close_while_the_clock_looks_elsewhere_waits_for_no_rest(
         looking.set()
         closing.wait()
 
-    monkeypatch.setattr(fetcher._engine, "_look_elsewhere", look)
+    monkeypatch.setattr(fetcher._workers, "_look_for_left_blocks", look)
     source = Source(tmp_path, b"abcdef", block_bytes=4)
     fetcher.read_into(source, 0, bytearray(6))
     looking.wait()
     closer = threading.Thread(target=fetcher.close)
     closer.start()
-    while not fetcher._engine.closed:
+    while not fetcher._workers.closed:
         threading.Event().wait(0.001)
     closing.set()
     closer.join()

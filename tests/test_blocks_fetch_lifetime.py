@@ -16,13 +16,13 @@ from fuse_mounts import in_time
 from waiting import until
 
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.blocks.fetch import buffer_copy, workers
+from bootseer.blocks.fetch import buffer_copy, transfers
 from bootseer.blocks.fetch.block_memory import KEPT_OBJECTS
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.blocks.fetch.plan.request_plan import Piece
-from bootseer.blocks.fetch.records import Block, Copy, Group, Job
-from bootseer.blocks.fetch.scheduler import Board, Want
-from bootseer.blocks.fetch.workers import Engine
+from bootseer.blocks.fetch.records import Block, Copy, Job, Waiter
+from bootseer.blocks.fetch.scheduler import Scheduler, Want
+from bootseer.blocks.fetch.workers import Workers
 from bootseer.blocks.source import memory_key
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Store
@@ -98,7 +98,7 @@ def test_a_copy_that_fails_ends_its_reader_and_no_other(
         buffer_copy.copy_from(block, copies)
 
     monkeypatch.setattr(source, "open_block", open_block)
-    monkeypatch.setattr(workers, "copy_from", copy_from)
+    monkeypatch.setattr(transfers, "copy_from", copy_from)
     outcomes: dict[int, object] = {}
 
     def read_some(fetcher: Fetcher, size: int) -> None:
@@ -117,7 +117,7 @@ def test_a_copy_that_fails_ends_its_reader_and_no_other(
         for reader in readers:
             reader.start()
         assert begun.wait(60)
-        (found,) = fetcher._engine.board.objects.values()
+        (found,) = fetcher._workers.scheduler.memory.objects.values()
         block = found.blocks[0]
         until(lambda: len(block.waiters) == 2)
         go_on.set()
@@ -130,14 +130,14 @@ def test_a_copy_that_fails_ends_its_reader_and_no_other(
 @pytest.mark.parametrize("cached", [False, True])
 def test_files_that_came_and_went_take_no_room(tmp_path: Path, cached: bool):
     sources = files(tmp_path / "files", KEPT_OBJECTS + 200)
-    cache = NodeCache(str(tmp_path / "cache"), 1 << 30) if cached else None
+    cache = NodeCache.at(str(tmp_path / "cache"), 1 << 30) if cached else None
     before = len(os.listdir("/proc/self/fd"))
     with Fetcher(SMALL, cache=cache) as fetcher:
         for source in sources:
             small_reads(fetcher, source)
-        board = fetcher._engine.board
-        assert len(board.objects) <= KEPT_OBJECTS + 1
-        assert len(board.lines) <= 2 * KEPT_OBJECTS + 2
+        scheduler = fetcher._workers.scheduler
+        assert len(scheduler.memory.objects) <= KEPT_OBJECTS + 1
+        assert len(scheduler.queues.queues) <= 2 * KEPT_OBJECTS + 2
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * KEPT_OBJECTS + 20
         for source in sources[:5]:
             read(fetcher, source)
@@ -179,13 +179,13 @@ def test_a_forgotten_object_is_closed_while_a_copy_is_made(
     other.store = shared = Halting(other.store)  # type: ignore[assignment]
     shared.end.set()
     with (
-        NodeCache(str(tmp_path / "cache"), 1 << 30) as cache,
+        NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache,
         Fetcher(SMALL, cache=cache) as fetcher,
     ):
         ticket = fetcher.prefetch(kept, 0, BLOCK)
         assert slow.begun.wait(60)
-        board = fetcher._engine.board
-        (found,) = board.objects.values()
+        memory = fetcher._workers.scheduler.memory
+        (found,) = memory.objects.values()
         cached = found.cached
         assert cached is not None
         closed = threading.Event()
@@ -205,7 +205,7 @@ def test_a_forgotten_object_is_closed_while_a_copy_is_made(
         readers[0].start()
         assert shared.begun.wait(60)
         readers[1].start()
-        block = board.objects[memory_key(other)].blocks[0]
+        block = memory.objects[memory_key(other)].blocks[0]
         until(lambda: len(block.waiters) == 2)
         slow.go_on.set()
         assert slow.came.wait(60)
@@ -225,7 +225,7 @@ def test_threads_open_many_files_at_once(tmp_path: Path):
     sources = files(tmp_path / "files", 300)
     wrong: list[BaseException] = []
     with (
-        NodeCache(str(tmp_path / "cache"), 1 << 30) as cache,
+        NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache,
         Fetcher(SMALL, cache=cache) as fetcher,
     ):
 
@@ -245,54 +245,83 @@ def test_threads_open_many_files_at_once(tmp_path: Path):
             for source in sources:
                 fetcher.forget(source)
         assert wrong == []
-        assert all(worker.is_alive() for worker in fetcher._engine._workers)
+        assert all(worker.is_alive() for worker in fetcher._workers._threads)
 
 
 def test_a_demand_is_not_left_in_a_job_of_lower_priority(tmp_path: Path):
     """Two plans of one block under way: the urgent one counts, whichever is ready first."""
     (source,) = files(tmp_path, 1)
-    board = Board(SMALL)
-    found = board.object_of(source)
-    board.want(found, [Want(0)], Group(Priority.BACKGROUND))
-    (block,) = board.fresh
-    board.want(found, [Want(0)], Group(Priority.DEMAND))
+    scheduler = Scheduler(SMALL)
+    found = scheduler.memory.record_of(source)
+    scheduler.want(found, [Want(0)], Waiter(Priority.BACKGROUND))
+    (block,) = scheduler.effects.to_plan
+    scheduler.want(found, [Want(0)], Waiter(Priority.DEMAND))
     items: list[tuple[Block, Piece]] = [(block, Piece(0, "object-0", 0, BLOCK))]
-    board.enqueue([Job(found.line, list(items), Priority.BACKGROUND)])
-    board.enqueue([Job(found.line, list(items), Priority.DEMAND)])
-    flight = board.take(0.0)
-    assert flight is not None
-    assert flight.priority is Priority.DEMAND
-    assert board.take(0.0) is None
+    scheduler.enqueue([Job(found.queue, list(items), Priority.BACKGROUND)])
+    scheduler.enqueue([Job(found.queue, list(items), Priority.DEMAND)])
+    request = scheduler.start_next(0.0)
+    assert request is not None
+    assert request.priority is Priority.DEMAND
+    assert scheduler.start_next(0.0) is None
 
 
 def test_the_clock_does_not_sleep_while_a_job_waits_for_its_thread(tmp_path: Path):
     (source,) = files(tmp_path, 1)
-    board = Board(SMALL)
-    found = board.object_of(source)
-    assert board.next_due_s(0.0, 0.1) is None
-    board.want(found, [Want(0)], Group(Priority.DEMAND))
-    (block,) = board.fresh
-    board.enqueue([Job(found.line, [(block, Piece(0, "object-0", 0, BLOCK))], Priority.DEMAND)])
-    assert board.next_due_s(0.0, 0.1) == 0.1
+    scheduler = Scheduler(SMALL)
+    found = scheduler.memory.record_of(source)
+    assert scheduler.next_due_s(0.0, 0.1) is None
+    scheduler.want(found, [Want(0)], Waiter(Priority.DEMAND))
+    (block,) = scheduler.effects.to_plan
+    scheduler.enqueue(
+        [Job(found.queue, [(block, Piece(0, "object-0", 0, BLOCK))], Priority.DEMAND)]
+    )
+    assert scheduler.next_due_s(0.0, 0.1) == 0.1
+
+
+def test_whatever_was_decided_is_done_however_a_decision_is_left(tmp_path: Path):
+    (source,) = files(tmp_path, 1)
+    workers = Workers(SMALL, None, None)
+    called: list[str] = []
+
+    def decide() -> str:
+        with workers.decision as scheduler:
+            scheduler.effects.to_call.append(lambda: called.append("returned"))
+            return "early"
+
+    assert decide() == "early"
+    assert called == ["returned"]
+    waiter = Waiter(Priority.DEMAND, lambda: called.append("arrived"))
+
+    def fail() -> None:
+        with workers.decision as scheduler:
+            scheduler.want(scheduler.memory.record_of(source), [Want(0)], waiter)
+            raise ValueError("injected")
+
+    with pytest.raises(ValueError, match="injected"):
+        fail()
+    until(lambda: called == ["returned", "arrived"])
+    workers.close()
 
 
 def test_idle_threads_are_not_counted_twice(tmp_path: Path):
     """Two threads were woken for two jobs; two jobs more need two threads more."""
     (source,) = files(tmp_path, 1)
     source.size_bytes = 64 * BLOCK
-    engine = Engine(SMALL, None, None)
-    board = engine.board
-    found = board.object_of(source)
-    with engine.lock:
-        board.want(found, [Want(n) for n in range(4)], Group(Priority.DEMAND))
+    workers = Workers(SMALL, None, None)
+    scheduler = workers.scheduler
+    found = scheduler.memory.record_of(source)
+    with workers._lock:
+        scheduler.want(found, [Want(n) for n in range(4)], Waiter(Priority.DEMAND))
         jobs = [
-            Job(found.line, [(b, Piece(n, "object-0", n * BLOCK, BLOCK))], Priority.DEMAND)
-            for n, b in enumerate(board.fresh)
+            Job(found.queue, [(b, Piece(n, "object-0", n * BLOCK, BLOCK))], Priority.DEMAND)
+            for n, b in enumerate(scheduler.effects.to_plan)
         ]
-        engine._watcher = threading.current_thread()
-        engine._idle = 2
-        assert engine._ready_threads(board.enqueue(jobs[:2])) == []
-        assert len(engine._ready_threads(board.enqueue(jobs[2:]))) == 2
+        workers._clock_thread = threading.current_thread()
+        workers._idle = 2
+        scheduler.enqueue(jobs[:2])
+        assert workers.wake_threads(scheduler.effects, starved=False) == []
+        scheduler.enqueue(jobs[2:])
+        assert len(workers.wake_threads(scheduler.effects, starved=False)) == 2
 
 
 def test_a_connection_that_cannot_be_cancelled_ends_no_thread(tmp_path: Path):

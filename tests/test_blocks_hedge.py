@@ -6,10 +6,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from fetching import Source, fetch_threads, noise
+from fetching import Arrival, Source, fetch_threads, noise
 
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
-from bootseer.blocks.fetch.plan.retry_policy import choose_replica, hedge_after_s
+from bootseer.blocks.fetch.plan.replica_choice import choose_replica
+from bootseer.blocks.fetch.plan.retry_policy import hedge_after_s
 from bootseer.storage.wrap import Fault, FaultyStore, Request
 
 KIB = 1 << 10
@@ -60,8 +61,8 @@ def test_who_has_asked_nobody_yet_is_not_doubled(
 
     monkeypatch.setattr(source, "replicas", replicas)
     with Fetcher(QUICK) as fetcher:
-        there = threading.Event()
-        assert fetcher.held(source, 0, KIB, there.set) is None
+        there = Arrival()
+        assert fetcher.hold(source, 0, KIB, there.set) is None
         assert not there.wait(20 * QUICK.hedge_s)
         assert asked == [0]
         told.set()
@@ -73,12 +74,11 @@ def test_held_bytes_survive_the_loser(tmp_path: Path) -> None:
     hanging(source)
     with Fetcher(QUICK) as fetcher:
         for number in range(4):
-            there = threading.Event()
-            held = fetcher.held(source, number * 16 * KIB, 16 * KIB, there.set)
+            there = Arrival()
+            held = fetcher.hold(source, number * 16 * KIB, 16 * KIB, there.set)
             if held is None:
                 assert there.wait(10)
-                held = fetcher.held(source, number * 16 * KIB, 16 * KIB)
-            assert held is not None
+                held = there.held()
             assert b"".join(held.views) == source.data[number * 16 * KIB :][: 16 * KIB]
             held.release()
 

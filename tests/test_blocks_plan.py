@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetch.plan.request_plan import Piece, Request, plan, request_bytes
+from bootseer.blocks.fetch.plan.request_plan import Piece, PlannedRequest, plan, request_bytes
 
 MIB = 1 << 20
 
@@ -123,5 +123,5 @@ def test_request_sizes_leave_no_stream_idle() -> None:
 
 
 def test_a_request_knows_its_range() -> None:
-    request = Request((Piece(7, "p", 100, 10), Piece(9, "p", 110, 5)))
+    request = PlannedRequest((Piece(7, "p", 100, 10), Piece(9, "p", 110, 5)))
     assert (request.part, request.offset, request.length) == ("p", 100, 15)

@@ -225,7 +225,7 @@ def test_a_recorded_start_replayed_asks_the_store_for_nothing_more(tmp_path: Pat
 def test_a_replay_fills_the_node_cache_for_everybody(tmp_path: Path):
     source = make_source(tmp_path, SIZE, block_bytes=BLOCK)
     some = of((80, 1), (0, 1), (40, 4), key=source.key)
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
         with Fetcher(cache=cache) as fetcher, Replay(some, fetcher, source) as replay:
             assert replay.wait(30)
         with cache.open(source) as kept:

@@ -21,6 +21,8 @@ PIECES = [(0, 8 * BLOCK), (8 * BLOCK, 1), (32 * BLOCK, 8 * BLOCK + 17), (5, 3 * 
 
 
 class Verifiable(FileSource):
+    has_raw_digests = True
+
     def check_raw(self, index: int, raw: memoryview) -> None:
         self.open_block(index, raw, raw)
 
@@ -87,7 +89,7 @@ def test_sealing_leaves_the_page_cache_as_it_is(
 ) -> None:
     """Pages that come back by sealing's own steps are small ones, slow to read for all others."""
     monkeypatch.setattr(sealed_objects, "SETTLED_NS", 0)
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
         source, path = kept_whole(cache, tmp_path)
         before = resident(path)
         assert seal(cache, source)
@@ -102,7 +104,7 @@ def test_what_is_wrong_on_the_medium_is_dropped(
     monkeypatch.setattr(sealed_objects, "SETTLED_NS", 0)
     if not direct:
         monkeypatch.setattr(uncached_read, "direct_alignments", lambda fd: (0, 0))
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
         source, path = kept_whole(cache, tmp_path)
         with path.open("r+b") as file:
             file.seek(40 * BLOCK + 3)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks import stats
+from bootseer.blocks.source import BlockSource
 from bootseer.blocks.stats import Counters, Stats
 from bootseer.events.writer import Writer
 
@@ -86,8 +87,11 @@ def test_events_tell_what_was_added_since_the_last_ones(tmp_path: Path):
 
 
 def test_a_source_names_its_class_or_is_plain():
-    class Image:
+    class Image(BlockSource):
         source_class = "image"
 
-    assert stats.source_class(Image()) == "image"
-    assert stats.source_class(object()) == "plain"
+    class Unnamed(BlockSource):
+        pass
+
+    assert Image.source_class == "image"
+    assert Unnamed.source_class == "plain"

@@ -38,8 +38,8 @@ def data_of(cache: NodeCache, source: FileSource) -> Path:
 
 def test_only_blocks_that_are_here_are_read(tmp_path: Path):
     source = make_source(tmp_path, 4 * BLOCK + 17)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
-        found = kept.straight()
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+        found = kept.direct_reads()
         assert found is not None
         assert found.read(0, 1) is None
         for index in (0, 1, 3, 4):
@@ -57,15 +57,15 @@ def test_only_blocks_that_are_here_are_read(tmp_path: Path):
 
 def test_a_later_process_verifies_first_and_finds_what_is_wrong(tmp_path: Path):
     source = make_source(tmp_path, 3 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         for index in range(3):
             put(kept, source, index)
         data = data_of(cache, source)
     with data.open("r+b") as file:  # what power loss leaves behind
         file.seek(BLOCK + 9)
         file.write(b"\0\0\0\0")
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
-        found = kept.straight()
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+        found = kept.direct_reads()
         assert found is not None
         assert [found.read(n * BLOCK, 1) for n in range(3)] == [None] * 3
         assert [verified(kept, source, n) for n in range(3)] == [True, False, True]
@@ -76,14 +76,14 @@ def test_a_later_process_verifies_first_and_finds_what_is_wrong(tmp_path: Path):
 
 def test_old_marks_are_dropped_at_the_next_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = make_source(tmp_path, BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
-        found = kept.straight()
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+        found = kept.direct_reads()
         assert found is not None
         put(kept, source, 0)
-        assert kept.straight() is found
+        assert kept.direct_reads() is found
         assert found.read(0, BLOCK) is not None
         monkeypatch.setattr(direct_reads, "MARK_LIFE_S", -1.0)
-        assert kept.straight() is found
+        assert kept.direct_reads() is found
         assert found.read(0, BLOCK) is None
 
 
@@ -112,7 +112,7 @@ def test_a_block_dropped_while_another_is_marked_stays_dropped() -> None:
 
 def test_where_descriptors_are_scarce_the_cache_leaves_them_to_others(tmp_path: Path) -> None:
     source = make_source(tmp_path, BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.ExitStack() as held, cache.open(source) as kept:
             taken = [held.enter_context(open(os.devnull)) for _ in range(40)]
@@ -120,7 +120,7 @@ def test_where_descriptors_are_scarce_the_cache_leaves_them_to_others(tmp_path: 
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
             try:
                 count = len(os.listdir("/proc/self/fd"))
-                assert kept.straight() is None
+                assert kept.direct_reads() is None
                 with cache.open(make_source(tmp_path, BLOCK)) as other:
                     assert not other.usable
                 assert len(os.listdir("/proc/self/fd")) == count
@@ -128,14 +128,14 @@ def test_where_descriptors_are_scarce_the_cache_leaves_them_to_others(tmp_path: 
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
             held.close()
-            assert kept.straight() is not None
+            assert kept.direct_reads() is not None
 
 
 def test_what_is_read_so_is_not_evicted(tmp_path: Path):
     source = make_source(tmp_path, 4 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache:
         kept = cache.open(source)
-        found = kept.straight()
+        found = kept.direct_reads()
         assert found is not None
         for index in range(4):
             put(kept, source, index)
@@ -148,15 +148,15 @@ def test_what_is_read_so_is_not_evicted(tmp_path: Path):
 
 def test_a_cache_that_was_deleted_and_made_again_begins_without_marks(tmp_path: Path):
     source = make_source(tmp_path, 2 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
-        before = kept.straight()
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+        before = kept.direct_reads()
         put(kept, source, 0)
         data = data_of(cache, source)
         for path in (data, data.parent / "present"):
             path.unlink()
         data.parent.rmdir()
         with cache.open(source) as again:
-            after = again.straight()
+            after = again.direct_reads()
             assert before is not None
             assert after is not None
             assert after.read(0, 10) is None
@@ -166,11 +166,11 @@ def test_a_cache_that_was_deleted_and_made_again_begins_without_marks(tmp_path: 
 def test_nothing_counts_as_verified_while_another_may_take_it_back(tmp_path: Path):
     source = make_source(tmp_path, BLOCK)
     with (
-        NodeCache(str(tmp_path / "cache"), MANY) as cache,
+        NodeCache.at(str(tmp_path / "cache"), MANY) as cache,
         cache.open(source) as kept,
         cache.open(source) as other,
     ):
-        found = kept.straight()
+        found = kept.direct_reads()
         assert found is not None
         assert other.claim(0)
         assert put(kept, source, 0)  # its patience was over
@@ -187,7 +187,7 @@ def test_a_store_that_fails_leaves_what_another_stored(
     """Fault injected: a write of ours fails (no space) after another opening stored the block."""
     source = make_source(tmp_path, 2 * BLOCK)
     with (
-        NodeCache(str(tmp_path / "cache"), MANY) as cache,
+        NodeCache.at(str(tmp_path / "cache"), MANY) as cache,
         cache.open(source) as slow,
         cache.open(source) as quick,
     ):
@@ -212,17 +212,17 @@ def test_one_that_is_being_closed_is_given_to_nobody(
 ):
     """An opening may come while the last reference to what it could share goes."""
     source = make_source(tmp_path, BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
-        found = kept.straight()
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+        found = kept.direct_reads()
         assert found is not None
         assert put(kept, source, 0)
-        opened: list[direct_reads.Straight | None] = []
+        opened: list[direct_reads.DirectReads | None] = []
         close = os.close
 
         def close_slowly(descriptor: int) -> None:
             if not opened:
                 opened.append(None)
-                opened[0] = kept.straight()
+                opened[0] = kept.direct_reads()
             close(descriptor)
 
         with monkeypatch.context() as patch:
@@ -235,16 +235,18 @@ def test_one_that_is_being_closed_is_given_to_nobody(
         assert bytes(after.read(0, BLOCK) or b"") == block_of(source, 0)
 
 
-def _read_in_child(found: direct_reads.Straight, told: multiprocessing.SimpleQueue[bool]) -> None:
+def _read_in_child(
+    found: direct_reads.DirectReads, told: multiprocessing.SimpleQueue[bool]
+) -> None:
     told.put(found.read(0, BLOCK) is not None)
 
 
 def test_a_forked_child_does_not_write_into_its_parents_memory(tmp_path: Path):
     source = make_source(tmp_path, 2 * BLOCK)
-    with NodeCache(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
+    with NodeCache.at(str(tmp_path / "cache"), MANY) as cache, cache.open(source) as kept:
         for index in range(2):
             put(kept, source, index)
-        found = kept.straight()
+        found = kept.direct_reads()
         assert found is not None
         assert verified(kept, source, 0)
         assert verified(kept, source, 1)

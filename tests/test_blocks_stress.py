@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fetching import Source, noise
+from fetching import Arrival, Source, noise
 
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, HeldBytes, Priority
 from bootseer.blocks.fetch.records import Status
 from bootseer.errors import BootseerError, StoreUnavailableError
 from bootseer.storage.wrap import Fault, FaultyStore, Request
@@ -32,7 +32,6 @@ IMPATIENT = FetchSettings(
     suspect_s=0.1,
     stall_s=0.3,
     least_range_bytes=BLOCK,
-    claim_s=0.3,
     demand_deadline_s=5,
 )
 FAULTS = (
@@ -123,14 +122,15 @@ class Crowd:
         self._compare("read", source, offset, bytes(buffer[:count]))
 
     def _hold(self, chance: random.Random, source: Source, offset: int, length: int) -> None:
-        arrived = threading.Event()
-        while (held := self.fetcher.held(source, offset, length, arrived.set)) is None:
-            if chance.random() < 0.05:
-                return  # nobody comes for it
+        arrived, is_lost = Arrival(), chance.random() < 0.05
+        held = self.fetcher.hold(source, offset, length, _let_go if is_lost else arrived.set)
+        if held is None:
+            if is_lost:
+                return
             if not arrived.wait(60):
                 self.wrong.append("nobody called")
                 return
-            arrived.clear()
+            held = arrived.held()
         time.sleep(chance.random() * 0.005)
         found = b"".join(map(bytes, held.views))
         held.release()
@@ -148,32 +148,41 @@ class Crowd:
 
     def rest(self) -> None:
         """Wait until nothing is under way any more."""
-        board = self.fetcher._engine.board
+        scheduler = self.fetcher._workers.scheduler
+        queues = scheduler.queues
         for _ in range(3000):
-            with self.fetcher._engine.lock:
-                queued = any(line.heap for line in board.lines.values())
-                if not (board.flights or board._held or queued):
+            with self.fetcher._workers._lock:
+                queued = any(queue.heap for queue in queues.queues.values())
+                if not (queues.requests or scheduler.waiters.watched or queued):
                     return
             time.sleep(0.02)
 
     def left_over(self) -> list[str]:
         """Whatever the books still hold that nobody wants."""
-        board = self.fetcher._engine.board
-        with self.fetcher._engine.lock:
-            blocks = [b for found in board.objects.values() for b in found.blocks.values()]
+        memory, queues = (
+            self.fetcher._workers.scheduler.memory,
+            self.fetcher._workers.scheduler.queues,
+        )
+        with self.fetcher._workers._lock:
+            blocks = [b for found in memory.objects.values() for b in found.blocks.values()]
             out = [f"block {b.index} {b.status.name}" for b in blocks if b.status != Status.READY]
             out += [f"pins of {b.index}" for b in blocks if b.pins]
             kept = sum(b.slot.size_bytes for b in blocks if b.slot is not None)
-            if kept != board.pool.used_bytes:
-                out.append(f"{board.pool.used_bytes} bytes used, {kept} known")
-            if board.pool.mapped_bytes > IMPATIENT.memory_bytes:
-                out.append(f"{board.pool.mapped_bytes} bytes mapped")
-            out += [f"line {line.active}" for line in board.lines.values() if line.active]
+            if kept != memory.pool.used_bytes:
+                out.append(f"{memory.pool.used_bytes} bytes used, {kept} known")
+            if memory.pool.mapped_bytes > IMPATIENT.memory_bytes:
+                out.append(f"{memory.pool.mapped_bytes} bytes mapped")
+            out += [f"queue {queue.active}" for queue in queues.queues.values() if queue.active]
         return out
 
 
+def _let_go(arrived: HeldBytes | Exception) -> None:
+    if isinstance(arrived, HeldBytes):
+        arrived.release()
+
+
 def crowd(tmp_path: Path, seed: int, rounds: int, *, cached: bool) -> None:
-    cache = NodeCache(str(tmp_path / "cache"), 200 * BLOCK) if cached else None
+    cache = NodeCache.at(str(tmp_path / "cache"), 200 * BLOCK) if cached else None
     some = Crowd(tmp_path / "store", seed, rounds, cache)
     with some.fetcher:
         some.run()

@@ -369,7 +369,7 @@ def test_a_tree_lives_on_elsewhere_without_its_server(mounts: Mounts, image: Pub
         assert child.stdout.readline() == b"in\n"
         mounts.umount(mounted)
         assert mounts.gone()
-        with NodeCache(str(mounts.cache / "blocks"), 1 << 40) as cache:
+        with NodeCache.at(str(mounts.cache / "blocks"), 1 << 40) as cache:
             eviction.shrink(cache.directory, 0, 0)
         assert not list((mounts.cache / "blocks").glob("*/data"))
         evict(mounted.directory)

@@ -110,7 +110,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileSource:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[NodeCache]:
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as made:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as made:
         yield made
 
 

@@ -8,7 +8,6 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +138,11 @@ def test_who_is_answered_at_once_is_not_counted_as_waiting_for_ever() -> None:
     """The blocks are a fake that arrive before whoever asked for them has heard that they do."""
 
     class Quick(Bytes):
-        def held(self, offset: int, length: int, ready: Callable[[], None], priority: Any) -> Any:
-            if not asked:
-                asked.append(1)
-                thread = threading.Thread(target=ready)
-                thread.start()
-                thread.join()
-                return None
-            return Here([memoryview(bytes(length))])
+        def hold(self, offset: int, length: int, deliver: Any, priority: Any) -> Any:
+            here = Here([memoryview(bytes(length))])
+            thread = threading.Thread(target=deliver, args=(here,))
+            thread.start()
+            thread.join()
 
     class Here:
         def __init__(self, views: list[memoryview]) -> None:
@@ -154,7 +150,6 @@ def test_who_is_answered_at_once_is_not_counted_as_waiting_for_ever() -> None:
 
         def release(self) -> None: ...
 
-    asked: list[int] = []
     frames = Frames(an_index(1), memory_bytes=1 << 20)
     front = a_front()
     front.supply(Quick(8 * PAGE, frames, lambda: None))  # type: ignore[arg-type,return-value]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 from block_sources import make_source
+from fetching import Arrival
 
 from bootseer.blockimage.pack_format import EMPTY
 from bootseer.blockimage.serve.byte_source import FITTING_MISSES, Bytes
@@ -26,10 +26,11 @@ def test_programs_that_miss_much_are_read_ahead_for(
         supply = Bytes(source.size_bytes, Frames(EMPTY, memory_bytes=1), lambda: (fetcher, source))
 
         def read(block: int) -> bytes:
-            there = threading.Event()
-            while (held := supply.held(block * BLOCK, BLOCK, there.set, priority)) is None:
+            there = Arrival()
+            held = supply.hold(block * BLOCK, BLOCK, there.set, priority)
+            if held is None:
                 assert there.wait(30)
-                there.clear()
+                held = there.held()
             found = b"".join(held.views)
             held.release()
             return found

@@ -48,7 +48,7 @@ def shuffled(tree: Tree) -> list[Extent]:
 
 def test_all_blocks_are_fetched_into_the_cache(tree: Tree, tmp_path: Path):
     with (
-        NodeCache(str(tmp_path), 1 << 30) as cache,
+        NodeCache.at(str(tmp_path), 1 << 30) as cache,
         Fetcher(cache=cache) as fetcher,
         cache.open(tree.source) as cached,
     ):

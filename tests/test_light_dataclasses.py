@@ -104,6 +104,47 @@ def test_keywords_only_inheritance_and_what_follows_the_values(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_one_that_is_itself_alone_is_compared_and_shown_as_any_object(kind):
+    @kind.dataclass(slots=True, eq=False, repr=False)
+    class Record:
+        number: int = 0
+
+    one = Record(1)
+    assert one == one != Record(1)
+    assert {one: 2}[one] == 2
+    assert repr(one).startswith("<")
+
+
+@pytest.mark.parametrize("make", [lambda cls: cls, light.quickly_made])
+def test_one_that_is_made_quickly_is_made_the_same(make):
+    @make
+    @light.dataclass(slots=True)
+    class Base:
+        name: str
+        tags: list = light.field(default_factory=list)
+        lock: object = light.field(default_factory=object)
+
+    @make
+    @light.dataclass(slots=True, kw_only=True)
+    class Child(Base):
+        size: int
+        note: str = "-"
+
+    one = Child("a", size=3)
+    assert (one.name, one.tags, one.size, one.note) == ("a", [], 3, "-")
+    assert one.tags is not Child("a", size=3).tags
+    assert one.lock is not Child("a", size=3).lock
+    assert Child("a", [1], one.lock, size=3, note="").tags == [1]
+    assert light.replace(one, size=4) == Child("a", [], one.lock, size=4)
+    assert not hasattr(one, "__dict__")
+    for values, named in [((), {"size": 1}), (("a",), {}), (("a", [], 1, 2), {})]:
+        with pytest.raises(TypeError):
+            Child(*values, **named)
+    with pytest.raises(TypeError):
+        Child("a", size=1, other=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_mistakes_in_a_class_are_refused(kind):
     with pytest.raises(ValueError, match="default_factory"):
 

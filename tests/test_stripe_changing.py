@@ -49,7 +49,7 @@ def test_who_shares_memory_shares_the_doubt(path: Path):
 
 
 def test_who_shares_a_cache_shares_the_doubt(path: Path, tmp_path: Path):
-    caches = [NodeCache(str(tmp_path / "cache"), 1 << 30) for _ in range(2)]
+    caches = [NodeCache.at(str(tmp_path / "cache"), 1 << 30) for _ in range(2)]
     fetchers = [Fetcher(cache=cache) for cache in caches]
     files = [stripedfs.open(str(path), fetcher=fetcher) for fetcher in fetchers]
     try:
@@ -64,7 +64,7 @@ def test_who_shares_a_cache_shares_the_doubt(path: Path, tmp_path: Path):
 
 
 def test_the_cache_serves_a_plain_file_that_stayed_the_same(path: Path, tmp_path: Path):
-    with NodeCache(str(tmp_path / "cache"), 1 << 30) as cache:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
         for hits in (0, 4):
             with (
                 Fetcher(cache=cache) as fetcher,

@@ -321,7 +321,9 @@ def test_the_collector_may_come_within_the_fetchers_own_lock(
         return StripedFileSystem(fetcher=fetcher).open(url.removeprefix("file://"), **cached)
 
     def held() -> int:
-        return sum(len(found.blocks) for found in fetcher._engine.board.objects.values())
+        return sum(
+            len(found.blocks) for found in fetcher._workers.scheduler.memory.objects.values()
+        )
 
     file = opened()
     assert file.read(10) == content(SIZE)[:10]
@@ -331,7 +333,7 @@ def test_the_collector_may_come_within_the_fetchers_own_lock(
     assert held()
 
     def collect() -> int:
-        with fetcher._engine.lock:
+        with fetcher._workers._lock:
             return gc.collect()
 
     assert in_time(collect)

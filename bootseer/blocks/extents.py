@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
 def union(extents: Iterable[tuple[int, int]]) -> list[Extent]:
     """Every byte that is in one of them, as a set."""
-    out: list[Extent] = []
+    merged: list[Extent] = []
     start = end = -1
     for offset, length in sorted(extents):
         if length <= 0:
@@ -37,33 +37,33 @@ def union(extents: Iterable[tuple[int, int]]) -> list[Extent]:
             end = max(end, offset + length)
             continue
         if end > start:
-            out.append(Extent(start, end - start))
+            merged.append(Extent(start, end - start))
         start, end = offset, offset + length
     if end > start:
-        out.append(Extent(start, end - start))
-    return out
+        merged.append(Extent(start, end - start))
+    return merged
 
 
 def intersect(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[Extent]:
     """Every byte that is in both, as a set."""
     left, right = union(some), union(others)
-    out: list[Extent] = []
+    common: list[Extent] = []
     i = j = 0
     while i < len(left) and j < len(right):
         start = max(left[i].offset, right[j].offset)
         end = min(left[i].end, right[j].end)
         if start < end:
-            out.append(Extent(start, end - start))
+            common.append(Extent(start, end - start))
         if left[i].end < right[j].end:
             i += 1
         else:
             j += 1
-    return out
+    return common
 
 
 def subtract(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[Extent]:
     """Every byte that is in the first and not in the second, as a set."""
-    out: list[Extent] = []
+    remaining: list[Extent] = []
     holes = union(others)
     first = 0
     for extent in union(some):
@@ -73,12 +73,12 @@ def subtract(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]])
         at = first
         while at < len(holes) and holes[at].offset < extent.end:
             if holes[at].offset > start:
-                out.append(Extent(start, holes[at].offset - start))
+                remaining.append(Extent(start, holes[at].offset - start))
             start = max(start, holes[at].end)
             at += 1
         if start < extent.end:
-            out.append(Extent(start, extent.end - start))
-    return out
+            remaining.append(Extent(start, extent.end - start))
+    return remaining
 
 
 def covered_bytes(extents: Iterable[tuple[int, int]]) -> int:
@@ -111,10 +111,10 @@ def blocks_of(extents: Iterable[tuple[int, int]], block_bytes: int) -> list[rang
 
 def joined(extents: Iterable[tuple[int, int]], gap_bytes: int) -> list[Extent]:
     """As `union`, and holes of at most `gap_bytes` between two extents are filled."""
-    out: list[Extent] = []
+    merged: list[Extent] = []
     for extent in union(extents):
-        if out and extent.offset - out[-1].end <= gap_bytes:
-            out[-1] = Extent(out[-1].offset, extent.end - out[-1].offset)
+        if merged and extent.offset - merged[-1].end <= gap_bytes:
+            merged[-1] = Extent(merged[-1].offset, extent.end - merged[-1].offset)
         else:
-            out.append(extent)
-    return out
+            merged.append(extent)
+    return merged

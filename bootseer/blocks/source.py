@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from bootseer.errors import NotSupportedError
+
 if TYPE_CHECKING:
     from bootseer.storage.store import Store
 
@@ -20,25 +22,30 @@ class BlockSource(Protocol):
     """One immutable object of `size_bytes`, cut into blocks of `block_bytes` (the last shorter).
 
     A striped checkpoint file, a plain file and a compressed block image are all of this shape;
-    the fetcher knows nothing else of them.
+    the fetcher knows nothing else of them. Sources inherit from this class, for its defaults.
     """
 
-    @property
-    def key(self) -> str:
-        """Names the bytes, for ever: equal keys mean equal bytes. "" = nothing may be reused."""
+    key: str
+    """Names the bytes, for ever: equal keys mean equal bytes. "" = nothing may be reused."""
+    size_bytes: int
+    block_bytes: int
+    store: Store
+    in_place: bool
+    """Stored bytes are the raw bytes, so that a request may write them to a reader's buffer."""
 
-    @property
-    def size_bytes(self) -> int: ...
+    source_class: str = "plain"
+    """What is read, for the statistics: see `blocks.stats`."""
 
-    @property
-    def block_bytes(self) -> int: ...
+    volatile: bool = False
+    """The blocks have no digests, so that the source itself must see each one that it serves.
 
-    @property
-    def store(self) -> Store: ...
+    Such an object may be replaced while it is read, and its source warns its readers by what
+    `open_block` was given. What one source let through is no answer for another, of the same key
+    or not, and blocks from the node cache go through `open_block` as those from the store do.
+    """
 
-    @property
-    def in_place(self) -> bool:
-        """True when stored bytes are the raw bytes, so that they may land in a caller's buffer."""
+    has_raw_digests: bool = False
+    """Whether `check_raw` knows what each block's raw bytes must be."""
 
     def locate(self, index: int) -> Location:
         """Where block `index` is stored; pure and quick."""
@@ -47,30 +54,27 @@ class BlockSource(Protocol):
         """The end of the stretch of `part` that holds `offset`: one request should not cross it."""
 
     def replicas(self, part: str, offset: int) -> tuple[str, ...]:
-        """Servers that hold this byte of `part` (see `storage.store.Placed`); often ()."""
+        """Servers that hold this byte of `part` (see `storage.store.Placed`)."""
+        return ()
 
     def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
         """Verify a block's stored bytes and put its raw bytes into `raw`.
 
         With `in_place`, `raw` is `stored` itself and is only verified. Raises CorruptDataError;
-        then nobody sees the bytes, and the fetcher tries another replica.
+        then no reader sees the bytes, and the fetcher tries another replica.
         """
 
+    def check_raw(self, index: int, raw: memoryview) -> None:
+        """Raise CorruptDataError unless these are the raw bytes of block `index`.
 
-def is_volatile(source: BlockSource) -> bool:
-    """Whether blocks have no digests, so that the source itself must see each one that it serves.
-
-    Such a source says so by an attribute `volatile`. Its object may be replaced while it is read;
-    it tells its readers by what `open_block` was given. So what one source let through is no
-    answer for another, of the same key or not, and blocks from the node cache go through
-    `open_block` as those from the store do.
-    """
-    return bool(getattr(source, "volatile", False))
+        Called only where the source `has_raw_digests`.
+        """
+        raise NotSupportedError(f"{type(self).__name__} has no digests of raw bytes")
 
 
 def memory_key(source: BlockSource) -> str | int:
     """Under what a source's blocks are found in memory."""
-    return id(source) if not source.key or is_volatile(source) else source.key
+    return id(source) if source.volatile or not source.key else source.key
 
 
 def block_length(source: BlockSource, index: int) -> int:

@@ -1,8 +1,8 @@
 """What fetching cost: counters per source class, written as `fetch.stats` events.
 
 A source class is a short name for what is read (`checkpoint`, `image`, `snapshot`, `plain`), so
-that a report can say which part of a start moved which bytes. Counting is one short lock, since
-every block read passes through here.
+that a report can say which part of a start moved which bytes. Counting takes one short lock,
+since every block read passes through here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ OTHER = "other"
 class Counters:
     """Sums since the start, or differences of two snapshots.
 
-    `bytes` came over the wire, hedges and retries included; they are `demand_bytes` (somebody
+    `bytes` came over the wire, hedges and retries included; they are `demand_bytes` (a reader
     waited for the request), `hot_bytes` and `background_bytes` (fetched ahead) together.
     `cache_hits` blocks of `cache_bytes` came from the node cache instead, `cache_stored_bytes`
-    went into it, and `cache_corrupt` blocks of it were not what they should be. `blocked_ns` adds
-    up the time of all `demand_waits`, so it can exceed the wall time.
+    went into it, and `cache_corrupt` blocks of it failed their check. `blocked_ns` adds up the
+    time of all `demand_waits`, so it can exceed the wall time.
     """
 
     bytes: int = 0
@@ -47,7 +47,6 @@ class Counters:
 
 
 FIELDS = Counters.__match_args__
-_POSITION = {name: number for number, name in enumerate(FIELDS)}
 
 
 class Stats:
@@ -55,7 +54,7 @@ class Stats:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: dict[str, list[int]] = {}
+        self._sums: dict[str, dict[str, int]] = {}
         self._emitted: dict[str, Counters] = {}
 
     def add(self, source_class: str, **amounts: int) -> None:
@@ -63,17 +62,20 @@ class Stats:
         with self._lock:
             sums = self._sums.get(source_class) or self._new(source_class)
             for name, amount in amounts.items():
-                sums[_POSITION[name]] += amount
+                sums[name] += amount
 
-    def _new(self, source_class: str) -> list[int]:
+    def _new(self, source_class: str) -> dict[str, int]:
         if len(self._sums) >= MAX_CLASSES:
             source_class = OTHER
-        return self._sums.setdefault(source_class, [0] * len(FIELDS))
+        return self._sums.setdefault(source_class, dict.fromkeys(FIELDS, 0))
 
     def snapshot(self) -> dict[str, Counters]:
         """The sums of every class at this moment."""
         with self._lock:
-            return {name: Counters(*sums) for name, sums in self._sums.items()}
+            return self._counters()
+
+    def _counters(self) -> dict[str, Counters]:
+        return {source_class: Counters(**sums) for source_class, sums in self._sums.items()}
 
     def total(self) -> Counters:
         """The sums over all classes."""
@@ -89,26 +91,20 @@ class Stats:
         that is not zero, and those given. Classes to which nothing was added are left out.
         """
         with self._lock:
-            now = {name: Counters(*sums) for name, sums in self._sums.items()}
+            now = self._counters()
             before, self._emitted = self._emitted, now
         for source_class, counters in sorted(now.items()):
-            added = difference(counters, before.get(source_class, Counters()))
-            found: dict[str, str | int | float] = {
-                f"bootseer.{name}": getattr(added, name) for name in FIELDS if getattr(added, name)
-            }
-            if found:
-                found = {"bootseer.source_class": source_class, **found, **attributes}
-                if writer is None:
-                    event(EVENT, **found)
-                else:
-                    writer.point(EVENT, attributes=found)
+            added = dataclasses.asdict(difference(counters, before.get(source_class, Counters())))
+            amounts = {f"bootseer.{name}": amount for name, amount in added.items() if amount}
+            if not amounts:
+                continue
+            about = {"bootseer.source_class": source_class, **amounts, **attributes}
+            if writer is None:
+                event(EVENT, **about)
+            else:
+                writer.point(EVENT, attributes=about)
 
 
 def difference(after: Counters, before: Counters) -> Counters:
     """What was added between two snapshots of one class."""
     return Counters(*(getattr(after, name) - getattr(before, name) for name in FIELDS))
-
-
-def source_class(source: object) -> str:
-    """The class a source names itself by its attribute `source_class`, else `plain`."""
-    return str(getattr(source, "source_class", "plain"))

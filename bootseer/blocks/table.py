@@ -23,7 +23,7 @@ import zstandard
 
 from bootseer.blocks.cache.present_index import Identity, identity_for
 from bootseer.blocks.extents import BLOCK_BYTES
-from bootseer.blocks.source import Location
+from bootseer.blocks.source import BlockSource, Location
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.light_dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class Codec(IntEnum):
 
 
 class DigestKind(IntEnum):
-    """What names a block's raw bytes: SHA-256 where somebody might forge them, else xxh3-128."""
+    """What names a block's raw bytes: SHA-256 where they might be forged, else xxh3-128."""
 
     SHA256 = 1
     XXH3_128 = 2
@@ -284,11 +284,13 @@ def pack(raw: memoryview | bytes, level: int = 3) -> tuple[Codec, bytes]:
     return Codec.NONE, bytes(raw)
 
 
-class TableSource:
-    """`BlockSource` of an object that a table describes and one object of a store holds.
+class TableSource(BlockSource):
+    """An object that a table describes and one object of a store holds.
 
     `stretches` tell where that object's bytes lie (`Store.places`), in order, if the caller asked.
     """
+
+    has_raw_digests = True
 
     def __init__(
         self,
@@ -300,33 +302,15 @@ class TableSource:
         stretches: Sequence[Placed] = (),
     ) -> None:
         self.table = table
+        self.key = key_of(hashlib.sha256(table.serialise()).hexdigest())
+        self.size_bytes, self.block_bytes = table.size_bytes, table.block_bytes
+        self.store = store
+        self.in_place = table.in_place
         self.source_class = source_class
-        self._store, self._part = store, part
+        self._part = part
         self._stretches = stretches
         self._starts = [stretch.offset for stretch in stretches]
         self._unpacker = Unpacker()
-        self._in_place = table.in_place
-        self._key = key_of(hashlib.sha256(table.serialise()).hexdigest())
-
-    @property
-    def key(self) -> str:
-        return self._key
-
-    @property
-    def size_bytes(self) -> int:
-        return self.table.size_bytes
-
-    @property
-    def block_bytes(self) -> int:
-        return self.table.block_bytes
-
-    @property
-    def store(self) -> Store:
-        return self._store
-
-    @property
-    def in_place(self) -> bool:
-        return self._in_place
 
     def locate(self, index: int) -> Location:
         block = self.table[index]
@@ -346,12 +330,12 @@ class TableSource:
 
     def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
         block = self.table[index]
-        what = f"block {index} of {self._part} in {self._store_name()}"
+        what = f"block {index} of {self._part} in {self.store.url}"
         if block.codec is Codec.ZSTD:
             self._unpacker.unpack(stored, raw, what)
         elif len(stored) != len(raw):
             raise CorruptDataError(f"{what} has {len(stored)} bytes instead of {len(raw)}")
-        elif not self._in_place:
+        elif not self.in_place:
             raw[:] = stored
         if digest_of(self.table.kind, raw) != block.digest:
             raise CorruptDataError(f"{what} does not match its digest; the stored copy is damaged")
@@ -360,6 +344,3 @@ class TableSource:
         """Raise CorruptDataError unless these are the raw bytes of block `index`."""
         if digest_of(self.table.kind, raw) != self.table[index].digest:
             raise CorruptDataError(f"block {index} of a copy of {self._part} is damaged")
-
-    def _store_name(self) -> str:
-        return str(getattr(self._store, "url", "its store"))

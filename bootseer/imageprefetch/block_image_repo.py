@@ -234,7 +234,7 @@ def fetching(cache: str, limit_bytes: int = CACHE_LIMIT_BYTES) -> Iterator[Fetch
     from bootseer.blocks.fetch.fetcher import Fetcher
 
     with (
-        NodeCache(os.path.join(cache, BLOCKS), limit_bytes, keep_free=KEEP_FREE) as kept,
+        NodeCache.at(os.path.join(cache, BLOCKS), limit_bytes, keep_free=KEEP_FREE) as kept,
         Fetcher(cache=kept) as fetcher,
     ):
         yield fetcher

@@ -386,7 +386,7 @@ def _copied(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview)
     """Copy a read of middle size whose blocks are in memory: cheaper than joining for them."""
     if not HELD_BYTES[0] <= len(view) <= HELD_BYTES[1]:
         return 0
-    held = fetcher.held(source, offset, len(view))
+    held = fetcher.hold(source, offset, len(view))
     if held is None:
         return 0
     done = 0

@@ -11,12 +11,12 @@ from bootseer.blocks.source import BlockSource
 from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from bootseer.blocks.cache.direct_reads import Straight
-    from bootseer.blocks.fetch.fetcher import Fetcher, Held
+    from bootseer.blocks.cache.direct_reads import DirectReads
+    from bootseer.blocks.fetch.fetcher import Deliver, Fetcher, HeldBytes
     from bootseer.blocks.fetch.plan.readahead import ReadAhead
 
 
-FITTING_MISSES = 16
+FITTING_MISSES = 8
 """Reads of blocks beside a hot set; one that lacks more is not this start's."""
 
 
@@ -60,21 +60,21 @@ class Bytes:
         self.frames = frames
         self.opening = opening
         self.read_ahead = False
-        self.straight: Straight | None = None  # of the node cache, once it is open
+        self.straight: DirectReads | None = None  # of the node cache, once it is open
         self._ahead: ReadAhead | None = None
         self._missed = 0
 
-    def held(
-        self, offset: int, length: int, ready: Callable[[], None], priority: Priority
-    ) -> Held | None:
-        """`Fetcher.held` of the data, and what is best fetched with it."""
+    def hold(
+        self, offset: int, length: int, deliver: Deliver, priority: Priority
+    ) -> HeldBytes | None:
+        """`Fetcher.hold` of the data, and what is best fetched with it."""
         fetcher, source = self.opening()
         if not self.read_ahead and priority is Priority.DEMAND:
             self._missed += 1
             self.read_ahead = self._missed > FITTING_MISSES
         if self.read_ahead:
             self._fetch_ahead(offset, length)
-        return fetcher.held(source, offset, length, ready, priority)
+        return fetcher.hold(source, offset, length, deliver, priority)
 
     def kept(self, offset: int, length: int) -> memoryview | None:
         """Bytes that are verified in the node cache; they hold until this thread asks again."""

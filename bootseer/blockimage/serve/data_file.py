@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.blockimage.serve.byte_source import Bytes, Reads, Touches
-from bootseer.blockimage.serve.frames import Coming, Hot
+from bootseer.blockimage.serve.frames import Cold, Coming, Hot
 from bootseer.blocks.settings import Priority
 from bootseer.fuse.operations import (
     ROOT,
@@ -31,7 +31,7 @@ from bootseer.fuse.operations import (
 )
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Held
+    from bootseer.blocks.fetch.fetcher import HeldBytes
 
 NAME = b"d"
 DATA = Inode(2)
@@ -274,14 +274,19 @@ class _Waiting:
     """A read whose bytes are not all there yet."""
 
     __slots__ = (
+        "_arrived",
         "_cold",
         "_done",
         "_front",
+        "_held",
         "_length",
         "_lock",
         "_offset",
+        "_pieces",
         "_reply",
+        "_source",
         "_there",
+        "_views",
         "_warm",
         "since_ns",
     )
@@ -292,10 +297,34 @@ class _Waiting:
         self._lock = threading.Lock()
         self._reply: Reply | None = None
         self._there = self._cold = self._done = False
+        self._arrived: HeldBytes | Exception | None = None
+        self._source: Bytes | None = None
+        self._pieces: Iterator[Hot | Cold] = iter(())  # those that are not in `_views` yet
+        self._views: list[Buffer] = []
+        self._held: list[HeldBytes] = []
         self.since_ns = time.monotonic_ns()
 
     def assemble(self) -> Data | None:
-        """The bytes, or None when `resume` will be called once there may be more of them."""
+        """The bytes, or None when `resume` or `deliver` will be called once there may be more."""
+        source = self._source or self._plan()
+        if source is None:
+            return None
+        try:
+            is_whole = self._gather(source)
+        except BaseException:  # no reply will let go of these
+            _release(self._held)
+            raise
+        if not is_whole:
+            self._now_cold()
+            return None
+        length = min(self._length, source.data_bytes - self._offset)
+        if length < self._length:
+            self._views.append(bytes(self._length - max(0, length)))
+        held = self._held
+        return Data(self._views, (lambda: _release(held)) if held else None)
+
+    def _plan(self) -> Bytes | None:
+        """Find the pieces of the range; None when they are not known yet."""
         while True:
             source = self._front._await_supply(self)
             if source is None:
@@ -303,30 +332,31 @@ class _Waiting:
             length = min(self._length, source.data_bytes - self._offset)
             pieces = source.frames.pieces(self._offset, length)
             if not isinstance(pieces, Coming):
-                break
+                self._source, self._pieces = source, iter(pieces)
+                return source
             if source.frames.wait(pieces.frame, self.resume):
                 return None
-        views: list[Buffer] = []
-        held: list[Held] = []
+
+    def _gather(self, source: Bytes) -> bool:
+        """Go on through the pieces; False when another thread will, perhaps at this moment."""
         priority = Priority.HOT if self._warm else Priority.DEMAND
-        try:
-            for piece in pieces:
-                if isinstance(piece, Hot):
-                    views.append(piece.view)
-                    continue
-                part = source.held(piece.offset, piece.length, self.resume, priority)
-                if part is None:
-                    _release(held)
-                    self._now_cold()
-                    return None
-                held.append(part)
-                views += part.views
-        except BaseException:  # no reply will let go of these
-            _release(held)
-            raise
-        if length < self._length:
-            views.append(bytes(self._length - max(0, length)))
-        return Data(views, (lambda: _release(held)) if held else None)
+        part, self._arrived = self._arrived, None
+        if isinstance(part, Exception):
+            raise part
+        while True:
+            if part is not None:
+                self._held.append(part)
+                self._views += part.views
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            if isinstance(piece, Hot):
+                part = None
+                self._views.append(piece.view)
+                continue
+            part = source.hold(piece.offset, piece.length, self.deliver, priority)
+            if part is None:
+                return False
 
     def _now_cold(self) -> None:
         with self._lock:  # another thread may have answered since
@@ -349,6 +379,11 @@ class _Waiting:
             reply, self._done = self._reply, True
         if reply is not None:
             reply.error(self._front._refusal(self._offset, error).errno or errno.EIO)
+
+    def deliver(self, arrived: HeldBytes | Exception) -> None:
+        """The bytes of one piece are there or have failed; from a fetch thread."""
+        self._arrived = arrived
+        self.resume()
 
     def resume(self) -> None:
         """Try again; from any thread."""
@@ -388,6 +423,6 @@ class _Waiting:
             reply.data(data)
 
 
-def _release(held: list[Held]) -> None:
+def _release(held: list[HeldBytes]) -> None:
     while held:
         held.pop().release()

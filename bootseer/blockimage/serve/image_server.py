@@ -152,11 +152,11 @@ class ImageServer:
         from bootseer.blocks.cache.node_cache import NodeCache
 
         try:
-            return NodeCache(
+            return NodeCache.at(
                 settings.cache_dir,
                 settings.cache_limit_bytes,
                 keep_free=KEEP_FREE,
-                told=lambda why: self._say("cache", why),
+                on_stop=lambda why: self._say("cache", why),
             )
         except BootseerError as error:  # nothing is kept then, and reads go on
             self._say("cache", str(error))
@@ -340,7 +340,7 @@ class ImageServer:
             return
         fetcher, source = self.opened()
         if self._supply is not None:
-            self._supply.straight = fetcher.straight(source)
+            self._supply.straight = fetcher.direct_reads(source)
         cache = self._cache
         if cache is None or self.settings.fill is None:
             return
@@ -361,7 +361,7 @@ class ImageServer:
         assert self._fill is not None
         supply = self._supply
         if supply is not None and supply.straight is None and self._fetcher is not None:
-            supply.straight = self._fetcher.straight(source)  # it could not be opened before
+            supply.straight = self._fetcher.direct_reads(source)  # it could not be opened before
         self._read_ahead()
         return self._seal(source, self._fill.quiet)
 

@@ -6,13 +6,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from bootseer.blocks.cache import present_index
-from bootseer.blocks.cache.direct_reads import Marks, Straight, marks_of
+from bootseer.blocks.cache.direct_reads import DirectReads, Marks, marks_of
 from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, Identity
 from bootseer.context_managers import Closing
 from bootseer.system.descriptors import check_spare
+
+T = TypeVar("T")
 
 
 class Room(Protocol):
@@ -28,7 +30,7 @@ class Room(Protocol):
     def failed(self, error: OSError) -> bool:
         """Writing failed; True when there is room now and trying once more makes sense."""
 
-    def found_corrupt(self) -> None:
+    def count_corrupt(self) -> None:
         """A block did not match its entry and was dropped."""
 
 
@@ -57,7 +59,7 @@ class CachedObject(Closing):
         self._open = identity is not None
         self._marks: Marks | None = None
         self._storing: set[int] = set()
-        self._straight: weakref.ref[Straight] | None = None
+        self._direct_reads: weakref.ref[DirectReads] | None = None
 
     @property
     def usable(self) -> bool:
@@ -71,20 +73,19 @@ class CachedObject(Closing):
 
     def present(self, index: int) -> bool:
         """Whether the block is there, so that `read` will most likely give it."""
-        return self._with(lambda: present_index.read_entry(self._present_fd, index) != ABSENT)
+        return self._while_open(
+            lambda: present_index.read_entry(self._present_fd, index) != ABSENT, False
+        )
 
     def missing(self, first: int, count: int) -> list[int]:
         """Those of the blocks `[first, first + count)` that are not there."""
-        found: list[int] = []
-
-        def look() -> bool:
-            entries = present_index.read_entries(self._present_fd, first, count)
-            starts = range(0, count * ENTRY_BYTES, ENTRY_BYTES)
-            absent = (first + i for i, s in enumerate(starts) if entries.startswith(ABSENT, s))
-            found.extend(absent)
-            return True
-
-        return found if self._with(look) else list(range(first, first + count))
+        entries = self._while_open(
+            lambda: present_index.read_entries(self._present_fd, first, count), None
+        )
+        if entries is None:
+            return list(range(first, first + count))
+        starts = range(0, count * ENTRY_BYTES, ENTRY_BYTES)
+        return [first + i for i, start in enumerate(starts) if entries.startswith(ABSENT, start)]
 
     def read(self, index: int, raw: memoryview) -> bool:
         """Fill `raw` with the whole block; False when it is absent.
@@ -92,7 +93,7 @@ class CachedObject(Closing):
         The bytes are verified each time. One that does not match its entry is dropped and
         reported as absent; `raw` may then have been written to.
         """
-        return self._with(lambda: self._read(index, raw))
+        return self._while_open(lambda: self._read(index, raw), False)
 
     def _read(self, index: int, raw: memoryview) -> bool:
         identity = self._identity
@@ -105,46 +106,42 @@ class CachedObject(Closing):
     def _check(self, index: int, raw: memoryview, entry: bytes, whole: bool) -> bool:
         marks = self._marks
         if whole and present_index.check_of(index, raw) == entry:
-            # Who holds the claim may be writing, and take back what it wrote.
+            # A process that holds the claim may be writing, and take back what it wrote.
             if marks is not None and not present_index.claimed_elsewhere(self._present_fd, index):
                 marks.set(index)
             return True
         if marks is not None:
             marks.drop(index)
-        # Another process may have dropped it and put it there anew meanwhile; then ours is lost
-        # once more, and fetched once more. Never wrong, and rare.
+        # Another process may have dropped it and stored it again meanwhile; then it is lost once
+        # more, and fetched once more. Never wrong, and rare.
         present_index.write_entry(self._present_fd, index, ABSENT)
-        self._room.found_corrupt()
+        self._room.count_corrupt()
         return False
 
-    def straight(self) -> Straight | None:
+    def direct_reads(self) -> DirectReads | None:
         """Reads past the fetcher of what was verified; None where nothing is cached.
 
-        All that this process reads and stores from now on counts as verified, for `Straight`s of
-        any opening of the same object.
+        All that this process reads and stores from now on counts as verified, for the
+        `DirectReads` of any opening of the same object.
         """
-        found: list[Straight] = []
+        return self._while_open(self._make_direct_reads, None)
 
-        def make() -> bool:
-            identity = self._identity
-            if identity is None:
-                return False
-            with self._lock:
-                if self._marks is None:
-                    self._marks = marks_of(self._data_fd, identity.blocks)
-                self._marks.expire()
-                made = self._straight() if self._straight is not None else None
-                if made is None:
-                    present_fd, data_fd = self._twins()
-                    made = Straight(present_fd, data_fd, identity.block_bytes, self._marks)
-                    self._straight = weakref.ref(made)
-            found.append(made)
-            return True
+    def _make_direct_reads(self) -> DirectReads | None:
+        identity = self._identity
+        if identity is None:
+            return None
+        with self._lock:
+            if self._marks is None:
+                self._marks = marks_of(self._data_fd, identity.blocks)
+            self._marks.expire()
+            made = self._direct_reads() if self._direct_reads is not None else None
+            if made is None:
+                present_fd, data_fd = self._duplicated()
+                made = DirectReads(present_fd, data_fd, identity.block_bytes, self._marks)
+                self._direct_reads = weakref.ref(made)
+        return made
 
-        self._with(make)
-        return found[0] if found else None
-
-    def _twins(self) -> tuple[int, int]:
+    def _duplicated(self) -> tuple[int, int]:
         """Further descriptors of both files. Raises OSError, also where none can be spared."""
         fds: list[int] = []
         try:
@@ -162,7 +159,7 @@ class CachedObject(Closing):
 
         `raw` must not change meanwhile and is free again on return.
         """
-        return self.storing and self._with(lambda: self._store(index, raw))
+        return self.storing and self._while_open(lambda: self._store(index, raw), False)
 
     def _store(self, index: int, raw: memoryview) -> bool:
         with self._lock:
@@ -187,7 +184,7 @@ class CachedObject(Closing):
         try:
             if present_index.read_entry(self._present_fd, index) != ABSENT:
                 return False
-        except OSError as error:  # of a medium that is gone: it is told, as a failed write is
+        except OSError as error:  # the medium was removed: reported as a failed write is
             self._room.failed(error)
             return False
         if not self._room.reserve(len(raw)):
@@ -213,35 +210,23 @@ class CachedObject(Closing):
         """Take the right to fetch a block; False while another process holds it.
 
         A claim ends with `unclaim`, with `close`, or with the process. Threads of one process
-        share it. It is advice: who waited long enough for another's claim fetches all the same.
+        share it. It is advice: a reader that waited long enough for another's claim fetches the
+        block all the same.
         Where nothing can be stored there is nothing to wait for, and every claim is granted.
         """
-        if not self.storing:
-            return True
-        refused: list[int] = []
-
-        def take() -> bool:
-            if not present_index.claim_entry(self._present_fd, index):
-                refused.append(index)
-            return True
-
-        self._with(take)
-        return not refused
+        return not self.storing or self._while_open(
+            lambda: present_index.claim_entry(self._present_fd, index), True
+        )
 
     def claimed_elsewhere(self, index: int) -> bool:
         """Whether another process is fetching the block now."""
-        return self.storing and self._with(
-            lambda: present_index.claimed_elsewhere(self._present_fd, index)
+        return self.storing and self._while_open(
+            lambda: present_index.claimed_elsewhere(self._present_fd, index), False
         )
 
     def unclaim(self, index: int) -> None:
         """Give a claim up; after `store`, or when fetching failed. Not holding one is no error."""
-
-        def give() -> bool:
-            present_index.unclaim_entry(self._present_fd, index)
-            return True
-
-        self._with(give)
+        self._while_open(lambda: present_index.unclaim_entry(self._present_fd, index), None)
 
     def close(self) -> None:
         """Unpin and close; twice is safe."""
@@ -251,16 +236,16 @@ class CachedObject(Closing):
         if last:
             self._close_files()
 
-    def _with(self, act: Callable[[], bool]) -> bool:
-        """Run `act` while the descriptors are certainly open; its OSErrors mean "not there"."""
+    def _while_open(self, act: Callable[[], T], otherwise: T) -> T:
+        """Run `act` while the descriptors are certainly open; where it fails, `otherwise`."""
         with self._lock:
             if not self._open:
-                return False
+                return otherwise
             self._users += 1
         try:
             return act()
         except OSError:
-            return False  # a failing disk must cost speed only
+            return otherwise  # a failing disk must cost speed only
         finally:
             with self._lock:
                 self._users -= 1
@@ -269,7 +254,7 @@ class CachedObject(Closing):
                 self._close_files()
 
     def _close_files(self) -> None:
-        self._marks = self._straight = None  # they say nothing once the object is not pinned
+        self._marks = self._direct_reads = None  # of no meaning once the object is not pinned
         for fd in (self._data_fd, self._present_fd):
             os.close(fd)
         self._present_fd = self._data_fd = -1
@@ -309,4 +294,4 @@ def _punch_quietly(fd: int, offset: int, length: int) -> None:
     try:
         punch(fd, offset, length)
     except OSError:
-        pass  # the space is found again when the object is evicted
+        pass  # the space is free again when the object is evicted

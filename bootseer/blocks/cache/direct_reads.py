@@ -1,16 +1,16 @@
-"""Reads of a cached object's file past the fetcher: only of blocks that were verified here.
+"""Reads of a cached object's file past the fetcher: only of blocks that this process verified.
 
-The fetcher hands out memory that others may wait for, by way of locks and callbacks: for a block
-that lies verified in the page cache that costs many times what the read does. Here a read is a
-look at a few marks and one `preadv` into memory of the reading thread.
+The fetcher hands out memory that other readers may wait for, through locks and callbacks: for a
+block that is verified and in the page cache that costs many times what the read does. Here a read
+is a look at a few marks and one `preadv` into memory of the reading thread.
 
 **Why a mark may be believed.** A mark is set for a block whose bytes were compared with their
-entry while nobody else held the claim to it, and it counts as long as the object is pinned, which
-each `Straight` does by itself. Eviction needs the object alone; `store` writes to no block that
-has an entry, and takes bytes back from none that it has no claim to. So what was verified stays as
-it is, but for what a disk spoils by itself: marks older than `MARK_LIFE_S` are dropped when the
-object is opened next, and its blocks are verified again. Marks are of a process, so after any
-stop, a clean one or not, every block is verified before its first use.
+entry while no other process held the claim to it, and it counts as long as the object is pinned,
+which each `DirectReads` does by itself. Eviction needs the object alone; `store` writes to no block
+that has an entry, and takes bytes back from none that it has no claim to. So what was verified
+stays as it is, but for what a disk spoils by itself: marks older than `MARK_LIFE_S` are dropped
+when the object is opened next, and its blocks are verified again. Marks are of a process, so after
+any stop, a clean one or not, every block is verified before its first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 import weakref
 
 MARK_LIFE_S = 3600.0
-ROOM_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 
 
 class Marks:
@@ -66,17 +66,17 @@ _lock = threading.Lock()
 
 
 def marks_of(data_fd: int, blocks: int) -> Marks:
-    """The marks of an open file, shared by all who have that very file open in this process.
+    """The marks of an open file, shared by all openings of that very file in this process.
 
     Keep them only as long as the object is pinned. Raises OSError.
     """
-    about = os.fstat(data_fd)
-    key = about.st_dev, about.st_ino
+    status = os.fstat(data_fd)
+    key = status.st_dev, status.st_ino
     with _lock:
-        found = _known.get(key)
-        if found is None or len(found.of_blocks) != blocks:
-            found = _known[key] = Marks(blocks)
-        return found
+        marks = _known.get(key)
+        if marks is None or len(marks.of_blocks) != blocks:
+            marks = _known[key] = Marks(blocks)
+        return marks
 
 
 def _forked() -> None:
@@ -89,11 +89,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class _Room(threading.local):
+class _Buffer(threading.local):
     """One thread's memory for the bytes of one read."""
 
     def __init__(self) -> None:
-        self.view = _memory(ROOM_BYTES)
+        self.view = _memory(BUFFER_BYTES)
 
 
 def _memory(size_bytes: int) -> memoryview:
@@ -101,14 +101,14 @@ def _memory(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-_room = _Room()
+_buffer = _Buffer()
 
 
-class Straight:
+class DirectReads:
     """Pins an object and reads its file; the pin ends with the last reference to this.
 
     `present_fd` and `data_fd` are taken over. A thread that reads keeps the descriptors open by
-    its own reference, so that no read can meet a number that is another file's by then.
+    its own reference, so that no read can use a number that belongs to another file by then.
     """
 
     __slots__ = ("__weakref__", "_data_fd", "_present_fd", "block_bytes", "marks")
@@ -116,8 +116,8 @@ class Straight:
     def __init__(self, present_fd: int, data_fd: int, block_bytes: int, marks: Marks) -> None:
         self._present_fd, self._data_fd = present_fd, data_fd
         self.block_bytes, self.marks = block_bytes, marks
-        # Not __del__, which runs while weak references still lead here: who took one then would
-        # read by numbers that are other files' meanwhile. These are cleared before a finalizer.
+        # Not __del__, which runs while weak references still lead here: a thread that took one
+        # then would read by descriptors that are closed. They are cleared before a finalizer runs.
         weakref.finalize(self, _close, data_fd, present_fd).atexit = False
 
     def read(self, offset: int, size: int) -> memoryview | None:
@@ -132,10 +132,10 @@ class Straight:
             first, end = offset // block_bytes, (offset + size - 1) // block_bytes + 1
             if marks.of_blocks.find(0, first, end) >= 0:
                 return None
-        view = _room.view
+        view = _buffer.view
         if size != len(view):
             if size > len(view):
-                view = _room.view = _memory(size)
+                view = _buffer.view = _memory(size)
             view = view[:size]
         try:
             return view if os.preadv(self._data_fd, (view,), offset) == size else None

@@ -31,11 +31,11 @@ class Usage(NamedTuple):
 
 
 def survey(directory: str) -> list[Usage]:
-    """All objects, the one that was opened longest ago first. Clears what killed processes left.
+    """All objects, least recently opened first. Removes what killed processes left.
 
-    Whatever else lies in the directory is not ours, and nobody's business here.
+    Whatever else lies in the directory is not ours and stays.
     """
-    found = []
+    objects = []
     with os.scandir(directory) as entries:
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
@@ -44,10 +44,10 @@ def survey(directory: str) -> list[Usage]:
                 _clear(entry.path)
             elif _OBJECT.fullmatch(entry.name):
                 try:
-                    found.append(_usage(entry.path))
+                    objects.append(_usage(entry.path))
                 except (FileNotFoundError, NotADirectoryError):
-                    discard(entry.path)  # half an object: nobody can use it
-    return sorted(found, key=lambda usage: usage.started_ns)
+                    discard(entry.path)  # half an object, of no use
+    return sorted(objects, key=lambda usage: usage.started_ns)
 
 
 def used_bytes(directory: str) -> int:
@@ -75,7 +75,7 @@ def discard_spoiled(path: str, present_fd: int, identity: Identity) -> bool:
     """Remove a frozen object that lacks blocks, which can never be put there again.
 
     `present_fd` holds the object's shared lock, and may have lost it when the answer is True:
-    then the object must be opened anew. It stays while others have it open.
+    then the object must be opened again. It stays while others have it open.
     """
     if not present_index.is_frozen(present_fd) or present_index.is_whole(present_fd, identity):
         return False

@@ -1,36 +1,36 @@
 """The node cache: blocks of immutable objects in a folder that all processes of a node share.
 
-`<directory>/<object>/data` is a sparse file with a block at its place in the object, `present`
-tells which blocks are there, with a check of each (see `presence`). `<directory>/usage` counts
-bytes.
+`<directory>/<object>/data` is a sparse file with a block at its place in the object; `present`
+says which blocks are there, with a check of each (see `present_index`). `<directory>/usage`
+counts bytes.
 
 **Killed at any point** (kill -9): a block's entry is written after the whole of its bytes, in one
 write that no page boundary cuts, so an entry without its bytes cannot be; bytes without an entry
-do not count. New objects are made beside and renamed. Locks and claims end with the process.
+do not count. New objects are made under a temporary name and renamed. Locks and claims end with
+the process.
 
 **Power lost**: nothing is synced, so `present`, `data` and folders may come back in any older
 mixture, with zeros, or with other files' old bytes. Every read compares the block with its entry
 (xxh3-128 of bytes and number), so what does not fit together is dropped and fetched again; a
-header that does not fit drops the object. That costs 0.03 s a GB, and makes a clean stop nothing
-that anybody needs to remember: a block is verified at its first use in a process, also for
-sources that have no digests of their own. What was verified may be read past all this from then
-on (see `straight`).
+header that does not fit drops the object. That costs 0.03 s a GB, and no clean stop is needed: a
+block is verified at its first use in a process, also for sources that have no digests of their
+own. What was verified may be read past all this from then on (see `direct_reads`).
 
 **Several processes**: readers need no lock at all, since a block that is being replaced merely
 fails its check. A shared flock on `present` pins an object while it is open; eviction takes it
 exclusively, or leaves the object alone. Blocks are claimed by locks on their entries, so that
-two processes rarely fetch the same one. No lock is ever waited for, so that a stopped process stops
-nobody else: whoever cannot have an object's does without the cache for a while, and what cannot
-be counted at once is counted with what comes next. What a process owes at its end, or killed, is
-counted when the folders are.
+two processes rarely fetch the same one. No lock is waited for, so that a stopped process stops no
+other: a process that cannot have an object's lock does without the cache for a while, and bytes
+that cannot be counted at once are counted with the next ones. What a process did not count before
+it ended, or was killed, is counted when the folders are.
 
 **Full**: objects are evicted by their last start, oldest first, down to nine tenths of the limit.
-Where that does not help, or the medium is full or broken, storing ends and `told` hears why,
-once; reads go on.
+Where that does not help, or the medium is full or broken, storing ends and `on_stop` is called
+with the reason, once; reads go on.
 
-**Sealed** (see `sealing`): an object all of whose blocks are here may be frozen, so that its
-`data` can be read by the kernel, past all checks. Nobody opens it for writing from then on; it is
-evicted whole, by unlinking, which leaves the bytes to who has it open.
+**Sealed** (see `sealed_objects`): an object all of whose blocks are here may be frozen, so that
+its `data` can be read by the kernel, past all checks. No process opens it for writing from then
+on; it is evicted whole, by unlinking, which leaves the bytes to those that have it open.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import eviction, present_index
 from bootseer.blocks.cache.cached_object import CachedObject
@@ -56,64 +57,87 @@ from bootseer.context_managers import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
 from bootseer.system.descriptors import check_spare
 
+if TYPE_CHECKING:
+    from typing import Self
+
 LOW_WATER = 0.9
-EVICTED_S = 1.0  # so long what came of making room on a full medium holds, for all who met it
+EVICTED_S = 1.0  # how long the outcome of making room on a full medium counts, for all threads
 FULL_PAUSE_S = 5.0  # how long a cache whose objects are all in use is not asked for room again
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.001
-MOST_OWED_BYTES = 64 << 20
+MOST_UNCOUNTED_BYTES = 64 << 20
 _COUNTER = struct.Struct("<Q")
 _MEDIUM_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
-def _nobody(reason: str) -> None:
-    """Nobody listens."""
+def _ignore(reason: str) -> None:
+    """What is called when storing ends, unless the caller gives something else."""
 
 
 class NodeCache(Closing):
     """Opens cached objects below `directory` and keeps them within `limit_bytes` together.
 
-    `told` is called once, from any thread, when storing ends: with the reason, for a person.
-    The limit counts allocated bytes; blocks being written at the moment may stand above it, and of
-    each process what it could not count yet: a part in 64 of the limit, `MOST_OWED_BYTES` at the
-    most. Of the file system's size the part `keep_free` is left to others, whatever the limit.
-    Raises UsageError for a limit that is none, AccessDeniedError for a directory in which others
-    could plant blocks, and whatever else keeps it from being used; a full medium is no error.
+    `on_stop` is called once, from any thread, when storing ends: with the reason, for a person.
+    The limit counts allocated bytes; blocks being written at the moment may exceed it, and of
+    each process what it could not count yet: a part in 64 of the limit, `MOST_UNCOUNTED_BYTES` at
+    the most. Of the file system's size the part `keep_free` is left to others, whatever the limit.
     """
 
     def __init__(
         self,
         directory: str,
         limit_bytes: int,
+        usage_fd: int,
         *,
-        keep_free: float = 0.0,
-        told: Callable[[str], None] = _nobody,
+        keep_free: float,
+        on_stop: Callable[[str], None],
     ) -> None:
-        if limit_bytes <= 0:
-            raise UsageError(f"a cache of {limit_bytes} bytes holds nothing; give a larger limit")
-        self.directory = os.path.abspath(directory)
+        """For `at`; `usage_fd` is of the counter's file, -1 where there is none."""
+        self.directory = directory
         self.limit_bytes = limit_bytes
         self._keep_free = keep_free
         self.corrupt_blocks = 0
-        self._told = told
+        self._on_stop = on_stop
         self._lock = threading.Lock()  # of the counter; held over its quick file operations
-        self._owed_lock = threading.Lock()  # a leaf
-        self._owed_bytes = 0  # that are not in the counter yet
+        self._uncounted_lock = threading.Lock()  # a leaf
+        self._uncounted_bytes = 0  # granted, and not in the counter yet
         self._stopped = ""
         self._full_until = 0.0  # 0: there was room at the last look
-        self._evict_lock = threading.Lock()  # of who found the medium full
+        self._evict_lock = threading.Lock()  # of threads that met a full medium
         self._evicted_s, self._freed = -math.inf, False
-        self._usage_fd = -1
+        self._usage_fd = usage_fd
+
+    @classmethod
+    def at(
+        cls,
+        directory: str,
+        limit_bytes: int,
+        *,
+        keep_free: float = 0.0,
+        on_stop: Callable[[str], None] = _ignore,
+    ) -> Self:
+        """The cache in a directory, which is made where it is missing.
+
+        Raises UsageError for a limit that is none, AccessDeniedError for a directory in which
+        others could plant blocks, and whatever else keeps it from being used; a full medium is no
+        error.
+        """
+        if limit_bytes <= 0:
+            raise UsageError(f"a cache of {limit_bytes} bytes holds nothing; give a larger limit")
+        directory, usage_fd = os.path.abspath(directory), -1
         try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            check_private(self.directory)
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            check_private(directory)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._usage_fd = os.open(f"{self.directory}/usage", flags, 0o600)
+            usage_fd = os.open(f"{directory}/usage", flags, 0o600)
         except OSError as error:
             if error.errno not in _MEDIUM_FULL:
-                raise from_os_error(error, f"use the cache in {self.directory}") from error
-            self._stop(f"the cache in {self.directory} has no space for anything")
+                raise from_os_error(error, f"use the cache in {directory}") from error
+        cache = cls(directory, limit_bytes, usage_fd, keep_free=keep_free, on_stop=on_stop)
+        if usage_fd < 0:
+            cache._stop(f"the cache in {directory} has no space for anything")
+        return cache
 
     @property
     def stopped(self) -> str:
@@ -130,13 +154,13 @@ class NodeCache(Closing):
         if identity is None or self._usage_fd < 0:
             return CachedObject(None, self)
         try:
-            found = self._open_files(identity)
+            files = self._open_files(identity)
         except OSError as error:
             self.failed(error)
-            found = None
-        if found is None:
+            files = None
+        if files is None:
             return CachedObject(None, self)
-        present_fd, data_fd, frozen = found
+        present_fd, data_fd, frozen = files
         return CachedObject(identity, self, present_fd, data_fd, frozen=frozen)
 
     def _open_files(self, identity: Identity) -> tuple[int, int, bool] | None:
@@ -155,11 +179,11 @@ class NodeCache(Closing):
             if files is not None:
                 return files
             eviction.discard(folder, unless=identity)
-            time.sleep(LOCK_PAUSE_S)  # somebody may be evicting it
+            time.sleep(LOCK_PAUSE_S)  # another process may be evicting it
         return None
 
     def _create(self, folder: str, identity: Identity) -> None:
-        """Make an empty object beside its place and move it there, unless somebody else did."""
+        """Make an empty object under a temporary name and rename it, unless another process did."""
         new = f"{self.directory}/{eviction.NEW}{uuid.uuid4().hex}"
         os.mkdir(new, 0o700)
         try:
@@ -182,13 +206,14 @@ class NodeCache(Closing):
             return False
         wanted_bytes = _rounded(wanted_bytes)
         if not self._lock.acquire(timeout=LOCK_TRIES * LOCK_PAUSE_S):
-            return self._owe(wanted_bytes)  # somebody evicts, or the medium is slow
+            return self._grant_uncounted(wanted_bytes)  # a thread evicts, or the medium is slow
         failure: OSError | None = None
         granted: bool | None = False
         try:
-            if not self._refuses():  # who had the lock may have found that there is no room
+            if not self._refuses():  # the lock's last owner may have met the limit
                 with self._usage_locked() as locked:
-                    granted = self._count(wanted_bytes) if locked else self._owe(wanted_bytes)
+                    grant = self._count if locked else self._grant_uncounted
+                    granted = grant(wanted_bytes)
         except OSError as error:
             failure = error
         finally:
@@ -196,7 +221,7 @@ class NodeCache(Closing):
         if failure is not None:
             self.failed(failure)
         if granted is None:
-            self._tell(
+            self._report_stop(
                 f"the cache in {self.directory} is at its limit ({self.limit_bytes} bytes, or "
                 "a disk that is nearly full) and all of it is in use; give it more room"
             )
@@ -205,32 +230,32 @@ class NodeCache(Closing):
     def _refuses(self) -> bool:
         return bool(self._stopped) or time.monotonic() < self._full_until
 
-    def _owe(self, wanted_bytes: int) -> bool:
+    def _grant_uncounted(self, wanted_bytes: int) -> bool:
         """Grant what cannot be counted now, within reason: a block is worth more than its count."""
-        with self._owed_lock:
-            owed_bytes = self._owed_bytes + wanted_bytes
-            if owed_bytes > min(MOST_OWED_BYTES, self.limit_bytes // 64):
+        with self._uncounted_lock:
+            uncounted_bytes = self._uncounted_bytes + wanted_bytes
+            if uncounted_bytes > min(MOST_UNCOUNTED_BYTES, self.limit_bytes // 64):
                 return False
-            if self._stopped or self._full_until or not self._has_spare(owed_bytes):
+            if self._stopped or self._full_until or not self._has_spare(uncounted_bytes):
                 return False
-            self._owed_bytes = owed_bytes
+            self._uncounted_bytes = uncounted_bytes
             return True
 
     def _count(self, wanted_bytes: int) -> bool | None:
         """Whether there is room; None when there is none although all was tried."""
-        with self._owed_lock:
-            owed_bytes = self._owed_bytes
-        # Without a usable counter (a new or a spoiled cache) the folders tell.
+        with self._uncounted_lock:
+            uncounted_bytes = self._uncounted_bytes
+        # Without a usable counter (a new or a spoiled cache) the folders are looked at.
         stored_bytes = self._stored_count()
-        counted = (self.limit_bytes if stored_bytes is None else stored_bytes) + owed_bytes
+        counted = (self.limit_bytes if stored_bytes is None else stored_bytes) + uncounted_bytes
         limit_bytes = self._limit_now(counted)
         if counted + wanted_bytes > limit_bytes:
             goal = max(0, int(limit_bytes * LOW_WATER) - wanted_bytes)
             most = max(0, limit_bytes - wanted_bytes)
             counted = eviction.shrink(self.directory, most, goal)
         granted = counted + wanted_bytes <= limit_bytes
-        if granted or owed_bytes:
-            self._settle(counted + (wanted_bytes if granted else 0), owed_bytes)
+        if granted or uncounted_bytes:
+            self._write_count(counted + (wanted_bytes if granted else 0), uncounted_bytes)
         self._full_until = 0.0 if granted else time.monotonic() + FULL_PAUSE_S
         return granted or None
 
@@ -238,11 +263,10 @@ class NodeCache(Closing):
         stored = os.pread(self._usage_fd, _COUNTER.size, 0)
         return int.from_bytes(stored, "little") if len(stored) == _COUNTER.size else None
 
-    def _settle(self, counted_bytes: int, owed_bytes: int) -> None:
-        """Write the counter, in which bytes that were owed are counted."""
+    def _write_count(self, counted_bytes: int, newly_counted_bytes: int) -> None:
         os.pwrite(self._usage_fd, _COUNTER.pack(counted_bytes), 0)
-        with self._owed_lock:
-            self._owed_bytes -= owed_bytes
+        with self._uncounted_lock:
+            self._uncounted_bytes -= newly_counted_bytes
 
     def _limit_now(self, counted_bytes: int) -> int:
         """The limit, or less where others need the disk."""
@@ -295,7 +319,7 @@ class NodeCache(Closing):
     def _evict_some(self) -> bool:
         """On a full medium give up a tenth of what is cached; True when anything was freed.
 
-        One of all who met it does so, and the others try again as well.
+        One of the threads that met it does so, and the others try again as well.
         """
         with self._evict_lock:
             if time.monotonic() - self._evicted_s >= EVICTED_S:
@@ -308,7 +332,7 @@ class NodeCache(Closing):
                 self._evicted_s = time.monotonic()
             return self._freed
 
-    def found_corrupt(self) -> None:
+    def count_corrupt(self) -> None:
         """Count a block that did not match its entry."""
         self.corrupt_blocks += 1
 
@@ -321,30 +345,31 @@ class NodeCache(Closing):
 
     def _stop(self, reason: str) -> None:
         self._stopped = self._stopped or reason
-        self._tell(reason)
+        self._report_stop(reason)
 
-    def _tell(self, reason: str) -> None:
-        told, self._told = self._told, _nobody
-        told(reason)
+    def _report_stop(self, reason: str) -> None:
+        on_stop, self._on_stop = self._on_stop, _ignore
+        on_stop(reason)
 
     def close(self) -> None:
         """Close the counter; open objects live on without storing. Twice is safe."""
         self._stopped = self._stopped or "the cache was closed"
         with self._lock:
-            if self._owed_bytes and self._usage_fd >= 0:
+            if self._uncounted_bytes and self._usage_fd >= 0:
                 with contextlib.suppress(OSError), self._usage_locked() as locked:
                     stored_bytes = self._stored_count() if locked else None
                     if stored_bytes is not None:
-                        self._settle(stored_bytes + self._owed_bytes, self._owed_bytes)
+                        uncounted_bytes = self._uncounted_bytes
+                        self._write_count(stored_bytes + uncounted_bytes, uncounted_bytes)
             fd, self._usage_fd = self._usage_fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def check_private(directory: str) -> None:
-    """Entries prove that blocks are what was stored, not who stored them."""
-    found = os.stat(directory)
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+    """Refuse a directory that others may write to: entries do not prove who stored a block."""
+    status = os.stat(directory)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
         raise AccessDeniedError(
             f"the cache {directory} belongs to another user or may be written by everybody, who "
             "could plant bytes in it; take a directory of your own, or chmod o-w"

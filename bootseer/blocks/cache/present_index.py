@@ -5,8 +5,8 @@ xxh3-128 of its raw bytes, seeded with its number. The entry is what a bit would
 as well: a block counts only while the bytes in `data` match it. docs/blocks.md has the format and
 why no fsync is needed.
 
-The header also tells whether `data` is frozen: then nobody ever writes to it again (see
-`sealing`).
+The header also says whether `data` is frozen: then no process ever writes to it again (see
+`sealed_objects`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def identity_for(key: str, size_bytes: int, block_bytes: int) -> Identity:
 
 
 def parse_header(data: bytes) -> Identity | None:
-    """The identity that a header tells; None when it is none of this version."""
+    """The identity that a header names; None when it is none of this version."""
     if len(data) < HEADER.size:
         return None
     magic, digest, size_bytes, block_bytes = HEADER.unpack_from(data)
@@ -87,7 +87,7 @@ def parse_header(data: bytes) -> Identity | None:
 
 
 def read_identity(fd: int) -> Identity | None:
-    """The identity that a `present` tells."""
+    """The identity that a `present` names."""
     return parse_header(os.pread(fd, HEADER.size, 0))
 
 
@@ -97,7 +97,7 @@ def is_frozen(fd: int) -> bool:
 
 
 def freeze(fd: int) -> None:
-    """Say so; for who alone has the object open. Raises OSError."""
+    """Say so; the caller alone has the object open. Raises OSError."""
     if os.pwrite(fd, FROZEN, 0) != len(FROZEN):
         raise OSError(errno.ENOSPC, "short write")
 
@@ -105,15 +105,15 @@ def freeze(fd: int) -> None:
 def is_whole(fd: int, identity: Identity) -> bool:
     """Whether all blocks are there."""
     entries = read_entries(fd, 0, identity.blocks)
-    if ABSENT not in entries:  # anywhere: the quick way, which nearly always tells
+    if ABSENT not in entries:  # anywhere: quick, and nearly always enough
         return True
     return not any(entries.startswith(ABSENT, at) for at in range(0, len(entries), ENTRY_BYTES))
 
 
 def check_of(index: int, raw: memoryview | bytes) -> bytes:
     """The entry of a block that is there. The number in it tells swapped blocks apart."""
-    found = xxhash.xxh3_128_digest(raw, seed=index)
-    return found if found != ABSENT else _ONE
+    digest = xxhash.xxh3_128_digest(raw, seed=index)
+    return digest if digest != ABSENT else _ONE
 
 
 def position(index: int) -> int:
@@ -123,13 +123,13 @@ def position(index: int) -> int:
 
 def read_entry(fd: int, index: int) -> bytes:
     """A block's entry; ABSENT also when the file is cut short."""
-    found = os.pread(fd, ENTRY_BYTES, position(index))
-    return found if len(found) == ENTRY_BYTES else ABSENT
+    entry = os.pread(fd, ENTRY_BYTES, position(index))
+    return entry if len(entry) == ENTRY_BYTES else ABSENT
 
 
 def write_entry(fd: int, index: int, entry: bytes) -> None:
     """Set a block's entry; OSError when the medium fails."""
-    # Entries never cross a page, so nobody sees half of one.
+    # Entries never cross a page, so no reader sees half of one.
     if os.pwrite(fd, entry, position(index)) != ENTRY_BYTES:
         raise OSError(errno.ENOSPC, "short write")
 

@@ -1,19 +1,19 @@
 """Complete objects of the node cache that may be read past it: by a kernel that mounts `data`.
 
-Such a reader compares nothing with any entry, and reads on when this process and its locks are
-gone. So two things must be certain: that the bytes are right, and that they stay so.
+Such a reader compares nothing with any entry, and reads on when this process and its locks have
+ended. So two things must be certain: that the bytes are right, and that they stay so.
 
 **Right**: `seal` reads the whole object from the medium once, block by block against the source's
 digests, syncs it, and leaves a mark: the file `sealed`, which names inode, size and both times of
 the very file it looked at. Whatever is written to that file afterwards changes its times. What a
 disk spoils by itself does not, so a mark counts for `MARK_LIFE_S`: the next start is served, block
-by block, and seals anew.
+by block, and seals the object again.
 
-**Stay so**: `open_sealed` freezes the object, once, while nobody else has it open; a mark that
-does not fit any more is no mark. From then on every process opens the file for reading alone, and
-eviction takes the name away and nothing else. An older version, which knows no frozen objects,
+**Stay so**: `open_sealed` freezes the object, once, while no other process has it open; a mark
+that does not fit any more is no mark. From then on every process opens the file for reading alone,
+and eviction removes the name and nothing else. An older version, which knows no frozen objects,
 takes it for a damaged one and does the same. A file without a name keeps its bytes for as long
-as somebody has it open, be it the kernel alone.
+as anything has it open, be it the kernel alone.
 
 In any doubt an object is not sealed: it is read block by block, as every other.
 """
@@ -28,7 +28,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import present_index
 from bootseer.blocks.cache.node_cache import check_private
@@ -40,6 +40,9 @@ from bootseer.system.atomic import replace_file
 from bootseer.system.descriptors import check_spare
 from bootseer.system.uncached_read import Medium
 
+if TYPE_CHECKING:
+    from typing import Self
+
 MARK = "sealed"
 PAGE_BYTES = 4096
 STEP_BYTES = 4 << 20
@@ -48,14 +51,6 @@ SETTLED_NS = 2_000_000_000  # how old a file's times must be to tell each later 
 _LEAST_PRIORITY = 19
 _MARK = struct.Struct("<8s32sQQqq")  # magic, identity, inode, size, mtime and ctime in ns
 _MAGIC = b"BSSEAL\x00\x01"
-
-
-@runtime_checkable
-class VerifiableSource(BlockSource, Protocol):
-    """A source that knows what its blocks' raw bytes must be."""
-
-    def check_raw(self, index: int, raw: memoryview) -> None:
-        """Raise CorruptDataError unless these are the bytes of block `index`."""
 
 
 def is_sealed(directory: str, source: BlockSource) -> bool:
@@ -86,7 +81,7 @@ def seal(
     identity = identity_of(source)
     if identity is None or (whole_pages and identity.size_bytes % PAGE_BYTES):
         return False
-    if not isinstance(source, VerifiableSource):
+    if not source.has_raw_digests:
         return False
     if is_sealed(directory, source):
         return True
@@ -94,7 +89,7 @@ def seal(
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
     folder = f"{directory}/{identity.folder}"
     try:
-        with _Files(folder, alone=False) as files:
+        with _Files.open(folder, alone=False) as files:
             if not files.has(identity):
                 return False
             mark = _verified(files, source, identity, go_on)
@@ -118,13 +113,13 @@ def open_sealed(directory: str, identity: Identity) -> Sealed | None:
             return None
         check_private(directory)
         with contextlib.ExitStack() as stack:
-            files = stack.enter_context(_Files(folder, alone=True))
+            files = stack.enter_context(_Files.open(folder, alone=True))
             check_spare(files.data_fd)
             if not files.has(identity) or mark != _mark_of(identity, os.fstat(files.data_fd)):
                 return None
             if not files.frozen:
                 present_index.freeze(files.present_fd)
-                # Somebody may evict it between the two locks: that takes its name alone.
+                # It may be evicted between the two locks: that takes its name alone.
                 fcntl.flock(files.present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):
                 os.utime(folder)
@@ -155,26 +150,33 @@ class Sealed(Closing):
 
 
 class _Files(Closing):
-    """`present` of an object, locked, and its `data`, for reading.
+    """`present` of an object, locked, and its `data`, for reading."""
 
-    With `alone` the lock is exclusive as long as the object is not frozen. Raises OSError,
-    BlockingIOError where the lock is not to be had.
-    """
-
-    def __init__(self, folder: str, *, alone: bool) -> None:
+    def __init__(self) -> None:
         self.present_fd = self.data_fd = -1
+        self.frozen = False
+
+    @classmethod
+    def open(cls, folder: str, *, alone: bool) -> Self:
+        """The files of an object's folder.
+
+        With `alone` the lock is exclusive as long as the object is not frozen. Raises OSError,
+        BlockingIOError where the lock is not to be had.
+        """
+        files = cls()
         try:
             flags = os.O_CLOEXEC | os.O_NOFOLLOW
-            self.present_fd = os.open(f"{folder}/present", os.O_RDWR | flags)
-            self.frozen = present_index.is_frozen(self.present_fd)
-            kind = fcntl.LOCK_EX if alone and not self.frozen else fcntl.LOCK_SH
-            fcntl.flock(self.present_fd, kind | fcntl.LOCK_NB)
-            if not os.path.samestat(os.stat(f"{folder}/present"), os.fstat(self.present_fd)):
+            files.present_fd = os.open(f"{folder}/present", os.O_RDWR | flags)
+            files.frozen = present_index.is_frozen(files.present_fd)
+            kind = fcntl.LOCK_EX if alone and not files.frozen else fcntl.LOCK_SH
+            fcntl.flock(files.present_fd, kind | fcntl.LOCK_NB)
+            if not os.path.samestat(os.stat(f"{folder}/present"), os.fstat(files.present_fd)):
                 raise FileNotFoundError(folder)  # evicted between open and flock
-            self.data_fd = os.open(f"{folder}/data", os.O_RDONLY | flags)
-        except BaseException:  # who asked never had it to close
-            self.close()
+            files.data_fd = os.open(f"{folder}/data", os.O_RDONLY | flags)
+        except BaseException:  # the caller has nothing to close
+            files.close()
             raise
+        return files
 
     def has(self, identity: Identity) -> bool:
         """Whether they are this object's, and whole."""
@@ -196,7 +198,7 @@ class _Files(Closing):
 
 
 def _verified(
-    files: _Files, source: VerifiableSource, identity: Identity, go_on: Callable[[], bool]
+    files: _Files, source: BlockSource, identity: Identity, go_on: Callable[[], bool]
 ) -> bytes | None:
     """The mark of a file all of whose blocks are right on the medium; None if it cannot be."""
     if not _settled(files.data_fd, go_on):
@@ -215,8 +217,8 @@ def _verified(
 def _settled(fd: int, go_on: Callable[[], bool]) -> bool:
     """Wait until a write would certainly change the file's times, which are coarse."""
     for _ in range(2):
-        about = os.fstat(fd)
-        age_ns = time.time_ns() - max(about.st_mtime_ns, about.st_ctime_ns)
+        status = os.fstat(fd)
+        age_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
         if age_ns > SETTLED_NS:
             return True
         if not go_on():
@@ -226,7 +228,7 @@ def _settled(fd: int, go_on: Callable[[], bool]) -> bool:
 
 
 def _step(
-    files: _Files, source: VerifiableSource, identity: Identity, blocks: range, medium: Medium
+    files: _Files, source: BlockSource, identity: Identity, blocks: range, medium: Medium
 ) -> bool:
     """Verify some blocks as the medium has them; the wrong ones are dropped."""
     offset = blocks.start * identity.block_bytes
@@ -248,9 +250,9 @@ def _step(
 # --- the mark ---------------------------------------------------------------------------------
 
 
-def _mark_of(identity: Identity, about: os.stat_result) -> bytes:
-    times = (about.st_mtime_ns, about.st_ctime_ns)
-    body = _MARK.pack(_MAGIC, identity.digest, about.st_ino, about.st_size, *times)
+def _mark_of(identity: Identity, status: os.stat_result) -> bytes:
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    body = _MARK.pack(_MAGIC, identity.digest, status.st_ino, status.st_size, *times)
     return body + hashlib.sha256(body).digest()
 
 

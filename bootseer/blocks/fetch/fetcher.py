@@ -1,46 +1,50 @@
 """The fetcher: brings blocks of immutable objects into memory, each once, soonest wanted first.
 
-**A block** goes through these states (`state.Status`; all transitions are in `Board`'s layers):
+**A block** goes through these states (`records.Status`; all transitions are in `scheduler` and
+its parts):
 
-    absent ──want──► WANTED ──take──► FLYING ──verified──► READY ──evicted──► absent
-                       ▲                 │  └──verified, whole in its reader's memory──► absent
-                       └──retry, backoff─┤
-                                         └──final error, or nobody wants it──► absent
+    absent ──want──► WANTED ──start──► IN_FLIGHT ──verified──► READY ──evicted──► absent
+                       ▲                   │  └──verified, in its reader's own memory──► absent
+                       └──retry, back-off──┤
+                                           └──final error, or no longer wanted──► absent
 
-* *absent*: no record. *WANTED*: somebody waits, a job in its store's line has it (or a plan is
-  being made, or a retry's time has not come). *FLYING*: one request brings it, or two when the
-  first is slow (a hedge). *READY*: verified, in memory of the pool.
-* **Single flight**: whoever wants a block that is WANTED or FLYING joins its waiters. A higher
+* *absent*: no record. *WANTED*: something waits for it, and a job in its store's queue has it (or
+  a plan is being made, or a retry's time has not come). *IN_FLIGHT*: one request brings it, or two
+  when the first is slow (a hedge). *READY*: verified, in memory of the pool.
+* **Single flight**: a read of a block that is WANTED or IN_FLIGHT joins its waiters. A higher
   priority takes a WANTED block out of its job, into one of its own ahead of all lower ones; the
-  old job skips it. A FLYING block's requests are promoted, so that they may be hedged.
+  old job skips it. The requests of a block IN_FLIGHT are promoted, so that they may be hedged.
 * **Jobs** are planned (`plan`) outside the lock from the blocks that one call made WANTED, and
-  wait in one line a store, by priority, then age. A free worker takes the first job that the
+  wait in one queue a store, by priority, then age. A free worker takes the first job that the
   connection budget allows: all connections for demand, seven eighths for hot, half for
   background, and only one background request while demand is under way.
 
 **Who owns memory when.**
 
-* Pool memory belongs to one flight from `take` until the block settles, then to the block until
-  it is evicted; it is never evicted while pinned (`Held`, or a copy being made). What a flight
-  did not turn into a READY block goes back when the *request has returned*, never before: a late
-  loser of a hedge writes into memory that is still its own.
-* A reader's own buffer takes a whole block directly (a *landing*). At most one request has a
-  landing at a time; a hedge or a retry that starts before that one returned uses the pool. A
-  reader comes back only when no request may write to its buffer any more (`Group.writing`): when
-  it fails or passes its deadline, the requests writing there are cancelled and waited for. That
-  takes as long as the store needs to notice, `stall_s` at the very most. `held` has no such
-  memory, so its deadline is exact.
-* Others who wait for a block that lands get a copy, made before the owner of the landing is told.
+* Pool memory belongs to one request from its start until the block arrives, then to the block
+  until it is evicted; it is never evicted while pinned (`HeldBytes`, or a copy being made). What a
+  request did not turn into a READY block is given back when the *request has returned*, never
+  before: a late loser of a hedge writes into memory that is still its own.
+* A whole block is fetched directly into its reader's own buffer. At most one request at a time
+  may write there; a hedge or a retry that starts before that one returned uses the pool. A read
+  returns only when no request may write to its buffer any more (`Waiter.writing`): when it fails
+  or passes its deadline, the requests that write there are cancelled and waited for. That takes as
+  long as the store needs to notice, `stall_s` at the very most. `hold` has no such memory, so its
+  deadline is exact.
+* Others that wait for a block that is fetched into a reader's buffer get a copy, made before that
+  read returns.
 
-**Locks.** One lock guards the board; nothing under it blocks: no I/O, no mapping of memory, no
-copy above 32 KiB, no call into a source or store (`replicas` and `locate` included), no callback.
-The locks of a slab (mapping), of an `Attempt`, of a cached object and of the statistics are leaves:
-they may be taken by anybody and take no other. Callbacks (`ready`) and `Attempt.cancel` run
-outside all locks, after the decision; they may call the fetcher again.
+**Locks.** One lock guards the scheduler, and `workers.Decision` is the way to it: decide inside,
+and what was decided is carried out on leaving. Nothing under the lock blocks: no I/O, no mapping
+of memory, no copy above 32 KiB, no call into a source or store (`replicas` and `locate` included),
+no callback. The locks of a slab (mapping), of an `Attempt`, of a cached object and of the
+statistics are leaves: they may be taken anywhere, and under them no other lock is. Callbacks
+(`deliver`) and `Attempt.cancel` run outside all locks, after the decision; they may call the
+fetcher again.
 
 **Time.** A clock thread, there only while something is under way, starts due retries, hedges
-requests that stand still, and ends `held` reads at their deadline. Readers that block look after
-their own.
+requests that stand still, and ends reads by `hold` at their deadline. Threads that wait watch
+their own deadlines.
 
 **Forks.** Threads and connections do not survive `fork`: a child must make a fetcher of its own;
 one that was inherited raises UsageError.
@@ -48,22 +52,24 @@ one that was inherited raises UsageError.
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from bootseer.blocks.cache.direct_reads import Straight
+from bootseer.blocks.cache.direct_reads import DirectReads
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.blocks.fetch.handles import Held, Ticket
-from bootseer.blocks.fetch.plan.ranges import Range, views_of, wants_of
+from bootseer.blocks.fetch.handles import HeldBytes, Ticket
+from bootseer.blocks.fetch.plan.ranges import Range, wants_of
 from bootseer.blocks.fetch.plan.readahead import ReadAhead, Share
-from bootseer.blocks.fetch.records import Group, Object, Status
+from bootseer.blocks.fetch.records import Waiter
 from bootseer.blocks.fetch.scheduler import Want
 from bootseer.blocks.fetch.slabs import SMALL_COPY_BYTES, writable
-from bootseer.blocks.fetch.workers import Engine
+from bootseer.blocks.fetch.workers import Workers
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, memory_key
 from bootseer.blocks.stats import Stats
@@ -74,9 +80,10 @@ from bootseer.storage.retry import another
 if TYPE_CHECKING:
     from bootseer.storage.store import Store
 
-__all__ = ["FetchSettings", "Fetcher", "Held", "Priority", "Ticket"]
+__all__ = ["Deliver", "FetchSettings", "Fetcher", "HeldBytes", "Priority", "Ticket"]
 
 LEAST_CHUNK = 64
+Deliver = Callable[[HeldBytes | Exception], None]
 
 
 class Fetcher(Closing):
@@ -90,19 +97,22 @@ class Fetcher(Closing):
         stats: Stats | None = None,
     ) -> None:
         self.settings = settings
-        self._engine = Engine(settings, cache, stats)
+        self._workers = Workers(settings, cache, stats)
+        self._decision = self._workers.decision
         self._share = Share(settings.memory_bytes // 2)
         self._pid = os.getpid()
 
     @property
     def stats(self) -> Stats:
         """What was fetched, and what it cost."""
-        return self._engine.stats
+        return self._workers.stats
 
     @property
     def memory_bytes(self) -> int:
         """Memory mapped for blocks now."""
-        return self._engine.board.pool.mapped_bytes
+        return self._workers.scheduler.memory.pool.mapped_bytes
+
+    # --- reads that wait ---------------------------------------------------------------------
 
     def read_into(
         self,
@@ -115,19 +125,20 @@ class Fetcher(Closing):
     ) -> int:
         """Fill `buffer` with the object's bytes from `offset` on; returns how many there were.
 
-        Fewer only at the end of the object. Any size: whole blocks land in `buffer` itself.
+        Fewer only at the end of the object. Any size: whole blocks go into `buffer` directly.
         Raises the last error of a block that failed, CorruptDataError when no replica's bytes
         were right, DeadlineError after `deadline_s` (default: the settings'), and TypeError for
         read-only memory. After an error the contents of `buffer` are undefined.
         """
         view, offset = writable(buffer), operator.index(offset)
-        if len(view) <= SMALL_COPY_BYTES and self._read_ready(source, offset, view):
+        self._check_process()
+        if len(view) <= SMALL_COPY_BYTES and self._workers.copy_small(source, offset, view):
             return len(view)
         return self.read_many([(source, offset, view)], priority=priority, deadline_s=deadline_s)[0]
 
     def read_many(
         self,
-        jobs: Sequence[Range],
+        ranges: Sequence[Range],
         *,
         priority: Priority = Priority.DEMAND,
         deadline_s: float | None = None,
@@ -136,98 +147,126 @@ class Fetcher(Closing):
 
         Returns the bytes of each. A block that several ranges touch is fetched once.
         """
-        group = Group(priority)
-        self._usable()
-        counts, wants = wants_of(jobs)
-        limit_s = time.monotonic() + (
-            self.settings.demand_deadline_s if deadline_s is None else deadline_s
-        )
+        self._check_process()
+        counts, wants = wants_of(ranges)
+        if deadline_s is None:
+            deadline_s = self.settings.demand_deadline_s
+        limit_s = time.monotonic() + deadline_s
+        waiter = Waiter(priority, remaining=1)  # until all is wanted
         try:
             for source, wanted in wants:
-                self._submit(source, wanted, group)
-            self._wait(group, limit_s)
+                self._want(source, wanted, waiter)
+            self._wait(waiter, limit_s)
         except BaseException:  # an interrupt too: buffers must not be filled after this
-            self._abandon(group)
+            self._end(waiter, StoreUnavailableError("a read was given up"))
+            with self._decision as scheduler:
+                scheduler.waiters.withdraw(waiter)  # from blocks that it did not copy yet
             raise
         return counts
 
-    def _submit(self, source: BlockSource, wants: Iterable[Want], group: Group) -> None:
+    def _want(self, source: BlockSource, wants: Iterable[Want], waiter: Waiter) -> None:
         """Want blocks, some rounds of requests at a time, so that the first are soon under way."""
-        engine = self._engine
         rest = iter(wants)
         while True:
-            with engine.lock:
-                if group.closed:
+            with self._decision as scheduler:
+                if waiter.closed:
                     return
-                self._check_open()
-                found = engine.board.object_of(source)
-                round_bytes = found.range_bytes * found.line.streams
-                chunk = list(islice(rest, max(LEAST_CHUNK, round_bytes // source.block_bytes)))
-                if not chunk:
-                    return
-                ready = engine.board.want(found, chunk, group)
-                effects = engine.effects()
-            engine.act(effects)
+                if self._workers.closed:
+                    raise _closed()
+                record = scheduler.memory.record_of(source)
+                round_bytes = record.range_bytes * record.queue.streams
+                most = max(LEAST_CHUNK, round_bytes // source.block_bytes)
+                chunk = list(islice(rest, most))
+                ready = scheduler.want(record, chunk, waiter)
             if ready:
-                engine.copy_now(ready)
+                self._workers.copy_ready(ready)
+            if len(chunk) < most:
+                return
 
-    def held(
+    def _wait(self, waiter: Waiter, limit_s: float) -> None:
+        """Wait until a read has all it wanted; raises its error."""
+        done = None
+        with self._decision:
+            missing = next(iter(waiter.blocks), None)
+            waiter.remaining -= 1
+            if not waiter.finished:
+                done = threading.Event()
+                waiter.on_done = done.set
+        if done is not None:
+            began_ns = time.monotonic_ns()
+            if not done.wait(limit_s - time.monotonic()):
+                self._end(waiter, DeadlineError("a read was not done in time; see the store"))
+            if missing is not None and waiter.priority is Priority.DEMAND:
+                waited_ns = time.monotonic_ns() - began_ns
+                source_class = missing.object.source.source_class
+                self._workers.stats.add(source_class, demand_waits=1, blocked_ns=waited_ns)
+        if waiter.error is not None:
+            raise _again(waiter.error)
+        if waiter.late:
+            late, waiter.late = waiter.late, []
+            self._workers.copy_ready([(block, (copy,)) for block, copy in late])
+
+    def _end(self, waiter: Waiter, error: Exception) -> None:
+        """Fail a read, unless it is finished, and wait until no request writes to its memory."""
+        done = threading.Event()
+        with self._decision as scheduler:
+            if waiter.finished:
+                return
+            waiter.on_done = done.set
+            scheduler.waiters.fail(waiter, error)
+        done.wait()
+
+    # --- reads that do not -------------------------------------------------------------------
+
+    def hold(
         self,
         source: BlockSource,
         offset: int,
         length: int,
-        ready: Callable[[], None] | None = None,
+        deliver: Deliver | None = None,
         priority: Priority = Priority.DEMAND,
-    ) -> Held | None:
+    ) -> HeldBytes | None:
         """Bytes in memory without a copy, if they are there; else None, and they are fetched.
 
-        `ready()` is called once, from a fetch thread, when they have arrived or failed: then call
-        again with the same range, which returns them or raises. (Should it return None once more,
-        because somebody else took the call's place and memory was short, `ready` will be called
-        once more.) What was announced and nobody came for is let go after `claim_s`. The bytes
-        are fewer than `length` only at the end of the object.
+        Then `deliver` is called once, from any thread, perhaps before this returns, with the
+        bytes or with the error. It releases the bytes, unless it raises; they are fewer than
+        `length` only at the end of the object.
         """
-        engine = self._usable()
+        self._check_process()
         length = min(length, source.size_bytes - offset)
         if length <= 0 or offset < 0:
-            return Held(engine, [], [])
+            return HeldBytes(self._decision, [], [])
         size = source.block_bytes
         first, last = offset // size, (offset + length - 1) // size
-        with engine.lock:
-            self._check_open()
-            board = engine.board
-            found = board.object_of(source)
-            claim = board.collect(found, (offset, length))
-            blocks = claim.pinned if claim is not None else board.all_ready(found, first, last)
-            if claim is None and blocks is not None:
-                for block in blocks:
-                    board.pin(block)
+        with self._decision as scheduler:
+            if self._workers.closed:
+                raise _closed()
+            memory = scheduler.memory
+            record = memory.record_of(source)
+            blocks = memory.ready_blocks(record, first, last)
             if blocks is None:
-                self._start_held(found, (offset, length), ready, priority)
-            effects = engine.effects()
-        engine.act(effects)
-        if claim is not None and claim.error is not None:
-            raise _again(claim.error)
-        if blocks is None:
-            return None
-        return Held(engine, blocks, views_of(blocks, offset, length, size))
+                waiter = Waiter(priority, keep=deliver is not None)
+                if deliver is not None:
+                    span = (offset, length, size)
+                    waiter.on_done = functools.partial(self._deliver, waiter, span, deliver)
+                wants = map(Want, range(first, last + 1))
+                scheduler.want_in_time(record, wants, waiter, time.monotonic())
+                return None
+            for block in blocks:
+                memory.pin(block)
+        return HeldBytes.of(self._decision, blocks, offset, length, size)
 
-    def _start_held(
-        self,
-        found: Object,
-        span: tuple[int, int],
-        ready: Callable[[], None] | None,
-        priority: Priority,
-    ) -> None:
-        board, size = self._engine.board, found.source.block_bytes
-        now_s = time.monotonic()
-        deadline_s = now_s + board.patience_s(found, now_s)
-        keep = ready is not None
-        group = Group(priority, keep=keep, callback=ready, deadline_s=deadline_s)
-        indices = range(span[0] // size, (span[0] + span[1] - 1) // size + 1)
-        board.want(found, map(Want, indices), group)
-        if keep:
-            board.hold(found, span, group)
+    def _deliver(self, waiter: Waiter, span: tuple[int, int, int], deliver: Deliver) -> None:
+        """The blocks of a `hold` are pinned, or it failed."""
+        if waiter.error is not None:
+            deliver(_again(waiter.error))
+            return
+        held = HeldBytes.of(self._decision, waiter.pinned, *span)
+        try:
+            deliver(held)
+        except BaseException:
+            held.release()
+            raise
 
     def prefetch(
         self,
@@ -242,18 +281,18 @@ class Fetcher(Closing):
         Keep the range small against `memory_bytes`, or issue it in pieces: what arrives beyond
         it pushes out what arrived before.
         """
-        engine, group = self._usable(), Group(priority)
-        group.remaining = 1  # until all is said
+        self._check_process()
+        ended = threading.Event()
+        waiter = Waiter(priority, ended.set, remaining=1)  # until all is wanted
         length = min(length, source.size_bytes - offset)
         if length > 0:
             size = source.block_bytes
             indices = range(offset // size, (offset + length - 1) // size + 1)
-            self._submit(source, map(Want, indices), group)
-        with engine.lock:
-            engine.board.submitted(group)
-            effects = engine.effects()
-        engine.act(effects)
-        return Ticket(engine, group)
+            self._want(source, map(Want, indices), waiter)
+        with self._decision as scheduler:
+            waiter.remaining -= 1
+            scheduler.waiters.call_if_done(waiter)
+        return Ticket(self._decision, waiter, ended)
 
     def read_ahead(self, source: BlockSource) -> ReadAhead:
         """Follow the reads of one open handle of a source: all handles share half the memory.
@@ -262,130 +301,66 @@ class Fetcher(Closing):
         """
         return ReadAhead(source.size_bytes, self._share, block_bytes=source.block_bytes)
 
-    def straight(self, source: BlockSource) -> Straight | None:
+    def direct_reads(self, source: BlockSource) -> DirectReads | None:
         """Reads of what the node cache has of a source and this process has verified.
 
         None where nothing of it is cached. May do I/O. A source without digests must be asked
-        about each read as about `held`.
+        about each read as about `hold`.
         """
-        return self._usable().straight(source)
+        self._check_process()
+        return self._workers.direct_reads(source)
+
+    # --- letting go --------------------------------------------------------------------------
 
     def forget(self, source: BlockSource) -> None:
         """Drop what memory holds of an object and unpin it in the node cache.
 
         What is held or under way is dropped when that ends. Reading the object again is fine.
         """
-        engine = self._engine
-        with engine.lock:
-            found = engine.board.objects.get(memory_key(source))
-            if found is not None:
-                engine.board.forget(found)
-            effects = engine.effects()
-        engine.act(effects)
+        with self._decision as scheduler:
+            record = scheduler.memory.objects.get(memory_key(source))
+            if record is not None:
+                scheduler.memory.forget(record)
 
     def forget_store(self, store: Store) -> None:
         """`forget` every object that is read from a store which its owner closes.
 
-        An object is read from the store that named it first: without this, who reads the same
-        bytes later would do so by a store that nobody closes any more.
+        An object is read from the store that named it first: without this, a later read of the
+        same bytes would use a store that is never closed again.
         """
         if os.getpid() != self._pid:
             return  # it is the parent's, and so are the objects
-        engine = self._engine
-        with engine.lock:
-            for found in list(engine.board.objects.values()):
-                if found.source.store is store:
-                    engine.board.forget(found)
-            effects = engine.effects()
-        engine.act(effects)
+        with self._decision as scheduler:
+            for record in list(scheduler.memory.objects.values()):
+                if record.source.store is store:
+                    scheduler.memory.forget(record)
 
     def give_up(self, stalled_s: float) -> None:
-        """Fail each read by `held` that has waited so long while its store brought nothing at all.
+        """Fail each read by `hold` that has waited so long while its store brought nothing at all.
 
-        For who need not wait any longer, whatever `demand_deadline_s` is.
+        For a process that is asked to end, whatever `demand_deadline_s` is.
         """
-        engine = self._usable()
-        with engine.lock:
-            engine.board.give_up(stalled_s, time.monotonic())
-            effects = engine.effects()
-        engine.act(effects)
+        self._check_process()
+        with self._decision as scheduler:
+            scheduler.waiters.give_up(stalled_s, time.monotonic())
 
     def close(self) -> None:
-        """End every request; who waits gets StoreUnavailableError. Twice is safe."""
+        """End every request; reads that wait raise StoreUnavailableError. Twice is safe."""
         if os.getpid() == self._pid:
-            self._engine.close()
+            self._workers.close()
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _usable(self) -> Engine:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("a fetcher does not survive fork; make a new one in the child process")
-        return self._engine
-
-    def _check_open(self) -> None:
-        if self._engine.closed:
-            raise UsageError("the fetcher is closed; make a new one")
-
-    def _read_ready(self, source: BlockSource, offset: int, view: memoryview) -> bool:
-        """Copy a few bytes of one block that is in memory; False when it is not as simple."""
-        engine, size, length = self._usable(), source.block_bytes, len(view)
-        index, start = divmod(offset, size)
-        with engine.lock:
-            found = engine.board.objects.get(memory_key(source))
-            block = found.blocks.get(index) if found is not None else None
-            if block is None or block.status is not Status.READY or block.slot is None:
-                return False
-            if offset < 0 or start + length > block.length:
-                return False
-            view[:] = block.slot.view[start : start + length]
-            if not block.pins:
-                engine.board.touch(block)
-        return True
-
-    def _wait(self, group: Group, limit_s: float) -> None:
-        """Wait until a reader's group is finished; raises its error."""
-        engine = self._engine
-        with engine.lock:
-            waiting = next(iter(group.blocks), None)
-        began_ns = time.monotonic_ns()
-        while not self._finished(group):
-            left_s = limit_s - time.monotonic()
-            if group.closed:
-                group.event.wait()  # cancelled requests may still write to our memory
-            elif left_s > 0:
-                group.event.wait(left_s)
-            else:
-                self._give_up(group, DeadlineError("a read was not done in time; see the store"))
-        if waiting is not None and group.priority is Priority.DEMAND:
-            waited_ns = time.monotonic_ns() - began_ns
-            engine.stats.add(waiting.object.stats, demand_waits=1, blocked_ns=waited_ns)
-        if group.error is not None:
-            raise _again(group.error)
-        if group.late:
-            late = group.late
-            group.late = []
-            engine.copy_now([(block, (item,)) for block, item in late])
-
-    def _abandon(self, group: Group) -> None:
-        """Leave a read by an exception: nobody may write to its memory after that."""
-        self._give_up(group, StoreUnavailableError("a read was given up"))
-        while not self._finished(group):
-            group.event.wait()
-
-    def _finished(self, group: Group) -> bool:
-        with self._engine.lock:
-            group.event.clear()
-            return group.finished
-
-    def _give_up(self, group: Group, error: BaseException) -> None:
-        with self._engine.lock:
-            if not group.closed:
-                self._engine.board.fail_group(group, error)
-            effects = self._engine.effects()
-        self._engine.act(effects)
 
 
-def _again(error: BaseException) -> BaseException:
+def _closed() -> UsageError:
+    return UsageError("the fetcher is closed; make a new one")
+
+
+def _again(error: Exception) -> Exception:
     """An error that several readers get: one exception object each."""
     if isinstance(error, BootseerError):
         return another(error)

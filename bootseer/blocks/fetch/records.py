@@ -3,328 +3,244 @@
 from __future__ import annotations
 
 import enum
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from bootseer.blocks.cache.direct_reads import Straight
+from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.fetch.plan.request_plan import Piece
 from bootseer.blocks.fetch.slabs import Slot
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
+from bootseer.light_dataclasses import dataclass, field, quickly_made
 from bootseer.storage.request_control import Attempt
 from bootseer.system.randomness import CHANCE
+
+FIRST_WAITS = 32
 
 
 class Status(enum.IntEnum):
     """Where a block stands; one that has no record is absent."""
 
     WANTED = 0
-    FLYING = 1
+    IN_FLIGHT = 1
     READY = 2
-    GONE = 3
+    DROPPED = 3
     """Delivered without a copy of ours, failed, or given up: its record counts no more."""
 
 
+@quickly_made
+@dataclass(slots=True, eq=False)
 class Copy:
     """Bytes `[start, start + len(target))` of a block belong into a reader's `target`."""
 
-    __slots__ = ("start", "target")
-
-    def __init__(self, start: int, target: memoryview) -> None:
-        self.start = start
-        self.target = target
+    start: int
+    target: memoryview
 
 
-class Group:
-    """Somebody who waits for blocks: a reader, a FUSE read, a prefetch.
+@quickly_made
+@dataclass(slots=True, eq=False, repr=False)
+class Waiter:
+    """One read or prefetch that waits for blocks.
 
-    It is finished when none of its blocks remains, or one failed (`error`), and nobody writes
-    into its memory any more (`writing`). `keep` pins its blocks in memory until it is collected.
+    It is finished when none of its blocks remains, or one failed (`error`), and no request writes
+    into its memory any more (`writing`); then `on_done` is called, once. `keep` pins its blocks
+    for the receiver of `on_done`.
     """
 
-    __slots__ = (
-        "blocks",
-        "callback",
-        "closed",
-        "deadline_s",
-        "error",
-        "event",
-        "keep",
-        "late",
-        "pinned",
-        "priority",
-        "queued_bytes",
-        "remaining",
-        "told",
-        "writing",
-    )
-
-    def __init__(
-        self,
-        priority: Priority,
-        *,
-        keep: bool = False,
-        callback: Callable[[], None] | None = None,
-        deadline_s: float = 0.0,
-    ) -> None:
-        self.priority = priority
-        self.keep = keep
-        self.callback = callback
-        self.deadline_s = deadline_s
-        self.event = threading.Event()
-        self.blocks: dict[Block, None] = {}  # those it still waits for
-        self.pinned: list[Block] = []
-        self.late: list[tuple[Block, Copy]] = []  # won by a hedge; the reader copies them itself
-        self.queued_bytes = 0  # where its next job stands; see `Lines.stand`
-        self.remaining = 0
-        self.writing = 0
-        self.error: BaseException | None = None
-        self.closed = False  # withdrawn: nothing new may be written into its memory
-        self.told = False
+    priority: Priority
+    on_done: Callable[[], None] | None = None
+    keep: bool = False
+    deadline_s: float = 0.0
+    remaining: int = 0
+    """Blocks that did not arrive yet; one more while further ones may be added."""
+    writing: int = 0
+    """Requests that write into its memory, and copies being made into it."""
+    blocks: dict[Block, None] = field(default_factory=dict)
+    """Those that it still waits for."""
+    pinned: list[Block] = field(default_factory=list)
+    late: list[tuple[Block, Copy]] = field(default_factory=list)
+    """Blocks that a hedge brought, pinned; the reader copies them itself."""
+    queued_bytes: int = 0
+    """Where its next job stands; see `StoreQueues.push_new`."""
+    error: Exception | None = None
+    closed: bool = False
+    """Taken off all blocks: nothing new may be written into its memory."""
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether there is nothing left to wait for; it stays so."""
         return self.writing == 0 and (self.closed or self.remaining == 0)
 
 
-class Object:
+@dataclass(slots=True, eq=False, repr=False)
+class ObjectRecord:
     """One source as the fetcher knows it."""
 
-    __slots__ = (
-        "blocks",
-        "cache_line",
-        "cached",
-        "claims",
-        "forgotten",
-        "key",
-        "line",
-        "queued_bytes",
-        "range_bytes",
-        "reopen_s",
-        "source",
-        "stats",
-    )
-
-    def __init__(self, key: str | int, source: BlockSource, line: Line, range_bytes: int) -> None:
-        self.key = key
-        self.source = source
-        self.line = line
-        self.range_bytes = range_bytes
-        self.queued_bytes = [0, 0, 0]  # by priority: where the next job ahead of readers stands
-        self.blocks: dict[int, Block] = {}
-        self.claims: dict[tuple[int, int], list[Group]] = {}
-        self.cached: CachedBlocks | None = None  # once set it stays, also when it was closed
-        self.cache_line: Line | None = None
-        self.reopen_s = 0.0  # when to ask the node cache, again where it could not be opened
-        self.stats = ""
-        self.forgotten = False  # dropped as soon as nothing of it is in use
+    key: str | int
+    source: BlockSource
+    queue: StoreQueue
+    range_bytes: int
+    queued_bytes: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """By priority: where the next job that no reader waits for stands."""
+    blocks: dict[int, Block] = field(default_factory=dict)
+    cached: CachedObject | None = None
+    """Once set it stays, also after it was closed."""
+    cache_queue: StoreQueue | None = None
+    ask_cache_s: float = 0.0
+    """When to ask the node cache, for the first time or again."""
+    forgotten: bool = False
+    """Dropped as soon as nothing of it is in use."""
 
 
-class CachedBlocks(Protocol):
-    """What the fetcher asks of an object of the node cache (see `blocks.cache.cached_object`)."""
-
-    @property
-    def usable(self) -> bool:
-        """Whether it may hold anything."""
-
-    @property
-    def storing(self) -> bool:
-        """Whether `store` may still keep something."""
-
-    def missing(self, first: int, count: int) -> list[int]:
-        """Blocks that are not there."""
-
-    def read(self, index: int, raw: memoryview) -> bool:
-        """Fill `raw`, verified; False when it is not there."""
-
-    def store(self, index: int, raw: memoryview) -> bool:
-        """Keep a verified block; whether it was new and is kept."""
-
-    def straight(self) -> Straight | None:
-        """Reads of what was verified; None where nothing is cached."""
-
-    def claim(self, index: int) -> bool:
-        """Take the right to fetch a block; False while another process has it."""
-
-    def claimed_elsewhere(self, index: int) -> bool:
-        """Whether another process has it."""
-
-    def unclaim(self, index: int) -> None:
-        """Give it back; not having it is no error."""
-
-    def close(self) -> None:
-        """Unpin."""
-
-
+@quickly_made
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """One block that is wanted, in flight or ready."""
 
-    __slots__ = (
-        "avoid",
-        "bad",
-        "flights",
-        "foreign_s",
-        "index",
-        "job",
-        "landing",
-        "landing_flight",
-        "landing_group",
-        "length",
-        "object",
-        "pins",
-        "priority",
-        "slot",
-        "status",
-        "tries",
-        "uncached",
-        "waiters",
-    )
-
-    def __init__(self, parent: Object, index: int, length: int, priority: Priority) -> None:
-        self.object = parent
-        self.index = index
-        self.length = length
-        self.priority = priority
-        self.status = Status.WANTED
-        self.waiters: list[tuple[Group, Sequence[Copy]]] = []
-        self.job: Job | None = None
-        self.flights: list[Flight] = []
-        self.slot: Slot | None = None
-        self.pins = 0
-        self.landing: memoryview | None = None  # a reader's memory for the whole block
-        self.landing_group: Group | None = None
-        self.landing_flight: Flight | None = None  # the one request that may write there
-        self.tries = 0
-        self.uncached = False  # the cache was asked in vain
-        self.foreign_s = 0.0  # since when it was left to another process; 0 = never
-        self.avoid: frozenset[str] = frozenset()
-        self.bad: frozenset[str] = frozenset()  # replicas whose bytes were wrong
+    object: ObjectRecord
+    index: int
+    length: int
+    priority: Priority
+    direct_target: memoryview | None = None
+    """A reader's own memory for the whole block, which a request may write to directly."""
+    direct_waiter: Waiter | None = None
+    direct_request: Request | None = None
+    """The one request that may write there."""
+    status: Status = Status.WANTED
+    waiters: list[tuple[Waiter, Sequence[Copy]]] = field(default_factory=list)
+    job: Job | None = None
+    requests: list[Request] = field(default_factory=list)
+    slot: Slot | None = None
+    pins: int = 0
+    tries: int = 0
+    not_cached: bool = False
+    """The node cache was asked in vain."""
+    left_s: float = 0.0
+    """Since when it is left to another process; 0 = never."""
+    failed_replicas: frozenset[str] = frozenset()
+    corrupt_replicas: frozenset[str] = frozenset()
 
 
+@quickly_made
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
-    """Blocks that one request could bring, in its order; waits in a line for a free connection."""
+    """Blocks that one request could bring, in its order; waits in a queue for a connection."""
 
-    __slots__ = ("hedges", "items", "line", "place_bytes", "priority", "seq")
-
-    def __init__(
-        self,
-        line: Line,
-        items: list[tuple[Block, Piece]],
-        priority: Priority,
-        hedges: Flight | None = None,
-    ) -> None:
-        self.line = line
-        self.items = items
-        self.priority = priority
-        self.hedges = hedges
-        self.place_bytes = -1  # see `Lines.stand`; a job without one goes before all others
-        self.seq = 0
-
-    @property
-    def length(self) -> int:
-        """Stored bytes."""
-        return sum(piece.length for _, piece in self.items)
+    queue: StoreQueue
+    items: list[tuple[Block, Piece]]
+    priority: Priority
+    hedge_of: Request | None = None
+    """The slow request that brings the same blocks."""
+    place_bytes: int = -1
+    """See `StoreQueues.push_new`; a job without a place goes before all others."""
+    number: int = 0
 
     def __lt__(self, other: Job) -> bool:
-        mine = (self.priority, self.place_bytes, self.seq)
-        return mine < (other.priority, other.place_bytes, other.seq)
+        mine = (self.priority, self.place_bytes, self.number)
+        return mine < (other.priority, other.place_bytes, other.number)
 
 
-class Line:
-    """The jobs for one store (or for one cache), and how many of them run."""
+@dataclass(slots=True, repr=False)
+class StoreHealth:
+    """How soon a store answers, and since when reads have failed."""
 
-    __slots__ = (
-        "active",
-        "error",
-        "failed_s",
-        "failing_s",
-        "first_s",
-        "heap",
-        "landed_s",
-        "objects",
-        "out_s",
-        "owner",
-        "probed_s",
-        "probes",
-        "streams",
-    )
+    first_waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=FIRST_WAITS))
+    """Recent waits for a request's first block."""
+    arrived_s: float = 0.0
+    """When the last block came; what follows is cleared then."""
+    error: Exception | None = None
+    """Of the last request that failed."""
+    failing_s: float = 0.0
+    failed_s: float = 0.0
+    """When the first and the last request failed."""
+    outage_s: float = 0.0
+    """When the last read was given up in an outage; 0 = none was."""
+    probes: list[Waiter] = field(default_factory=list)
+    """They wait for a block of such a read, in place of its reader."""
+    probed_s: float = 0.0
+    """When the last of them began."""
 
-    def __init__(self, owner: object, streams: int) -> None:
-        self.owner = owner  # kept, so that its identity stays its own
-        self.streams = max(1, streams)
-        self.heap: list[Job] = []
-        self.active = 0
-        self.objects = 0  # that send their jobs here
-        self.first_s: list[float] = []  # recent waits for a request's first block
-        self.landed_s = 0.0  # when the last block came; all that follows is cleared then
-        self.error: BaseException | None = None  # the last one ...
-        self.failing_s = self.failed_s = 0.0  # ... and when the first and the last one came
-        self.out_s = 0.0  # when the last read was given up in an outage; 0 = none was
-        self.probes: list[Group] = []  # that wait for a block of such a read, instead of readers
-        self.probed_s = 0.0  # since when the last of them does
+    def block_arrived(self, now_s: float) -> None:
+        """A block came: any outage is over."""
+        self.arrived_s, self.error = now_s, None
+        self.failing_s = self.failed_s = self.outage_s = 0.0
 
-    def landed(self, now_s: float) -> None:
-        """A block came: whatever was wrong is over."""
-        self.landed_s, self.error = now_s, None
-        self.failing_s = self.failed_s = self.out_s = 0.0
-
-    def failed(self, error: BaseException, now_s: float) -> None:
+    def request_failed(self, error: Exception, now_s: float) -> None:
         """A request failed."""
         self.error, self.failed_s = error, now_s
         self.failing_s = self.failing_s or now_s
 
 
-class Flight:
-    """One request under way, or one reading from the cache."""
+@dataclass(slots=True, eq=False, repr=False)
+class StoreQueue:
+    """The jobs for one store (or for one cached object), and how many of them run."""
 
-    __slots__ = (
-        "ahead",
-        "asked",
-        "attempt",
-        "began_s",
-        "chance",
-        "errors",
-        "hedged",
-        "hedges",
-        "items",
-        "landed",
-        "line",
-        "owners",
-        "place_bytes",
-        "priority",
-        "progress_bytes",
-        "progress_s",
-        "replicas",
-        "scratch",
-        "slots",
-        "targets",
-    )
+    owner: object
+    """Kept, so that its identity stays its own."""
+    streams: int
+    heap: list[Job] = field(default_factory=list)
+    active: int = 0
+    objects: int = 0
+    """How many send their jobs here."""
+    health: StoreHealth = field(default_factory=StoreHealth)
 
-    def __init__(self, job: Job, items: list[tuple[Block, Piece]], attempt: Attempt) -> None:
-        self.line = job.line
-        self.items = items
-        self.priority = job.priority
-        self.hedges = job.hedges
-        self.attempt = attempt
-        self.place_bytes = job.place_bytes
-        self.ahead = job.priority > Priority.DEMAND  # nobody waited when it began
-        self.asked = False  # it is known whom
-        self.hedged = False
-        self.slots: list[Slot | None] = []
-        self.targets: list[memoryview | None] = []
-        self.scratch: Slot | None = None
-        self.owners: list[Group] = []  # whose memory it writes to
-        self.errors: dict[int, BaseException] = {}
-        self.landed = 0
-        self.replicas: tuple[str, ...] = ()
-        self.chance = CHANCE.random()  # one for all its blocks, so that they stay together
-        self.began_s = 0.0
-        self.progress_s = 0.0
-        self.progress_bytes = 0
+
+@quickly_made
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """One request under way to a store, or one reading from the cache."""
+
+    queue: StoreQueue
+    items: list[tuple[Block, Piece]]
+    priority: Priority
+    hedge_of: Request | None
+    place_bytes: int
+    attempt: Attempt
+    ahead: bool
+    """No reader waited for it when it began."""
+    slots: list[Slot | None] = field(default_factory=list)
+    targets: list[memoryview | None] = field(default_factory=list)
+    """Where each block goes: into a slot of ours, or into its reader's memory."""
+    scratch: Slot | None = None
+    """Memory for the stored bytes, where these are not the raw ones."""
+    writes_to: list[Waiter] = field(default_factory=list)
+    """The readers whose memory it writes to."""
+    errors: dict[int, Exception] = field(default_factory=dict)
+    """By the block's number in `items`."""
+    arrived: int = 0
+    has_hedge: bool = False
+    replica_chosen: bool = False
+    replicas: tuple[str, ...] = ()
+    chance: float = field(default_factory=CHANCE.random)
+    """Of its blocks' back-off; one for all, so that they stay together."""
+    began_s: float = 0.0
+    progress_s: float = 0.0
+    progress_bytes: int = 0
 
     @property
     def replica(self) -> str:
-        """Who answers, as far as it is known; "" = nobody in particular."""
+        """The server that answers, as far as it is known; "" = any."""
         return self.attempt.replica or self.attempt.prefer
+
+
+@quickly_made
+@dataclass(slots=True, eq=False, repr=False)
+class Effects:
+    """What decisions leave to be done without the lock; see `workers.Decision`."""
+
+    to_cancel: list[Attempt] = field(default_factory=list)
+    to_close: list[CachedObject] = field(default_factory=list)
+    to_plan: list[Block] = field(default_factory=list)
+    """Wanted blocks that have no job."""
+    to_call: list[Callable[[], None]] = field(default_factory=list)
+    """`on_done` of waiters that finished."""
+    new_jobs: int = 0
+    """Jobs that want a worker each."""
+    clock_changed: bool = False
+    """Something is due sooner than the clock knows."""
+
+    def take(self) -> Effects:
+        """What is to be done, by the caller alone; but for what threads are woken for."""
+        taken = Effects(self.to_cancel, self.to_close, self.to_plan, self.to_call)
+        self.to_cancel, self.to_close, self.to_plan, self.to_call = [], [], [], []
+        return taken

@@ -1,29 +1,31 @@
-"""The fetcher's decisions: what is wanted, in flight and ready. No threads, no I/O, no clock.
+"""The fetcher's decisions: what is wanted, in flight and ready.
 
-Every method is called with the fetcher's lock held and returns quickly. What must happen outside
-the lock is left in `woken` (groups whose waiters to wake), `cancels` (attempts to cancel),
-`fresh` (blocks that need a plan) and `closes` (cached objects to close); `Engine` takes these
-after each call.
+`Scheduler` is composed of `StoreQueues` (which job is next), `BlockMemory` (which blocks are in
+memory), `Waiters` (what is waited for), `ReplicaChoice` (which server is asked) and `Completion`
+(what follows when a request brings a block, or ends).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bootseer.blocks.fetch.completion import Endings
+from bootseer.blocks.fetch.block_memory import BlockMemory
+from bootseer.blocks.fetch.completion import Completion
 from bootseer.blocks.fetch.plan import retry_policy
+from bootseer.blocks.fetch.plan.replica_choice import ReplicaChoice
 from bootseer.blocks.fetch.records import (
     Block,
     Copy,
-    Flight,
-    Group,
+    Effects,
     Job,
-    Object,
+    ObjectRecord,
+    Request,
     Status,
+    Waiter,
 )
-from bootseer.blocks.fetch.store_queues import leading_run
+from bootseer.blocks.fetch.store_queues import StoreQueues
+from bootseer.blocks.fetch.waiters import Waiters
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.source import block_length
 from bootseer.storage.request_control import Attempt
@@ -33,85 +35,106 @@ FAR_S = 0.2  # ... and when that takes long
 
 
 class Want(NamedTuple):
-    """One block somebody needs, and where its bytes go; `landing` takes the whole block."""
+    """One wanted block, and where its bytes go; `direct` is memory for the whole block."""
 
     block: int
     copies: Sequence[Copy] = ()
-    landing: memoryview | None = None
+    direct: memoryview | None = None
 
 
-class Board(Endings):
-    """See the module text, and `lines`."""
+class Scheduler:
+    """See the module text.
+
+    No threads, no I/O, no clock: every method, of a part too, is called with the fetcher's lock
+    held and returns quickly. What is to be done without the lock is left in `effects`, to which
+    `workers.Decision` sees.
+    """
 
     def __init__(self, settings: FetchSettings) -> None:
-        super().__init__(settings)
+        self._settings = settings
+        self.effects = effects = Effects()
+        self.queues = queues = StoreQueues(settings)
+        self.memory = memory = BlockMemory(settings, queues, effects)
+        self.waiters = waiters = Waiters(settings, queues, memory, effects)
+        self.replicas = replicas = ReplicaChoice(settings)
+        self.completion = Completion(settings, queues, memory, waiters, replicas, effects)
         self.starved = False
+        """The next job could not start for want of memory."""
 
     # --- wanting -----------------------------------------------------------------------------
 
     def want(
-        self, found: Object, wants: Iterable[Want], group: Group
+        self, record: ObjectRecord, wants: Iterable[Want], waiter: Waiter
     ) -> list[tuple[Block, Sequence[Copy]]]:
-        """Join a group to blocks, making those that are absent; `fresh` then needs a plan.
+        """Join a waiter to blocks, making those that are absent.
 
-        Returns ready blocks, pinned, to copy from at once; hand each to `unpin` afterwards.
+        Returns ready blocks, pinned, to copy from at once; hand each to `memory.unpin` afterwards.
         """
-        now: list[tuple[Block, Sequence[Copy]]] = []
-        for index, asked, landing in wants:
-            copies = asked
-            block = found.blocks.get(index)
+        ready: list[tuple[Block, Sequence[Copy]]] = []
+        for index, copies, direct in wants:
+            block = record.blocks.get(index)
+            if direct is not None and block is not None:
+                copies = (Copy(0, direct),)  # noqa: PLW2901 - memory of ours has it, or will
             if block is not None and block.status is Status.READY:
-                self._use_ready(block, group, copies, landing, now)
+                self._use_ready(block, waiter, copies, ready)
                 continue
             if block is None:
-                block = Block(found, index, block_length(found.source, index), group.priority)
-                found.blocks[index] = block
-                self.fresh.append(block)
-                if landing is not None:
-                    block.landing, block.landing_group = landing, group
-            elif landing is not None:
-                copies = (Copy(0, landing),)
-            if group.priority < block.priority:
-                self._promote(block, group.priority)
-            elif found.line.out_s and block.tries and block.status is Status.WANTED and block.job:
+                length = block_length(record.source, index)
+                reader = None if direct is None else waiter
+                block = Block(record, index, length, waiter.priority, direct, reader)
+                record.blocks[index] = block
+                self.effects.to_plan.append(block)
+            if waiter.priority < block.priority:
+                self._promote(block, waiter.priority)
+            elif (
+                record.queue.health.outage_s
+                and block.tries
+                and block.status is Status.WANTED
+                and block.job
+            ):
                 # In an outage a reader waits less long than others' back-off may take.
                 block.job = None
-                self.fresh.append(block)
-            block.waiters.append((group, copies))
-            group.blocks[block] = None
-            group.remaining += 1
-        return now
+                self.effects.to_plan.append(block)
+            block.waiters.append((waiter, copies))
+            waiter.blocks[block] = None
+            waiter.remaining += 1
+        return ready
+
+    def want_in_time(
+        self, record: ObjectRecord, wants: Iterable[Want], waiter: Waiter, now_s: float
+    ) -> None:
+        """As `want` for a waiter for which no thread watches its deadline."""
+        waiter.deadline_s = now_s + self.waiters.patience_s(record, now_s)
+        self.want(record, wants, waiter)
+        if waiter.keep:
+            self.waiters.watch(waiter, record.queue)
 
     def _use_ready(
         self,
         block: Block,
-        group: Group,
+        waiter: Waiter,
         copies: Sequence[Copy],
-        landing: memoryview | None,
-        now: list[tuple[Block, Sequence[Copy]]],
+        ready: list[tuple[Block, Sequence[Copy]]],
     ) -> None:
-        if landing is not None:
-            copies = (Copy(0, landing),)
-        if group.keep:
-            self.pin(block)
-            group.pinned.append(block)
+        if waiter.keep:
+            self.memory.pin(block)
+            waiter.pinned.append(block)
         elif copies:
-            self.pin(block)
-            now.append((block, copies))
+            self.memory.pin(block)
+            ready.append((block, copies))
         elif not block.pins:
-            self.touch(block)
+            self.memory.touch(block)
 
     def _promote(self, block: Block, priority: Priority) -> None:
         block.priority = priority
         if block.status is Status.WANTED:
             block.job = None
-            self.fresh.append(block)
-        for flight in block.flights:
-            self._promote_flight(flight, priority)
+            self.effects.to_plan.append(block)
+        for request in block.requests:
+            self.queues.promote(request, priority)
 
-    def enqueue(self, jobs: Iterable[Job]) -> int:
-        """Put planned jobs in line; blocks that meanwhile have another job stay with that one."""
-        count = 0
+    def enqueue(self, jobs: Iterable[Job]) -> None:
+        """Queue planned jobs; blocks that meanwhile have another job stay with that one."""
         for job in jobs:
             for block, _ in job.items:
                 if block.status is Status.WANTED and (
@@ -119,155 +142,189 @@ class Board(Endings):
                 ):
                     block.job = job
             waiters = job.items[0][0].waiters
-            self._stand(job, waiters[-1][0] if waiters else None)
-            self._push(job)
-            count += 1
-        return count
+            self.queues.push_new(job, waiters[-1][0] if waiters else None)
+            self.effects.new_jobs += 1
 
     # --- starting ----------------------------------------------------------------------------
 
-    def take(self, now_s: float) -> Flight | None:
+    def start_next(self, now_s: float) -> Request | None:
         """The next request to make, its memory and connection counted; None when none may start."""
         self.starved = False
-        while (line := self._next_line()) is not None:
-            flight = self._launch(heapq.heappop(line.heap))
-            if flight is not None:
-                self._start(flight, now_s)
-                return flight
+        while (job := self.queues.pop()) is not None:
+            request = self._launch(job)
+            if request is not None:
+                self._start(request, now_s)
+                return request
             if self.starved:
                 return None
         return None
 
-    def _launch(self, job: Job) -> Flight | None:
-        start, stop = leading_run(job)
+    def _launch(self, job: Job) -> Request | None:
+        start, stop = _leading_run(job)
         if start == stop:
             return None
-        flight = Flight(job, job.items[start:stop], Attempt(stall_s=self.settings.stall_s))
-        if not self._give_memory(flight):
+        request = Request(
+            job.queue,
+            job.items[start:stop],
+            job.priority,
+            job.hedge_of,
+            job.place_bytes,
+            Attempt(stall_s=self._settings.stall_s),
+            job.priority > Priority.DEMAND,
+        )
+        if not self._give_memory(request):
             self.starved = True
-            self._push(job)
+            self.queues.push(job)
             return None
-        rest = job.items[start + len(flight.items) :]
+        rest = job.items[start + len(request.items) :]
         if rest:
-            later = Job(job.line, rest, job.priority, job.hedges)
-            later.seq, later.place_bytes = job.seq, job.place_bytes
+            later = Job(job.queue, rest, job.priority, job.hedge_of, job.place_bytes, job.number)
             for block, _ in rest:
                 if block.job is job:
                     block.job = later
-            self._push(later)
-        return flight
+            self.queues.push(later)
+        return request
 
-    def _give_memory(self, flight: Flight) -> bool:
+    def _give_memory(self, request: Request) -> bool:
         """Find a target for every block, or for the leading ones; False when there is none."""
-        found = flight.items[0][0].object
-        in_place = flight.line is not found.line or found.source.in_place
+        record, memory = request.items[0][0].object, self.memory
+        in_place = request.queue is not record.queue or record.source.in_place
         while not in_place:
-            stored = sum(piece.length for _, piece in flight.items)
-            flight.scratch = self.slot(stored, flight.priority)
-            if flight.scratch is not None:
+            stored = sum([piece.length for _, piece in request.items])
+            request.scratch = memory.slot(stored, request.priority)
+            if request.scratch is not None:
                 break
-            if len(flight.items) == 1:
+            if len(request.items) == 1:
                 return False
-            del flight.items[len(flight.items) // 2 :]
-        for block, _ in flight.items:
-            if block.landing is not None and block.landing_flight is None:
-                flight.slots.append(None)
-                flight.targets.append(block.landing)
+            del request.items[len(request.items) // 2 :]
+        for block, _ in request.items:
+            if block.direct_target is not None and block.direct_request is None:
+                request.slots.append(None)
+                request.targets.append(block.direct_target)
                 continue
-            slot = self.slot(block.length, flight.priority)
+            slot = memory.slot(block.length, request.priority)
             if slot is None:
                 break
-            flight.slots.append(slot)
-            flight.targets.append(None)
-        del flight.items[len(flight.slots) :]
-        if not flight.items and flight.scratch is not None:
-            self.pool.give(flight.scratch)
-        return bool(flight.items)
+            request.slots.append(slot)
+            request.targets.append(None)
+        del request.items[len(request.slots) :]
+        if not request.items and request.scratch is not None:
+            memory.pool.give(request.scratch)
+        return bool(request.items)
 
-    def _start(self, flight: Flight, now_s: float) -> None:
-        owners: dict[Group, None] = {}
-        for (block, _), target in zip(flight.items, flight.targets, strict=True):
-            block.status = Status.FLYING
+    def _start(self, request: Request, now_s: float) -> None:
+        readers: dict[Waiter, None] = {}
+        for (block, _), target in zip(request.items, request.targets, strict=True):
+            block.status = Status.IN_FLIGHT
             block.job = None
-            block.flights.append(flight)
+            block.requests.append(request)
             if target is not None:
-                block.landing_flight = flight
-                if block.landing_group is not None:
-                    owners[block.landing_group] = None
-        flight.owners = list(owners)
-        for group in flight.owners:
-            group.writing += 1
-        flight.began_s = flight.progress_s = now_s
-        self._run(flight)
-
-    def steer(self, flight: Flight, replicas: Sequence[str]) -> None:
-        """Choose the replica a flight asks, counting who is busy."""
-        self._replicas.choose(flight, tuple(replicas))
+                block.direct_request = request
+                if block.direct_waiter is not None:
+                    readers[block.direct_waiter] = None
+        request.writes_to = list(readers)
+        for waiter in readers:
+            waiter.writing += 1
+        request.began_s = request.progress_s = now_s
+        self.queues.request_started(request)
 
     # --- time --------------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> int:
-        """Start due retries, hedge requests that hang, end late reads; returns new jobs."""
-        jobs = self._push_due(now_s)
-        self._replicas.expire(now_s)
-        for group in list(self._held):
-            self._check_held(group, now_s)
-        for flight in list(self.flights):
-            jobs += self._check_flight(flight, now_s)
-        return jobs
+    def tick(self, now_s: float) -> None:
+        """Start due retries, hedge requests that hang, end late reads."""
+        self.effects.new_jobs += self.queues.push_due(now_s)
+        self.replicas.expire(now_s)
+        self.waiters.check_deadlines(now_s)
+        for request in list(self.queues.requests):
+            self._check_progress(request, now_s)
 
-    def _check_flight(self, flight: Flight, now_s: float) -> int:
-        received = flight.attempt.received_bytes
-        if received != flight.progress_bytes:
-            flight.progress_bytes, flight.progress_s = received, now_s
-            return self._overtake(flight, now_s)
-        if flight.hedged or flight.hedges is not None or not self.settings.hedge_s:
-            return 0
-        if flight.priority is not Priority.DEMAND and not self._replicas.suspected(flight.replica):
-            return 0
-        if not flight.asked:
-            flight.progress_s = now_s  # or its hedge might ask the same server
-            return 0
-        limit_s = retry_policy.hedge_after_s(flight.line.first_s, self.settings)
-        if now_s - flight.progress_s < limit_s or flight.line is not flight.items[0][0].object.line:
-            return 0
-        items = [(block, piece) for block, piece in flight.items if block.status is Status.FLYING]
-        flight.hedged = True
-        self._replicas.suspect(flight.replica, now_s)
-        if not items:
-            return 0
-        self._push(Job(flight.line, items, flight.priority, flight))
-        return 1
+    def _check_progress(self, request: Request, now_s: float) -> None:
+        received_bytes = request.attempt.received_bytes
+        if received_bytes != request.progress_bytes:
+            request.progress_bytes, request.progress_s = received_bytes, now_s
+            self._overtake(request, now_s)
+            return
+        if request.has_hedge or request.hedge_of is not None or not self._settings.hedge_s:
+            return
+        is_waited_for = request.priority is Priority.DEMAND
+        if not is_waited_for and not self.replicas.is_suspect(request.replica):
+            return
+        if not request.replica_chosen:
+            request.progress_s = now_s  # or its hedge might ask the same server
+            return
+        queue = request.queue
+        limit_s = retry_policy.hedge_after_s(queue.health.first_waits_s, self._settings)
+        if now_s - request.progress_s < limit_s or queue is not request.items[0][0].object.queue:
+            return
+        items = [item for item in request.items if item[0].status is Status.IN_FLIGHT]
+        request.has_hedge = True
+        self.replicas.suspect(request.replica, now_s)
+        if items:
+            self._hedge(Job(queue, items, request.priority, request))
 
-    def _overtake(self, flight: Flight, now_s: float) -> int:
-        """Ask apart for blocks that somebody waits for, far behind in what nobody waited for."""
-        if not flight.ahead or flight.priority is not Priority.DEMAND:
-            return 0
-        reached = flight.items[0][1].offset + flight.progress_bytes
-        bytes_per_s = flight.progress_bytes / max(1e-3, now_s - flight.began_s)
+    def _overtake(self, request: Request, now_s: float) -> None:
+        """Ask apart for blocks that a reader waits for, far behind in what was fetched ahead."""
+        if not request.ahead or request.priority is not Priority.DEMAND:
+            return
+        reached = request.items[0][1].offset + request.progress_bytes
+        bytes_per_s = request.progress_bytes / max(1e-3, now_s - request.began_s)
         items = [
             (block, piece)
-            for block, piece in flight.items
-            if block.status is Status.FLYING
+            for block, piece in request.items
+            if block.status is Status.IN_FLIGHT
             and block.priority is Priority.DEMAND
-            and block.flights == [flight]
+            and block.requests == [request]
             and block.job is None
             and piece.offset - reached > max(FAR_BLOCKS * piece.length, FAR_S * bytes_per_s)
         ]
         if not items:
-            return 0
-        job = Job(flight.line, items, Priority.DEMAND, flight)
+            return
+        job = Job(request.queue, items, Priority.DEMAND, request)
         for block, _ in items:
             block.job = job
-        self._push(job)
-        return 1
+        self._hedge(job)
+
+    def _hedge(self, job: Job) -> None:
+        self.queues.push(job)
+        self.effects.new_jobs += 1
 
     def next_due_s(self, now_s: float, tick_s: float) -> float | None:
         """Seconds until `tick` may have something to do; None = not before a new request."""
-        due_s = self._due_s(now_s)
-        if self._foreign:
-            look_s = max(0.0, self._look_s - now_s)
+        due_s = self.queues.due_in_s(now_s)
+        look_s = self.completion.look_in_s(now_s)
+        if look_s is not None:
             due_s = look_s if due_s is None else min(due_s, look_s)
-        if self.flights or self._held or any(line.heap for line in self.lines.values()):
+        queues = self.queues
+        if (
+            queues.requests
+            or self.waiters.watched
+            or any(queue.heap for queue in queues.queues.values())
+        ):
             return tick_s if due_s is None else min(tick_s, due_s)
         return due_s
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all waiters, and cancel all requests."""
+        for record in list(self.memory.objects.values()):
+            for block in list(record.blocks.values()):
+                if block.status is not Status.READY:
+                    self.waiters.fail_block(block, error)
+        self.effects.to_cancel += [request.attempt for request in self.queues.requests]
+
+
+def _leading_run(job: Job) -> tuple[int, int]:
+    """Where the first neighbours of a job that are still its own start and stop."""
+    start = end = 0
+    for number, (block, piece) in enumerate(job.items):
+        if job.hedge_of is None:
+            usable = block.status is Status.WANTED and block.job is job
+        else:
+            usable = block.status is Status.IN_FLIGHT and block.requests == [job.hedge_of]
+        if end and (not usable or piece.offset != end):
+            return start, number
+        if usable:
+            start = start if end else number
+            end = piece.offset + piece.length
+    return (start, len(job.items)) if end else (0, 0)

@@ -1,4 +1,4 @@
-"""Who fetches a block when several processes share a node cache: the first to claim it.
+"""Which process fetches a block when several share a node cache: the first to claim it.
 
 A request claims its blocks when it starts, not when it is planned, so that whatever is claimed
 is under way. Blocks that another process claimed are left out, and looked for in the cache until
@@ -12,43 +12,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bootseer.blocks.fetch.records import Block, CachedBlocks, Flight
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.fetch.records import Block, Request
 from bootseer.blocks.settings import FetchSettings, Priority
 
 FIRST_POLL_S = 0.004
 LAST_POLL_S = 0.05
 
 
-def absent(cached: CachedBlocks, indices: Iterable[int]) -> set[int]:
+def absent(cached: CachedObject, indices: Iterable[int]) -> set[int]:
     """Those of the blocks that are not in the cache, asked for in runs of neighbours."""
     ask = sorted(indices)
-    out: set[int] = set()
+    missing: set[int] = set()
     start = 0
     for place in range(1, len(ask) + 1):
         if place == len(ask) or ask[place] != ask[place - 1] + 1:
-            out.update(cached.missing(ask[start], place - start))
+            missing.update(cached.missing(ask[start], place - start))
             start = place
-    return out
+    return missing
 
 
 def refused(
-    cached: CachedBlocks, flight: Flight, settings: FetchSettings, now_s: float
+    cached: CachedObject, request: Request, settings: FetchSettings, now_s: float
 ) -> set[int]:
     """Claim a request's blocks; the numbers of those that another process has, or had just now.
 
     What was waited for long enough is never among them.
     """
-    out = {
+    numbers = {
         number
-        for number, (block, _) in enumerate(flight.items)
+        for number, (block, _) in enumerate(request.items)
         if not cached.claim(block.index) and may_wait(block, settings, now_s)
     }
-    still_absent = absent(cached, (block.index for block, _ in flight.items))
-    for number, (block, _) in enumerate(flight.items):
-        if block.index not in still_absent and not block.uncached and number not in out:
+    still_absent = absent(cached, [block.index for block, _ in request.items])
+    for number, (block, _) in enumerate(request.items):
+        if block.index not in still_absent and not block.not_cached and number not in numbers:
             cached.unclaim(block.index)
-            out.add(number)
-    return out
+            numbers.add(number)
+    return numbers
 
 
 def first_run(count: int, refused: set[int]) -> tuple[int, int]:
@@ -60,26 +61,28 @@ def first_run(count: int, refused: set[int]) -> tuple[int, int]:
 def may_wait(block: Block, settings: FetchSettings, now_s: float) -> bool:
     """Whether a block that another process fetches may be waited for (any longer)."""
     patience_s = settings.elsewhere_s * (1 if block.priority is Priority.DEMAND else 10)
-    return not block.foreign_s or now_s - block.foreign_s < patience_s
+    return not block.left_s or now_s - block.left_s < patience_s
 
 
-def waited_for(blocks: Sequence[Block], settings: FetchSettings, now_s: float) -> list[Block]:
-    """Blocks left to others that need no more waiting: there, given up, or too late."""
+def no_longer_waited_for(
+    blocks: Sequence[Block], settings: FetchSettings, now_s: float
+) -> list[Block]:
+    """The blocks left to other processes that arrived, were given up there, or take too long."""
     by_cache: dict[int, list[Block]] = {}
     for block in blocks:
         by_cache.setdefault(id(block.object.cached), []).append(block)
-    out: list[Block] = []
-    for together in by_cache.values():
-        cached = together[0].object.cached
+    over: list[Block] = []
+    for neighbours in by_cache.values():
+        cached = neighbours[0].object.cached
         if cached is None:
-            out += together
+            over += neighbours
             continue
-        missing = absent(cached, (block.index for block in together))
-        for block in together:
+        missing = absent(cached, [block.index for block in neighbours])
+        for block in neighbours:
             waits = block.index in missing and may_wait(block, settings, now_s)
             if not waits or not cached.claimed_elsewhere(block.index):
-                out.append(block)
-    return out
+                over.append(block)
+    return over
 
 
 def poll_s(waited_s: float) -> float:

@@ -88,16 +88,13 @@ class _Slab:
 class Slot:
     """`size_bytes` of page-aligned memory that one owner uses at a time."""
 
-    __slots__ = ("_start", "_view", "slab")
+    __slots__ = ("_start", "_view", "size_bytes", "slab")
 
     def __init__(self, slab: _Slab, start: int) -> None:
         self.slab = slab
+        self.size_bytes = slab.slot_bytes
         self._start = start
         self._view: memoryview | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        return self.slab.slot_bytes
 
     @property
     def view(self) -> memoryview:
@@ -134,7 +131,7 @@ class Pool:
         return slot
 
     def give(self, slot: Slot) -> None:
-        """Take a slot back; nobody may read or write it any more."""
+        """Take a slot back; it must not be read or written any more."""
         slab = slot.slab
         slab.free += 1
         self.used_bytes -= slab.slot_bytes
@@ -167,7 +164,7 @@ class Pool:
         return True
 
     def _drop(self, slab: _Slab) -> None:
-        """Forget a slab; its memory goes once the last view of it has gone."""
+        """Forget a slab; its memory is unmapped with the last view of it."""
         del self._empty[slab]
         self.mapped_bytes -= slab.size_bytes
         kept = [slot for slot in self._free[slab.slot_bytes] if slot.slab is not slab]
@@ -200,5 +197,5 @@ def populate(view: memoryview, *, huge: bool = False) -> None:
 def looks_warm(view: memoryview) -> bool:
     """Whether the last page of a long view is there: a cheap guess, where populating is not."""
     page = (address_of(view) + len(view) - 1) & -PAGE_BYTES
-    found = ctypes.c_ubyte()
-    return _mincore(page, PAGE_BYTES, ctypes.byref(found)) == 0 and bool(found.value & 1)
+    resident = ctypes.c_ubyte()
+    return _mincore(page, PAGE_BYTES, ctypes.byref(resident)) == 0 and bool(resident.value & 1)

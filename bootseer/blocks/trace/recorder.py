@@ -16,11 +16,11 @@ _SEGMENT_PAGES = 4096
 class Recorder:
     """First touches of one object, page by page, until `end` or until its window is over.
 
-    The window is of `window_s` from the first touch on: what begins to read may come long after
-    its recorder. `touch` is for what a program asked for itself: whoever reads ahead, replays or
-    fills calls nothing here. Memory is one byte a page around what was touched, and the touches
-    themselves, of which `most_extents` are kept. One that goes on for another, which was made
-    `elapsed_s` ago, counts the same times.
+    The window is of `window_s` from the first touch on: a program may begin to read long after its
+    recorder was made. `touch` is for what a program asked for itself, not for read-ahead, replay
+    and filling. Memory is one byte a page around what was touched, and the touches themselves, of
+    which `most_extents` are kept. One that continues another, which was made `elapsed_s` ago,
+    counts from the same moment.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         elapsed_s: float = 0.0,
     ) -> None:
-        self._about = (object_name, size_bytes, workload, page_bytes)
+        self._object_name, self._workload = object_name, workload
         self._page_bytes, self._size_bytes = page_bytes, size_bytes
         self._most_extents = most_extents
         self._clock = clock
@@ -43,7 +43,7 @@ class Recorder:
         self._first_s: float | None = None
         self._window_s = window_s
         self._recording = True
-        self._stirred = threading.Event()
+        self._begun_or_ended = threading.Event()
         self._lock = threading.Lock()
         self._segments: dict[int, bytearray] = {}
         self._touches: list[list[int]] = []  # first page, page count, milliseconds
@@ -55,7 +55,7 @@ class Recorder:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the first touch, or for `end`; False when neither came."""
-        return self._stirred.wait(timeout_s)
+        return self._begun_or_ended.wait(timeout_s)
 
     def left_s(self) -> float:
         """How much of the window is left: all of it until something is touched."""
@@ -82,7 +82,7 @@ class Recorder:
 
     def _begin(self, now_s: float) -> None:
         self._first_s = now_s
-        self._stirred.set()
+        self._begun_or_ended.set()
 
     def _mark(self, page: int, stop: int, at_ms: int) -> None:
         """Note those pages of `[page, stop)` that were not touched before."""
@@ -116,7 +116,7 @@ class Recorder:
             return [(first, count, at_ms) for first, count, at_ms in self._touches[number:]]
 
     def restore(self, touches: Iterable[tuple[int, int, int]]) -> None:
-        """Begin with what `since` told of another recorder; pages outside the object are not."""
+        """Begin with what `since` of another recorder gave, without pages outside the object."""
         pages = -(-self._size_bytes // self._page_bytes)
         with self._lock:
             for first, count, at_ms in touches:
@@ -126,18 +126,18 @@ class Recorder:
                     self._mark(first, min(first + count, pages), at_ms)
 
     def end(self) -> None:
-        """The first step was reached, or nobody cares any more; twice is safe."""
+        """Record no more: the first step was reached, for example; twice is safe."""
         self._recording = False
-        self._stirred.set()
+        self._begun_or_ended.set()
 
     def trace(self, *, full: bool) -> Trace:
         """What was touched so far.
 
         `full`: this start was a cold one to which nothing was replayed, so that what it did not
-        touch says something too.
+        touch is known as well.
         """
-        name, size_bytes, workload, page_bytes = self._about
-        with self._lock:  # threads note a little out of order; a trace is in the order of merges
+        page_bytes, size_bytes = self._page_bytes, self._size_bytes
+        with self._lock:  # threads come a little out of order; a trace is sorted as a merged one
             touches = sorted((at_ms, first, count) for first, count, at_ms in self._touches)
         extents = []
         for at_ms, first, count in touches:
@@ -146,5 +146,10 @@ class Recorder:
             extents.append(Touched(offset, length, at_ms, int(full), int(not full)))
         counts = {"starts": int(full), "replays": int(not full)}
         return Trace(
-            name, size_bytes, workload, extents=tuple(extents), page_bytes=page_bytes, **counts
+            self._object_name,
+            size_bytes,
+            self._workload,
+            extents=tuple(extents),
+            page_bytes=page_bytes,
+            **counts,
         )

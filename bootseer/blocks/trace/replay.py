@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError, UsageError
 
 WINDOW_BYTES = 64 << 20
 STEP_BYTES = 8 << 20
-FAILURES = 3  # in a row: the store is gone, and demand readers deserve what is left of it
+FAILURES = 3  # in a row: the store is away, and what is left of it belongs to demand
 _POLL_S = 0.5
 
 
@@ -96,13 +96,14 @@ class Replay:
             raise UsageError(
                 f"the trace is of {trace.object}, not of {source.key or 'this object'}"
             )
+        self._trace, self._most_bytes = trace, most_bytes
         self._fetcher, self._source = fetcher, source
-        self._steps = deque(plan_replay(trace, source.block_bytes, most_bytes=most_bytes))
         self._window_bytes = window_bytes
         self._finished = finished
         self._changed = threading.Condition()
         self._paused = self._closed = False
-        self._flying: deque[tuple[Ticket, int]] = deque()
+        self._steps: deque[Extent] = deque()
+        self._under_way: deque[tuple[Ticket, int]] = deque()
         self._thread: threading.Thread | None = None
         self.replayed_bytes = 0
         self.failed_steps = 0
@@ -143,46 +144,48 @@ class Replay:
             self._thread.join()
 
     def _run(self) -> None:
+        block_bytes = self._source.block_bytes
         try:
+            self._steps += plan_replay(self._trace, block_bytes, most_bytes=self._most_bytes)
             failures = 0
-            while self._fill():
-                failures = 0 if self._reap() else failures + 1
+            while self._fill_window():
+                failures = 0 if self._await_oldest() else failures + 1
                 if failures == FAILURES:
                     self.failed = f"{failures} steps in a row could not be fetched"
                     break
         except BootseerError as error:
             self.failed = str(error)  # the fetcher was closed
         finally:
-            for ticket, _ in self._flying:
+            for ticket, _ in self._under_way:
                 ticket.cancel()
             if self._finished is not None:
                 self._finished()
 
-    def _fill(self) -> bool:
+    def _fill_window(self) -> bool:
         """Issue steps while the window has room; False when nothing is left to wait for."""
         while True:
             with self._changed:
-                while self._paused and not self._closed and not self._flying:
+                while self._paused and not self._closed and not self._under_way:
                     self._changed.wait()
                 if self._closed:
                     return False
-                flying = sum(length for _, length in self._flying)
-                full = self._flying and flying >= self._window_bytes
+                under_way_bytes = sum(length for _, length in self._under_way)
+                full = self._under_way and under_way_bytes >= self._window_bytes
                 if self._paused or full or not self._steps:
-                    return bool(self._flying)
+                    return bool(self._under_way)
                 step = self._steps.popleft()
             # Outside the lock: pausing must never wait for a fetcher.
             ticket = self._fetcher.prefetch(self._source, step.offset, step.length, Priority.HOT)
-            self._flying.append((ticket, step.length))
+            self._under_way.append((ticket, step.length))
 
-    def _reap(self) -> bool:
+    def _await_oldest(self) -> bool:
         """Wait for the oldest step, or until we are closed; False when it failed."""
-        ticket, length = self._flying[0]
+        ticket, length = self._under_way[0]
         while not (arrived := ticket.wait(_POLL_S)) and not ticket.done:
             with self._changed:
                 if self._closed:
                     return True
-        self._flying.popleft()
+        self._under_way.popleft()
         if not arrived:
             self.failed_steps += 1
             return False

@@ -1,9 +1,10 @@
 """Traces: which ranges of an object a start touched, in which order; merged over starts.
 
-A trace is one zstd frame of JSON (docs/blocks.md). `starts` counts the starts that could have
-shown everything: cold ones that nothing was replayed to. A start from a warm page cache, or a
-replayed one, sees only part of what it reads. Such are counted apart, as `replays`: they may make
-more of the object hot, and cannot lower the share of what full starts touched, nor its order.
+A trace is one zstd frame of JSON (docs/blocks.md). `starts` counts the full starts, which show
+everything that they read: cold ones to which nothing was replayed. Of a start from a warm page
+cache, or of a replayed one, only part of what it reads can be seen. Such starts are counted
+separately, as `replays`: they may make more of the object hot, and change neither the share of
+full starts that touched a page nor the order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bootseer.errors import CorruptDataError, UsageError
 VERSION = 1
 NEAR_MS = 20  # first touches so close together are one moment: neighbours join
 MAX_NAME_CHARS = 512
-FEWEST_REPLAYS = 2  # must have touched what too few full starts did: one is no habit
+FEWEST_REPLAYS = 2  # that make hot what too few full starts touched: one may be chance
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Trace:
     def hot(self, share: float) -> Trace:
         """Only what at least that share (0 to 1) of the full starts touched, or of the others.
 
-        Beside full starts a single other one makes nothing hot.
+        Where there are full starts, a single other one makes nothing hot.
         """
         if share <= 0:
             return self
@@ -167,12 +168,12 @@ def _checked(document: dict[str, Any], limits: Limits) -> Trace:
     if not all(isinstance(n, str) and len(n) <= MAX_NAME_CHARS for n in names):
         raise ValueError("a name that is none")
     extents.sort(key=lambda e: e.first_touch_ms)  # within a moment the file's order stands
-    told = Trace(names[0], size_bytes, names[1], starts, tuple(extents), page_bytes, replays)
-    return _counted_apart(told)
+    trace = Trace(names[0], size_bytes, names[1], starts, tuple(extents), page_bytes, replays)
+    return _normalised(trace)
 
 
-def _counted_apart(trace: Trace) -> Trace:
-    """Where no start was a full one, whatever is counted as such was touched by the others."""
+def _normalised(trace: Trace) -> Trace:
+    """Where no start was a full one, what is counted as such was touched by the others."""
     if trace.starts or not any(extent.starts_seen for extent in trace.extents):
         return trace
     extents = tuple(
@@ -194,7 +195,7 @@ def _ordered(extents: Iterable[Touched]) -> tuple[Touched, ...]:
 
 
 def merge(traces: Sequence[Trace], share: float = 0.0) -> Trace:
-    """One trace of all starts: the union, by the median first touch of those who touched.
+    """One trace of all starts: the union, each piece at its median first touch.
 
     Drops what is not hot at `share`; keep 0 while more starts are to be merged in later. Raises
     UsageError for traces of different objects, or for none.
@@ -203,12 +204,12 @@ def merge(traces: Sequence[Trace], share: float = 0.0) -> Trace:
         raise UsageError("there is no trace to merge")
     first = traces[0]
     _same_object(traces)
-    traces = [_counted_apart(trace) for trace in traces]
+    traces = [_normalised(trace) for trace in traces]
     starts, replays = sum(t.starts for t in traces), sum(t.replays for t in traces)
-    seen = [_Seen(extent, number) for number, t in enumerate(traces) for extent in t.extents]
+    tagged = [_Tagged(extent, number) for number, t in enumerate(traces) for extent in t.extents]
     pieces = [
-        _combined(start, end, [one.extent for one in over], starts, replays)
-        for start, end, over in _sweep(seen)
+        _combined(start, end, [one.extent for one in covering], starts, replays)
+        for start, end, covering in _cut_at_borders(tagged)
     ]
     extents = _ordered(_join(pieces))
     return dataclasses.replace(first, starts=starts, replays=replays, extents=extents).hot(share)
@@ -220,12 +221,12 @@ def _same_object(traces: Iterable[Trace]) -> None:
 
 
 def without(whole: Trace, part: Trace) -> Trace:
-    """What `whole` tells more than `part`, which was merged into it: the starts since then.
+    """What `whole` has beyond `part`, which was merged into it: the starts since then.
 
     Raises UsageError for traces of different objects.
     """
     _same_object([whole, part])
-    whole, part = _counted_apart(whole), _counted_apart(part)
+    whole, part = _normalised(whole), _normalised(part)
     pieces = [
         Touched(
             start,
@@ -236,19 +237,19 @@ def without(whole: Trace, part: Trace) -> Trace:
         )
         for start, end, one, other in _both(whole, part)
     ]
-    left = _join(piece for piece in pieces if piece.starts_seen or piece.replays_seen)
+    remaining = _join(piece for piece in pieces if piece.starts_seen or piece.replays_seen)
     return dataclasses.replace(
         whole,
         starts=max(0, whole.starts - part.starts),
         replays=max(0, whole.replays - part.replays),
-        extents=_ordered(left),
+        extents=_ordered(remaining),
     )
 
 
 def covers(whole: Trace, part: Trace) -> bool:
     """Whether `part` says nothing that `whole` does not, so that it may be in it already."""
     _same_object([whole, part])
-    whole, part = _counted_apart(whole), _counted_apart(part)
+    whole, part = _normalised(whole), _normalised(part)
     return (
         whole.starts >= part.starts
         and whole.replays >= part.replays
@@ -261,75 +262,75 @@ def covers(whole: Trace, part: Trace) -> bool:
 
 def _both(one: Trace, other: Trace) -> Iterator[tuple[int, int, Touched, Touched]]:
     """The object's touched pieces, each with what two traces say of it."""
-    seen = [_Seen(e, number) for number, t in enumerate((one, other)) for e in t.extents]
-    for start, end, over in _sweep(seen):
-        found = {each.number: each.extent for each in over}
-        nobody = Touched(start, end - start, 0, 0)
-        yield start, end, found.get(0, nobody), found.get(1, nobody)
+    tagged = [_Tagged(e, number) for number, t in enumerate((one, other)) for e in t.extents]
+    for start, end, covering in _cut_at_borders(tagged):
+        by_trace = {each.trace: each.extent for each in covering}
+        untouched = Touched(start, end - start, 0, 0)
+        yield start, end, by_trace.get(0, untouched), by_trace.get(1, untouched)
 
 
-class _Seen(NamedTuple):
-    """An extent, and the number of the trace that it is of."""
+class _Tagged(NamedTuple):
+    """An extent, and the number of its trace."""
 
     extent: Touched
-    number: int
+    trace: int
 
 
-def _sweep(seen: Iterable[_Seen]) -> Iterator[tuple[int, int, list[_Seen]]]:
+def _cut_at_borders(tagged: Iterable[_Tagged]) -> Iterator[tuple[int, int, list[_Tagged]]]:
     """Cut the object where any extent begins or ends: each piece with the extents over it."""
-    marks = []
-    for number, one in enumerate(seen):
-        marks.append((one.extent.offset, 1, number, one))
-        marks.append((one.extent.offset + one.extent.length, 0, number, one))
-    marks.sort(key=lambda mark: mark[:3])
-    over: dict[int, _Seen] = {}
+    borders = []
+    for number, one in enumerate(tagged):
+        borders.append((one.extent.offset, 1, number, one))
+        borders.append((one.extent.offset + one.extent.length, 0, number, one))
+    borders.sort(key=lambda border: border[:3])
+    covering: dict[int, _Tagged] = {}
     last = 0
-    for at, begins, number, one in marks:
-        if over and at > last:
-            yield last, at, list(over.values())
+    for at, begins, number, one in borders:
+        if covering and at > last:
+            yield last, at, list(covering.values())
         last = at
         if begins:
-            over[number] = one
+            covering[number] = one
         else:
-            del over[number]
+            del covering[number]
 
 
 def _combined(start: int, end: int, over: list[Touched], starts: int, replays: int) -> Touched:
     """One piece: seen by all together, ordered by full starts where there is one."""
     full = sum(one.starts_seen for one in over)
     others = sum(one.replays_seen for one in over)
-    telling = [(one.first_touch_ms, one.starts_seen) for one in over if one.starts_seen]
-    at_ms = _median_ms(telling or [(one.first_touch_ms, one.replays_seen) for one in over])
+    weighted = [(one.first_touch_ms, one.starts_seen) for one in over if one.starts_seen]
+    at_ms = _median_ms(weighted or [(one.first_touch_ms, one.replays_seen) for one in over])
     return Touched(start, end - start, at_ms, min(full, starts), min(others, max(replays, 1)))
 
 
-def _median_ms(told: list[tuple[int, int]]) -> int:
-    """The median first touch; each is told with the number of starts that it stands for."""
-    told.sort()
-    half = sum(weight for _, weight in told) / 2
+def _median_ms(weighted: list[tuple[int, int]]) -> int:
+    """The median first touch; each has the number of starts that it stands for."""
+    weighted.sort()
+    half = sum(weight for _, weight in weighted) / 2
     below = 0
-    for at_ms, weight in told:
+    for at_ms, weight in weighted:
         below += weight
         if below >= half:
             return at_ms
-    return told[-1][0]
+    return weighted[-1][0]
 
 
 def _join(pieces: Iterable[Touched]) -> list[Touched]:
     """Join neighbours that as many starts touched at about the same moment."""
-    out: list[Touched] = []
+    joined: list[Touched] = []
     for piece in pieces:
-        if out:
-            last = out[-1]
+        if joined:
+            last = joined[-1]
             near = abs(piece.first_touch_ms - last.first_touch_ms) <= NEAR_MS
             touching = last.offset + last.length == piece.offset
             if touching and near and piece[3:] == last[3:]:
                 early = min(last.first_touch_ms, piece.first_touch_ms)
                 length = last.length + piece.length
-                out[-1] = last._replace(length=length, first_touch_ms=early)
+                joined[-1] = last._replace(length=length, first_touch_ms=early)
                 continue
-        out.append(piece)
-    return out
+        joined.append(piece)
+    return joined
 
 
 class Move(NamedTuple):
@@ -349,31 +350,31 @@ class FilePlace(NamedTuple):
 
 def moves(old: Mapping[str, FilePlace], new: Mapping[str, FilePlace]) -> list[Move]:
     """What two versions share, file by file: of the same path and content, else content alone."""
-    elsewhere = {place.digest: place for place in old.values()}
-    out = []
+    by_digest = {place.digest: place for place in old.values()}
+    moved: list[Move] = []
     for path, place in new.items():
         before = old.get(path)
         if before is None or before.digest != place.digest:
-            before = elsewhere.get(place.digest)
+            before = by_digest.get(place.digest)
         if before is not None:
-            out += _moved(before.extents, place.extents)
-    return out
+            moved += _paired(before.extents, place.extents)
+    return moved
 
 
-def _moved(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
+def _paired(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
     """Pair two lists of extents that hold the same bytes, cut in different ways."""
-    out = []
+    moved = []
     left, right = list(reversed(old)), list(reversed(new))
     while left and right:
         a, b = left.pop(), right.pop()
         length = min(a.length, b.length)
         if length:
-            out.append(Move(a.offset, b.offset, length))
+            moved.append(Move(a.offset, b.offset, length))
         if a.length > length:
             left.append(Extent(a.offset + length, a.length - length))
         if b.length > length:
             right.append(Extent(b.offset + length, b.length - length))
-    return out
+    return moved
 
 
 def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes: int) -> Trace:
@@ -383,17 +384,17 @@ def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes
     stay as they are.
     """
     old = sorted(trace.extents)
-    found: list[Touched] = []
+    carried: list[Touched] = []
     for move in moved:
         at = max(0, bisect.bisect_right(old, move.old, key=lambda e: e.offset) - 1)
         while at < len(old) and old[at].offset < move.old + move.length:
-            found += _carried(old[at], move, trace.page_bytes, size_bytes)
+            carried += _carried(old[at], move, trace.page_bytes, size_bytes)
             at += 1
     pieces = []
-    for start, end, over in _sweep(_Seen(extent, 0) for extent in found):
-        first_touch_ms = min(one.extent.first_touch_ms for one in over)
-        count = max(one.extent.starts_seen for one in over)
-        replays = max(one.extent.replays_seen for one in over)
+    for start, end, covering in _cut_at_borders(_Tagged(extent, 0) for extent in carried):
+        first_touch_ms = min(one.extent.first_touch_ms for one in covering)
+        count = max(one.extent.starts_seen for one in covering)
+        replays = max(one.extent.replays_seen for one in covering)
         pieces.append(Touched(start, end - start, first_touch_ms, count, replays))
     extents = _ordered(_join(pieces))
     return dataclasses.replace(trace, object=object_name, size_bytes=size_bytes, extents=extents)

@@ -122,7 +122,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     store, name = _store(_hurried(settings))
     cache = None
     if settings.cache:
-        cache = NodeCache(settings.cache, settings.cache_limit_bytes, told=log.say)
+        cache = NodeCache.at(settings.cache, settings.cache_limit_bytes, on_stop=log.say)
     fetch = dataclasses.replace(
         FETCH,
         memory_bytes=settings.memory_bytes,

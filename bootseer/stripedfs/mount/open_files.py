@@ -16,7 +16,6 @@ import xxhash
 
 from bootseer.blocks.fetch.plan.readahead import ReadAhead
 from bootseer.blocks.settings import Priority
-from bootseer.blocks.source import is_volatile
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
@@ -32,7 +31,7 @@ from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher, Held
+    from bootseer.blocks.fetch.fetcher import Fetcher, HeldBytes
 
 NOTHING = Data((b"",))
 COUNTER_BITS = 24
@@ -99,8 +98,8 @@ class OpenFile:
         self._where = where
         # What one request brings is hardly asked for twice: not worth two descriptors.
         long = source.size_bytes > ONE_READ_BYTES
-        self._straight = files.fetcher.straight(source) if long else None
-        self._sure = not is_volatile(source)
+        self._straight = files.fetcher.direct_reads(source) if long else None
+        self._sure = not source.volatile
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
 
@@ -150,7 +149,7 @@ class OpenFile:
         source, files = self.source, self._files
         waiting = _Waiting(files, self, offset, size, self._where)
         try:
-            held = files.fetcher.held(source, offset, size, waiting.ready)
+            held = files.fetcher.hold(source, offset, size, waiting.deliver)
             if held is not None and not source.doubtful(offset, size):
                 return Data(held.views, held.release)
         except BootseerError as error:
@@ -178,8 +177,8 @@ class _Waiting:
     """A read whose bytes are not there yet, or are in doubt."""
 
     __slots__ = (
-        *("_files", "_lock", "_met", "_offset", "_opened", "_reply", "_size", "_source"),
-        *("_there", "_where"),
+        *("_arrived", "_files", "_lock", "_met", "_offset", "_opened", "_reply", "_size"),
+        *("_source", "_where"),
     )
 
     def __init__(
@@ -190,48 +189,40 @@ class _Waiting:
         self._offset, self._size = offset, size
         self._lock = threading.Lock()
         self._reply: Reply | None = None
-        self._there = False
+        self._arrived: HeldBytes | Exception | None = None
         self._met: frozenset[object] | None = None
         """The renames that were under way when it failed."""
 
-    def ready(self) -> None:
+    def deliver(self, arrived: HeldBytes | Exception) -> None:
         """The bytes are there or have failed; called from a fetch thread."""
         with self._lock:
-            self._there = True
+            self._arrived = arrived
             reply = self._reply
         if reply is not None:
-            self._collect(reply)
+            self._answer(reply, arrived)
 
-    def park(self, reply: Reply, held: Held | None) -> None:
+    def park(self, reply: Reply, held: HeldBytes | None) -> None:
         """Answer later; with `held`, as soon as the doubts about it are settled."""
         if held is not None:
             self._confirm(reply, held)
             return
         with self._lock:
             self._reply = reply
-            there = self._there
-        if there:
-            self._collect(reply)
+            arrived = self._arrived
+        if arrived is not None:
+            self._answer(reply, arrived)
 
-    def _collect(self, reply: Reply) -> None:
-        source = self._source
-        try:
-            with self._lock:
-                self._there = False
-            held = self._files.fetcher.held(source, self._offset, self._size, self.ready)
-        except Exception as error:  # whatever it is, the reader must not wait for ever
-            self.fail(reply, error)
-            return
-        if held is None:
-            return  # evicted before we came: `ready` will be called again
-        if reply.interrupted:
-            held.release()
-        elif source.doubtful(self._offset, self._size):
-            self._confirm(reply, held)
+    def _answer(self, reply: Reply, arrived: HeldBytes | Exception) -> None:
+        if isinstance(arrived, Exception):
+            self.fail(reply, arrived)
+        elif reply.interrupted:
+            arrived.release()
+        elif self._source.doubtful(self._offset, self._size):
+            self._confirm(reply, arrived)
         else:
-            reply.data(Data(held.views, held.release))
+            reply.data(Data(arrived.views, arrived.release))
 
-    def _confirm(self, reply: Reply, held: Held) -> None:
+    def _confirm(self, reply: Reply, held: HeldBytes) -> None:
         """In a thread that may wait for the store."""
 
         def settle() -> None:
@@ -354,7 +345,7 @@ class OpenFiles:
         """
         with self._lock:
             for handle, found in list(self.by_handle.items()):
-                is_other = is_volatile(source) and found.identity != source.identity
+                is_other = source.volatile and found.identity != source.identity
                 if found.place == place and not is_other:
                     self.by_handle[handle] = found.replaced_by(found.moved(source, where))
 

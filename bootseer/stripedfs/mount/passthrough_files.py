@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import sealed_objects
 from bootseer.blocks.cache.present_index import identity_of
-from bootseer.blocks.cache.sealed_objects import Sealed, VerifiableSource
+from bootseer.blocks.cache.sealed_objects import Sealed
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import Handle
 from bootseer.stripedfs.read.sources import FileSource
@@ -52,7 +52,7 @@ class Passing:
 
     def sealed(self, source: FileSource) -> Sealed | None:
         """The file's sealed object, pinned; None where it must be served."""
-        if not isinstance(source, VerifiableSource):
+        if not source.has_raw_digests:
             return None
         identity = identity_of(source)
         return None if identity is None else sealed_objects.open_sealed(self._directory, identity)
@@ -71,7 +71,7 @@ class Passing:
 
     def served(self, source: FileSource) -> None:
         """A file that we served was closed: seal it when there is time, if it is here whole."""
-        if not isinstance(source, VerifiableSource):
+        if not source.has_raw_digests:
             return
         with self._lock:
             if self._closing.is_set() or len(self._waiting) >= MOST_WAITING:

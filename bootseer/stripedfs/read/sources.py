@@ -74,14 +74,13 @@ def _key(digest: str, store: Store, place: str) -> str:
     return f"{digest}@{store.url}/{place}"
 
 
-class DigestedSource:
+class DigestedSource(BlockSource):
     """What sources share whose every block has a digest: nothing of them is ever in doubt."""
 
     in_place = True
     source_class = "checkpoint"
     digest: str
     """Names the bytes wherever they lie."""
-    key: str
 
     @property
     def identity(self) -> str:
@@ -113,6 +112,8 @@ def as_damage(error: BootseerError, source: FileSource, what: str = LOST) -> Boo
 
 class StripedSource(DigestedSource):
     """`BlockSource` over the chunks of one striped file, verified chunk by chunk."""
+
+    has_raw_digests = True
 
     def __init__(
         self, store: Store, striped: StripedObject, label: str, stretches: Mapping[str, Stretches]
@@ -182,7 +183,7 @@ class SmallSource(DigestedSource):
             )
 
 
-class PlainSource:
+class PlainSource(BlockSource):
     """`BlockSource` over an ordinary object, by stretches of its blocks and replicas."""
 
     in_place = True

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
+from contextlib import AbstractContextManager
 
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch import shared_claims
 from bootseer.blocks.fetch.plan.request_plan import Piece, plan, request_bytes
-from bootseer.blocks.fetch.records import Block, Job, Object
-from bootseer.blocks.fetch.scheduler import Board
+from bootseer.blocks.fetch.records import Block, Job, ObjectRecord
+from bootseer.blocks.fetch.scheduler import Scheduler
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.stats import source_class
 
 REOPEN_S = 5.0
 
@@ -21,81 +20,77 @@ class Planner:
     """Called without the fetcher's lock; a source's own code may raise anything."""
 
     def __init__(
-        self, settings: FetchSettings, board: Board, lock: threading.Lock, cache: NodeCache | None
+        self,
+        settings: FetchSettings,
+        decision: AbstractContextManager[Scheduler],
+        cache: NodeCache | None,
     ) -> None:
-        self._settings, self._board, self._lock, self._cache = settings, board, lock, cache
+        self._settings, self._decision, self._cache = settings, decision, cache
 
-    def jobs(self, found: Object, blocks: list[Block], priority: Priority) -> list[Job]:
+    def jobs(self, record: ObjectRecord, blocks: list[Block], priority: Priority) -> list[Job]:
         """Jobs that bring the blocks, from the node cache where it holds them."""
+        self.open_cached(record)
+        jobs: list[Job] = []
         by_index = {block.index: block for block in blocks}
-        self.open_cached(found)
-        cached = self._cached(found, blocks)
-        jobs = [
-            Job(found.cache_line, [(block, Piece(block.index, "", 0, block.length))], priority)
-            for block in cached
-            if found.cache_line is not None
-        ]
-        for block in cached:
-            del by_index[block.index]
+        if record.cached is not None and record.cache_queue is not None and record.cached.usable:
+            ask = [block for block in blocks if not block.not_cached]
+            absent = shared_claims.absent(record.cached, [block.index for block in ask])
+            for block in ask:
+                if block.index not in absent:
+                    del by_index[block.index]
+                    piece = Piece(block.index, "", 0, block.length)
+                    jobs.append(Job(record.cache_queue, [(block, piece)], priority))
         if not by_index:
             return jobs
-        source = found.source
+        source = record.source
         pieces = [Piece(index, *source.locate(index)) for index in by_index]
         requests = plan(
             pieces,
-            range_bytes=self._range_bytes(found, blocks, pieces, priority),
-            streams=found.line.streams,
+            range_bytes=self._range_bytes(record, blocks, pieces, priority),
+            streams=record.queue.streams,
             ends_stretch=source.ends_stretch,
         )
         for request in requests:
             items = [(by_index[piece.block], piece) for piece in request.pieces]
-            jobs.append(Job(found.line, items, priority))
+            jobs.append(Job(record.queue, items, priority))
         return jobs
 
     def _range_bytes(
-        self, found: Object, blocks: list[Block], pieces: list[Piece], priority: Priority
+        self, record: ObjectRecord, blocks: list[Block], pieces: list[Piece], priority: Priority
     ) -> int:
-        streams, most = found.line.streams, found.range_bytes
-        if any(block.landing is None for block in blocks):
+        streams, most = record.queue.streams, record.range_bytes
+        if None in [block.direct_target for block in blocks]:
             most = min(most, max(1, self._settings.memory_bytes // (2 * streams)))
         least = min(most, self._settings.least_range_bytes)
         if priority is not Priority.DEMAND:
-            least = max(least, most // 4)  # nobody waits: rather fewer requests
+            least = max(least, most // 4)  # no reader waits: rather fewer requests
+        lengths = [piece.length for piece in pieces]
         return request_bytes(
-            sum(piece.length for piece in pieces),
+            sum(lengths),
             streams=streams,
             range_bytes=most,
-            piece_bytes=max(piece.length for piece in pieces),
+            piece_bytes=max(lengths),
             least_bytes=least,
         )
 
-    def open_cached(self, found: Object) -> None:
+    def open_cached(self, record: ObjectRecord) -> None:
         """Open an object of the node cache, unless that was done.
 
         One that cannot be opened (it is being evicted, no descriptor is free) is tried again after
-        a while: for a server that lives for weeks it would else never be there.
+        a while: a server that lives for weeks would never have it otherwise.
         """
-        if found.stats and time.monotonic() < found.reopen_s:
+        if time.monotonic() < record.ask_cache_s:
             return
         # Several threads may come here at once: each goes on only once the cache is open.
         again_s = math.inf
-        if self._cache is not None and found.source.key and found.cached is None:
-            opened = self._cache.open(found.source)
-            if not opened.usable:
+        if self._cache is not None and record.source.key and record.cached is None:
+            cached = self._cache.open(record.source)
+            if not cached.usable:
                 if not self._cache.stopped:
                     again_s = time.monotonic() + REOPEN_S
             else:
-                with self._lock:
-                    used = self._board.cache(found, opened)
-                if not used:
-                    opened.close()
-        found.reopen_s = again_s
-        found.stats = source_class(found.source)
-
-    def _cached(self, found: Object, blocks: list[Block]) -> list[Block]:
-        """Those of the blocks that the node cache holds."""
-        if found.cached is None or not found.cached.usable:
-            return []
-        ask = [block for block in blocks if not block.uncached]
-        absent = shared_claims.absent(found.cached, (block.index for block in ask))
-        return [block for block in ask if block.index not in absent]
+                with self._decision as scheduler:
+                    is_used = scheduler.memory.attach(record, cached)
+                if not is_used:
+                    cached.close()
+        record.ask_cache_s = again_s

@@ -1,11 +1,11 @@
-"""Ranges cut at the borders of blocks, and blocks cut back into ranges."""
+"""Ranges cut at the borders of blocks."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
 
-from bootseer.blocks.fetch.records import Block, Copy
+from bootseer.blocks.fetch.records import Copy
 from bootseer.blocks.fetch.scheduler import Want
 from bootseer.blocks.fetch.slabs import writable
 from bootseer.blocks.source import BlockSource, block_length, memory_key
@@ -15,11 +15,11 @@ Range = tuple[BlockSource, int, memoryview]
 """A source, an offset in bytes, and the memory that the bytes from there on shall fill."""
 
 
-def wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, list[Want]]]]:
+def wants_of(ranges: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, list[Want]]]]:
     """Cut ranges at block borders: the bytes of each range, and what is wanted of each source."""
     counts: list[int] = []
     copies: dict[str | int, tuple[BlockSource, dict[int, list[Copy]]]] = {}
-    for source, given, buffer in jobs:
+    for source, given, buffer in ranges:
         offset = operator.index(given)
         if offset < 0:
             raise UsageError(f"a read cannot begin at byte {offset}; offsets start at 0")
@@ -27,11 +27,9 @@ def wants_of(jobs: Sequence[Range]) -> tuple[list[int], list[tuple[BlockSource, 
         length = max(0, min(len(view), source.size_bytes - offset))
         counts.append(length)
         by_index = copies.setdefault(memory_key(source), (source, {}))[1]
-        for index, item in _cut(view[:length], offset, source.block_bytes):
-            by_index.setdefault(index, []).append(item)
-    wants = []
-    for source, by_index in copies.values():
-        wants.append((source, list(_wants(source, by_index))))
+        for index, copy in _cut(view[:length], offset, source.block_bytes):
+            by_index.setdefault(index, []).append(copy)
+    wants = [(source, list(_wants(source, by_index))) for source, by_index in copies.values()]
     return counts, wants
 
 
@@ -45,18 +43,6 @@ def _cut(view: memoryview, offset: int, block_bytes: int) -> Iterable[tuple[int,
 
 
 def _wants(source: BlockSource, by_index: dict[int, list[Copy]]) -> Iterable[Want]:
-    for index, items in by_index.items():
-        whole = len(items) == 1 and len(items[0].target) == block_length(source, index)
-        yield Want(index, (), items[0].target) if whole else Want(index, items)
-
-
-def views_of(blocks: list[Block], offset: int, length: int, block_bytes: int) -> list[memoryview]:
-    """The memory of a range, block by block; the blocks are pinned."""
-    out = []
-    for block in sorted(blocks, key=lambda b: b.index):
-        begin = block.index * block_bytes
-        start, stop = max(0, offset - begin), min(block.length, offset + length - begin)
-        if block.slot is None:
-            raise AssertionError("a pinned block lost its memory")
-        out.append(block.slot.view[start:stop])
-    return out
+    for index, copies in by_index.items():
+        is_whole = len(copies) == 1 and len(copies[0].target) == block_length(source, index)
+        yield Want(index, (), copies[0].target) if is_whole else Want(index, copies)

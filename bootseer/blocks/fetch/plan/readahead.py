@@ -1,6 +1,6 @@
 """What to fetch before it is asked for: pure bookkeeping of one open handle's reads.
 
-Three ways of reading are told apart, in any mixture on one handle:
+Three ways of reading are distinguished, in any mixture on one handle:
 
 * forward streams, several at once (threads, ranks), with small gaps and reads slightly out of
   order: each gets a window ahead of it that grows fourfold as it is used up; a second read makes
@@ -23,7 +23,7 @@ NEW_GAP_READS = 4  # of a stream seen once: what looks like its next read may be
 FIRST_READS = 32
 FIRST_BYTES = (128 << 10, 2 << 20)
 GROWTH = 4
-# Whoever begins at an object's first byte with so long a read wants all of it.
+# A reader that begins at an object's first byte with so long a read wants all of it.
 WHOLE_BYTES = 1 << 20
 STREAMS = 16
 

@@ -1,30 +1,36 @@
-"""Which server to ask: who is busy, and who was found hanging or failing lately. Pure state."""
+"""Which server to ask: which ones are busy, and which hung or failed lately. Pure state."""
 
 from __future__ import annotations
 
-from bootseer.blocks.fetch.plan import retry_policy
-from bootseer.blocks.fetch.records import Flight
+from collections.abc import Mapping, Sequence
+
+from bootseer.blocks.fetch.records import Request
 from bootseer.blocks.settings import FetchSettings
 
 
-class Replicas:
+class ReplicaChoice:
     """Called with the fetcher's lock held."""
 
     def __init__(self, settings: FetchSettings) -> None:
-        self._settings = settings
-        self._suspects: dict[str, float] = {}
-        self._load: dict[str, int] = {}
+        self._suspect_s = settings.suspect_s
+        self._suspects: dict[str, float] = {}  # until when
+        self._load: dict[str, int] = {}  # requests under way
         self._turn = 0
 
-    def choose(self, flight: Flight, replicas: tuple[str, ...]) -> None:
-        """Set whom a flight asks and whom it avoids, and count it."""
-        flight.replicas, flight.asked = replicas, True
-        avoid = frozenset().union(*(block.avoid | block.bad for block, _ in flight.items))
-        if flight.hedges is not None:
-            avoid |= {flight.hedges.replica} - {""}
+    def choose(self, request: Request, replicas: tuple[str, ...]) -> None:
+        """Set which replica a request asks and which it avoids, and count it."""
+        request.replicas, request.replica_chosen = replicas, True
+        avoid, tries = frozenset[str](), 0
+        for block, _ in request.items:
+            if block.tries > tries:
+                tries = block.tries
+            if block.failed_replicas or block.corrupt_replicas:
+                avoid |= block.failed_replicas | block.corrupt_replicas
+        if request.hedge_of is not None:
+            avoid |= {request.hedge_of.replica} - {""}
         self._turn += 1
-        attempt = flight.attempt
-        attempt.prefer = retry_policy.choose_replica(
+        attempt = request.attempt
+        attempt.prefer = choose_replica(
             replicas,
             avoid=avoid,
             suspects=frozenset(self._suspects),
@@ -32,12 +38,12 @@ class Replicas:
             turn=self._turn,
         )
         attempt.avoid = avoid - {attempt.prefer}
-        attempt.number = max(block.tries for block, _ in flight.items)
+        attempt.number = tries
         self._load[attempt.prefer] = self._load.get(attempt.prefer, 0) + 1
 
-    def leave(self, flight: Flight) -> None:
-        """A flight ended."""
-        asked = flight.attempt.prefer
+    def request_ended(self, request: Request) -> None:
+        """Count a request no more."""
+        asked = request.attempt.prefer
         if asked in self._load:
             self._load[asked] -= 1
             if not self._load[asked]:
@@ -46,9 +52,9 @@ class Replicas:
     def suspect(self, replica: str, now_s: float) -> None:
         """Pass a replica over for a while."""
         if replica:
-            self._suspects[replica] = now_s + self._settings.suspect_s
+            self._suspects[replica] = now_s + self._suspect_s
 
-    def suspected(self, replica: str) -> bool:
+    def is_suspect(self, replica: str) -> bool:
         """Whether it is passed over now."""
         return replica in self._suspects
 
@@ -56,3 +62,20 @@ class Replicas:
         """Trust those again whose time is over."""
         for replica in [name for name, until_s in self._suspects.items() if until_s <= now_s]:
             del self._suspects[replica]
+
+
+def choose_replica(
+    replicas: Sequence[str],
+    *,
+    avoid: frozenset[str],
+    suspects: frozenset[str],
+    load: Mapping[str, int],
+    turn: int,
+) -> str:
+    """The replica to ask: none that failed, rather no suspect, then the least busy; "" = any."""
+    if not replicas:
+        return ""
+    usable = [name for name in replicas if name not in avoid] or list(replicas)
+    usable = [name for name in usable if name not in suspects] or usable
+    first = turn % len(usable)
+    return min(usable[first:] + usable[:first], key=lambda name: load.get(name, 0))

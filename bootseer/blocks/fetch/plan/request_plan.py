@@ -15,7 +15,7 @@ class Piece(NamedTuple):
     length: int
 
 
-class Request(NamedTuple):
+class PlannedRequest(NamedTuple):
     """Pieces that lie back to back in one stretch of one part: one request brings them all."""
 
     pieces: tuple[Piece, ...]
@@ -65,7 +65,7 @@ def plan(
     range_bytes: int,
     streams: int = 1,
     ends_stretch: EndsStretch | None = None,
-) -> list[Request]:
+) -> list[PlannedRequest]:
     """Merge neighbours into requests, in the order in which they should be sent.
 
     A request holds at most `range_bytes`, unless a single piece is longer. Requests follow the
@@ -73,15 +73,15 @@ def plan(
     the parts and stretches take turns, so that every server that holds some of them works from
     the start.
     """
-    lanes: list[tuple[int, Request]] = []
+    lanes: list[tuple[int, PlannedRequest]] = []
     for ordered in _by_part(pieces):
         lanes += _cut(ordered, range_bytes, ends_stretch, len(lanes))
     lanes.sort(key=lambda lane: lane[1].pieces[0].block)
     window = 2 * max(1, streams)
-    out: list[Request] = []
+    requests: list[PlannedRequest] = []
     for start in range(0, len(lanes), window):
-        out += _take_turns(lanes[start : start + window])
-    return out
+        requests += _take_turns(lanes[start : start + window])
+    return requests
 
 
 def _by_part(pieces: Iterable[Piece]) -> list[list[Piece]]:
@@ -95,15 +95,15 @@ def _by_part(pieces: Iterable[Piece]) -> list[list[Piece]]:
 
 def _cut(
     ordered: Sequence[Piece], range_bytes: int, ends_stretch: EndsStretch | None, lane: int
-) -> list[tuple[int, Request]]:
+) -> list[tuple[int, PlannedRequest]]:
     """Requests over one part's pieces, each with a number that its stretch alone has."""
-    out: list[tuple[int, Request]] = []
+    requests: list[tuple[int, PlannedRequest]] = []
     run: list[Piece] = []
     stretch_end = run_end = 0
     for piece in ordered:
         crosses = ends_stretch is not None and piece.offset >= stretch_end
         if run and (piece.offset != run_end or crosses):
-            out += [(lane, request) for request in _split(run, range_bytes)]
+            requests += [(lane, request) for request in _split(run, range_bytes)]
             run = []
         if crosses and ends_stretch is not None:
             stretch_end = ends_stretch(piece.part, piece.offset)
@@ -111,32 +111,32 @@ def _cut(
         run.append(piece)
         run_end = piece.offset + piece.length
     if run:
-        out += [(lane, request) for request in _split(run, range_bytes)]
-    return out
+        requests += [(lane, request) for request in _split(run, range_bytes)]
+    return requests
 
 
-def _split(run: Sequence[Piece], range_bytes: int) -> list[Request]:
+def _split(run: Sequence[Piece], range_bytes: int) -> list[PlannedRequest]:
     """Neighbours as requests of about the same size: a small last one wastes its latency."""
     begin = run[0].offset
     total = run[-1].offset + run[-1].length - begin
     count = max(1, -(-total // range_bytes))
-    out: list[Request] = []
+    requests: list[PlannedRequest] = []
     part: list[Piece] = []
     for piece in run:
         if part:
             middle = piece.offset + piece.length / 2 - begin
             too_long = piece.offset + piece.length - part[0].offset > range_bytes
-            if too_long or middle > (len(out) + 1) * total / count:
-                out.append(Request(tuple(part)))
+            if too_long or middle > (len(requests) + 1) * total / count:
+                requests.append(PlannedRequest(tuple(part)))
                 part = []
         part.append(piece)
-    out.append(Request(tuple(part)))
-    return out
+    requests.append(PlannedRequest(tuple(part)))
+    return requests
 
 
-def _take_turns(lanes: Sequence[tuple[int, Request]]) -> list[Request]:
+def _take_turns(lanes: Sequence[tuple[int, PlannedRequest]]) -> list[PlannedRequest]:
     """One request of each lane, then the second of each, and so on."""
-    turns: list[tuple[int, int, Request]] = []
+    turns: list[tuple[int, int, PlannedRequest]] = []
     seen: dict[int, int] = {}
     for place, (lane, request) in enumerate(lanes):
         turn = seen.get(lane, 0)

@@ -1,8 +1,8 @@
-"""Whether and when a failed block is asked for again, and from whom: pure decisions."""
+"""Whether and when a block is asked for again: pure decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
@@ -48,23 +48,6 @@ def next_try_s(
     asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
     chance = CHANCE.random() if chance is None else chance
     return max(asked_s, backoff_s(tries, settings, chance))
-
-
-def choose_replica(
-    replicas: Sequence[str],
-    *,
-    avoid: frozenset[str],
-    suspects: frozenset[str],
-    load: Mapping[str, int],
-    turn: int,
-) -> str:
-    """The replica to ask: none that failed, rather no suspect, then the least busy; "" = any."""
-    if not replicas:
-        return ""
-    usable = [name for name in replicas if name not in avoid] or list(replicas)
-    usable = [name for name in usable if name not in suspects] or usable
-    first = turn % len(usable)
-    return min(usable[first:] + usable[:first], key=lambda name: load.get(name, 0))
 
 
 def hedge_after_s(first_waits_s: Sequence[float], settings: FetchSettings) -> float:
