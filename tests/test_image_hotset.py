@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
+import os
 import random
 from pathlib import Path
 
@@ -118,6 +120,16 @@ def test_hot_sets_of_every_kind_are_packed(tree, tmp_path):
     foreign = dataclasses.replace(tree.touched(), object="table of another image")
     with pytest.raises(UsageError, match="carry it over"):
         made_of(tree, tmp_path, foreign)
+
+
+def test_a_pack_is_kept_where_no_hard_links_are(tree, tmp_path, monkeypatch):
+    def link(source, target):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    made, _ = made_of(tree, tmp_path, tree.touched(("usr/lib/f03", 0, 5)))
+    assert Path(made.pack_path).stat().st_mode & 0o777 == 0o644
+    assert not list(Path(made.pack_path).parent.glob(".*"))
 
 
 def test_a_damaged_one_on_disk_is_told(tree, tmp_path):

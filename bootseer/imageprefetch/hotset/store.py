@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from bootseer.storage.oci.manifest import (
     parse_manifest,
 )
 from bootseer.storage.oci.repository import Progress, Repository
-from bootseer.system.atomic import replace_file
+from bootseer.system.atomic import Draft, replace_file
 
 LEVEL = 19  # packed once, sent at every start: a tenth fewer bytes than level 9
 SHARE = 0.5  # of the starts must have touched what is packed
@@ -127,7 +126,8 @@ class HotSets:
         files = owners(image.files, [(e.offset, e.length) for e in packed.extents])
         try:
             place.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=place, prefix=".", suffix=".tmp") as out:
+            draft = Draft(str(place / _PACK_PREFIX), mode=0o644, exact_mode=True)
+            with draft, open(draft.fd, "wb", closefd=False) as out:
                 info = build_pack(
                     packed,
                     meta=image.meta,
@@ -136,18 +136,16 @@ class HotSets:
                     block_bytes=image.source.block_bytes,
                     files=files,
                     read_raw=read_raw,
-                    out=out.file,
+                    out=out,
                     whole_share=whole_share,
                     level=level,
                     spool_dir=str(place),
                 )
                 out.flush()
-                os.fsync(out.fileno())
-                os.fchmod(out.fileno(), 0o644)
                 made = _described(image, trace, info, str(place / _pack_name(info.digest)))
                 made = dataclasses.replace(made, own_bytes=traces.serialise(own) if own else b"")
-                with contextlib.suppress(FileExistsError):
-                    os.link(out.name, made.pack_path)
+                draft.path = made.pack_path  # named by what is in it
+                draft.publish_new()
             replace_file(str(place / TRACE_NAME), made.trace_bytes)
             replace_file(str(place / OWN_NAME), made.own_bytes)
             replace_file(str(place / MANIFEST_NAME), made.manifest)
