@@ -19,7 +19,7 @@ NAMES += [
         "transparent_child",
     )
 ]
-NAMES += [f"events/{name}" for name in ("__init__", "writer", "resource")]
+NAMES += [f"events/{name}" for name in ("__init__", "writer", "encoding", "resource", "redaction")]
 NAMES += ["profiler/__init__", "profiler/collect/__init__"]
 NAMES += [f"profiler/collect/{name}" for name in ("import_hook", "pip_log", "process_times")]
 NAMES += [
