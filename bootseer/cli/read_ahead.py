@@ -102,9 +102,8 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/mount/mount bootseer/imageprefetch/run/__init__
     bootseer/imageprefetch/run/interrupts lib-dynload/mmap bootseer/fuse/operations
     bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
-    bootseer/fuse/protocol/replies bootseer/fuse/serve/faults
-    bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
-    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    bootseer/fuse/protocol/replies bootseer/reporting bootseer/fuse/mount/passthrough
+    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/system/proc_files bootseer/fuse/serve/requesters
     bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
