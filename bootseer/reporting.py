@@ -15,8 +15,8 @@ MOST_KINDS = 1000
 class Once:
     """Tells the first of each kind from those that follow, from any thread.
 
-    With `forget_s` a kind that was not met for so long is new again; without, only so many kinds
-    are new at all as memory shall hold.
+    With `forget_s` a kind that was not met for so long is new again; without, one is after
+    MOST_KINDS others were met.
     """
 
     def __init__(self, forget_s: float = math.inf) -> None:
@@ -31,10 +31,10 @@ class Once:
             if self._forget_s < math.inf:
                 recent = {k: s for k, s in self._met_s.items() if now_s - s <= self._forget_s}
                 self._met_s = recent
-            elif kind not in self._met_s and len(self._met_s) >= MOST_KINDS:
-                return False
-            is_new = kind not in self._met_s
-            self._met_s[kind] = now_s
+            is_new = self._met_s.pop(kind, None) is None
+            if self._forget_s == math.inf and len(self._met_s) >= MOST_KINDS:
+                del self._met_s[next(iter(self._met_s))]
+            self._met_s[kind] = now_s  # at the end: the first is the one not met for longest
         return is_new
 
 
@@ -42,7 +42,8 @@ class Reporter:
     """Reports each kind of fault once, so that a million failing reads are one line.
 
     `event` is the name under which `bootseer report` shows them, `attributes` stand in each of
-    these events, and `writer` writes them: by default this process's own. `log` takes the line.
+    these events, and `writer` writes them: by default this process's own. `log` takes the line,
+    after the event or, with `log_first`, before it.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class Reporter:
         event: str,
         log: Callable[[str], None] | None = None,
         *,
+        log_first: bool = False,
         writer: events.NullWriter | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        self._event, self._log = event, log
+        self._event, self._log, self._log_first = event, log, log_first
         self._writer, self._attributes = writer, attributes or {}
         self._reported = Once()
 
@@ -61,12 +63,14 @@ class Reporter:
         """Report a fault, if it is the first of its kind, or of those that are the `same`."""
         if not self._reported.is_new(same or kind):
             return
+        if self._log is not None and self._log_first:
+            self._log(text)
         attributes = {"error.type": kind, "error.message": text, **self._attributes}
         if self._writer is None:
             events.fault(self._event, **attributes)
         else:
             self._writer.point(self._event, "fallback", attributes)
-        if self._log is not None:
+        if self._log is not None and not self._log_first:
             self._log(text)
 
     def report_failure(self, what: str, error: BaseException) -> None:

@@ -21,7 +21,7 @@ from bootseer.depsnap.key import install_roots, key, pip_settings, requirements,
 from bootseer.depsnap.key.install_command import plan, simple_commands
 from bootseer.depsnap.key.options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
 from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
-from bootseer.events.redaction import redact_command_for_key, redact_for_key
+from bootseer.events.redaction import is_secret_variable, redact_command_for_key, redact_for_key
 
 # --- the command's words ------------------------------------------------------------------------
 
@@ -512,6 +512,49 @@ def test_secret_after_its_option() -> None:
         "me:***",
         "y",
     ]
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        (f"cd x && pip --token {SECRET} six", "cd x && pip --token *** six"),
+        (f"x --api-key '{SECRET} y'; z", "x --api-key ***; z"),
+        (f"x --my-password \\\n {SECRET}", "x --my-password \\\n ***"),
+        (f"curl http://h/p?op=OPEN&delegation={SECRET}", "curl http://h/p?op=OPEN&delegation=***"),
+        (f"PRIVATE_KEY={SECRET} pip install x", "PRIVATE_KEY=*** pip install x"),
+        (f"x --private-key={SECRET}", "x --private-key=***"),
+    ],
+)
+def test_secrets_leave_scripts(script: str, shown: str) -> None:
+    for _ in range(2):
+        [*_, script] = redact_command_for_key(["sh", "-c", script])
+        assert script == shown
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'pip --token "$HF_TOKEN" six',
+        "pip --token $HF_TOKEN six",
+        "pip --use-token six==1.16; pip --no-auth six",
+        "pip --token six==1.16",
+        "pip --token 'six==1.16'",
+        "x --auth basic --token-file f --tokenizer gpt2 --ask-password",
+        "x --token && pip install six",
+        "npm install --always-auth left-pad; pip --skip-token torch --enable-token numpy --auth u",
+        "x --token --user six",
+        "ansible --private-key f.pem --use-delegation=true --path x",
+    ],
+)
+def test_a_script_without_secrets_stays(script: str) -> None:
+    assert redact_command_for_key(["sh", "-c", script]) == ["sh", "-c", script]
+
+
+def test_variables_that_no_key_may_hold() -> None:
+    for name in ("GITHUB_PAT", "PAT", "SSH_PRIVATE_KEY"):
+        assert is_secret_variable(name)
+    for name in ("PATH", "X_PATCH", "KEY_FILE", "TOKENIZERS", "WITH_AUTH"):
+        assert not is_secret_variable(name)
 
 
 def test_tokens_are_known_by_their_form() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wrapping import PACKAGE
 
-NAMES = ["__init__", "__main__", "cli/__init__", "cli/event"]
+NAMES = ["__init__", "__main__", "cli/__init__", "cli/event", "cli/program"]
 NAMES += ["system/__init__", "system/readiness", "system/proc_files"]
 NAMES += [
     f"entrypoint/{name}"

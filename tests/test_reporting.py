@@ -35,13 +35,38 @@ def test_each_kind_is_reported_once(tmp_path: Path) -> None:
     assert found[2]["attributes"]["error.type"] == "read"
 
 
-def test_kinds_without_end_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("log_first", [False, True])
+def test_the_log_line_comes_after_the_event_or_before_it(tmp_path: Path, log_first: bool) -> None:
+    written: list[int] = []
+    with events.open_writer(str(tmp_path), {}) as writer:
+        reporter = Reporter(
+            "x.fault",
+            lambda _: written.append(len(named(tmp_path, "x.fault"))),
+            log_first=log_first,
+            writer=writer,
+        )
+        reporter.report("read", "text")
+    assert written == [0 if log_first else 1]
+    assert len(named(tmp_path, "x.fault")) == 1
+
+
+def test_kinds_without_end_are_all_reported_and_fill_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reporting, "MOST_KINDS", 3)
     said: list[str] = []
     reporter = Reporter("x.fault", said.append, writer=events.NullWriter())
     for number in range(9):
-        reporter.report(f"kind {number}", str(number))
-    assert said == ["0", "1", "2"]
+        for _ in range(2):
+            reporter.report(f"kind {number}", str(number))
+    assert said == [str(number) for number in range(9)]
+    assert len(reporter._reported._met_s) == 3
+
+
+def test_what_was_not_met_for_longest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "MOST_KINDS", 3)
+    once = Once()
+    assert [kind for kind in "abcadab" if once.is_new(kind)] == ["a", "b", "c", "d", "b"]
 
 
 def test_what_was_not_met_for_long_is_new_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ def test_secrets_are_never_shown(secret: str) -> None:
         assert secret not in parsed.shown
         assert secret not in repr(parsed)
         assert secret not in safe_url(url)
+        assert secret not in safe_url(url.replace("user:", "user:a@"))
         assert secret not in redact_message(
             f"cannot get {url.replace('anything', 'token')}: refused"
         )
@@ -83,10 +84,27 @@ def test_secrets_are_never_shown(secret: str) -> None:
     assert secret not in redact_message(f"http://dn:2/p?op=OPEN%26delegation%3D{secret}")
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://h/x?api_key=s3c&a=1", "http://h/x?api_key=…&a=1"),
+        ("api-key=s3c, AccessKey=s3c, private_key=s3c", "api-key=…, AccessKey=…, private_key=…"),
+        ("passwd=s3c GITHUB_PAT=s3c secret-key=s3c", "passwd=… GITHUB_PAT=… secret-key=…"),
+        ("cannot get https://user:s3c@s3c@h/x", "cannot get https://h/x"),
+        (f"it says ghp_{'a1B2' * 6}: bad", "it says …: bad"),
+        ("no xoxb-12345678901", "no …"),
+    ],
+)
+def test_messages_hide_what_commands_hide(text: str, shown: str) -> None:
+    assert redact_message(text) == shown
+
+
 def test_redaction_keeps_the_rest() -> None:
     text = "http://u:p@dn:2/p?op=OPEN&delegation=abc&offset=5 refused"
     assert redact_message(text) == "http://dn:2/p?op=OPEN&delegation=…&offset=5 refused"
     assert redact_message("a plain message about tokens") == "a plain message about tokens"
+    for kept in ("tokenizer=gpt2, compat=2, path=/x", "http://h/a?mail=b@c", "http://h, 'x@y'"):
+        assert redact_message(kept) == kept
 
 
 def test_signatures_do_not_tell_objects_apart() -> None:

@@ -75,7 +75,11 @@ class Story:
         self._about = {"bootseer.image.ref": ref, "bootseer.image.workload": workload}
         self._writer = events.open_writer()
         self._reporter = Reporter(
-            FAULT, lambda text: say(f"{ref}: {text}"), writer=self._writer, attributes=self._about
+            FAULT,
+            lambda text: say(f"{ref}: {text}"),
+            log_first=True,
+            writer=self._writer,
+            attributes=self._about,
         )
         self._lock = threading.Lock()
         self._spans: dict[str, str] = {}

@@ -309,7 +309,9 @@ def folder_of(mounted: Mounted, runtime: str) -> str:
 
 
 def _remove(folder: str) -> None:
-    names = [META, SPARE_META, TOUCHES, AHEAD, SERVER, FAULTS, ASKED, LEFT, ENDING, LOCK]
+    draft = f"{SERVER}.new"  # of an earlier version
+    of_server = (SERVER, draft, FAULTS, ASKED, LEFT, ENDING, LOCK)
+    names = [META, SPARE_META, TOUCHES, AHEAD, *of_server]
     with contextlib.suppress(OSError):
         names += [name for name in os.listdir(folder) if name.startswith(atomic.PREFIX)]
     for name in names:

@@ -56,9 +56,8 @@ def reopened(
                 return resolver.open_kept(digest, block_image)
             say("take over", f"the image is asked for again and again: {last[0]}")
             failures += 1
-            ended.wait(
-                backoff_s(failures, first_s=FIRST_DELAY_S, most_s=MOST_DELAY_S, error=last[0])
-            )
+            pause_s = backoff_s(failures, first_s=FIRST_DELAY_S, most_s=MOST_DELAY_S, error=last[0])
+            ended.wait(pause_s)
         return None
     finally:
         done.set()
