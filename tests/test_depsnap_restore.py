@@ -266,6 +266,45 @@ def test_the_journal_and_its_name_are_synced_before_anything_is_switched(
     assert ".bootseer-" in folder
 
 
+def _two(tmp_path: Path) -> tuple[ArchiveInfo, dict[str, str]]:
+    """An archive of two roots, and where they shall stand: one is not there yet, one is."""
+    for name in ("one", "two"):
+        write(tmp_path / name / "f", name)
+    roots = [RootDelta.of_tree(scan.scan(str(tmp_path / n))) for n in ("one", "two")]
+    write(tmp_path / "out/two/f", "old")
+    info = archive.create(str(tmp_path / "a"), roots)
+    return info, {str(tmp_path / n): str(tmp_path / "out" / n) for n in ("one", "two")}
+
+
+def test_a_journal_whose_folder_cannot_be_synced_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else recovery would go forward over what was installed after the restore had failed."""
+    info, targets = _two(tmp_path)
+    before = describe(tmp_path / "out/two")
+    fsync, failed = os.fsync, []
+
+    def fail(fd: int) -> None:
+        folder = os.readlink(f"/proc/self/fd/{fd}")
+        if folder.endswith(".bootseer-one.stage"):
+            failed.append(os.listdir(folder))
+            raise OSError(errno.EIO, "made to fail")
+        fsync(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(BootseerError, match="made to fail"):
+            restore(str(tmp_path / "a"), info.index_digest, targets)
+    assert "journal.json" in failed[0], "it had its name"
+    assert describe(tmp_path / "out/two") == before
+    assert leftovers(tmp_path) == []
+    for target in targets.values():
+        write(Path(target) / "f", "installed plainly")
+    for target in targets.values():
+        assert recover(target).outcome == "clean"
+        assert (Path(target) / "f").read_text() == "installed plainly"
+
+
 def test_works_in_a_process_with_threads(tmp_path: Path) -> None:
     root = rich(tmp_path / "r")
     info = pack(root, tmp_path / "a")

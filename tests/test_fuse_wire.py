@@ -18,7 +18,7 @@ from bootseer.fuse.operations import Attr, Entry, Handle, Inode
 from bootseer.fuse.protocol import replies, requests
 from bootseer.fuse.protocol.requests import Opcode, WireError
 from bootseer.fuse.serve.dispatch import Session
-from bootseer.fuse.serve.faults import Faults
+from bootseer.reporting import Reporter
 
 LAYOUTS = {layout.name: layout for layout in requests.LAYOUTS + replies.LAYOUTS}
 CONSTANTS = {
@@ -230,7 +230,7 @@ def test_any_body_gives_a_request_or_a_clean_error(opcode: int, body: bytes) -> 
 @given(st.integers(0, 60), st.binary(max_size=200), st.booleans())
 def test_any_request_gets_one_answer(opcode: int, body: bytes, read_only: bool) -> None:
     """Of a tree that knows no such inode or handle: an errno, never an exception."""
-    faults = Faults()
+    faults = Reporter("fuse.fault")
     tree = WritableTree()
     session = Session(tree, MountOptions(read_only=read_only), Backings(-1, None, faults), faults)
     unique, number, answer = session.answer(memoryview(request(opcode, body, inode=77)))

@@ -19,15 +19,15 @@ from bootseer.blocks.trace.trace_file import Touched, Trace, merge
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.store import HotSets, ImageParts
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
-    OCI_EMPTY,
-    OCI_MANIFEST,
     Descriptor,
     Manifest,
     digest_of,
     manifest_bytes,
 )
+from bootseer.storage.oci.media_types import OCI_EMPTY, OCI_MANIFEST
 from bootseer.storage.oci.repository import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -173,7 +173,7 @@ def test_a_published_hot_set_is_found_by_its_image_and_workload(tree, tmp_path, 
         one = dataclasses.replace(trace, workload=workload)
         made, _ = made_of(tree, tmp_path / "sets", one, parts=parts)
         store.push(repository, made)
-    listed = repository.referrers(subject.digest, hotset_manifest.ARTIFACT)
+    listed = repository.referrers(subject.digest, media_types.HOT_SET)
     assert len(listed) == 2
     found = hotset_manifest.choose(repository, listed, BLOCK_IMAGE, "train")
     assert found is not None
@@ -202,20 +202,20 @@ def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image)
         )
         store.push(repository, made)
     told = {
-        hotset_manifest.BLOCK_IMAGE: BLOCK_IMAGE,
-        hotset_manifest.WORKLOAD: "",
-        hotset_manifest.CREATED: "9999",
+        media_types.BLOCK_IMAGE_NOTE: BLOCK_IMAGE,
+        media_types.WORKLOAD_NOTE: "",
+        media_types.CREATED_NOTE: "9999",
     }
     empty = Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
     forged = manifest_bytes(
         config=empty,
         layers=[],
         subject=subject,
-        artifact_type=hotset_manifest.ARTIFACT,
+        artifact_type=media_types.HOT_SET,
         annotations=told,
     )
     repository.push_manifest(forged, OCI_MANIFEST)
-    listed = repository.referrers(subject.digest, hotset_manifest.ARTIFACT)
+    listed = repository.referrers(subject.digest, media_types.HOT_SET)
     bare = [dataclasses.replace(one, annotations={}, artifact_type="") for one in listed]
     for some in (listed, bare):  # some registries list no annotations
         found = hotset_manifest.choose(repository, some, BLOCK_IMAGE)
@@ -243,9 +243,9 @@ def test_a_manifest_that_lies_about_its_pack_is_refused(name, value):
     empty = Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
 
     def read(annotations: dict[str, str]) -> hotset_manifest.HotSet:
-        layer = Descriptor(hotset_manifest.PACK, digest_of(b"pack"), 100, annotations)
+        layer = Descriptor(media_types.PACK, digest_of(b"pack"), 100, annotations)
         return hotset_manifest.parse_manifest(
-            Manifest(b"", OCI_MANIFEST, empty, (layer,), artifact_type=hotset_manifest.ARTIFACT)
+            Manifest(b"", OCI_MANIFEST, empty, (layer,), artifact_type=media_types.HOT_SET)
         )
 
     assert read(about).boot_length == 10
@@ -270,9 +270,9 @@ def test_a_mount_waits_for_few_damaged_hot_sets():
             asked.append(descriptor)
             raise CorruptDataError("damaged")
 
-    told = {hotset_manifest.BLOCK_IMAGE: BLOCK_IMAGE, hotset_manifest.WORKLOAD: ""}
+    told = {media_types.BLOCK_IMAGE_NOTE: BLOCK_IMAGE, media_types.WORKLOAD_NOTE: ""}
     listed = [
-        Descriptor(OCI_MANIFEST, digest_of(b"%d" % n), 1, told, hotset_manifest.ARTIFACT)
+        Descriptor(OCI_MANIFEST, digest_of(b"%d" % n), 1, told, media_types.HOT_SET)
         for n in range(1000)
     ]
     assert hotset_manifest.choose(Damaged(), listed, BLOCK_IMAGE) is None

@@ -267,6 +267,15 @@ def test_what_was_killed_before_it_was_born_goes_in_time(tmp_path: Path) -> None
     assert not old.exists()
 
 
+def test_what_an_earlier_version_was_killed_while_writing_goes_too(tmp_path: Path) -> None:
+    folder = tmp_path / "images" / ("a" * 32)
+    (folder / server_registry.FRONT).mkdir(parents=True)
+    (folder / f"{server_registry.SERVER}.new").write_text("{")
+    os.utime(folder, (1, 1))
+    assert server_registry.servers(str(tmp_path)) == []
+    assert not folder.exists()
+
+
 def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     old, used, mounted = (f"sha256:{letter * 64}" for letter in "abc")

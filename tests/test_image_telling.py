@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from waiting import until
+from wrapping import named
 
 from bootseer.errors import CorruptDataError, DeadlineError
 from bootseer.imageprefetch.mount import mount_events, server_registry
@@ -62,6 +63,22 @@ def test_a_fifo_instead_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
     with server_log.following(str(tmp_path), "a:1", heard.append):
         pass
     assert heard == []
+
+
+def test_a_fault_is_in_the_log_before_it_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "events"
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(told))
+    written: list[int] = []
+    faults = FaultLog(str(tmp_path / server_registry.FAULTS))
+
+    def say(_: str) -> None:
+        written.append(len(named(told, mount_events.FAULT)))
+
+    Story("a:1", "", say, faults, again_s=0.0).fault("odd", "what happened")
+    assert written == [0]
+    assert len(named(told, mount_events.FAULT)) == 1
 
 
 def test_an_outage_is_told_once_and_the_next_one_again(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from starting import Place
+from wrapping import PACKAGE, clean_env
 
 from bench import wrapper
 
@@ -191,6 +192,15 @@ def test_where_only_pythonpath_leads(tmp_path: Path) -> None:
     environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(target)}
     done = start(target / "bin/bootseer", ["run", "--", "echo", "ran"], environ, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"ran\n", b"")
+
+
+def test_a_program_that_an_earlier_version_installed_still_runs(tmp_path: Path) -> None:
+    program = tmp_path / "bootseer-python"
+    program.write_text("import sys\nfrom bootseer.cli import program\nsys.exit(program.main())\n")
+    environ = clean_env(PYTHONPATH=str(PACKAGE.parent), BOOTSEER_EVENTS=str(tmp_path / "events"))
+    words = [sys.executable, program, "run", "--", "sh", "-c", "echo ran; exit 7"]
+    done = subprocess.run(words, env=environ, capture_output=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"ran\n", b"")
 
 
 def test_without_its_interpreter_the_job_starts_the_plain_way(

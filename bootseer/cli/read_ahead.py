@@ -29,7 +29,8 @@ _DEPS_RUN = """
     bootseer/depsnap/types bootseer/storage/__init__ bootseer/storage/request_control
     bootseer/storage/options bootseer/storage/store bootseer/depsnap/store/__init__
     bootseer/depsnap/store/records bootseer/depsnap/key/pins lib-dynload/_sha256
-    bootseer/system/sha256 bootseer/depsnap/key/redact bootseer/depsnap/key/text_files
+    bootseer/system/sha256 bootseer/events/__init__ bootseer/events/writer
+    bootseer/events/encoding bootseer/events/redaction bootseer/depsnap/key/text_files
     bootseer/depsnap/key/requirements bootseer/depsnap/key/key bootseer/depsnap/key/resolver
     bootseer/depsnap/lock_match bootseer/depsnap/install
     bootseer/depsnap/store/archive_access lib-dynload/fcntl bootseer/system/atomic
@@ -39,12 +40,12 @@ _DEPS_RUN = """
     bootseer/system/processes bootseer/depsnap/shared_tree/placement_records
     bootseer/depsnap/shared_tree/packed bootseer/depsnap/shared_tree/cache
     bootseer/depsnap/shared_tree/place bootseer/depsnap/shared_tree/tree
-    bootseer/depsnap/plan_run bootseer/depsnap/wait_policy bootseer/events/__init__
-    bootseer/events/writer bootseer/depsnap/run bootseer/config/__init__
-    bootseer/config/paths bootseer/events/resource bootseer/depsnap/key/uv_run
-    bootseer/context_managers bootseer/storage/local lib-dynload/_contextvars contextvars
-    bootseer/storage/wait_reports bootseer/storage/retry bootseer/storage/download
-    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
+    bootseer/depsnap/plan_run bootseer/depsnap/wait_policy bootseer/depsnap/run
+    bootseer/config/__init__ bootseer/config/paths bootseer/events/resource
+    bootseer/depsnap/key/uv_run bootseer/context_managers bootseer/storage/local
+    lib-dynload/_contextvars contextvars bootseer/storage/wait_reports
+    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
+    struct ctypes/_endian ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restore/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -67,14 +68,16 @@ _IMAGE_MOUNT = """
     lib-dynload/_hashlib lib-dynload/_blake2 hashlib enum re/_constants re/_parser
     re/_casefix re/_compiler copyreg re/__init__ lib-dynload/_json json/scanner json/decoder
     json/encoder json/__init__ contextlib warnings lib-dynload/_typing typing
-    bootseer/storage/oci/reference bootseer/storage/oci/manifest signal urllib/__init__
-    ipaddress urllib/parse email/__init__ lib-dynload/math lib-dynload/_bisect bisect
-    lib-dynload/_random lib-dynload/_sha512 random lib-dynload/select selectors
-    lib-dynload/array socket lib-dynload/_datetime datetime locale calendar email/_parseaddr
-    lib-dynload/_struct struct lib-dynload/binascii base64 email/base64mime string
-    email/quoprimime email/errors quopri email/encoders email/charset email/utils
-    lib-dynload/_ssl ssl http/__init__ email/header email/_policybase email/feedparser
-    email/parser email/_encoded_words email/iterators email/message http/client
+    bootseer/storage/oci/media_types bootseer/storage/oci/reference
+    bootseer/storage/oci/manifest signal urllib/__init__ ipaddress urllib/parse
+    email/__init__ lib-dynload/math lib-dynload/_bisect bisect lib-dynload/_random
+    lib-dynload/_sha512 random lib-dynload/select selectors lib-dynload/array socket
+    lib-dynload/_datetime datetime locale calendar email/_parseaddr lib-dynload/_struct
+    struct lib-dynload/binascii base64 email/base64mime string email/quoprimime email/errors
+    quopri email/encoders email/charset email/utils lib-dynload/_ssl ssl http/__init__
+    email/header email/_policybase email/feedparser email/parser email/_encoded_words
+    email/iterators email/message http/client bootseer/events/__init__
+    bootseer/events/writer bootseer/events/encoding bootseer/events/redaction
     bootseer/storage/urls bootseer/storage/http/__init__ bootseer/storage/http/responses
     bootseer/storage/http/errors bootseer/storage/http/pool bootseer/context_managers
     bootseer/storage/store bootseer/system/__init__ bootseer/system/randomness
@@ -88,19 +91,18 @@ _IMAGE_MOUNT = """
     bootseer/storage/oci/platforms bootseer/storage/oci/referrers
     bootseer/storage/oci/repository bootseer/storage/oci/registry_repository tomllib/_types
     tomllib/_re tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep
-    encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
-    bootseer/cli/__init__ bootseer/cli/shared/__init__ bootseer/cli/shared/size_text
-    bootseer/cli/image/__init__ bootseer/cli/image/outcome bootseer/fuse/__init__
-    bootseer/system/readiness bootseer/system/fork bootseer/fuse/serve/__init__
-    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point
-    lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
-    bootseer/system/mount_calls bootseer/blockimage/erofs_mount
-    bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
-    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
-    bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts
-    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
-    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
-    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
+    encodings/idna bootseer/blockimage/__init__ bootseer/cli/__init__
+    bootseer/cli/shared/__init__ bootseer/cli/shared/size_text bootseer/cli/image/__init__
+    bootseer/cli/image/outcome bootseer/fuse/__init__ bootseer/system/readiness
+    bootseer/system/fork bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon
+    bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point lib-dynload/fcntl
+    lib-dynload/_ctypes ctypes/_endian ctypes/__init__ bootseer/system/mount_calls
+    bootseer/blockimage/erofs_mount bootseer/imageprefetch/__init__
+    bootseer/imageprefetch/mount/__init__ bootseer/imageprefetch/mount/server_registry
+    bootseer/imageprefetch/mount/mount bootseer/imageprefetch/run/__init__
+    bootseer/imageprefetch/run/interrupts lib-dynload/mmap bootseer/fuse/operations
+    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
+    bootseer/fuse/protocol/replies bootseer/reporting bootseer/fuse/mount/passthrough
     bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/system/proc_files bootseer/fuse/serve/requesters

@@ -1,6 +1,6 @@
-"""What a process can tell about itself: OpenTelemetry resource attributes, trace and secrets.
+"""What a process can tell about itself: OpenTelemetry's resource attributes, and its trace.
 
-Standard library only, Python 3.9. Reached through `bootseer.events.writer`.
+Imported by `writer` when it opens a file, and not before.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bootseer.events.writer import redact_url
+from .redaction import redact_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,180 +16,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Environ = Mapping[str, str]
-
-_SECRET_WORDS = (
-    "token",
-    "passw",
-    "secret",
-    "credential",
-    "signature",
-    "apikey",
-    "api_key",
-    "access_key",
-    "private_key",
-    "auth",
-    "delegation",
-)
-_SECRET_END = "pat"  # the last of a name's words: `GITHUB_PAT`, and not `--path`
-# How tokens of well-known services begin, how many characters follow at least, and which may be
-# among them besides letters and digits.
-_TOKENS = (
-    *((f"gh{kind}_", 20, "") for kind in "opsur"),
-    *(("hf_", 20, ""), ("github_pat_", 20, "_"), ("AKIA", 16, ""), ("pypi-AgE", 1, "-_")),
-    *(("sk-", 20, ""), ("sk-proj-", 20, "-_"), ("sk-ant-", 20, "-_"), ("glpat-", 10, "-_")),
-    *((f"xox{kind}-", 10, "-_") for kind in "abp"),
-)
-_SCHEMES = ("bearer", "basic")  # of an HTTP Authorization header: the secret is the word after
-_GIVE_A_VARIABLE = ("-e", "--env")
-_GIVE_A_LOGIN = ("-u", "--user", "--proxy-user")
-_GIVE_A_HEADER = ("-H", "--header", "--proxy-header")
-_BARE_HEADERS = ("authorization", "-token", "-secret", "-password", "api-key")  # their ends
-_QUOTES = "'\""
-
-
-def redact(words: Iterable[str]) -> list[str]:
-    """Return a command's words without what looks like a secret.
-
-    Hidden are the credentials and queries of URLs, the value in `NAME=VALUE` and the word after
-    `--NAME` or `NAME:` where NAME speaks of a token, password, secret, signature, credential,
-    authorization or a key to something; the password in `-u USER:PASSWORD`; tokens of well-known
-    services; also inside a word that is itself a script or a header, as in `sh -c SCRIPT`; and,
-    outside of scripts, the value of each variable after `-e`, `--env`.
-    By hand: `re` costs more than everything else that `run` does.
-    """
-    out: list[str] = []
-    hide = is_variable = False
-    before = ""
-    for word in words:
-        last, before = before, word
-        option = "--env=" if word.startswith("--env=") else word[:2] if word[:2] == "-e" else ""
-        name, equals, _ = word[len(option) :].partition("=")
-        if equals and (option or is_variable) and name.isidentifier():
-            out.append(option + name + "=***")
-            hide = is_variable = False
-            continue
-        is_variable = word in _GIVE_A_VARIABLE
-        name = word.partition("=")[0]
-        is_one = hide or _is_secret(name) or _password(word, last)
-        if not is_one and len(word.split(None, 1)) > 1:
-            out.append(_redact_script(word, last))
-            continue
-        shown, hide = _redact_word(word, hide, last)
-        out.append(shown)
-    return out
-
-
-def _is_secret(name: str) -> bool:
-    if len(name.split(None, 1)) > 1:
-        return False
-    if "://" in name:  # what its login holds is no name
-        for mark in "&;#,":
-            name = name.replace(mark, "?")
-        _, asks, name = name.rpartition("?")
-        name = name if asks else ""
-    plain = name.lower().replace("-", "_")
-    ends = plain.strip(_QUOTES + ":").rpartition("_")[2] == _SECRET_END
-    return ends or any(mark in plain for mark in _SECRET_WORDS)
-
-
-def _redact_word(word: str, hide: bool, before: str) -> tuple[str, bool]:
-    """Return a word as it may be shown, and whether the next one is to be hidden."""
-    bare = word.strip(_QUOTES)
-    if hide and not word.startswith("-"):
-        return "***", bare.lower() in _SCHEMES
-    password = _password(word, before)
-    if password:
-        return word[: -len(password)] + "***", False
-    if _is_secret_header(word, before):
-        head, _, tail = word.partition(":")
-        if tail.strip(_QUOTES):
-            return head + ":***", tail.lower() in _SCHEMES
-        return word, True
-    name, equals, _ = word.partition("=")
-    if _is_secret(name):
-        if equals:
-            address, mark, query = name.partition("?")
-            return redact_url(address) + mark + query + "=***", False
-        return _hide_tokens(redact_url(word)), word.startswith("-") or bare.endswith(":")
-    return _hide_tokens(redact_url(word)), bare.lower() in _SCHEMES
-
-
-def _is_secret_header(word: str, before: str) -> bool:
-    """Whether a word is `NAME:VALUE` or `NAME:` of an HTTP header whose value is secret."""
-    header = _value_of(word, before, _GIVE_A_HEADER)
-    name, colon, _ = (header or word).partition(":")
-    bare = name.strip(_QUOTES)
-    if not colon or not bare.replace("-", "").isalpha():
-        return False
-    if header or name != bare:
-        return _is_secret(bare)
-    return bare.lower().endswith(_BARE_HEADERS)  # `auth:app` and `auth-node:29500` are none
-
-
-def _password(word: str, before: str) -> str:
-    """Return the password in `-u USER:PASSWORD`, in `-uUSER:PASSWORD` and `--user=USER:PASSWORD`;
-    numbers are a user and a group, and others' `-u` stands before an address or a time."""
-    login = _value_of(word, before, _GIVE_A_LOGIN)
-    user, _, password = login.partition(":")
-    user = user.strip(_QUOTES)
-    if "://" in login or user.startswith(("+", ")", "$(")) or len(user.split(None, 1)) > 1:
-        return ""
-    if login != word and "=" in user:  # `-url=HOST:PORT`
-        return ""
-    return "" if user.isdigit() and password.strip(_QUOTES).isdigit() else password
-
-
-def _value_of(word: str, before: str, options: tuple[str, ...]) -> str:
-    """Return the value of an option, whose first name is short: `-o V`, `-oV` or `--option=V`."""
-    if before in options:
-        return word
-    if word.startswith(tuple(f"{option}=" for option in options[1:])):
-        return word.partition("=")[2]
-    return word[2:] if word.startswith(options[0]) else ""
-
-
-def _hide_tokens(text: str) -> str:
-    """Hide what has the form of a well-known service's token."""
-    for start, length, others in _TOKENS:
-        at = text.find(start)
-        while at >= 0:
-            first = end = at + len(start)
-            if not text[at - 1 : at].isalnum():
-                while end < len(text) and (text[end].isalnum() or text[end] in others):
-                    end += 1
-                if end - first >= length:
-                    text = text[:at] + "***" + text[end:]
-            at = text.find(start, at + 1)
-    return text
-
-
-def _redact_script(text: str, before: str) -> str:
-    """Redact the words of a script; what stays keeps its place and its lines (tabs are blanks)."""
-    out: list[str] = []
-    hide = False
-    quote = ""  # open since a hidden value began
-    for word in text.replace("\t", " ").replace("\n", " \n ").split(" "):
-        if word in ("", "\\", "\n"):
-            out.append(word)  # a line that goes on does not separate an option from its value
-        elif quote:
-            quote = "" if quote in word else quote
-            hide = hide and bool(quote)
-        else:
-            shown, hide = _redact_word(word, hide, before)
-            out.append(shown)
-            before = word
-            if shown == "***" or shown.endswith(("=***", ":***")):
-                quote = _open_quote(word)
-    return " ".join(out).replace(" \n ", "\n")
-
-
-def _open_quote(word: str) -> str:
-    """Return the quote that a value (after `=`, or the whole word) opens and leaves open."""
-    value = word.partition("=")[2] or word
-    return value[0] if value[0] in _QUOTES and value.count(value[0]) == 1 else ""
-
-
-# --- what the environment tells -----------------------------------------------------------------
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h
 _RANKS = {
@@ -322,7 +148,7 @@ def describe(env: Environ) -> dict[str, Any]:
         "host.name": os.uname().nodename,
         "process.pid": os.getpid(),
         "process.command": argv[0] if argv else "",
-        "process.command_args": redact(argv[:32]),
+        "process.command_args": redact_command(argv[:32]),
         "bootseer.boot_id": boot_id(),
         "bootseer.attempt": attempt + in_place,
         "bootseer.start.kind": (

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bootseer.blockimage import hotset_manifest
-from bootseer.blockimage.media_types import BLOCK_IMAGE as ARTIFACT
-from bootseer.blockimage.media_types import DATA, META, TABLE
 from bootseer.blockimage.pack_format import Boot, parse_boot
 from bootseer.errors import CorruptDataError, DeadlineError
 from bootseer.imageprefetch.image_cache import KeptPack
 from bootseer.light_dataclasses import dataclass
+from bootseer.storage.oci.media_types import BLOCK_IMAGE, BLOCK_IMAGE_NOTE, DATA, META, TABLE
 
 if TYPE_CHECKING:
     from bootseer.blocks.cache.present_index import Identity
@@ -77,10 +76,10 @@ def block_image_of(repository: RepositoryReader, listed: Sequence[Descriptor]) -
     Of several (made by different versions of zstd, say) one that hot sets were made for, and of
     such the same one everywhere, in whatever order the registry lists them.
     """
-    found = [one for one in listed if one.artifact_type == ARTIFACT]
+    found = [one for one in listed if one.artifact_type == BLOCK_IMAGE]
     if len(found) > 1:
         told = hotset_manifest.with_annotations(repository, listed)
-        hot = {one.annotations.get(hotset_manifest.BLOCK_IMAGE) for one in told}
+        hot = {one.annotations.get(BLOCK_IMAGE_NOTE) for one in told}
         return min(found, key=lambda one: (one.digest not in hot, one.digest))
     return found[0] if found else None
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bootseer.blockimage import artifact, filemap
+from bootseer.blockimage import filemap
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blocks import table as tables
 from bootseer.blocks.table import TableSource
@@ -21,6 +21,7 @@ from bootseer.imageprefetch.hotset.carry_over import Carried, carry
 from bootseer.imageprefetch.hotset.store import HotSets, ImageParts, Made
 from bootseer.imageprefetch.image_cache import LocalStore
 from bootseer.imageprefetch.record.trace_store import TraceStore
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import Descriptor, Manifest
 from bootseer.storage.oci.repository import Progress, Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -171,7 +172,9 @@ def _parts(
     repository: Repository, local: LocalStore, subject: Descriptor, block: Descriptor
 ) -> ImageParts:
     manifest = block_image_parts.manifest_of(repository, block.digest)
-    found = [_layer(manifest, kind) for kind in (artifact.META, artifact.TABLE, artifact.FILES)]
+    found = [
+        _layer(manifest, kind) for kind in (media_types.META, media_types.TABLE, media_types.FILES)
+    ]
     meta, table, files = found
 
     def blob(kind: str, one: Descriptor, limit_bytes: int) -> bytes:
@@ -187,7 +190,7 @@ def _parts(
     source = TableSource(
         tables.parse(table_bytes),
         repository.store,
-        _layer(manifest, artifact.DATA).digest,
+        _layer(manifest, media_types.DATA).digest,
         source_class="image",
     )
     return ImageParts(

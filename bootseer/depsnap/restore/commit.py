@@ -19,7 +19,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from bootseer.depsnap.restore import staging, switch_plan
@@ -27,7 +27,7 @@ from bootseer.depsnap.restore.staging import Stage
 from bootseer.depsnap.restore.switch import Switch
 from bootseer.depsnap.types import Recovery, absolute
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
-from bootseer.system.atomic import replace_file
+from bootseer.system.atomic import replace_file, sync_folder
 from bootseer.system.processes import boot_id
 
 JOURNAL, UNDO, DONE, UNDONE = "journal.json", "undo.json", "done.json", "undone.json"
@@ -64,7 +64,7 @@ def commit(stages: Sequence[Stage], switches: Sequence[Switch], step: Step) -> N
     }
     step("before commit")
     with _signals_wait():
-        _write_json(os.path.join(first, JOURNAL), document)
+        _write_journal(first, document)
         step("committed")
         try:
             for switch in switches:
@@ -245,6 +245,18 @@ def _signals_wait() -> Iterator[None]:
 
 def _rename(folder: str, old: str, new: str) -> None:
     os.rename(os.path.join(folder, old), os.path.join(folder, new))
+
+
+def _write_journal(first: str, document: object) -> None:
+    """Commit; after an error there is no journal, so that recovery leaves the targets alone."""
+    path = os.path.join(first, JOURNAL)
+    try:
+        _write_json(path, document)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path)  # it has its name where only the folder's sync failed
+            sync_folder(first)
+        raise
 
 
 def _write_json(path: str, document: object) -> None:

@@ -132,9 +132,9 @@ def _block_bytes(checkpoint: CheckpointSettings) -> int:
 def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     """Copy the checkpoint. Its store has `look_s` to say what there is."""
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
+    from bootseer.events.redaction import redact_message
     from bootseer.storage import retry
     from bootseer.storage.bounded_calls import within
-    from bootseer.storage.urls import redact
     from bootseer.stripedfs.read.get import get_found
     from bootseer.stripedfs.read.locate import locate
 
@@ -145,7 +145,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     if look_s == math.inf:
         store, found = look()
     else:
-        store, found = within(look, look_s, f"look at {redact(checkpoint.url)}")
+        store, found = within(look, look_s, f"look at {redact_message(checkpoint.url)}")
     try:
         if not found.is_folder:
             _make_directory(checkpoint.to)

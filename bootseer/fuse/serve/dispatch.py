@@ -27,7 +27,7 @@ from bootseer.fuse.operations import (
 )
 from bootseer.fuse.protocol import replies, requests
 from bootseer.fuse.protocol.requests import Opcode, Request
-from bootseer.fuse.serve.faults import Faults
+from bootseer.reporting import Reporter
 
 WRITING = frozenset(
     {
@@ -140,7 +140,7 @@ class Session:
     """
 
     def __init__(
-        self, operations: Operations, options: MountOptions, backings: Backings, faults: Faults
+        self, operations: Operations, options: MountOptions, backings: Backings, faults: Reporter
     ) -> None:
         self.operations = operations
         self._writable = cast(WritableOperations, operations)
@@ -206,7 +206,7 @@ class Session:
             refused = self._read_only and request.opcode in WRITING
             return unique, errno.EROFS if refused else errno.ENOSYS, b""
         except requests.WireError as error:
-            self._faults.failed("a request of the kernel", error)
+            self._faults.report_failure("a request of the kernel", error)
             if len(data) >= requests.IN_HEADER.struct.size:
                 unique = requests.IN_HEADER.struct.unpack_from(data)[2]
             return unique, errno.EIO, b""
@@ -220,7 +220,7 @@ class Session:
         except FileSystemError:
             return
         except BaseException as error:  # nobody waits for it, and the mount goes on
-            self._faults.failed("taking an answer back", error)
+            self._faults.report_failure("taking an answer back", error)
 
     def _take_back(self, request: Request, answer: Buffer) -> None:
         if request.opcode == Opcode.LOOKUP:
@@ -241,9 +241,9 @@ class Session:
         if isinstance(error, FileSystemError):
             return error.errno or errno.EIO
         if not isinstance(error, BootseerError):
-            self._faults.failed(what, error)
+            self._faults.report_failure(what, error)
         else:
-            self._faults.say(f"{what} {type(error).__name__}", f"{what} failed: {error}")
+            self._faults.report(f"{what} {type(error).__name__}", f"{what} failed: {error}")
         return errno.EIO
 
     def forget(self, data: memoryview) -> None:
@@ -256,7 +256,7 @@ class Session:
                 for inode, count in request.body.items:
                     self.operations.forget(inode, count)
         except BaseException as error:  # nobody waits for an answer, and the mount goes on
-            self._faults.failed("forget", error)
+            self._faults.report_failure("forget", error)
 
     def _lookup(self, request: Request) -> bytes:
         try:

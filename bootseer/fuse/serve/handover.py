@@ -35,9 +35,9 @@ from bootseer.fuse.mount.passthrough import OpenInodes
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.protocol.notifications import Notifier
 from bootseer.fuse.serve.dispatch import Negotiated
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.server import Mount, handshake
 from bootseer.light_dataclasses import dataclass
+from bootseer.reporting import Reporter
 from bootseer.system.fork import fork
 from bootseer.system.readiness import readable
 
@@ -146,7 +146,7 @@ class _Supervisor:
         self.options = options
         self.device = device
         self.settled = settled
-        self.faults = Faults(options.on_fault)
+        self.faults = Reporter("fuse.fault", options.on_fault)
         self.on_ready: Callable[[], None] | None = None
         self.open_inodes = OpenInodes() if settled.passthrough else None
         self.serving_since: float | None = None
@@ -172,7 +172,7 @@ class _Supervisor:
                 if on_death is not None:
                     on_death(pid)
                 said = _describe(status)
-                self.faults.say(f"worker {said}", f"the server of {self.mountpoint} {said}")
+                self.faults.report(f"worker {said}", f"the server of {self.mountpoint} {said}")
                 since = self.serving_since
                 young = since is None or time.monotonic() - since < patience.young_s
                 deaths = deaths + 1 if young else 1
@@ -212,12 +212,12 @@ class _Supervisor:
         try:
             code = _serve(self, supervisor, tell, took_over)
         except BootseerError as error:
-            self.faults.say(f"the server {type(error).__name__}", str(error))
+            self.faults.report(f"the server {type(error).__name__}", str(error))
             if not took_over:
                 os.write(tell, f"{type(error).__name__} {error}".encode()[:_MOST_SAID_BYTES])
         except BaseException as error:
             # A border: whatever it is, this process is the worker's and must end here.
-            self.faults.failed("the server", error)
+            self.faults.report_failure("the server", error)
         finally:
             os._exit(code)
 

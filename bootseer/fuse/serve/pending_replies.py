@@ -14,8 +14,8 @@ from bootseer.fuse.mount.device import Device
 from bootseer.fuse.operations import Data
 from bootseer.fuse.protocol.replies import header
 from bootseer.fuse.protocol.requests import OUT_HEADER
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.requesters import is_being_killed
+from bootseer.reporting import Reporter
 
 _EARLY_KEPT = 256
 _WATCH_S = 0.1
@@ -93,7 +93,7 @@ class ParkedReads:
     looked at, ten times a second, until it has its bytes or is found killed.
     """
 
-    def __init__(self, device: Device, faults: Faults) -> None:
+    def __init__(self, device: Device, faults: Reporter) -> None:
         self._device = device
         self._faults = faults
         self._waiting: dict[int, Parked] = {}
@@ -128,7 +128,7 @@ class ParkedReads:
                 send(descriptor, unique, answer)
         except OSError as error:
             if error.errno not in GONE:
-                self._faults.failed("sending a late answer", error)
+                self._faults.report_failure("sending a late answer", error)
 
     def interrupt(self, unique: int) -> None:
         """The kernel says that the reader got a signal; its read may not be parked yet."""

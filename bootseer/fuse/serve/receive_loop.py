@@ -22,8 +22,8 @@ from bootseer.fuse.operations import Data, Reply
 from bootseer.fuse.protocol.replies import SUCCESS
 from bootseer.fuse.protocol.requests import HOT, IN_HEADER, INTERRUPT_IN, OUT_HEADER, Opcode
 from bootseer.fuse.serve.dispatch import KILLABLE, UNANSWERED, Session
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.pending_replies import GONE, Parked, ParkedReads, send_data, send_error
+from bootseer.reporting import Reporter
 
 _GO_ON = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
 # The second one for a request that was being handed over while the mount ended.
@@ -72,7 +72,7 @@ class Loop:
         self,
         device: Device,
         session: Session,
-        faults: Faults,
+        faults: Reporter,
         *,
         max_write_bytes: int,
         slow_threads: int,
@@ -99,7 +99,7 @@ class Loop:
             self._receive(later)
         except BaseException as error:
             # A reader whose server is deaf hangs for ever; better that it fails now.
-            self._faults.failed("a receiving thread", error)
+            self._faults.report_failure("a receiving thread", error)
             with contextlib.suppress(OSError):
                 self._refuse(HOT.unpack_from(later.buffer)[1], later, error)
             self._on_death()
@@ -157,7 +157,7 @@ class Loop:
         try:
             release()
         except Exception as error:  # the answer was sent; only memory may be lost
-            self._faults.failed("releasing a read's memory", error)
+            self._faults.report_failure("releasing a read's memory", error)
 
     def _answer_read(
         self, unique: int, later: Later, data: Data | memoryview | None
@@ -188,7 +188,7 @@ class Loop:
         """The kernel would not take an answer. It fails the request itself, but for ENOMEM."""
         if error.errno in GONE:
             return
-        self._faults.failed("sending an answer", error)
+        self._faults.report_failure("sending an answer", error)
         if error.errno == errno.ENOMEM:
             send_error(self._device, unique, errno.EIO)
 
@@ -246,7 +246,7 @@ class Loop:
             try:
                 self._answer(memoryview(buffer)[:count], waiting)
             except BaseException as error:  # a lost thread would hang its readers
-                self._faults.failed("a slow thread", error)
+                self._faults.report_failure("a slow thread", error)
                 self._on_death()
                 return
             with self._lock:

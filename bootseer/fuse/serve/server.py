@@ -20,9 +20,9 @@ from bootseer.fuse.operations import Data, Operations
 from bootseer.fuse.protocol import requests
 from bootseer.fuse.protocol.notifications import Notifier
 from bootseer.fuse.serve.dispatch import Negotiated, Session, init_answer, negotiate
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.pending_replies import send_data, send_error
 from bootseer.fuse.serve.receive_loop import Loop
+from bootseer.reporting import Reporter
 
 _FIRST_BUFFER_BYTES = 1 << 20
 _RETRY_S = 0.05
@@ -68,7 +68,7 @@ class Mount:
         self.operations = operations
         self.mountpoint = absolute(mountpoint)
         self.options = options
-        self._faults = Faults(options.on_fault)
+        self._faults = Reporter("fuse.fault", options.on_fault)
         self._device: Device | None = None
         self._threads: list[threading.Thread] = []
         self._loop: Loop | None = None

@@ -65,7 +65,8 @@ def _described(place: str) -> HotSet | None:
     except OSError:
         return None
     from bootseer.blockimage import hotset_manifest
-    from bootseer.storage.oci.manifest import OCI_MANIFEST, Manifest, parse_manifest
+    from bootseer.storage.oci.manifest import Manifest, parse_manifest
+    from bootseer.storage.oci.media_types import OCI_MANIFEST
 
     try:
         manifest = parse_manifest(raw, OCI_MANIFEST, f"the hot set in {place}")

@@ -25,14 +25,15 @@ from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.image_cache import DEFAULT_NAME
 from bootseer.imageprefetch.workloads import check_workload
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
-    OCI_MANIFEST,
     Descriptor,
     Manifest,
     digest_of,
     parse_manifest,
 )
+from bootseer.storage.oci.media_types import OCI_MANIFEST
 from bootseer.storage.oci.repository import Progress, Repository
 from bootseer.system.atomic import Draft, replace_file
 
@@ -168,10 +169,10 @@ def _described(image: ImageParts, trace: Trace, info: PackInfo, pack_path: str) 
         image.block_image,
         hotset_manifest.now(),
         trace.starts,
-        Descriptor(hotset_manifest.PACK, info.digest, info.size_bytes),
+        Descriptor(media_types.PACK, info.digest, info.size_bytes),
         info.boot_length,
         info.boot_digest,
-        Descriptor(hotset_manifest.TRACE, digest_of(trace_bytes), len(trace_bytes)),
+        Descriptor(media_types.TRACE, digest_of(trace_bytes), len(trace_bytes)),
     )
     raw = hotset_manifest.manifest_of(hot, image.subject)
     return Made(_parsed(raw, pack_path), raw, pack_path, trace_bytes)
@@ -257,7 +258,7 @@ def published(
     repository: Repository, image_digest: str, block_image: str | None = None
 ) -> list[tuple[Descriptor, HotSet]]:
     """All hot sets of a stock image, the newest first; those of one block image, or of all."""
-    listed = repository.referrers(image_digest, hotset_manifest.ARTIFACT)
+    listed = repository.referrers(image_digest, media_types.HOT_SET)
     out = []
     for one in listed:
         with contextlib.suppress(CorruptDataError):

@@ -37,6 +37,7 @@ from bootseer.imageprefetch.image_build.image_sources import (
     diff_ids_of,
     same_tree,
 )
+from bootseer.storage.oci import media_types
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class _Job:
         """The report of a block image that the repository has already."""
         if self._settings.rebuild:
             return None
-        for found in self._repository.referrers(self._subject.digest, artifact.ARTIFACT):
+        for found in self._repository.referrers(self._subject.digest, media_types.BLOCK_IMAGE):
             if self._is_whole(found):
                 place = self._repository.reference.place
                 return BuildReport(place, self._subject.digest, found.digest, False)

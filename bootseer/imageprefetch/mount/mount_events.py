@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootseer import events
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
+from bootseer.reporting import Reporter
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.image_server import ImageServer
@@ -69,11 +70,17 @@ class Story:
         *,
         again_s: float,
     ) -> None:
-        self._ref, self._say, self._faults, self._again_s = ref, say, faults, again_s
+        self._faults, self._again_s = faults, again_s
         self._outage, self._outage_s, self._came = 0, 0.0, (0, 0)
         self._about = {"bootseer.image.ref": ref, "bootseer.image.workload": workload}
         self._writer = events.open_writer()
-        self._said: set[str] = set()
+        self._reporter = Reporter(
+            FAULT,
+            lambda text: say(f"{ref}: {text}"),
+            log_first=True,
+            writer=self._writer,
+            attributes=self._about,
+        )
         self._lock = threading.Lock()
         self._spans: dict[str, str] = {}
         self._mounted_ns = time.monotonic_ns()
@@ -90,13 +97,7 @@ class Story:
 
     def _tell(self, which: str, kind: str, text: str) -> None:
         self._faults.write(f"{os.getpid()} {which}", text)
-        with self._lock:
-            if which in self._said:
-                return
-            self._said.add(which)
-        self._say(f"{self._ref}: {text}")
-        told = {"error.type": kind, "error.message": text, **self._about}
-        self._writer.point(FAULT, "fallback", told)
+        self._reporter.report(kind, text, same=which)
 
     def read_failed(self, offset: int, error: BaseException, came: tuple[int, int]) -> None:
         """A reader got EIO.

@@ -30,6 +30,7 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mount.mount_point import KIND as FUSE
 from bootseer.fuse.mount.mount_point import Mounted, all_mounts, shown_at, unmount
 from bootseer.light_dataclasses import dataclass
+from bootseer.system import atomic
 
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
 LEFT, ENDING = "left", "ending"
@@ -81,10 +82,9 @@ class State:
 
     def tell(self, server: Server) -> None:
         """Say that the image is mounted."""
-        path = os.path.join(self.folder, SERVER)
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(dataclasses.asdict(server), file)
-        os.rename(f"{path}.new", path)
+        data = json.dumps(dataclasses.asdict(server)).encode()
+        # Not synced: no server outlives a power cut.
+        atomic.replace_file(os.path.join(self.folder, SERVER), data, sync=False)
 
     def leave(self) -> None:
         """Say that the image is mounted nowhere any more that we can see."""
@@ -309,8 +309,12 @@ def folder_of(mounted: Mounted, runtime: str) -> str:
 
 
 def _remove(folder: str) -> None:
-    of_server = (SERVER, f"{SERVER}.new", FAULTS, ASKED, LEFT, ENDING, LOCK)
-    for name in (META, SPARE_META, TOUCHES, AHEAD, *of_server):
+    draft = f"{SERVER}.new"  # of an earlier version
+    of_server = (SERVER, draft, FAULTS, ASKED, LEFT, ENDING, LOCK)
+    names = [META, SPARE_META, TOUCHES, AHEAD, *of_server]
+    with contextlib.suppress(OSError):
+        names += [name for name in os.listdir(folder) if name.startswith(atomic.PREFIX)]
+    for name in names:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
-from bootseer.system.randomness import CHANCE
+from bootseer.storage.retry import backoff_s
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.data_file import ImageFront
@@ -44,7 +44,7 @@ def reopened(
             front.give_up(deadline_s, last[0])
 
     threading.Thread(target=expire, name="image-late", daemon=True).start()
-    delay_s = FIRST_DELAY_S
+    failures = 0
     try:
         while not ended.is_set():
             resolver.look.restart()
@@ -55,10 +55,9 @@ def reopened(
             with contextlib.suppress(BootseerError):  # it may be gone from the registry alone
                 return resolver.open_kept(digest, block_image)
             say("take over", f"the image is asked for again and again: {last[0]}")
-            # Mounts of many nodes must not ask all at once, nor sooner than the registry said.
-            asked_s = getattr(last[0], "retry_after_s", 0.0)
-            ended.wait(max(CHANCE.uniform(0, delay_s), asked_s))
-            delay_s = min(MOST_DELAY_S, 2 * delay_s)
+            failures += 1
+            pause_s = backoff_s(failures, first_s=FIRST_DELAY_S, most_s=MOST_DELAY_S, error=last[0])
+            ended.wait(pause_s)
         return None
     finally:
         done.set()

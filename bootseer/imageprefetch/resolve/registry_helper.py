@@ -218,7 +218,7 @@ class _Helper:
 
 def _likely(listed: Iterable[Descriptor], workload: str) -> Iterator[Descriptor]:
     """The manifests that a mount will ask for: the block image's, and a hot set's."""
-    from bootseer.blockimage import media_types
+    from bootseer.storage.oci import media_types
 
     listed = list(listed)
     blocks = [one for one in listed if one.artifact_type == media_types.BLOCK_IMAGE]

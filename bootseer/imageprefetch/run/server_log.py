@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from bootseer.imageprefetch.mount.server_registry import FAULTS
+from bootseer.reporting import Once
 from bootseer.system.regular_files import open_to_read
 
 POLL_S = 0.2
@@ -44,7 +45,7 @@ class LogFollower:
     def __init__(self, path: str, ref: str, complain: Callable[[str], None]) -> None:
         self._path, self._ref, self._complain = path, ref, complain
         self._fd, self._at, self._rest = -1, 0, b""
-        self._said: set[str] = set()
+        self._passed_on = Once()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="image-log", daemon=True)
 
@@ -89,6 +90,5 @@ class LogFollower:
             kind, text = json.loads(line)
         except (ValueError, TypeError, RecursionError):
             return
-        if isinstance(kind, str) and kind not in self._said:
-            self._said.add(kind)
+        if isinstance(kind, str) and self._passed_on.is_new(kind):
             self._complain(f"{self._ref}: {text}")

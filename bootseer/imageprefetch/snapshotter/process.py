@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter, Report
 from bootseer.imageprefetch.snapshotter.labels import Wanted
 from bootseer.imageprefetch.snapshotter.snapshotter import Snapshotter
 from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.reporting import Once
 
 DEFAULT_ROOT = "/var/lib/containerd/io.containerd.snapshotter.v1.bootseer"
 """Where containerd and kubelet look for the disk that a snapshotter of this name fills."""
@@ -44,19 +44,11 @@ class Settings:
 
 def reporter(say: Say, writer: NullWriter) -> Report:
     """Tell what became of an image: one line of log and one event, however many layers it has."""
-    lock, told = threading.Lock(), dict[tuple[str, str, str], float]()
-
-    def is_news(what: Wanted, reason: str) -> bool:
-        now, about = time.monotonic(), (what.reference, what.digest, reason)
-        with lock:
-            for old in [old for old, asked_s in told.items() if asked_s + TOLD_S < now]:
-                del told[old]
-            news = about not in told
-            told[about] = now
-        return news
+    pulls = Once(TOLD_S)
 
     def report(status: str, mode: str, what: Image | Wanted, reason: str) -> None:
-        if isinstance(what, Wanted) and not is_news(what, reason):
+        about = (what.reference, what.digest, reason)
+        if isinstance(what, Wanted) and not pulls.is_new(about):
             return  # a further layer of an image that is pulled plainly
         name = what.reference or "an image that the client did not name"
         why = f": {reason}" if reason else ""

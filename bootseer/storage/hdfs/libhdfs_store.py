@@ -21,6 +21,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from bootseer.events.redaction import redact_message
 from bootseer.storage.bounded_calls import Transfer, within
 from bootseer.storage.hdfs.libhdfs_writer import ArrowWriter, mapped
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -28,7 +29,7 @@ from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
 from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 from bootseer.storage.temporary_name_store import RenamingStore
-from bootseer.storage.urls import parse_url, redact, split_authority
+from bootseer.storage.urls import parse_url, split_authority
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -286,7 +287,7 @@ def _libhdfs(host: str, user: str) -> FileSystem:
     try:
         return HadoopFileSystem(name, port, user=user or None)
     except OSError as error:
-        said = redact(str(error)).partition("\n")[0]
+        said = redact_message(str(error)).partition("\n")[0]
         raise NotSupportedError(
             f"cannot use the cluster's libhdfs for {host}: {said}; it needs Java, HADOOP_HOME, "
             "CLASSPATH and ARROW_LIBHDFS_DIR, or use hdfs-native (--hdfs-backend native)"

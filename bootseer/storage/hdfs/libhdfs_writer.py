@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, NotFoundError, StoreUnavailableError, from_os_error
+from bootseer.events.redaction import redact_message
 from bootseer.storage.options import DEFAULTS
 from bootseer.storage.temporary_name_store import RenamingWriter
-from bootseer.storage.urls import redact
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -44,7 +44,7 @@ def mapped(error: Exception, what: str) -> BootseerError:
     """Our error for what pyarrow raised while doing `what`."""
     if isinstance(error, BootseerError):
         return error
-    said = redact(str(error)).partition("\n")[0]
+    said = redact_message(str(error)).partition("\n")[0]
     if isinstance(error, OSError) and error.errno:
         return from_os_error(OSError(error.errno, said), what)
     if "AccessControlException" in said or "Permission denied" in said:

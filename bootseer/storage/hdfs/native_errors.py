@@ -12,7 +12,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.urls import redact
+from bootseer.events.redaction import redact_message
 from bootseer.storage.webhdfs.protocol import Remote, remote_error
 
 # It shows a server's exception as RPCError("its.java.Class", "message\n\tat its.stack ...").
@@ -32,7 +32,7 @@ def from_native_error(error: Exception, action: str) -> BootseerError:
         if "is not a directory" in message:  # an IllegalStateException, of all things
             return UsageError(f"cannot {action}: {message}; choose another name")
         return remote_error(Remote(java.rpartition(".")[2].rpartition("$")[2], message), action)
-    text = f"cannot {action}: {redact(_END.split(said, maxsplit=1)[0])[:MESSAGE_LENGTH]}"
+    text = f"cannot {action}: {redact_message(_END.split(said, maxsplit=1)[0])[:MESSAGE_LENGTH]}"
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{text}; check the path")
     if isinstance(error, FileExistsError):

@@ -20,10 +20,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.http.responses import Target, resolve
 from bootseer.storage.oci.manifest import (
-    ACCEPT,
-    INDEX_TYPES,
     LIMIT_BYTES,
-    OCI_INDEX,
     Descriptor,
     Index,
     Manifest,
@@ -33,6 +30,7 @@ from bootseer.storage.oci.manifest import (
     parse_manifest,
     parse_object,
 )
+from bootseer.storage.oci.media_types import ACCEPT, INDEX_TYPES, OCI_INDEX
 from bootseer.storage.oci.platforms import choose_platform, this_platform
 from bootseer.storage.oci.reference import DIGEST, Reference, check_digest, check_version
 from bootseer.storage.oci.referrers import (

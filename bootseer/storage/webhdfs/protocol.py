@@ -20,9 +20,10 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from bootseer.events.redaction import redact_message
 from bootseer.storage.http.responses import Target, origin_of
 from bootseer.storage.store import Placed, Stat
-from bootseer.storage.urls import quote_path, redact
+from bootseer.storage.urls import quote_path
 
 PREFIX = "/webhdfs/v1"
 MESSAGE_LENGTH = 200
@@ -97,7 +98,7 @@ def remote_exception(raw: bytes) -> Remote | None:
 
 def remote_error(remote: Remote, what: str, *, retry_after_s: float = 0.0) -> BootseerError:
     """Our error for Hadoop's; `retry_after_s` is what its answer asked for, if anything."""
-    first_line = redact(remote.message).strip().partition("\n")[0][:MESSAGE_LENGTH]
+    first_line = redact_message(remote.message).strip().partition("\n")[0][:MESSAGE_LENGTH]
     said = f"cannot {what}: HDFS says {remote.kind}: {first_line}"
     text = remote.message
     if remote.kind == "ParentNotDirectoryException" or _BELOW_A_FILE.search(text):

@@ -26,7 +26,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
-from bootseer.fuse.serve.faults import Faults
+from bootseer.reporting import Reporter
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of
 
@@ -52,7 +52,7 @@ class Complaints:
     """Tells `say` and the events of each fault, but the same words only once."""
 
     def __init__(self, say: Callable[[str], None] | None) -> None:
-        self._faults = Faults(say, "checkpoint.fault")
+        self._faults = Reporter("checkpoint.fault", say)
 
     def number(self, error: BaseException, where: str, *, reading: bool = False) -> int:
         """The errno that an error is answered with; said unless it is an ordinary refusal."""
@@ -63,7 +63,7 @@ class Complaints:
             number = errno.EIO  # whoever has the file open has been let in and found it
         text = str(error) if isinstance(error, BootseerError) else f"internal fault: {error!r}"
         if number == errno.EIO:
-            self._faults.say(type(error).__name__, f"{where}: {text}", same=text)
+            self._faults.report(type(error).__name__, f"{where}: {text}", same=text)
         return number
 
 
