@@ -15,6 +15,7 @@ TASKS = TaskTable(
     modules=(
         "bootseer.fuse.serve.handover",
         "bootseer.imageprefetch.mount.mount_worker",
+        "bootseer.storage.oci.open",
         "bootseer.storage.oci.registry_repository",
     ),
 )
