@@ -1,4 +1,4 @@
-"""Stores around stores, to inject faults: slow ones, and ones whose requests fail as told."""
+"""Stores around stores, to inject faults: slow ones, and ones whose requests fail."""
 
 from __future__ import annotations
 
