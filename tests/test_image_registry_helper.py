@@ -462,6 +462,28 @@ sys.exit(image_direct.command(sys.argv[1:], helped=False))
     assert not later, later
 
 
+@pytest.mark.parametrize(
+    "module", ["bootseer.cli.image.agent", "bootseer.imageprefetch.snapshotter.mount_helper"]
+)
+def test_a_fork_server_has_imported_what_reads_a_token_file(module: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    code = f"""
+import sys
+from {module} import TASKS
+TASKS.load()
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.options import StoreOptions
+options = StoreOptions(token_file={str(token)!r})
+client = open_repository("127.0.0.1:1/a/b:1", options)[0]._client
+before = set(sys.modules)
+assert client._login(client.upstream).registry_token == "t0ken"
+print(*(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_a_mount_reads_on_when_the_package_was_removed(mounts: Mounts, image: Published) -> None:
     """An upgrade replaces our modules; a mount that began before must not look for them."""
     directory, events = mounts.folder / "m", mounts.folder / "events"

@@ -6,17 +6,19 @@ import base64
 import json
 import random
 import ssl
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oci_proxy import Gate, isolate, opened, push_image
-from web_fakes import head
+from web_fakes import FakeServer, head
 
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
+    CorruptDataError,
     NotFoundError,
     NotSupportedError,
     UsageError,
@@ -24,6 +26,7 @@ from bootseer.errors import (
 from bootseer.storage.http.responses import Origin
 from bootseer.storage.oci.manifest import OCI_INDEX, Descriptor, digest_of, index_bytes
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.storage.oci.registry import registry_client
 from bootseer.storage.oci.registry.mirrors import Endpoint, MirrorFiles, plan_endpoints
 from bootseer.storage.oci.registry.upload import BlobSource, Uploader
 from bootseer.storage.request_control import Attempt
@@ -445,3 +448,30 @@ def test_referrers_come_by_pages_or_by_tag(gate: Any, kind: str) -> None:
         found = repository.referrers(subject.digest, wanted)
     expected = [] if kind == "html" else [e for e in entries if wanted in ("", e.artifact_type)]
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["tags", "referrers"])
+def test_a_list_that_leads_back_to_its_own_page_takes_no_more_memory(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [Descriptor("m", f"sha256:{n:064x}", 1) for n in range(1000)]
+    tags = json.dumps({"tags": [f"v{n}" for n in range(10_000)]}).encode()
+    body = tags if asked == "tags" else index_bytes(entries)
+
+    def answer(_: FakeServer, sock: Any, request: Any) -> bool:
+        headers = {"Content_Type": OCI_INDEX, "Link": f'<{request.target}>; rel="next"'}
+        sock.sendall(head("200 OK", Content_Length=len(body), **headers) + body)
+        return True
+
+    monkeypatch.setattr(registry_client, "MOST_PAGES", 50)
+    with FakeServer(answer) as server, opened(f"{server.authority}/a") as repository:
+        tracemalloc.start()
+        try:
+            with pytest.raises(CorruptDataError, match="no end"):
+                repository.tags() if asked == "tags" else repository.referrers(DIGEST)
+            _, most_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(server.requests) == 50
+    assert most_bytes < 8 << 20  # the entries of all pages take more

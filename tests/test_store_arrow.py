@@ -25,6 +25,7 @@ from bootseer.storage.hdfs.libhdfs_errors import from_libhdfs_error
 from bootseer.storage.hdfs.libhdfs_store import LibhdfsStore
 from bootseer.storage.open import open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Store
 from bootseer.storage.urls import parse_url
 
@@ -163,3 +164,35 @@ def test_a_range_is_read_again_while_the_cluster_is_away(
     buffer = bytearray(2)
     store.read_range("x", 1, buffer)
     assert bytes(buffer) == b"12"
+
+
+def test_one_attempt_is_not_repeated_inside_while_the_cluster_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who repeats attempts would else wait for the retries within each besides its own."""
+    store = store_in(tmp_path / "files")
+    store.create("x", b"0123")
+    get_file_info, failures = NoClobber.get_file_info, ["first", "second"]
+
+    def failing_twice(handler: NoClobber, paths: list[str]) -> Any:
+        if failures:
+            raise OSError(f"nobody answers the {failures.pop(0)}")
+        return get_file_info(handler, paths)
+
+    monkeypatch.setattr(NoClobber, "get_file_info", failing_twice)
+    with pytest.raises(StoreUnavailableError, match="nobody answers the first"):
+        store.read_scatter("x", 1, [memoryview(bytearray(2))], Attempt())
+    assert failures == ["second"]
+    buffer = bytearray(2)
+    store.read_range("x", 1, buffer)
+    assert bytes(buffer) == b"12"
+    assert not failures
+
+
+def test_a_pyarrow_without_hdfs_serves_other_file_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pyarrow.fs, "HadoopFileSystem", raising=False)
+    with pytest.raises(NotSupportedError, match="pip install pyarrow"):
+        open_store("hdfs://namenode:8020/x", StoreOptions(hdfs_backend="arrow"))
+    assert store_in(tmp_path / "files").create("x", b"1")

@@ -52,7 +52,7 @@ class StoreOptions:
     stall_s: float = STALL_S
     """The longest wait for the next byte, where no `Attempt` says otherwise."""
     retry_s: float = 30.0
-    """How long calls without data (stat, list, rename, …) are retried."""
+    """How long short calls (stat, list, rename, …) and `Store.read_range` are retried."""
 
 
 DEFAULTS = StoreOptions()

@@ -1,4 +1,7 @@
-"""Trying a short call again while its store is away. Transfers of data are never retried here."""
+"""Trying a call again while its store is away: a short one, or `Store.read_range`.
+
+`Store.read_scatter` is one attempt, which its callers repeat.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ or not at all. Every method maps the foreign errors of its medium to ours:
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
@@ -25,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol, Self
 else:
-    Protocol = object
+    Protocol = ABC  # plain classes when they run, which must have all that is abstract
 
 HIDDEN = "."
 """What the names begin with that `Store.list` leaves out."""
@@ -116,13 +117,16 @@ class Store(Protocol):
     """
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """What `open_store` was given, without credentials; safe to print."""
 
     @property
+    @abstractmethod
     def preferred(self) -> PreferredReads:
         """Range size and number of streams by which this store is read fastest."""
 
+    @abstractmethod
     def stat(self, name: str) -> Stat:
         """Describe one object or folder."""
 
@@ -134,9 +138,11 @@ class Store(Protocol):
         """Values of `WriteHints.node` among which writers can be spread; often none."""
         return []
 
+    @abstractmethod
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         """Fill the whole `buffer` with the object's bytes from `offset` on, or raise."""
 
+    @abstractmethod
     def read_scatter(
         self,
         name: str,
@@ -151,9 +157,11 @@ class Store(Protocol):
         not repeated inside, and no buffer is written to after it has returned or raised.
         """
 
+    @abstractmethod
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         """The whole of a small object; CorruptDataError when it is larger than the limit."""
 
+    @abstractmethod
     def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
         """Write a new object; False, and nothing changed, when the name is taken.
 
@@ -161,36 +169,45 @@ class Store(Protocol):
         that is not `durable` may be empty or missing after a power cut.
         """
 
+    @abstractmethod
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Write an object, whether or not the name is taken; readers see the old or the new.
 
         `durable` is as for `create`.
         """
 
+    @abstractmethod
     def create_from_file(self, name: str, path: str) -> bool:
         """As `create`, with the bytes of a local file."""
 
+    @abstractmethod
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> ObjectWriter:
         """Write a new object of any size piece by piece, replacing one of that name."""
 
+    @abstractmethod
     def list(self, folder: str) -> Iterator[Stat]:
         """Direct children of a folder ("" is the root) in no order, without unfinished objects."""
 
+    @abstractmethod
     def temporaries(self, folder: str) -> Iterator[Stat]:
         """Unfinished objects directly in a folder, of writers at work and of killed ones."""
 
+    @abstractmethod
     def rename(self, old: str, new: str) -> None:
         """Move an object atomically, replacing an object of the new name.
 
         A folder can be moved too, to a name that is not taken (BusyError when it is).
         """
 
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Remove an object or an empty folder; a missing one is no error."""
 
+    @abstractmethod
     def delete_tree(self, folder: str) -> None:
         """Remove a folder and all below it, or an object; a missing one is no error."""
 
+    @abstractmethod
     def mkdir(self, folder: str) -> None:
         """Make a folder and its parents; an existing one is no error."""
 
@@ -202,6 +219,7 @@ class Store(Protocol):
         """The object's path where it can be opened as a local file, else None."""
         return None
 
+    @abstractmethod
     def close(self) -> None:
         """Close idle connections; twice is safe, and using the store again opens new ones."""
 

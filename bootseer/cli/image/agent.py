@@ -35,6 +35,7 @@ MODULES = (
     # What these import when they are first used: a tenth of a mount's time.
     "bootseer.config.loading",
     "bootseer.events.resource",
+    "bootseer.storage.token_files",
     "encodings.ascii",
     "encodings.idna",
     "tomllib",

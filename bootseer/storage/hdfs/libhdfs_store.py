@@ -34,13 +34,14 @@ from bootseer.storage.store import (
 )
 from bootseer.storage.urls import StoreUrl, parse_url, redact, split_authority
 
+NO_PYARROW = (
+    "hdfs:// through libhdfs needs the package pyarrow: pip install pyarrow, "
+    "or use hdfs-native (--hdfs-backend native) or webhdfs://"
+)
 try:
-    from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, HadoopFileSystem
+    from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 except ImportError as missing:
-    raise NotSupportedError(
-        "hdfs:// through libhdfs needs the package pyarrow: pip install pyarrow, "
-        "or use hdfs-native (--hdfs-backend native) or webhdfs://"
-    ) from missing
+    raise NotSupportedError(NO_PYARROW) from missing
 
 PIECE_BYTES = 1 << 20
 # How often, and after what wait, a name is looked for that may be missing while it is replaced.
@@ -69,20 +70,25 @@ class LibhdfsStore(LibraryStore):
         return block_locations(self.stat(name).size_bytes, BLOCK_BYTES)
 
     def stat(self, name: str) -> Stat:
-        info = self._info(self.path(name), f"look at {self.describe(name)}")
-        if info is None:
-            raise NotFoundError(f"cannot look at {self.describe(name)}: it is not there")
-        return _stat(name, info)
+        return self._find(name, retried=True)
 
-    def _info(self, path: str, what: str) -> FileInfo | None:
-        """None when nothing is there, looked for more than once: see the module's text."""
+    def _find(self, name: str, *, retried: bool) -> Stat:
+        """Describe a name, looked for more than once: see the module's text.
+
+        `retried` says whether to wait while the cluster is away.
+        """
+        path, what = self.path(name), f"look at {self.describe(name)}"
+
+        def look() -> FileInfo:
+            return self._files.get_file_info(path)
+
         for number in range(STAT_TRIES):
-            info = self.call(what, lambda: self._files.get_file_info(path))
+            info = self.call(what, look) if retried else self._call_once(what, look)
             if info.type != FileType.NotFound:
-                return info
+                return _stat(name, info)
             if number + 1 < STAT_TRIES:
                 time.sleep(STAT_WAIT_S)
-        return None
+        raise NotFoundError(f"cannot {what}: it is not there")
 
     def map_error(self, error: Exception, what: str) -> BootseerError:
         return from_libhdfs_error(error, what)
@@ -104,7 +110,8 @@ class LibhdfsStore(LibraryStore):
         filled: Callable[[int], None] | None = None,
     ) -> None:
         if any(map(len, buffers)):
-            self.stat(name)  # waits for a name that is being replaced
+            # Waits for a name that is being replaced; for a cluster that is away the caller waits.
+            self._find(name, retried=False)
         super().read_scatter(name, offset, buffers, attempt, filled)
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
@@ -213,6 +220,10 @@ class LibhdfsStore(LibraryStore):
 
 
 def _libhdfs(host: str, user: str) -> FileSystem:
+    try:
+        from pyarrow.fs import HadoopFileSystem  # which not every build of pyarrow has
+    except ImportError as missing:
+        raise NotSupportedError(NO_PYARROW) from missing
     name, port = split_authority(host) if ":" in host else (host, 0)
     try:
         return HadoopFileSystem(name, port, user=user or None)

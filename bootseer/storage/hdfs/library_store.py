@@ -38,19 +38,19 @@ class LibraryStore(TemporaryNameStore):
 
     def call(self, what: str, call: Callable[[], T]) -> T:
         """One short call: bounded, its errors mapped, retried while the cluster is away."""
+        return retrying(lambda: self._call_once(what, call), retry_s=self._options.retry_s)
 
-        def once() -> T:
-            try:
-                return call_within(call, self._options.stall_s, what)
-            except DeadlineError:
-                self._disconnect()  # or each attempt would wait on the same connection
-                raise
-            except BootseerError:
-                raise
-            except Exception as error:  # libraries raise many kinds, unnamed ones too
-                raise self.map_error(error, what) from error
-
-        return retrying(once, retry_s=self._options.retry_s)
+    def _call_once(self, what: str, call: Callable[[], T]) -> T:
+        """As `call`, without retries."""
+        try:
+            return call_within(call, self._options.stall_s, what)
+        except DeadlineError:
+            self._disconnect()  # or each attempt would wait on the same connection
+            raise
+        except BootseerError:
+            raise
+        except Exception as error:  # libraries raise many kinds, unnamed ones too
+            raise self.map_error(error, what) from error
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")

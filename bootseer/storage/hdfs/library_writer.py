@@ -92,6 +92,7 @@ class LibraryWriter(Committing):
             self.abort()
 
     def abort(self) -> None:
+        """As `ObjectWriter.abort`, for `stall_s` at most, which is the store's own."""
         if not self._open:
             return
         self._open = False

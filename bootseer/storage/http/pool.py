@@ -26,8 +26,9 @@ class Pool:
     """Idle connections by origin; any number of threads may use one pool.
 
     `connect_s` bounds connecting and, for TLS, the handshake; `ca_file` is the one authority
-    trusted, the system's when empty. `make_context` replaces both for TLS. A context is made for
-    the first connection by TLS only: reading a system's authorities takes 20 ms.
+    trusted, the system's when empty. With `make_context`, the TLS context that it returns is used
+    instead. A context is made for the first connection by TLS only: reading a system's authorities
+    takes 20 ms.
     """
 
     def __init__(

@@ -185,16 +185,16 @@ class RegistryRepository(Closing):
         what = f"list the tags of {self._reference.place}"
         endpoint = self._client.upstream
 
-        def parse_page(exchange: Exchange) -> Sequence[str]:
+        def parse_page(exchange: Exchange) -> dict[str, None]:
             if exchange.status != 200:
                 raise self._client.error(exchange)
             page = parse_object(exchange.read_all(LIMIT_BYTES), what)
-            return [tag for tag in page.get("tags") or () if isinstance(tag, str)]
+            return {tag: None for tag in page.get("tags") or () if isinstance(tag, str)}
 
         def ask() -> list[str]:
             target = endpoint.target("tags/list", "n=1000")
             tags = self._client.list_pages(endpoint, target, {}, what, parse_page)
-            return sorted(set(tags or ()))
+            return sorted(tags or ())
 
         return retrying(ask, retry_s=self._retry_s)
 
@@ -242,7 +242,7 @@ class RegistryRepository(Closing):
         what = f"list the referrers of {digest} in {self._reference.place}"
         query = f"artifactType={quote(artifact_type, safe='')}" if artifact_type else ""
 
-        def parse_page(exchange: Exchange) -> Sequence[Descriptor] | None:
+        def parse_page(exchange: Exchange) -> dict[str, Descriptor] | None:
             kind = (exchange.headers.get("Content-Type") or "").partition(";")[0].strip()
             missing = exchange.status in (400, 404, 405, 501)
             if missing or (exchange.status == 200 and kind not in INDEX_TYPES):
@@ -250,10 +250,12 @@ class RegistryRepository(Closing):
             if exchange.status != 200:
                 raise self._client.error(exchange)
             page = parse_manifest(exchange.read_all(LIMIT_BYTES), kind, what)
-            return page.manifests if isinstance(page, Index) else ()
+            manifests = page.manifests if isinstance(page, Index) else ()
+            return {manifest.digest: manifest for manifest in manifests}
 
         target, accept = endpoint.target(f"referrers/{digest}", query), {"Accept": OCI_INDEX}
-        return self._client.list_pages(endpoint, target, accept, what, parse_page)
+        listed = self._client.list_pages(endpoint, target, accept, what, parse_page)
+        return None if listed is None else list(listed.values())
 
     def _put(self, raw: bytes, media_type: str, version: str) -> bool:
         return retrying(

@@ -251,17 +251,20 @@ class RegistryClient:
         target: str,
         headers: Mapping[str, str],
         what: str,
-        parse_page: Callable[[Exchange], Sequence[T] | None],
-    ) -> list[T] | None:
-        """The entries of all pages of a list; None as soon as `parse_page` returns None."""
-        entries: list[T] = []
+        parse_page: Callable[[Exchange], Mapping[str, T] | None],
+    ) -> dict[str, T] | None:
+        """The entries of all pages of a list, by key; None as soon as `parse_page` returns None.
+
+        Entries that come again take no more memory: a Link may lead back to its own page.
+        """
+        entries: dict[str, T] = {}
         for _ in range(MOST_PAGES):
             with self.send(endpoint, "GET", target, headers, self.attempt(), what) as exchange:
                 page = parse_page(exchange)
                 following = _next_page(exchange)
             if page is None:
                 return None
-            entries += page
+            entries.update(page)
             if following is None:
                 return entries
             target = resolve_location(Target(endpoint.origin, target), following, what).request
