@@ -32,8 +32,9 @@ from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import Descriptor, digest_of, manifest_bytes
 from bootseer.storage.oci.media_types import OCI_CONFIG, OCI_MANIFEST
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import this_platform
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.repository import Repository
 
 
 @dataclasses.dataclass(frozen=True)

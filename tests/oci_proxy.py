@@ -21,7 +21,8 @@ from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer.storage.oci.manifest import Descriptor, digest_of, manifest_bytes
 from bootseer.storage.oci.media_types import ACCEPT, OCI_CONFIG, OCI_MANIFEST
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 
 Rule = Callable[[socket.socket, Request], bool | None]
 """Answers a request and says whether the connection is kept; None: it is not for this rule."""

@@ -6,12 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from faulty_store import Fault, FaultyStore, Request
 from fetching import Arrival, Source, fetch_threads, noise
 
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.blocks.fetch.plan.replica_choice import choose_replica
 from bootseer.blocks.fetch.plan.retry_policy import hedge_after_s
-from bootseer.storage.wrap import Fault, FaultyStore, Request
 
 KIB = 1 << 10
 NONE: frozenset[str] = frozenset()

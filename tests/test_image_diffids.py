@@ -17,7 +17,8 @@ from bootseer.imageprefetch.image_build.builder import BuildSettings, build_imag
 from bootseer.imageprefetch.snapshotter import layer_unpacker
 from bootseer.storage.oci.manifest import Descriptor, digest_of, manifest_bytes
 from bootseer.storage.oci.media_types import OCI_CONFIG, OCI_MANIFEST
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 

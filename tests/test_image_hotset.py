@@ -28,7 +28,7 @@ from bootseer.storage.oci.manifest import (
     manifest_bytes,
 )
 from bootseer.storage.oci.media_types import OCI_EMPTY, OCI_MANIFEST
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -18,7 +18,7 @@ from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, L
 from bootseer.imageprefetch.snapshotter.types import Image
 from bootseer.storage.oci.manifest import Descriptor, Platform, index_bytes
 from bootseer.storage.oci.media_types import OCI_INDEX, OCI_MANIFEST
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -20,7 +20,7 @@ from bootseer.imageprefetch.hotset.store import Made
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import Descriptor, Manifest, digest_of, manifest_bytes
 from bootseer.storage.oci.media_types import OCI_MANIFEST
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

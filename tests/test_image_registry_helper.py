@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.imageprefetch.resolve import helped_repository, registry_helper
 from bootseer.imageprefetch.resolve.helped_repository import HelpedRepository
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import DEFAULTS
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -411,7 +411,7 @@ def test_a_registrys_client_imports_no_settings_of_starts() -> None:
     """They take a tenth of the time in which a helper comes to ask."""
     code = """
 import sys
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 open_repository("127.0.0.1:1/a/b:1")[0].close()
 print(*sys.modules)
 """
@@ -460,6 +460,28 @@ sys.exit(image_direct.command(sys.argv[1:], helped=False))
         "bootseer.imageprefetch.resolve.registry_helper",
     }
     assert not later, later
+
+
+@pytest.mark.parametrize(
+    "module", ["bootseer.cli.image.agent", "bootseer.imageprefetch.snapshotter.mount_helper"]
+)
+def test_a_fork_server_has_imported_what_reads_a_token_file(module: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    code = f"""
+import sys
+from {module} import TASKS
+TASKS.load()
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.options import StoreOptions
+options = StoreOptions(token_file={str(token)!r})
+client = open_repository("127.0.0.1:1/a/b:1", options)[0]._client
+before = set(sys.modules)
+assert client._login(client.upstream).registry_token == "t0ken"
+print(*(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_a_mount_reads_on_when_the_package_was_removed(mounts: Mounts, image: Published) -> None:

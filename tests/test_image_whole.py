@@ -29,7 +29,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import EMPTY_BYTES, Manifest, digest_of
 from bootseer.storage.oci.media_types import OCI_MANIFEST
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 
 BLOCK = 256 << 10
 FILES = some_files()

@@ -6,17 +6,19 @@ import base64
 import json
 import random
 import ssl
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oci_proxy import Gate, isolate, opened, push_image
-from web_fakes import head
+from web_fakes import FakeServer, head
 
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
+    CorruptDataError,
     NotFoundError,
     NotSupportedError,
     UsageError,
@@ -25,8 +27,9 @@ from bootseer.storage.http.responses import Origin
 from bootseer.storage.oci.manifest import Descriptor, digest_of, index_bytes
 from bootseer.storage.oci.media_types import OCI_INDEX
 from bootseer.storage.oci.reference import parse_reference
-from bootseer.storage.oci.registry.mirrors import Endpoint, Files, plan_endpoints
-from bootseer.storage.oci.registry.upload import Source, Uploader
+from bootseer.storage.oci.registry import registry_client
+from bootseer.storage.oci.registry.mirrors import Endpoint, MirrorFiles, plan_endpoints
+from bootseer.storage.oci.registry.upload import BlobSource, Uploader
 from bootseer.storage.request_control import Attempt
 
 DATA = random.Random(5).randbytes(1_000_000)
@@ -40,7 +43,7 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(folder: Path, image: str) -> list[Endpoint]:
-    files = Files((str(folder / "certs.d"),), (str(folder / "registries.conf"),))
+    files = MirrorFiles((str(folder / "certs.d"),), (str(folder / "registries.conf"),))
     return plan_endpoints(
         parse_reference(image), plain_http=("plain:80",), forced=None, files=files
     )
@@ -141,7 +144,7 @@ insecure = true
 location = "lab.io"
 insecure = true
 """)
-    files = Files((), (str(tmp_path / "registries.conf"),))
+    files = MirrorFiles((), (str(tmp_path / "registries.conf"),))
 
     def asked(forced: bool | None) -> list[tuple[str, bool]]:
         reference = parse_reference("reg.io:5000/team/app")
@@ -295,7 +298,7 @@ def test_a_further_try_asks_another_than_the_first(pair: tuple[Any, Any, str]) -
     mirror, origin, place = pair
     view = memoryview(bytearray(100))
     with opened(place) as repository:
-        names = repository.store.places(DIGEST)[0].replicas
+        names = repository.store.locations(DIGEST)[0].replicas
         assert names == (mirror.authority, origin.authority)
         asked = []
         for attempt in (
@@ -332,7 +335,7 @@ def upload(gate: Any, rules: list[Any]) -> None:
     told: list[int] = []
     with opened(gate.place, push=True) as repository:
         uploads = Uploader(repository._client, chunk_bytes=300_000)  # type: ignore[attr-defined]
-        uploads.push(Source(DATA, DIGEST, len(DATA)), "", told.append)
+        uploads.push(BlobSource(DATA, DIGEST, len(DATA)), "", told.append)
         gate.rules = []
         assert repository.store.read(DIGEST, limit_bytes=len(DATA)) == DATA
         assert sum(told) == len(DATA)
@@ -446,3 +449,30 @@ def test_referrers_come_by_pages_or_by_tag(gate: Any, kind: str) -> None:
         found = repository.referrers(subject.digest, wanted)
     expected = [] if kind == "html" else [e for e in entries if wanted in ("", e.artifact_type)]
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["tags", "referrers"])
+def test_a_list_that_leads_back_to_its_own_page_takes_no_more_memory(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [Descriptor("m", f"sha256:{n:064x}", 1) for n in range(1000)]
+    tags = json.dumps({"tags": [f"v{n}" for n in range(10_000)]}).encode()
+    body = tags if asked == "tags" else index_bytes(entries)
+
+    def answer(_: FakeServer, sock: Any, request: Any) -> bool:
+        headers = {"Content_Type": OCI_INDEX, "Link": f'<{request.target}>; rel="next"'}
+        sock.sendall(head("200 OK", Content_Length=len(body), **headers) + body)
+        return True
+
+    monkeypatch.setattr(registry_client, "MOST_PAGES", 50)
+    with FakeServer(answer) as server, opened(f"{server.authority}/a") as repository:
+        tracemalloc.start()
+        try:
+            with pytest.raises(CorruptDataError, match="no end"):
+                repository.tags() if asked == "tags" else repository.referrers(DIGEST)
+            _, most_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(server.requests) == 50
+    assert most_bytes < 8 << 20  # the entries of all pages take more

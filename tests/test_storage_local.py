@@ -19,7 +19,9 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.local import LocalStore
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.read_only_store import ReadOnlyStore
+from bootseer.storage.store import Store
 
 
 class TestLocalStore(StoreContract):
@@ -122,3 +124,13 @@ def test_read_only_store(small_disk: Path) -> None:
     with pytest.raises(AccessDeniedError):
         store.delete("x")
     assert store.read("x", limit_bytes=1) == b"1"
+
+
+def test_a_store_that_lacks_a_method_is_not_made() -> None:
+    """Or the method would return None, as if it had done its work."""
+
+    class Half(ReadOnlyStore):
+        url = "half://store"
+
+    with pytest.raises(TypeError, match="read_scatter"):
+        Half()  # type: ignore[abstract]

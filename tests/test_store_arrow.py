@@ -22,11 +22,14 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
 )
-from bootseer.storage.hdfs.libhdfs_store import ArrowStore
-from bootseer.storage.hdfs.libhdfs_writer import mapped
-from bootseer.storage.hdfs.native_store import HdfsStore
+from bootseer.storage.hdfs.libhdfs_errors import from_libhdfs_error
+from bootseer.storage.hdfs.libhdfs_store import LibhdfsStore
+from bootseer.storage.hdfs.native_store import NativeStore
+from bootseer.storage.open import open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import Store
+from bootseer.storage.urls import parse_url
 
 
 class NoClobber(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
@@ -96,10 +99,10 @@ class NoClobber(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
         return path
 
 
-def store_in(folder: Path, options: StoreOptions = DEFAULTS) -> ArrowStore:
+def store_in(folder: Path, options: StoreOptions = DEFAULTS) -> LibhdfsStore:
     folder.mkdir(exist_ok=True)
     files = pyarrow.fs.PyFileSystem(NoClobber(str(folder)))
-    return ArrowStore("hdfs://cluster/store", options, filesystem=files)
+    return LibhdfsStore(parse_url("hdfs://cluster/store"), options, files)
 
 
 class TestArrowStore(StoreContract):
@@ -121,9 +124,11 @@ def test_a_machine_without_libhdfs_is_told_what_is_missing(
 
 
 def test_messages_of_the_cluster_find_their_class() -> None:
-    denied = mapped(OSError("… org.apache.hadoop.security.AccessControlException: no"), "do it")
+    denied = from_libhdfs_error(
+        OSError("… org.apache.hadoop.security.AccessControlException: no"), "do it"
+    )
     assert isinstance(denied, AccessDeniedError)
-    full = mapped(OSError("… DSQuotaExceededException: The DiskSpace quota …"), "do it")
+    full = from_libhdfs_error(OSError("… DSQuotaExceededException: The DiskSpace quota …"), "do it")
     assert isinstance(full, NoSpaceError)
 
 
@@ -195,7 +200,9 @@ def test_a_local_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path) ->
 def test_a_range_is_asked_for_again_while_the_cluster_is_away(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = store_in(tmp_path) if backend == "arrow" else HdfsStore("hdfs://127.0.0.1:1/")
+    store: Store = store_in(tmp_path)
+    if backend == "native":
+        store = NativeStore.open("hdfs://127.0.0.1:1/")
     asked = []
 
     def failing_once(name: str, offset: int, buffers: Any, attempt: Any) -> None:
@@ -209,3 +216,35 @@ def test_a_range_is_asked_for_again_while_the_cluster_is_away(
     store.read_range("x", 1, buffer)
     assert bytes(buffer) == b"12"
     assert asked[0] is not asked[1]
+
+
+def test_one_attempt_is_not_repeated_inside_while_the_cluster_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who repeats attempts would else wait for the retries within each besides its own."""
+    store = store_in(tmp_path / "files")
+    store.create("x", b"0123")
+    get_file_info, failures = NoClobber.get_file_info, ["first", "second"]
+
+    def failing_twice(handler: NoClobber, paths: list[str]) -> Any:
+        if failures:
+            raise OSError(f"nobody answers the {failures.pop(0)}")
+        return get_file_info(handler, paths)
+
+    monkeypatch.setattr(NoClobber, "get_file_info", failing_twice)
+    with pytest.raises(StoreUnavailableError, match="nobody answers the first"):
+        store.read_scatter("x", 1, [memoryview(bytearray(2))], Attempt())
+    assert failures == ["second"]
+    buffer = bytearray(2)
+    store.read_range("x", 1, buffer)
+    assert bytes(buffer) == b"12"
+    assert not failures
+
+
+def test_a_pyarrow_without_hdfs_serves_other_file_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pyarrow.fs, "HadoopFileSystem", raising=False)
+    with pytest.raises(NotSupportedError, match="pip install pyarrow"):
+        open_store("hdfs://namenode:8020/x", StoreOptions(hdfs_backend="arrow"))
+    assert store_in(tmp_path / "files").create("x", b"1")

@@ -54,7 +54,7 @@ class BlockSource(Protocol):
         """The end of the stretch of `part` that holds `offset`: one request should not cross it."""
 
     def replicas(self, part: str, offset: int) -> tuple[str, ...]:
-        """Servers that hold this byte of `part` (see `storage.store.Placed`)."""
+        """Servers that hold this byte of `part` (see `storage.store.BlockLocation`)."""
         return ()
 
     def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:

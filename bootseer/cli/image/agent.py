@@ -29,11 +29,13 @@ MODULES = (
     "bootseer.blockimage.serve.image_server",
     "bootseer.blockimage.serve.page_cache_warmer",
     "bootseer.blocks.cache.sealed_objects",
+    "bootseer.storage.oci.open",
     "bootseer.storage.oci.registry_repository",
     "bootseer.storage.oci.layout_repository",
     # What these import when they are first used: a tenth of a mount's time.
     "bootseer.config.loading",
     "bootseer.events.resource",
+    "bootseer.storage.token_files",
     "encodings.ascii",
     "encodings.idna",
     "tomllib",

@@ -134,7 +134,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.events.redaction import redact_message
     from bootseer.storage import retry
-    from bootseer.storage.bounded_calls import within
+    from bootseer.storage.bounded_calls import call_within
     from bootseer.stripedfs.read.get import get_found
     from bootseer.stripedfs.read.locate import locate
 
@@ -145,7 +145,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     if look_s == math.inf:
         store, found = look()
     else:
-        store, found = within(look, look_s, f"look at {redact_message(checkpoint.url)}")
+        store, found = call_within(look, look_s, f"look at {redact_message(checkpoint.url)}")
     try:
         if not found.is_folder:
             _make_directory(checkpoint.to)

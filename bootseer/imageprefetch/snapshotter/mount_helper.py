@@ -15,7 +15,9 @@ TASKS = TaskTable(
     modules=(
         "bootseer.fuse.serve.handover",
         "bootseer.imageprefetch.mount.mount_worker",
+        "bootseer.storage.oci.open",
         "bootseer.storage.oci.registry_repository",
+        "bootseer.storage.token_files",
     ),
 )
 _LIMIT_S = START_LIMIT_S + 10.0
