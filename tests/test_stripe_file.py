@@ -33,8 +33,9 @@ from bootseer.errors import (
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import open_store
 from bootseer.stripedfs import file as file_module
-from bootseer.stripedfs.file import NewBytes, StripedFile
+from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.new_bytes import NewBytes
 from bootseer.stripedfs.read.open import plain_source
 
 SIZE = 9 * CHUNK + 123

@@ -445,7 +445,7 @@ def registry() -> Iterator[None]:
 
 
 def test_fsspec_keeps_its_own_until_it_is_told(registry: None) -> None:
-    from bootseer.stripedfs.fsspec_face.filesystem import register
+    from bootseer.stripedfs.fsspec_face.register import register
 
     assert fsspec.get_filesystem_class("webhdfs").__module__ == "fsspec.implementations.webhdfs"
     register(hdfs=False)

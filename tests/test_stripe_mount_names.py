@@ -299,7 +299,7 @@ def test_a_limit_holds_for_all_calls_of_a_request() -> None:
 
 
 def test_a_limit_holds_for_calls_made_in_parallel() -> None:
-    from bootseer.stripedfs.read.open import in_parallel
+    from bootseer.stripedfs.workers import in_parallel
 
     with limited(-1.0), pytest.raises(DeadlineError):
         in_parallel(lambda n: retrying(lambda: n, retry_s=5.0), [1, 2, 3])

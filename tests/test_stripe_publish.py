@@ -14,8 +14,8 @@ from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.format.pointer import current
-from bootseer.stripedfs.write import stripe_pool
 from bootseer.stripedfs.write import stripe_stream as streams
+from bootseer.stripedfs.write import stripe_upload
 from bootseer.stripedfs.write.gc import collect
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import Budget, StripedWriter, StripeStream
@@ -71,9 +71,9 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
         if told:
             raise told.pop()
 
-    monkeypatch.setattr(stripe_pool.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
+    monkeypatch.setattr(stripe_upload.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
     fake = SimpleNamespace(sleep=paused.append, monotonic=time.monotonic)
-    monkeypatch.setattr(stripe_pool, "time", fake)
+    monkeypatch.setattr(stripe_upload, "time", fake)
     (tmp_path / "d").mkdir()
     (tmp_path / "d/small").write_bytes(b"small")
     (tmp_path / "d/large").write_bytes(sample(CHUNK * 2))

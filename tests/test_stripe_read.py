@@ -27,7 +27,6 @@ from bootseer.errors import (
 from bootseer.storage.store import Placed, Stat, Store, open_store
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.read import open as opening
-from bootseer.stripedfs.read.open import in_parallel
 from bootseer.stripedfs.read.sources import (
     MIN_PLAIN_BLOCK_BYTES,
     PLAIN_BLOCK_BYTES,
@@ -35,6 +34,7 @@ from bootseer.stripedfs.read.sources import (
     Stretches,
     plain_block_bytes,
 )
+from bootseer.stripedfs.workers import in_parallel
 from bootseer.stripedfs.write.put import put_into
 
 SIZE = 7 * CHUNK + 5

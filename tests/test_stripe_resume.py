@@ -24,7 +24,7 @@ from stripe_lab import (
 
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.local import LocalStore
-from bootseer.stripedfs.write import draft, stripe_pool
+from bootseer.stripedfs.write import draft, stripe_upload
 from bootseer.stripedfs.write.draft import Draft
 from bootseer.stripedfs.write.gc import collect, remove
 from bootseer.stripedfs.write.put import put_into
@@ -43,7 +43,7 @@ def _gone_at(part: str) -> Callable[[str], None]:
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_pool, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_upload, "BACKOFF_S", 0.001)
 
 
 def _interrupted(tmp_path: Path, part: str = "stripe-00002", size: int = 20 * CHUNK + 5) -> Path:

@@ -16,7 +16,7 @@ from stripe_lab import CHUNK, leftovers, opened, read_back, sample, version_fold
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.store import NO_HINTS, WriteHints
-from bootseer.stripedfs.write import stripe_pool
+from bootseer.stripedfs.write import stripe_upload
 from bootseer.stripedfs.write.put import put, put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter, StripeStream
 from bootseer.stripedfs.write.write_settings import WriteSettings, plan_write
@@ -210,7 +210,7 @@ def _gone(part: str, times: int = 1 << 30) -> Callable[[str, int], None]:
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_pool, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_upload, "BACKOFF_S", 0.001)
 
 
 def test_a_stripe_that_fails_is_written_anew(tmp_path: Path) -> None:

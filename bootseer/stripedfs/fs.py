@@ -1,7 +1,6 @@
 """The fsspec file system under its former name, for programs that import it from here."""
 
-import sys
+from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
+from bootseer.stripedfs.fsspec_face.register import register
 
-from bootseer.stripedfs.fsspec_face import filesystem
-
-sys.modules[__name__] = filesystem
+__all__ = ["StripedFileSystem", "register"]

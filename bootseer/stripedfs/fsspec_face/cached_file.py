@@ -7,8 +7,9 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile
 
 from bootseer.errors import CorruptDataError
-from bootseer.stripedfs.file import StripedFile, bytes_filled
+from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.write_file import python_errors
+from bootseer.stripedfs.new_bytes import bytes_filled
 
 
 class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types

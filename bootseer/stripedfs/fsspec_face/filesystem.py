@@ -32,7 +32,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.store import Store, open_store
-from bootseer.stripedfs.file import StripedFile, bytes_filled
+from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.file_errors import file_error
 from bootseer.stripedfs.format.pointer import LeadsOutError
 from bootseer.stripedfs.fsspec_face import chained_urls
@@ -43,6 +43,7 @@ from bootseer.stripedfs.fsspec_face.write_file import (
     python_errors,
     shown,
 )
+from bootseer.stripedfs.new_bytes import bytes_filled
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.sources import FileSource
 from bootseer.stripedfs.write import rename_remove
@@ -518,17 +519,6 @@ class _Reopen:
 
     def __call__(self) -> FileSource:
         return self._files._source(self._path)
-
-
-def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> None:
-    """Make fsspec's own `hdfs://` and `webhdfs://` read and write through us, in this process.
-
-    `http(s)://` are read through us where fsspec's own lack what they need (aiohttp), and left as
-    they are where not. Without this call only `striped::…` URLs come to us.
-    """
-    from bootseer.stripedfs.fsspec_face import register as fsregister
-
-    fsregister.register(hdfs=hdfs, webhdfs=webhdfs, http=http)
 
 
 def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Standing in for fsspec's own `hdfs://`, `webhdfs://` and `http://`: only where somebody asks."""
+"""Replacing fsspec's own `hdfs://`, `webhdfs://` and `http://`, for programs that ask for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 
 
 def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> None:
-    """See `bootseer.stripedfs.fsspec_face.filesystem.register`."""
+    """Make fsspec's own `hdfs://` and `webhdfs://` read and write through us, in this process.
+
+    `http(s)://` is read through us only where fsspec's own implementation lacks what it needs
+    (aiohttp). Without this call only `striped::…` URLs come to us.
+    """
     for wanted, cls in ((hdfs, StripedHdfs), (webhdfs, StripedWebHdfs)):
         if wanted:
             for protocol in cls.replaces:

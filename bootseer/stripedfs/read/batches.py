@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bootseer.errors import NotFoundError
 from bootseer.stripedfs.format.stripe_layout import MAX_CHUNK_BYTES
 from bootseer.stripedfs.read.sources import INCOMPLETE, DigestedSource, FileSource, as_damage
-from bootseer.stripedfs.write.stripe_pool import Pool, Work
+from bootseer.stripedfs.workers import Pool, Work
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
-from bootseer.stripedfs.file import NewBytes
-from bootseer.stripedfs.read.open import in_parallel
+from bootseer.stripedfs.new_bytes import NewBytes
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import shared_fetcher
+from bootseer.stripedfs.workers import in_parallel
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher

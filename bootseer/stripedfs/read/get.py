@@ -18,13 +18,13 @@ from bootseer.errors import (
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import TreeFile, TreeFolder, TreeLink
+from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
 from bootseer.stripedfs.read.namespace import Found, children, rooted, source_of
 from bootseer.stripedfs.read.open import Tree
 from bootseer.stripedfs.read.partial_download import Arrived, Landing
 from bootseer.stripedfs.read.sources import DigestedSource, FileSource
-from bootseer.stripedfs.write.stripe_pool import Pool
-from bootseer.stripedfs.write.write_settings import SILENT, Progress
+from bootseer.stripedfs.workers import Pool
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher

@@ -11,7 +11,7 @@ from bootseer.stripedfs.format.manifest import VERSION_PATTERN, Manifest, TreeFi
 from bootseer.stripedfs.format.pointer import folder_of, load_version, striped_file
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import Found
-from bootseer.stripedfs.read.open import in_parallel
+from bootseer.stripedfs.workers import in_parallel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,8 +29,9 @@ from bootseer.stripedfs.format.manifest import (
     TreeManifest,
 )
 from bootseer.stripedfs.format.pointer import SUFFIX, Seen, Version
-from bootseer.stripedfs.read.open import Tree, file_source, in_parallel, open_source, plain_source
+from bootseer.stripedfs.read.open import Tree, file_source, open_source, plain_source
 from bootseer.stripedfs.read.sources import FileSource
+from bootseer.stripedfs.workers import in_parallel
 
 ROOT = Stat("", 0, 0.0, True)
 METADATA = ".metadata"

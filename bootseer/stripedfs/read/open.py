@@ -7,11 +7,7 @@ first byte is read: one request a stripe, all at the same time, tells its length
 
 from __future__ import annotations
 
-import contextvars
 import posixpath
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 from bootseer.errors import CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.store import Store
@@ -31,12 +27,10 @@ from bootseer.stripedfs.read.sources import (
     Stretches,
     StripedSource,
 )
+from bootseer.stripedfs.workers import in_parallel
 
-METADATA_STREAMS = 16
 MAX_STEPS = 4096
 """Parts of a path and of the links on it, before it is taken for a loop."""
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class Tree:
@@ -158,14 +152,3 @@ def _stretches(store: Store, part: str, label: str) -> Stretches:
         return Stretches(store.places(part))
     except NotFoundError as error:
         raise CorruptDataError(f"{part} of {label} is missing; put the checkpoint anew") from error
-
-
-def in_parallel(call: Callable[[A], B], items: Sequence[A] | Iterable[A]) -> list[B]:
-    """Results in the items' order; the first error met is raised after all calls have ended."""
-    listed = list(items)
-    if len(listed) < 2:
-        return [call(item) for item in listed]
-    with ThreadPoolExecutor(min(METADATA_STREAMS, len(listed)), "bootseer-metadata") as pool:
-        # Each in a copy of our context, so that a limit of time holds for it, too.
-        waiting = [pool.submit(contextvars.copy_context().run, call, item) for item in listed]
-        return [future.result() for future in waiting]

@@ -13,11 +13,11 @@ from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.format.manifest import Manifest, TreeFile
 from bootseer.stripedfs.format.pointer import StripedObject, Version
 from bootseer.stripedfs.format.stripe_layout import stripe_name
+from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
-from bootseer.stripedfs.read.open import Tree, in_parallel
+from bootseer.stripedfs.read.open import Tree
 from bootseer.stripedfs.read.sources import FileSource, SmallSource, Stretches, StripedSource
-from bootseer.stripedfs.write.stripe_pool import Pool
-from bootseer.stripedfs.write.write_settings import SILENT, Progress
+from bootseer.stripedfs.workers import Pool, in_parallel
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher

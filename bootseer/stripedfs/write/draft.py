@@ -36,7 +36,7 @@ from bootseer.stripedfs.format.pointer import (
     manifest_of,
     pointed,
 )
-from bootseer.stripedfs.write.stripe_pool import replace_surely, surely
+from bootseer.stripedfs.write.stripe_upload import replace_surely, surely
 
 WRITING = "writing"
 LEASE = "lease"

@@ -27,17 +27,13 @@ from bootseer.stripedfs.format.manifest import (
     TreeManifest,
 )
 from bootseer.stripedfs.format.pointer import MANIFEST, Version
+from bootseer.stripedfs.progress import SILENT, Progress
+from bootseer.stripedfs.workers import Work
 from bootseer.stripedfs.write.draft import Draft
 from bootseer.stripedfs.write.local_walk import Found, object_of, walk
 from bootseer.stripedfs.write.put_files import FileWorks
-from bootseer.stripedfs.write.stripe_pool import Work, replace_surely
-from bootseer.stripedfs.write.write_settings import (
-    SILENT,
-    Progress,
-    WritePlan,
-    WriteSettings,
-    plan_write,
-)
+from bootseer.stripedfs.write.stripe_upload import replace_surely
+from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
 
 if TYPE_CHECKING:
     from bootseer.storage.options import StoreOptions

@@ -16,17 +16,17 @@ from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from bootseer.stripedfs.format.pointer import MANIFEST
 from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, used_width
+from bootseer.stripedfs.progress import Progress
+from bootseer.stripedfs.workers import Pool, Work
 from bootseer.stripedfs.write.draft import WRITING, Draft
-from bootseer.stripedfs.write.stripe_pool import (
-    Pool,
+from bootseer.stripedfs.write.stripe_upload import (
     SourceFile,
     StripeWork,
-    Work,
     backoff_s,
     check_length,
     is_over,
 )
-from bootseer.stripedfs.write.write_settings import Progress, WritePlan
+from bootseer.stripedfs.write.write_settings import WritePlan
 
 RECORD = re.compile(r"stripe-([0-9a-f]{32})-([0-9]{5})\.json\Z")
 

@@ -16,7 +16,7 @@ from bootseer.stripedfs.format.manifest import Manifest
 from bootseer.stripedfs.format.pointer import Version
 from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, stripe_name, used_width
 from bootseer.stripedfs.write.draft import Draft
-from bootseer.stripedfs.write.stripe_pool import check_length
+from bootseer.stripedfs.write.stripe_upload import check_length
 from bootseer.stripedfs.write.write_settings import (
     BUFFER_BUDGET_BYTES,
     WritePlan,

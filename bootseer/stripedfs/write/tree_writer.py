@@ -33,13 +33,14 @@ from bootseer.stripedfs.format.manifest import (
     parse_entries,
 )
 from bootseer.stripedfs.format.pointer import Version, folder_of
+from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.write.draft import WRITING, Draft, temporaries
 from bootseer.stripedfs.write.local_walk import object_of
 from bootseer.stripedfs.write.put import store_manifest
 from bootseer.stripedfs.write.put_files import FileWorks
-from bootseer.stripedfs.write.stripe_pool import check_length
 from bootseer.stripedfs.write.stripe_stream import Buffer, StripeStream
-from bootseer.stripedfs.write.write_settings import SILENT, Progress, WriteSettings, plan_write
+from bootseer.stripedfs.write.stripe_upload import check_length
+from bootseer.stripedfs.write.write_settings import WriteSettings, plan_write
 
 PART = "part-"
 OFFER = "offer-"

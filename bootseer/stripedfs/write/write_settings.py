@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from bootseer.errors import UsageError
 from bootseer.storage.store import Store, WriteHints
@@ -81,27 +81,6 @@ class WritePlan:
         """Hints for the `number`th object, which walk over the places in turn."""
         place = self.places[number % len(self.places)] if self.places else ""
         return WriteHints(self.replication, self.block_bytes, place)
-
-
-class Progress(Protocol):
-    """Told how far work is; both are called from several threads."""
-
-    def expect(self, size_bytes: int) -> None:
-        """So many bytes more are to be done."""
-
-    def advance(self, size_bytes: int) -> None:
-        """So many bytes are done; negative when they must be done anew."""
-
-
-class Silent:
-    """A `Progress` that nobody watches."""
-
-    def expect(self, size_bytes: int) -> None: ...
-
-    def advance(self, size_bytes: int) -> None: ...
-
-
-SILENT = Silent()
 
 
 def plan_write(

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import mmap
 import os
 import stat as stat_module
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from bootseer.errors import (
     BootseerError,
@@ -28,18 +27,15 @@ from bootseer.errors import (
 from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
-from bootseer.stripedfs.write.write_settings import Progress, WritePlan
+from bootseer.stripedfs.progress import Progress
+from bootseer.stripedfs.workers import Pool, Work
+from bootseer.stripedfs.write.write_settings import WritePlan
 from bootseer.system.randomness import CHANCE
 
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 4.0
 SMALL_TRIES = 16
 LONG_S = 60.0
-Work = Callable[[memoryview], None]
-
-
-class StoppedError(BusyError):
-    """This piece of work was given up because another one failed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -282,63 +278,3 @@ def backoff_s(attempt: int, error: BootseerError) -> float:
     """Seconds until try number `attempt`: full jitter, and no less than the server asked for."""
     asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
     return max(asked_s, CHANCE.uniform(0.1, 1.0) * min(BACKOFF_S * 2.0**attempt, MAX_BACKOFF_S))
-
-
-class Pool:
-    """Threads that do pieces of work, each with a buffer of its own.
-
-    The first error stops all others and is raised by `run`.
-    """
-
-    def __init__(self, jobs: int, buffer_bytes: int) -> None:
-        self._jobs = jobs
-        self._buffer_bytes = buffer_bytes
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None
-
-    def check(self) -> None:
-        """Raise StoppedError when the work is no longer wanted."""
-        if self._stop.is_set():
-            raise StoppedError("given up, since another part of the work failed")
-
-    def pause(self, pause_s: float) -> None:
-        """Wait before another try; StoppedError as `check`, as soon as that is known."""
-        self._stop.wait(pause_s)
-        self.check()
-
-    def run(self, pieces: Iterable[Work]) -> None:
-        """Do all pieces, taken one by one as threads get free."""
-        queue = iter(pieces)
-        threads = [
-            threading.Thread(target=self._loop, args=(queue,), name=f"stripe-{n}", daemon=True)
-            for n in range(self._jobs)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        except BaseException:
-            self._stop.set()  # interrupted: threads end at their next chunk
-            for thread in threads:
-                thread.join()
-            raise
-        if self._error is not None:
-            raise self._error
-
-    def _loop(self, queue: Iterator[Work]) -> None:
-        buffer = memoryview(mmap.mmap(-1, self._buffer_bytes))
-        try:
-            while not self._stop.is_set():
-                with self._lock:
-                    work = next(queue, None)
-                if work is None:
-                    return
-                work(buffer)
-        except StoppedError:
-            return
-        except BaseException as error:  # handed to the caller of `run`, whatever it is
-            with self._lock:
-                self._error = self._error or error
-            self._stop.set()

@@ -1,0 +1,41 @@
+"""Bytes objects that are filled in place, so that a large read is never copied."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+
+class NewBytes:
+    """Bytes that are filled through `view` and then taken, without a second copy of them.
+
+    The C interface lets whoever made a bytes object without contents fill it, as long as nobody
+    else has it; a copy of a large one would cost more than fetching it, and twice the memory.
+    """
+
+    __slots__ = ("_data", "view")
+
+    def __init__(self, length: int) -> None:
+        self._data: bytes = _new_bytes(None, length)
+        self.view = memoryview(b"")
+        if length:
+            # A bytes object ends in its contents and one zero byte, which its size counts.
+            begin = id(self._data) + bytes.__basicsize__ - 1
+            memory = (ctypes.c_char * length).from_address(begin)
+            setattr(memory, "owner", self._data)  # noqa: B010 - it lives as long as any view
+            self.view = memoryview(memory).cast("B")
+
+    def taken(self, length: int) -> bytes:
+        """The first `length` bytes; nothing may write to `view` any more."""
+        return self._data if length == len(self._data) else self._data[:length]
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype = ctypes.py_object
+_new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
+
+
+def bytes_filled(length: int, fill: Callable[[memoryview], int]) -> bytes:
+    """New bytes that `fill` writes and counts."""
+    new = NewBytes(max(0, length))
+    return new.taken(fill(new.view) if length > 0 else 0)
