@@ -27,6 +27,7 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import METADATA
+from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.write.dcp_files import METADATA_DRAFT, StagedFile
 from bootseer.stripedfs.write.saved_file import SavedFile
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -212,7 +213,7 @@ def check(root: str, step: int) -> None:
     store = LocalStore(root)
     with Fetcher() as fetcher:
         for name in (METADATA, *SHARDS):
-            source = namespace.source_of(store, namespace.look(store, f"run/{name}"))
+            source = open_file(store, namespace.look(store, f"run/{name}"))
             data = bytearray(source.size_bytes)
             fetcher.read_into(source, 0, memoryview(data))
             assert data == content(name, step), (name, step)

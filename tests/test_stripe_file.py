@@ -36,7 +36,7 @@ from bootseer.stripedfs import file as file_module
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.new_bytes import NewBytes
-from bootseer.stripedfs.read.open import plain_source
+from bootseer.stripedfs.read.sources import plain_source
 
 SIZE = 9 * CHUNK + 123
 

@@ -33,6 +33,7 @@ from bootseer.stripedfs.read.sources import (
     PlainSource,
     Stretches,
     plain_block_bytes,
+    plain_source,
 )
 from bootseer.stripedfs.workers import in_parallel
 from bootseer.stripedfs.write.put import put_into
@@ -239,7 +240,7 @@ def test_a_plain_file_replaced_while_it_is_read_gives_an_error(
 ) -> None:
     store.replace("plain", content(SIZE))
     changing = Changing(store, lambda: store.replace("plain", content(SIZE, seed=1)))
-    source = opening.plain_source(changing, "plain")
+    source = plain_source(changing, "plain")
     with stripedfs.StripedFile(source) as file:
         for _ in range(2):  # and it stays an error
             with pytest.raises(CorruptDataError, match="changed while it was read"):
@@ -250,7 +251,7 @@ def test_a_plain_file_removed_while_it_is_read_gives_an_error(store: Store, tmp_
     store.replace("plain", content(SIZE))
     fd = os.open(tmp_path / "store" / "plain", os.O_RDONLY)
     try:
-        source = opening.plain_source(store, "plain")
+        source = plain_source(store, "plain")
         source.open_block(0, memoryview(b""), memoryview(b""))  # as if its bytes had arrived
         store.delete("plain")
         assert source.doubtful(0, 10)
@@ -264,7 +265,7 @@ def test_the_version_is_asked_once_for_bytes_that_came_together(store: Store) ->
     size = 8 * PLAIN_BLOCK_BYTES
     store.replace("plain", bytes(size))
     counting = Changing(store)
-    source = opening.plain_source(counting, "plain")
+    source = plain_source(counting, "plain")
     before = counting.stats
     with stripedfs.StripedFile(source) as file:
         file.read()
@@ -288,7 +289,7 @@ def test_callers_who_doubt_at_the_same_time_share_one_answer(store: Store) -> No
             return found
 
     slow = Slow(store)
-    source = opening.plain_source(slow, "plain")
+    source = plain_source(slow, "plain")
     threads = [threading.Thread(target=source.confirm) for _ in range(20)]
     threads[0].start()
     assert entered.wait(30)
@@ -311,7 +312,7 @@ def test_an_outage_while_checking_is_an_error_that_may_heal(store: Store) -> Non
                 raise StoreUnavailableError("the store is away")
             return found
 
-    source = opening.plain_source(Failing(store), "plain")
+    source = plain_source(Failing(store), "plain")
     source.open_block(0, memoryview(b""), memoryview(b""))
     with pytest.raises(StoreUnavailableError, match="away"):
         source.confirm()

@@ -23,10 +23,9 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.store import open_object
 from bootseer.stripedfs.file_errors import file_error
 from bootseer.stripedfs.new_bytes import bytes_filled
-from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.locate import locate
-from bootseer.stripedfs.read.open import Tree, open_entry
+from bootseer.stripedfs.read.open import locate, open_any, open_file
 from bootseer.stripedfs.read.sources import FileSource, as_damage
+from bootseer.stripedfs.read.tree import Tree
 from bootseer.stripedfs.shared_fetcher import share_of, shared_fetcher
 
 if TYPE_CHECKING:
@@ -341,7 +340,7 @@ def open_tree(url: str | os.PathLike[str], *, options: StoreOptions = DEFAULTS) 
     Raises as `open`; UsageError when the URL names a file.
     """
     store, name = open_object(os.fspath(url), options)
-    opened = open_entry(store, name)
+    opened = open_any(store, name)
     if not isinstance(opened, Tree):
         raise UsageError(f"{name} in {store.url} is a file, not a directory checkpoint")
     return opened
@@ -366,7 +365,7 @@ def _copied(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview)
 
 def _source_at(url: str, options: StoreOptions) -> FileSource:
     store, found = locate(url, options)
-    return namespace.source_of(store, found)
+    return open_file(store, found)
 
 
 def _same(source: FileSource, key: str, name: str) -> FileSource:

@@ -28,7 +28,7 @@ def command(
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.stripedfs.read.get import get_found
-    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.open import locate
 
     options = options_of(store)
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()

@@ -30,7 +30,7 @@ def command(url: str, recursive: bool, as_json: bool, **store: Any) -> int:
     exit code is then of that error.
     """
     from bootseer.stripedfs.read.listing import listing
-    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.open import locate
 
     opened, found = locate(url, options_of(store))
     try:

@@ -138,7 +138,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     from bootseer.storage.bounded_calls import within
     from bootseer.storage.urls import redact
     from bootseer.stripedfs.read.get import get_found
-    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.open import locate
 
     def look() -> tuple[Store, Found]:
         with retry.limited(look_s):

@@ -45,6 +45,7 @@ from bootseer.stripedfs.fsspec_face.write_file import (
 )
 from bootseer.stripedfs.new_bytes import bytes_filled
 from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.read.sources import FileSource
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -465,7 +466,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             store, found = self._look(path)
             if found.is_folder:
                 raise IsADirectoryError(errno.EISDIR, "it is a folder", shown(path))
-            return namespace.source_of(store, found)
+            return open_file(store, found)
 
     def _source_or_error(self, path: str) -> FileSource | Exception:
         try:

@@ -38,7 +38,7 @@ from bootseer.storage.store import Store, open_object
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.settings import MountSettings
-from bootseer.stripedfs.read.locate import locate
+from bootseer.stripedfs.read.open import locate, open_file
 from bootseer.system.readiness import readable
 
 START_LIMIT_S = 180.0
@@ -284,7 +284,7 @@ def _check(settings: MountSettings) -> None:
     elif settings.writable:
         raise UsageError(f"{name} in {store.url} is a file; --rw needs a folder to save into")
     else:
-        namespace.source_of(store, found)
+        open_file(store, found)
     if settings.writable and found.version is not None:
         raise UsageError(
             f"{name} in {store.url} is a directory checkpoint, which never changes; mount it "

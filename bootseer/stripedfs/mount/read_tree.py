@@ -45,6 +45,7 @@ from bootseer.stripedfs.mount.passthrough_files import Passing
 from bootseer.stripedfs.mount.settings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.open import is_source_of, open_file
 from bootseer.stripedfs.read.sources import FileSource
 
 if TYPE_CHECKING:
@@ -260,10 +261,8 @@ class StripedTree:
             found.stamp,
         )
         with limited(self._deadline_s):
-            source = self.files.source(
-                node.inode, stamp, lambda: namespace.source_of(self.store, found)
-            )
-        if namespace.is_of(found, source) and node.key in ("", source.identity):
+            source = self.files.source(node.inode, stamp, lambda: open_file(self.store, found))
+        if is_source_of(found, source) and node.key in ("", source.identity):
             return source
         parent = self.nodes.get(node.parent)
         self.nodes.outdate(parent)

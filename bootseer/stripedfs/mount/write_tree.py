@@ -42,6 +42,7 @@ from bootseer.stripedfs.mount.read_tree import StripedTree
 from bootseer.stripedfs.mount.settings import DEADLINE_S
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.dcp_files import StagedFile, is_staged
 from bootseer.stripedfs.write.saved_file import Saving
@@ -434,7 +435,7 @@ class WritableTree(StripedTree):
                 version = node.found.version
                 of_it = "" if version is None else version.folder.rpartition("/")[2]
                 with contextlib.suppress(BootseerError):
-                    source = namespace.source_of(self.store, node.found)
+                    source = open_file(self.store, node.found)
                     if source.size_bytes == node.found.size_bytes and source.key.endswith(of_it):
                         self.files.move(place, source, self._where(node))
 

@@ -20,10 +20,11 @@ from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
-from bootseer.stripedfs.read.namespace import Found, children, rooted, source_of
-from bootseer.stripedfs.read.open import Tree
+from bootseer.stripedfs.read.namespace import Found, children, rooted
+from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.read.partial_download import Arrived, Landing
 from bootseer.stripedfs.read.sources import DigestedSource, FileSource
+from bootseer.stripedfs.read.tree import Tree
 from bootseer.stripedfs.workers import Pool
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def get(
     what an interrupted get of the same bytes left is verified and kept. Setuid, setgid and sticky
     bits are not restored. Raises the store's errors, CorruptDataError for damage, NoSpaceError.
     """
-    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.open import locate
     from bootseer.stripedfs.shared_fetcher import shared_fetcher
 
     store, found = locate(url, options)
@@ -102,7 +103,7 @@ def get_found(
 
 def _opened(store: Store, found: Found) -> FileSource | Tree:
     if not found.is_folder:
-        return source_of(store, found)
+        return open_file(store, found)
     if found.version is None or found.entry is not None:
         raise UsageError(
             f"{found.name} in {store.url} is a folder; name a checkpoint or a file in it"

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.storage.store import Stat, Store
 from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.format.manifest import (
@@ -29,8 +29,7 @@ from bootseer.stripedfs.format.manifest import (
     TreeManifest,
 )
 from bootseer.stripedfs.format.pointer import SUFFIX, Seen, Version
-from bootseer.stripedfs.read.open import Tree, file_source, open_source, plain_source
-from bootseer.stripedfs.read.sources import FileSource
+from bootseer.stripedfs.read.tree import Tree
 from bootseer.stripedfs.workers import in_parallel
 
 ROOT = Stat("", 0, 0.0, True)
@@ -246,36 +245,6 @@ def leads_nowhere(found: Found) -> bool:
 def rooted(store: Store, found: Found) -> Found:
     """A directory checkpoint with its manifest read, so that nothing of it is read again."""
     return found._replace(tree=_tree(store, found)) if found.tree is None else found
-
-
-def source_of(store: Store, found: Found) -> FileSource:
-    """Open a file that was found. Raises UsageError for a folder."""
-    if found.tree is not None:
-        return found.tree.file("" if found.entry is None else found.entry.path)
-    if found.version is None:
-        return plain_source(store, found.name)
-    if found.is_folder:
-        return open_source(store, found.name)  # says why it cannot
-    try:
-        manifest = pointer.manifest_of(store, found.version)
-        assert not isinstance(manifest, TreeManifest)  # as its pointer said
-        return file_source(store, found.version, manifest)
-    except (NotFoundError, CorruptDataError) as error:
-        again = pointer.current(store, found.name)
-        if again is not None and again.folder == found.version.folder:
-            if isinstance(error, NotFoundError):
-                raise pointer.gone(store, found.version) from error
-            raise
-        if again is None:
-            raise
-    return open_source(store, found.name)  # replaced, and collected, while we looked
-
-
-def is_of(found: Found, source: FileSource) -> bool:
-    """Whether a source gives the bytes that were found, and not those of a later version."""
-    if found.version is not None and found.tree is None:
-        return source.key.endswith(f"/{found.version.folder}")
-    return source.size_bytes == found.size_bytes
 
 
 def _plain(stat: Stat) -> Found:

@@ -1,154 +1,114 @@
-"""From a name on a store to something that can be read: a file's source, or a tree of files.
+"""From a URL, or a name on a store, to what can be read: a file's source, or a tree of files.
 
 A striped checkpoint is found by its pointer; where there is none, the plain object of that name
-is taken as it is. What the manifest promises is compared with what the store holds before the
-first byte is read: one request a stripe, all at the same time, tells its length and its replicas.
+is read as it is. A striped file's manifest is compared with what the store holds before the first
+byte is read (see `sources.striped_source`).
 """
 
 from __future__ import annotations
 
-import posixpath
+import contextlib
 
 from bootseer.errors import CorruptDataError, NotFoundError, UsageError
-from bootseer.storage.store import Store
+from bootseer.storage.options import StoreOptions
+from bootseer.storage.store import Store, open_store
+from bootseer.storage.urls import split_object
 from bootseer.stripedfs.format import pointer
-from bootseer.stripedfs.format.manifest import (
-    Link,
-    Manifest,
-    TreeEntry,
-    TreeFile,
-    TreeLink,
-    TreeManifest,
-)
-from bootseer.stripedfs.read.sources import (
-    FileSource,
-    PlainSource,
-    SmallSource,
-    Stretches,
-    StripedSource,
-)
-from bootseer.stripedfs.workers import in_parallel
-
-MAX_STEPS = 4096
-"""Parts of a path and of the links on it, before it is taken for a loop."""
+from bootseer.stripedfs.format.manifest import Link, TreeManifest
+from bootseer.stripedfs.format.pointer import Version
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.sources import FileSource, file_source, plain_source
+from bootseer.stripedfs.read.tree import Tree
 
 
-class Tree:
-    """A directory checkpoint that was opened: its manifest, and where its version lies."""
+def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, Found]:
+    """What a URL stands for, and the store it was found in, which the caller closes.
 
-    def __init__(self, store: Store, version: pointer.Version, manifest: TreeManifest) -> None:
-        self.store = store
-        self.version = version
-        self.manifest = manifest
-        self.entries = {entry.path: entry for entry in manifest.entries}
-        """Every entry by its path; the root is none."""
-        self.folders: dict[str, list[TreeEntry]] = {}
-        """What lies directly in each folder that is not empty; "" is the root."""
-        for entry in manifest.entries:
-            self.folders.setdefault(posixpath.dirname(entry.path), []).append(entry)
-
-    def find(self, path: str) -> TreeEntry:
-        """The entry that a path leads to, through the tree's links. Raises NotFoundError."""
-        left, at = path.split("/")[::-1], ""
-        for _ in range(MAX_STEPS):
-            if not left:
-                return self.entries[at]
-            part = left.pop()
-            if part == "..":
-                at = posixpath.dirname(at)
-                continue
-            at = f"{at}/{part}" if at else part
-            found = self.entries.get(at)
-            if found is None:
-                break
-            if isinstance(found, TreeLink):
-                at = posixpath.dirname(at)
-                left += [p for p in found.target.split("/")[::-1] if p not in ("", ".")]
-        raise NotFoundError(f"{path} is not in {self.version.folder} in {self.store.url}")
-
-    def file(self, path: str) -> FileSource:
-        """Open the file that a path leads to. Raises NotFoundError when it is none."""
-        found = self.find(path)
-        if not isinstance(found, TreeFile):
-            raise NotFoundError(f"{path} in {self.version.folder} in {self.store.url} is a folder")
-        return self.source(found)
-
-    def source(self, entry: TreeFile) -> FileSource:
-        """Open one of its files. Raises CorruptDataError when what is stored does not fit."""
-        label = f"{entry.path} of {self.version.folder} in {self.store.url}"
-        if not entry.striped:
-            name = f"{self.version.folder}/{entry.object}"
-            return SmallSource(self.store, name, entry.size_bytes, entry.digest, label)
-        found = pointer.striped_file(self.store, self.version, entry)
-        return striped_source(self.store, found, label)
+    Looks above the URL's folder for a directory checkpoint that holds it. Raises NotFoundError.
+    """
+    try:
+        folder, name = split_object(url)
+    except UsageError:
+        store = open_store(url, options)  # the root of a store has no name
+        return store, namespace.look(store, "")
+    first: NotFoundError | None = None
+    if namespace.is_member(name):  # whether it is a file of its own only its folder's pointer says
+        with contextlib.suppress(UsageError):
+            above, part = split_object(folder)
+            if part not in (".", ".."):
+                folder, name = above, f"{part}/{name}"
+    while True:
+        store = open_store(folder, options)
+        try:
+            return store, namespace.look(store, name)
+        except NotFoundError as error:
+            first = first or error
+            store.close()
+        except BaseException:  # who asked never had it to close
+            store.close()
+            raise
+        try:
+            folder, part = split_object(folder)
+        except UsageError:
+            raise first from None
+        if part in (".", ".."):
+            raise first
+        name = f"{part}/{name}"
 
 
 def open_source(store: Store, name: str) -> FileSource:
-    """Open a file, striped or plain. Raises UsageError for a folder or a directory checkpoint."""
-    opened = open_entry(store, name)
+    """Open a file by its name. Raises UsageError for a folder or a directory checkpoint."""
+    return _check_file(store, name, open_any(store, name))
+
+
+def open_any(store: Store, name: str) -> FileSource | Tree:
+    """Open what a name stands for: a striped file, a directory checkpoint, or a plain object."""
+    version = pointer.pointed(store, name)
+    if isinstance(version, Link):
+        name = pointer.resolve(store, name)
+        version = pointer.current(store, name)
+    return plain_source(store, name) if version is None else _open_version(store, name, version)
+
+
+def open_file(store: Store, found: Found) -> FileSource:
+    """Open a file that was looked up or listed. Raises UsageError for a folder."""
+    if found.tree is not None:
+        return found.tree.file("" if found.entry is None else found.entry.path)
+    if found.version is None:
+        return plain_source(store, found.name)
+    return _check_file(store, found.name, _open_version(store, found.name, found.version))
+
+
+def is_source_of(found: Found, source: FileSource) -> bool:
+    """Whether a source gives the bytes that were listed, and not those of a later version."""
+    if found.version is not None and found.tree is None:
+        return source.key.endswith(f"/{found.version.folder}")
+    return source.size_bytes == found.size_bytes
+
+
+def _open_version(store: Store, name: str, version: Version) -> FileSource | Tree:
+    """Open a version, or the one that replaced it if it was collected meanwhile."""
+    try:
+        manifest = pointer.manifest_of(store, version)
+        if isinstance(manifest, TreeManifest):
+            return Tree(store, version, manifest)
+        return file_source(store, version, manifest)
+    except (NotFoundError, CorruptDataError) as error:
+        newer = pointer.current(store, name)
+        if newer is None:
+            raise
+        if newer.folder == version.folder:
+            if isinstance(error, NotFoundError):
+                raise pointer.gone(store, version) from error
+            raise
+    return _open_version(store, name, newer)
+
+
+def _check_file(store: Store, name: str, opened: FileSource | Tree) -> FileSource:
     if isinstance(opened, Tree):
         raise UsageError(
             f"{name} in {store.url} is a directory checkpoint; open it as a tree, or one of its "
             "files"
         )
     return opened
-
-
-def open_entry(store: Store, name: str) -> FileSource | Tree:
-    """Open what a name stands for: a striped file, a directory checkpoint, or a plain object."""
-    pointed = pointer.pointed(store, name)
-    if isinstance(pointed, Link):
-        name = pointer.resolve(store, name)
-        pointed = pointer.current(store, name)
-    found = None if pointed is None else pointer.load_version(store, name, pointed)
-    if found is None:
-        return plain_source(store, name)
-    version, manifest = found
-    if isinstance(manifest, TreeManifest):
-        return Tree(store, version, manifest)
-    try:
-        return file_source(store, version, manifest)
-    except CorruptDataError:
-        again = pointer.load(store, name)
-        if again is None or again[0].folder == version.folder:
-            raise
-    # The version was replaced and collected between its manifest and its stripes.
-    version, manifest = again
-    if isinstance(manifest, TreeManifest):
-        return Tree(store, version, manifest)
-    return file_source(store, version, manifest)
-
-
-def file_source(store: Store, version: pointer.Version, manifest: Manifest) -> FileSource:
-    """Open a striped file whose manifest was read."""
-    label = f"{version.folder} in {store.url}"
-    return striped_source(store, pointer.StripedObject(version.folder, manifest), label)
-
-
-def plain_source(store: Store, name: str) -> PlainSource:
-    """Open an ordinary object by its stretches. Raises UsageError for a folder."""
-    stat = store.stat(name)
-    if stat.is_folder:
-        raise UsageError(f"{name} in {store.url} is a folder; name a file in it")
-    return PlainSource(store, stat, store.places(name) if stat.size_bytes else [])
-
-
-def striped_source(store: Store, striped: pointer.StripedObject, label: str) -> StripedSource:
-    """Compare every stripe's length with the manifest, and learn where it lies."""
-    layout = striped.manifest.layout
-    wanted = {striped.part(s): n for s in range(layout.width) if (n := layout.stripe_length(s))}
-    found = in_parallel(lambda part: _stretches(store, part, label), list(wanted))
-    for (part, length), stretches in zip(wanted.items(), found, strict=True):
-        if stretches.length != length:
-            raise CorruptDataError(
-                f"{part} of {label} has {stretches.length} bytes and the manifest says {length}; "
-                "put the checkpoint anew"
-            )
-    return StripedSource(store, striped, label, dict(zip(wanted, found, strict=True)))
-
-
-def _stretches(store: Store, part: str, label: str) -> Stretches:
-    try:
-        return Stretches(store.places(part))
-    except NotFoundError as error:
-        raise CorruptDataError(f"{part} of {label} is missing; put the checkpoint anew") from error

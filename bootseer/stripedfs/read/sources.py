@@ -19,11 +19,14 @@ from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
     StoreUnavailableError,
+    UsageError,
 )
 from bootseer.storage.retry import another
 from bootseer.storage.store import Placed, Stat, Store
 from bootseer.stripedfs.format.json_fields import digest_of
-from bootseer.stripedfs.format.pointer import StripedObject
+from bootseer.stripedfs.format.manifest import Manifest
+from bootseer.stripedfs.format.pointer import StripedObject, Version
+from bootseer.stripedfs.workers import in_parallel
 
 PLAIN_BLOCK_BYTES = 1 << 20
 MIN_PLAIN_BLOCK_BYTES = 64 << 10
@@ -307,3 +310,38 @@ def plain_block_bytes(starts: Sequence[int]) -> int:
     while block_bytes > MIN_PLAIN_BLOCK_BYTES and any(start % block_bytes for start in starts):
         block_bytes //= 2
     return block_bytes if not any(start % block_bytes for start in starts) else PLAIN_BLOCK_BYTES
+
+
+def file_source(store: Store, version: Version, manifest: Manifest) -> FileSource:
+    """Open a striped file whose manifest was read."""
+    label = f"{version.folder} in {store.url}"
+    return striped_source(store, StripedObject(version.folder, manifest), label)
+
+
+def plain_source(store: Store, name: str) -> PlainSource:
+    """Open an ordinary object by its stretches. Raises UsageError for a folder."""
+    stat = store.stat(name)
+    if stat.is_folder:
+        raise UsageError(f"{name} in {store.url} is a folder; name a file in it")
+    return PlainSource(store, stat, store.places(name) if stat.size_bytes else [])
+
+
+def striped_source(store: Store, striped: StripedObject, label: str) -> StripedSource:
+    """Compare every stripe's length with the manifest, and learn where it lies."""
+    layout = striped.manifest.layout
+    wanted = {striped.part(s): n for s in range(layout.width) if (n := layout.stripe_length(s))}
+    found = in_parallel(lambda part: _stretches(store, part, label), list(wanted))
+    for (part, length), stretches in zip(wanted.items(), found, strict=True):
+        if stretches.length != length:
+            raise CorruptDataError(
+                f"{part} of {label} has {stretches.length} bytes and the manifest says {length}; "
+                "put the checkpoint anew"
+            )
+    return StripedSource(store, striped, label, dict(zip(wanted, found, strict=True)))
+
+
+def _stretches(store: Store, part: str, label: str) -> Stretches:
+    try:
+        return Stretches(store.places(part))
+    except NotFoundError as error:
+        raise CorruptDataError(f"{part} of {label} is missing; put the checkpoint anew") from error

@@ -15,8 +15,8 @@ from bootseer.stripedfs.format.pointer import StripedObject, Version
 from bootseer.stripedfs.format.stripe_layout import stripe_name
 from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
-from bootseer.stripedfs.read.open import Tree
 from bootseer.stripedfs.read.sources import FileSource, SmallSource, Stretches, StripedSource
+from bootseer.stripedfs.read.tree import Tree
 from bootseer.stripedfs.workers import Pool, in_parallel
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from bootseer.storage.store import Store
 from bootseer.stripedfs.format.manifest import Attributes
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.open import is_source_of, open_file
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -310,8 +311,8 @@ class Saving:
             return saved
         found = self.node.found
         try:
-            source = namespace.source_of(self._store, found)
-            if source.size_bytes != found.size_bytes or not namespace.is_of(found, source):
+            source = open_file(self._store, found)
+            if source.size_bytes != found.size_bytes or not is_source_of(found, source):
                 raise FileSystemError(errno.ESTALE)  # somebody else saved it meanwhile
             buffer = memoryview(bytearray(min(COPY_BYTES, size_bytes)))
             for offset in range(0, size_bytes, len(buffer)):
