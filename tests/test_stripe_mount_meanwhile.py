@@ -251,7 +251,7 @@ def test_what_is_written_in_the_middle_of_its_removal_is_removed(
 ) -> None:
     inode, handle = opened_empty(tree, store)
     late = lambda: tree.write(inode, handle, 0, memoryview(b"late"))  # noqa: E731
-    after(monkeypatch, tree, "_written", late)
+    after(monkeypatch, tree._writable, "finish_closed", late)
     tree.unlink(ROOT, b"empty")
     for close in (tree.flush, tree.release):
         with pytest.raises(FileSystemError):

@@ -47,12 +47,9 @@ def set_attributes(store: Store, found: Found, attributes: Attributes) -> Found:
     Of a striped file its pointer is replaced, as if it were published again. Raises BusyError
     when it was published meanwhile, AccessDeniedError for a directory checkpoint.
     """
-    before = found.attributes or Attributes()
-    mode = before.mode if attributes.mode is None else attributes.mode
-    mtime_ns = before.mtime_ns if attributes.mtime_ns is None else attributes.mtime_ns
-    wanted = Attributes(mode, mtime_ns)
+    wanted = (found.attributes or Attributes()).updated(attributes)
     if found.link:
-        changed = found._replace(attributes=Attributes(mtime_ns=mtime_ns))
+        changed = found._replace(attributes=Attributes(mtime_ns=wanted.mtime_ns))
         link(store, found.name, link_of(changed))
         return changed
     if found.version is None:
