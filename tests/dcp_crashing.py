@@ -198,7 +198,7 @@ def save_first(root: str) -> None:
 def save_in(store: LocalStore, step: int) -> None:
     """What a mount does when both ranks' files are closed and `.metadata` is renamed."""
     bases = (*SHARDS, METADATA_DRAFT)
-    staged = {base: StagedFile(store, "run", base, SETTINGS) for base in bases}
+    staged = {base: StagedFile.begin(store, "run", base, SETTINGS) for base in bases}
     for base, file in staged.items():
         file.write(content(METADATA if base == METADATA_DRAFT else base, step))
         file.close()

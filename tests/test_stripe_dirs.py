@@ -163,7 +163,7 @@ from bootseer.stripedfs.write.write_settings import WriteSettings
 from bootseer.stripedfs.write.tree_writer import TreeWriter
 store, token, rank = sys.argv[1:]
 wishes = WriteSettings(chunk_bytes=4096, width=3)
-with TreeWriter(open_store(store), "ck", wishes, token=token) as tree:
+with TreeWriter.join(open_store(store), "ck", wishes, token=token) as tree:
     tree.add_file(f"rank{rank}/shard.bin", f"{store}/../src{rank}")
     with tree.open_file(f"rank{rank}/meta.json") as file:
         file.write(b"rank " + rank.encode())
@@ -177,7 +177,7 @@ def test_ranks_write_their_files_and_one_publishes(tmp_path: Path) -> None:
     store = opened(tmp_path / "s")
     for rank in range(3):
         (tmp_path / f"src{rank}").write_bytes(sample(5 * CHUNK + rank, rank))
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         words = [sys.executable, "-c", RANK, str(tmp_path / "s"), tree.token]
         ranks = [subprocess.Popen([*words, str(rank)]) for rank in range(3)]
         assert [rank.wait() for rank in ranks] == [0, 0, 0]
@@ -197,18 +197,18 @@ def test_ranks_write_their_files_and_one_publishes(tmp_path: Path) -> None:
 
 def test_a_tree_that_is_not_published_vanishes(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree, tree.open_file("a") as file:
+    with TreeWriter.begin(store, "ck", SMALL) as tree, tree.open_file("a") as file:
         file.write(sample(9 * CHUNK))
     assert list((tmp_path / "ck.stripes").iterdir()) == []
     with pytest.raises(NotFoundError):
-        TreeWriter(store, "ck", SMALL, token=tree.token)
+        TreeWriter.join(store, "ck", SMALL, token=tree.token)
 
 
 def test_two_ranks_cannot_write_one_file(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         for text in (b"one", b"another"):
-            rank = TreeWriter(store, "ck", SMALL, token=tree.token)
+            rank = TreeWriter.join(store, "ck", SMALL, token=tree.token)
             with rank, rank.open_file("same") as file:
                 file.write(text)
         with pytest.raises(UsageError, match="two processes wrote same"):
@@ -217,13 +217,13 @@ def test_two_ranks_cannot_write_one_file(tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_tree(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         for path in ("../x", "/x", "a//b", "", "a/\0"):
             with pytest.raises(UsageError):
                 tree.open_file(path)
         with pytest.raises(UsageError, match="lead out"):
             tree.add_link("l", "../x")
-        with TreeWriter(store, "ck", SMALL, token=tree.token) as rank:
+        with TreeWriter.join(store, "ck", SMALL, token=tree.token) as rank:
             with pytest.raises(UsageError, match="began"):
                 rank.publish()
             rank.seal()
@@ -236,12 +236,12 @@ def test_what_cannot_be_a_tree(tmp_path: Path) -> None:
             tree.publish()
     for token in ("x", "../ck", ".tmp/x"):
         with pytest.raises(UsageError, match="no token"):
-            TreeWriter(store, "ck", SMALL, token=token)
+            TreeWriter.join(store, "ck", SMALL, token=token)
 
 
 def test_a_file_that_was_aborted_or_removed_is_not_there(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         bad = tree.open_file("bad")
         bad.write(sample(9 * CHUNK))
         bad.abort()

@@ -38,7 +38,7 @@ DATA = sample(20 * CHUNK + 9)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The version of a stored checkpoint `f`."""
-    with StripedWriter(opened(tmp_path / "s"), "f", SMALL) as out:
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", SMALL) as out:
         out.write(DATA)
     return version_folder(tmp_path / "s", "f")
 
@@ -196,7 +196,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["file", "tree", "stream"])
 def test_a_full_disk_keeps_the_old_checkpoint(small_disk: Path, tmp_path: Path, kind: str) -> None:
-    with StripedWriter(opened(small_disk), "f", SMALL) as out:
+    with StripedWriter.begin(opened(small_disk), "f", SMALL) as out:
         out.write(DATA)
     before = sorted(p.name for p in (small_disk / "f.stripes").iterdir())
     (tmp_path / "src").mkdir()
@@ -205,7 +205,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(small_disk: Path, tmp_path: Path, 
 
     def write() -> None:
         if kind == "stream":
-            with StripedWriter(opened(small_disk), "f", SMALL) as out:
+            with StripedWriter.begin(opened(small_disk), "f", SMALL) as out:
                 out.write(source.read_bytes())
         else:
             put(str(source), str(small_disk / "f"), settings=SMALL)
@@ -230,7 +230,7 @@ def test_a_read_only_store_refuses(small_disk: Path, tmp_path: Path) -> None:
 def test_a_get_that_has_no_room_leaves_nothing(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with StripedWriter(opened(tmp_path / "s"), "f", SMALL) as out:
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", SMALL) as out:
         out.write(sample(3 << 20))
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher:
@@ -239,7 +239,7 @@ def test_a_get_that_has_no_room_leaves_nothing(
         assert list(small_disk.iterdir()) == []
         # The room is there when it is looked at, and gone when it is used.
         monkeypatch.setattr(
-            "bootseer.stripedfs.read.partial_download.Landing.check_room", lambda *_: None
+            "bootseer.stripedfs.read.partial_download.PartialDownload.check_room", lambda *_: None
         )
         with pytest.raises(NoSpaceError):
             get_found(store, look(store, "f"), str(small_disk / "out"), fetcher)

@@ -270,14 +270,14 @@ def test_bytes_are_taken_without_a_copy() -> None:
         new.view[:4] = b"abcd"
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
-        taken = new.taken(size)
+        taken = new.take(size)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert (taken[:4], len(taken)) == (b"abcd", size)
     assert peak - before < size // 2
-    assert NewBytes(0).taken(0) == b""
-    assert len(NewBytes(10).taken(3)) == 3
+    assert NewBytes(0).take(0) == b""
+    assert len(NewBytes(10).take(3)) == 3
 
 
 @pytest.mark.slow
@@ -369,15 +369,15 @@ def test_what_a_maker_left_is_not_ended_by_its_fork(url: str, no_collector: None
     ring.append(ring)
     del file, ring
     gc.collect()
-    assert file_module._left
+    assert file_module._dropped
     child = os.fork()
     if not child:
         try:
-            file_module._clear_left()
-            os._exit(0 if file_module._makers and not file_module._left else 1)
+            file_module._release_dropped()
+            os._exit(0 if file_module._inherited and not file_module._dropped else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    file_module._clear_left()
-    assert not file_module._left
-    assert not file_module._makers
+    file_module._release_dropped()
+    assert not file_module._dropped
+    assert not file_module._inherited

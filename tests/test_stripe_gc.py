@@ -20,7 +20,7 @@ SMALL = WriteSettings(chunk_bytes=CHUNK, width=4)
 def _versions(tmp_path: Path, count: int) -> list[Path]:
     made = []
     for number in range(count):
-        with StripedWriter(opened(tmp_path), "f", SMALL) as out:
+        with StripedWriter.begin(opened(tmp_path), "f", SMALL) as out:
             out.write(sample(5 * CHUNK, number))
         made.append(version_folder(tmp_path, "f"))
         for each in made:  # an hour passes
@@ -61,7 +61,7 @@ def test_gc_of_a_removal_that_was_cut_short(tmp_path: Path) -> None:
 def test_gc_of_a_folder_finds_what_begins_with_a_dot(tmp_path: Path) -> None:
     """As safetensors' temporary names do; what a store calls temporary is its own."""
     for name in ("folder/f", "folder/.tmpAb3dEf", "folder/.tmp-1"):
-        with StripedWriter(opened(tmp_path), name, SMALL) as out:
+        with StripedWriter.begin(opened(tmp_path), name, SMALL) as out:
             out.write(b"data")
     found = checkpoints(opened(tmp_path), "folder")
     assert found == ["folder/.tmpAb3dEf.stripes", "folder/f.stripes"]

@@ -43,7 +43,7 @@ def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
 
 def _stored(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:
     data = sample(size, 3)
-    with StripedWriter(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
         out.write(data)
     (tmp_path / "s/plain").write_bytes(data)
     return data
@@ -224,11 +224,11 @@ def test_a_get_goes_on_though_the_modes_were_set(
     source.chmod(0o555)
     put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
 
-    def interrupted(_: partial_download.Landing) -> None:
+    def interrupted(_: partial_download.PartialDownload) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial_download.Landing, "publish", interrupted)
+        patch.setattr(partial_download.PartialDownload, "publish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
     words = [sys.executable, "-m", "bootseer", "stripe", "get", *more]

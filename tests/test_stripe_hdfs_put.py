@@ -83,7 +83,7 @@ def test_odd_names_and_links(store: Store, tmp_path: Path) -> None:
 
 def test_replacing_collecting_and_removing(store: Store, big: Path) -> None:
     put_into(store, "f", str(big), settings=WISHES)
-    with StripedWriter(store, "f", WISHES) as out:
+    with StripedWriter.begin(store, "f", WISHES) as out:
         out.write(b"second")
     assert read_back(store, "f") == b"second"
     assert count_versions(store, "f") == 2
@@ -98,9 +98,9 @@ def test_replacing_collecting_and_removing(store: Store, big: Path) -> None:
 
 
 def test_ranks_publish_a_directory_together(store: Store) -> None:
-    with TreeWriter(store, "ck", WISHES) as tree:
+    with TreeWriter.begin(store, "ck", WISHES) as tree:
         for rank in range(2):
-            other = TreeWriter(store, "ck", WISHES, token=tree.token)
+            other = TreeWriter.join(store, "ck", WISHES, token=tree.token)
             with other, other.open_file(f"rank{rank}") as file:
                 file.write(sample(5 * CHUNK, rank))
         tree.publish()
@@ -115,7 +115,7 @@ def test_two_writers_at_once(store: Store, url: str) -> None:
 
     def write(data: bytes) -> None:
         own = open_store(url)
-        with StripedWriter(own, "f", WISHES) as out:
+        with StripedWriter.begin(own, "f", WISHES) as out:
             start.wait()
             out.write(data)
         own.close()
@@ -133,7 +133,7 @@ def test_a_put_that_was_killed_leaves_the_old_one_and_goes_on(
     store: Store, url: str, tmp_path: Path
 ) -> None:
     """Kills count that found some stripes stored and others not."""
-    with StripedWriter(store, "f", WISHES) as out:
+    with StripedWriter.begin(store, "f", WISHES) as out:
         out.write(b"old")
     source = tmp_path / "f"
     source.write_bytes(sample(16 << 20))
@@ -154,7 +154,7 @@ def test_a_put_that_was_killed_leaves_the_old_one_and_goes_on(
             assert read_back(store, "f") == b"old"
         elif read_back(store, "f") != b"old":
             assert read_back(store, "f") == source.read_bytes()
-            with StripedWriter(store, "f", WISHES) as out:
+            with StripedWriter.begin(store, "f", WISHES) as out:
                 out.write(b"old")
     assert killed == 3, "puts end too early to be killed"
     done = subprocess.run(words, capture_output=True, check=True)
@@ -177,7 +177,7 @@ def _stored_stripes(store: Store) -> set[tuple[str, float]]:
 def test_a_quota_stops_a_put_and_leaves_the_old_one(
     hdfs: Any, hdfs_folder: str, store: Store, big: Path
 ) -> None:
-    with StripedWriter(store, "f", WISHES) as out:
+    with StripedWriter.begin(store, "f", WISHES) as out:
         out.write(b"old")
     # HDFS counts a whole block of 128 MiB for each object that is being written.
     dfsadmin(hdfs, "-setSpaceQuota", str(100 << 20), hdfs_folder)

@@ -299,10 +299,10 @@ def test_a_limit_holds_for_all_calls_of_a_request() -> None:
 
 
 def test_a_limit_holds_for_calls_made_in_parallel() -> None:
-    from bootseer.stripedfs.workers import in_parallel
+    from bootseer.stripedfs.workers import call_in_parallel
 
     with limited(-1.0), pytest.raises(DeadlineError):
-        in_parallel(lambda n: retrying(lambda: n, retry_s=5.0), [1, 2, 3])
+        call_in_parallel(lambda n: retrying(lambda: n, retry_s=5.0), [1, 2, 3])
 
 
 def test_a_checkpoint_that_is_replaced_brings_its_own_names(

@@ -62,7 +62,7 @@ def move(store: LocalStore) -> None:
 @pytest.mark.parametrize("steps", range(STEPS))
 def test_a_move_that_was_cut_short_loses_nothing(tmp_path: Path, steps: int) -> None:
     for name, data in (("latest", OLD), ("tmp", NEW)):
-        with StripedWriter(opened(tmp_path), name, SMALL) as out:
+        with StripedWriter.begin(opened(tmp_path), name, SMALL) as out:
             out.write(data)
     try:
         move(KilledStore(str(tmp_path), steps))

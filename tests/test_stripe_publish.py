@@ -14,6 +14,7 @@ from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.format.pointer import current
+from bootseer.stripedfs.workers import WorkerPool
 from bootseer.stripedfs.write import stripe_stream as streams
 from bootseer.stripedfs.write import stripe_upload
 from bootseer.stripedfs.write.gc import collect
@@ -71,7 +72,7 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
         if told:
             raise told.pop()
 
-    monkeypatch.setattr(stripe_upload.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
+    monkeypatch.setattr(WorkerPool, "pause", lambda _, pause_s: paused.append(pause_s))
     fake = SimpleNamespace(sleep=paused.append, monotonic=time.monotonic)
     monkeypatch.setattr(stripe_upload, "time", fake)
     (tmp_path / "d").mkdir()
@@ -86,7 +87,7 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
 
 
 def write(store: WrappedStore, seed: int) -> None:
-    with StripedWriter(store, "f", SMALL) as out:
+    with StripedWriter.begin(store, "f", SMALL) as out:
         out.write(sample(5 * CHUNK, seed))
 
 
@@ -209,7 +210,7 @@ def test_a_stream_alone_has_a_chunk_a_stripe_in_any_case(tmp_path: Path) -> None
 
 def test_all_writers_of_a_process_are_counted(tmp_path: Path) -> None:
     before = streams.BUDGET.taken_bytes
-    with StripedWriter(opened(tmp_path), "f", SMALL) as out:
+    with StripedWriter.begin(opened(tmp_path), "f", SMALL) as out:
         out.write(sample(5 * CHUNK))
         assert streams.BUDGET.taken_bytes > before
     assert streams.BUDGET.taken_bytes == before

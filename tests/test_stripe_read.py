@@ -35,7 +35,7 @@ from bootseer.stripedfs.read.sources import (
     plain_block_bytes,
     plain_source,
 )
-from bootseer.stripedfs.workers import in_parallel
+from bootseer.stripedfs.workers import call_in_parallel
 from bootseer.stripedfs.write.put import put_into
 
 SIZE = 7 * CHUNK + 5
@@ -348,11 +348,11 @@ def test_stretches_are_found_by_offset() -> None:
 
 
 def test_in_parallel_keeps_the_order_and_raises_the_first_error() -> None:
-    assert in_parallel(lambda n: n * n, range(50)) == [n * n for n in range(50)]
+    assert call_in_parallel(lambda n: n * n, range(50)) == [n * n for n in range(50)]
 
     def fails(number: int) -> None:
         if number in (3, 7):
             raise NotFoundError(str(number))
 
     with pytest.raises(NotFoundError, match="3"):
-        in_parallel(fails, range(10))
+        call_in_parallel(fails, range(10))

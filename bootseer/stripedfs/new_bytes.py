@@ -9,14 +9,15 @@ from collections.abc import Callable
 class NewBytes:
     """Bytes that are filled through `view` and then taken, without a second copy of them.
 
-    The C interface lets whoever made a bytes object without contents fill it, as long as nobody
-    else has it; a copy of a large one would cost more than fetching it, and twice the memory.
+    Python's C interface allows filling a bytes object that was made without contents for as long
+    as nothing else refers to it. Copying a large one would take longer than fetching it, and twice
+    the memory.
     """
 
     __slots__ = ("_data", "view")
 
     def __init__(self, length: int) -> None:
-        self._data: bytes = _new_bytes(None, length)
+        self._data: bytes = _make_bytes(None, length)
         self.view = memoryview(b"")
         if length:
             # A bytes object ends in its contents and one zero byte, which its size counts.
@@ -25,17 +26,17 @@ class NewBytes:
             setattr(memory, "owner", self._data)  # noqa: B010 - it lives as long as any view
             self.view = memoryview(memory).cast("B")
 
-    def taken(self, length: int) -> bytes:
+    def take(self, length: int) -> bytes:
         """The first `length` bytes; nothing may write to `view` any more."""
         return self._data if length == len(self._data) else self._data[:length]
 
 
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype = ctypes.py_object
-_new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
+_make_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_make_bytes.restype = ctypes.py_object
+_make_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
 
 
-def bytes_filled(length: int, fill: Callable[[memoryview], int]) -> bytes:
-    """New bytes that `fill` writes and counts."""
+def fill_bytes(length: int, fill: Callable[[memoryview], int]) -> bytes:
+    """New bytes that `fill` writes; it returns how many they are."""
     new = NewBytes(max(0, length))
-    return new.taken(fill(new.view) if length > 0 else 0)
+    return new.take(fill(new.view) if length > 0 else 0)

@@ -1,4 +1,4 @@
-"""What a transfer reports of its progress."""
+"""How a transfer reports its progress."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told how far work is; both are called from several threads."""
+    """Receives how far a transfer is; both methods are called from several threads."""
 
     def expect(self, size_bytes: int) -> None:
-        """So many bytes more are to be done."""
+        """Another `size_bytes` are to be transferred."""
 
     def advance(self, size_bytes: int) -> None:
-        """So many bytes are done; negative when they must be done anew."""
+        """`size_bytes` were transferred; negative when they must be transferred again."""
 
 
 class Silent:
-    """A `Progress` that nobody watches."""
+    """A `Progress` that ignores what it receives."""
 
     def expect(self, size_bytes: int) -> None: ...
 

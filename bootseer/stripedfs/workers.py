@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextvars
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from bootseer.errors import BusyError
 
 METADATA_STREAMS = 16
-Work = Callable[[memoryview], None]
+Task = Callable[[memoryview], None]
+"""A piece of work, which is given the buffer of its thread."""
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -21,7 +22,7 @@ class StoppedError(BusyError):
     """This piece of work was given up because another one failed."""
 
 
-class Pool:
+class WorkerPool:
     """Threads that do pieces of work, each with a buffer of its own.
 
     The first error stops all others and is raised by `run`.
@@ -44,11 +45,11 @@ class Pool:
         self._stop.wait(pause_s)
         self.check()
 
-    def run(self, pieces: Iterable[Work]) -> None:
-        """Do all pieces, taken one by one as threads get free."""
-        queue = iter(pieces)
+    def run(self, tasks: Iterable[Task]) -> None:
+        """Do all tasks; a thread takes the next one when it is free."""
+        queue = iter(tasks)
         threads = [
-            threading.Thread(target=self._loop, args=(queue,), name=f"stripe-{n}", daemon=True)
+            threading.Thread(target=self._work, args=(queue,), name=f"stripe-{n}", daemon=True)
             for n in range(self._jobs)
         ]
         for thread in threads:
@@ -64,29 +65,29 @@ class Pool:
         if self._error is not None:
             raise self._error
 
-    def _loop(self, queue: Iterator[Work]) -> None:
+    def _work(self, queue: Iterator[Task]) -> None:
         buffer = memoryview(mmap.mmap(-1, self._buffer_bytes))
         try:
             while not self._stop.is_set():
                 with self._lock:
-                    work = next(queue, None)
-                if work is None:
+                    task = next(queue, None)
+                if task is None:
                     return
-                work(buffer)
+                task(buffer)
         except StoppedError:
             return
-        except BaseException as error:  # handed to the caller of `run`, whatever it is
+        except BaseException as error:  # raised by `run`, whatever it is
             with self._lock:
                 self._error = self._error or error
             self._stop.set()
 
 
-def in_parallel(call: Callable[[A], B], items: Sequence[A] | Iterable[A]) -> list[B]:
+def call_in_parallel(call: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """Results in the items' order; the first error met is raised after all calls have ended."""
     listed = list(items)
     if len(listed) < 2:
         return [call(item) for item in listed]
     with ThreadPoolExecutor(min(METADATA_STREAMS, len(listed)), "bootseer-metadata") as pool:
-        # Each in a copy of our context, so that a limit of time holds for it, too.
-        waiting = [pool.submit(contextvars.copy_context().run, call, item) for item in listed]
-        return [future.result() for future in waiting]
+        # Each in a copy of the caller's context, so that its time limit holds for it, too.
+        futures = [pool.submit(contextvars.copy_context().run, call, item) for item in listed]
+        return [future.result() for future in futures]

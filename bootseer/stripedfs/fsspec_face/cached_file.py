@@ -9,7 +9,7 @@ from fsspec.spec import AbstractBufferedFile
 from bootseer.errors import CorruptDataError
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.write_file import python_errors
-from bootseer.stripedfs.new_bytes import bytes_filled
+from bootseer.stripedfs.new_bytes import fill_bytes
 
 
 class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
@@ -34,7 +34,7 @@ class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
     def _fetch_range(self, start: int, end: int) -> bytes:
         length = min(end, self.size) - start
         with python_errors(self._file.name):
-            return bytes_filled(length, lambda view: self._file.read_at(start, view))
+            return fill_bytes(length, lambda view: self._file.read_at(start, view))
 
     def close(self) -> None:
         self._file.close()

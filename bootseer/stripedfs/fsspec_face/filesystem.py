@@ -13,7 +13,7 @@ import dataclasses
 import errno
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
@@ -43,7 +43,7 @@ from bootseer.stripedfs.fsspec_face.write_file import (
     python_errors,
     shown,
 )
-from bootseer.stripedfs.new_bytes import bytes_filled
+from bootseer.stripedfs.new_bytes import fill_bytes
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.read.sources import FileSource
@@ -225,7 +225,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         with self._file(self._strip_protocol(path)) as file:
             first, last = _bounds(start, end, file.size)
             with python_errors(path):
-                return bytes_filled(last - first, lambda view: file.read_at(first, view))
+                return fill_bytes(last - first, lambda view: file.read_at(first, view))
 
     def cat_ranges(
         self,
@@ -475,8 +475,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             return error
 
     def _file(self, path: str) -> StripedFile:
-        reopen: Callable[[], FileSource] = _Reopen(self, path)
-        return StripedFile(reopen(), fetcher=self._fetcher, reopen=reopen, name=shown(path))
+        return StripedFile.open(_Reopen(self, path), fetcher=self._fetcher, name=shown(path))
 
     def _saved(self, path: str) -> SavedFile:
         from bootseer.stripedfs.write.saved_file import SavedFile

@@ -522,7 +522,7 @@ class WritableTree(StripedTree):
                 self.nodes.supersede(node)
             self.files.outdate(node.inode)
             node.found, node.key = found, ""
-        staged = StagedFile(self.store, folder.found.name, base, self._writing)
+        staged = StagedFile.begin(self.store, folder.found.name, base, self._writing)
         self._sets.add(folder.inode, name, node, staged)
         file = WritableFile(self.store, node, self._writing, self._fetcher, staged)
         file.begin()

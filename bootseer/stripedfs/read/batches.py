@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bootseer.errors import NotFoundError
 from bootseer.stripedfs.format.stripe_layout import MAX_CHUNK_BYTES
 from bootseer.stripedfs.read.sources import INCOMPLETE, DigestedSource, FileSource, as_damage
-from bootseer.stripedfs.workers import Pool, Work
+from bootseer.stripedfs.workers import Task, WorkerPool
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher
@@ -101,7 +101,7 @@ def fetch(fetcher: Fetcher, wanted: Sequence[tuple[Segment, memoryview]]) -> Non
 
 def run(
     files: Iterable[tuple[str, FileSource]],
-    handle: Callable[[Batch, list[memoryview], Pool], None],
+    handle: Callable[[Batch, list[memoryview], WorkerPool], None],
     *,
     limit_bytes: int,
     workers: int = WORKERS,
@@ -110,9 +110,9 @@ def run(
 
     The first error stops the rest and is raised.
     """
-    pool = Pool(workers, limit_bytes)
+    pool = WorkerPool(workers, limit_bytes)
 
-    def works() -> Iterator[Work]:
+    def works() -> Iterator[Task]:
         for batch in batches(files, limit_bytes):
 
             def work(buffer: memoryview, batch: Batch = batch) -> None:

@@ -9,7 +9,7 @@ from bootseer.errors import BootseerError
 from bootseer.stripedfs.new_bytes import NewBytes
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import shared_fetcher
-from bootseer.stripedfs.workers import in_parallel
+from bootseer.stripedfs.workers import call_in_parallel
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher
@@ -27,7 +27,7 @@ def read_ranges(
 ) -> list[bytes | Exception]:
     """The bytes of each (path, start, end), or the error that it met; blocks are fetched once."""
     paths = list(dict.fromkeys(path for path, _, _ in wanted))
-    opened = dict(zip(paths, in_parallel(opening, paths), strict=True))
+    opened = dict(zip(paths, call_in_parallel(opening, paths), strict=True))
     fetcher = fetcher if fetcher is not None else shared_fetcher()
     results: list[bytes | Exception] = [b""] * len(wanted)
     ranges: list[_Range] = []
@@ -64,7 +64,7 @@ class _Range:
         self.view = self._new.view
 
     def taken(self) -> bytes:
-        return self._new.taken(len(self.view))
+        return self._new.take(len(self.view))
 
     def alone(self, fetcher: Fetcher) -> bytes | Exception:
         try:

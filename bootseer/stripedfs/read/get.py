@@ -6,8 +6,8 @@ import dataclasses
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import (
     CorruptDataError,
     NoSpaceError,
@@ -15,21 +15,19 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
+from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
 from bootseer.stripedfs.read.namespace import Found, children, rooted
-from bootseer.stripedfs.read.open import open_file
-from bootseer.stripedfs.read.partial_download import Arrived, Landing
+from bootseer.stripedfs.read.open import locate, open_file
+from bootseer.stripedfs.read.partial_download import ArrivedRange, PartialDownload
 from bootseer.stripedfs.read.sources import DigestedSource, FileSource
 from bootseer.stripedfs.read.tree import Tree
-from bootseer.stripedfs.workers import Pool
-
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
-    from bootseer.storage.options import StoreOptions
+from bootseer.stripedfs.shared_fetcher import shared_fetcher
+from bootseer.stripedfs.workers import WorkerPool
 
 PERMISSIONS = 0o777
 
@@ -53,16 +51,14 @@ def get(
     resume: bool = True,
     progress: Progress = SILENT,
 ) -> GetReport:
-    """Fetch the checkpoint or plain file `url`; `destination` appears when all of it is there.
+    """Fetch the checkpoint or plain file `url`; `destination` appears when all of it has arrived.
 
-    A file lands in `destination`, or under its own name in it when that is a folder. A directory
-    checkpoint becomes the folder `destination`, which must not exist or be empty. With `resume`
-    what an interrupted get of the same bytes left is verified and kept. Setuid, setgid and sticky
-    bits are not restored. Raises the store's errors, CorruptDataError for damage, NoSpaceError.
+    A file is written to `destination`, or under its own name in it when that is a folder. A
+    directory checkpoint becomes the folder `destination`, which must not exist or be empty. With
+    `resume`, what an interrupted get of the same bytes left is verified and kept. Setuid, setgid
+    and sticky bits are not restored. Raises the store's errors, CorruptDataError for damage,
+    NoSpaceError.
     """
-    from bootseer.stripedfs.read.open import locate
-    from bootseer.stripedfs.shared_fetcher import shared_fetcher
-
     store, found = locate(url, options)
     try:
         fetcher = fetcher or shared_fetcher()
@@ -80,28 +76,32 @@ def get_found(
     resume: bool = True,
     progress: Progress = SILENT,
 ) -> GetReport:
-    """`get` of what was found in a store that is open already."""
-    opened = _opened(store, found)
+    """`get` of what was looked up in a store that is open already."""
+    opened = _open_for_get(store, found)
     destination = os.path.abspath(destination)
     if not isinstance(opened, Tree) and os.path.isdir(destination):
         destination = f"{destination}/{found.name.rpartition('/')[2]}"
-    key = _tree_key(opened) if isinstance(opened, Tree) else opened.key
-    size_bytes = None if isinstance(opened, Tree) else opened.size_bytes
-    with Landing(destination, key, size_bytes=size_bytes, resume=resume and bool(key)) as landing:
-        run = _Run(landing, fetcher, progress)
+    if isinstance(opened, Tree):
+        key, size_bytes = f"tree-{opened.version.pointer.manifest_digest.hex()}", None
+    else:
+        key, size_bytes = opened.key, opened.size_bytes
+    with PartialDownload.open(
+        destination, key, size_bytes=size_bytes, resume=resume and bool(key)
+    ) as download:
+        run = _Get(download, fetcher, progress)
         try:
-            report = run.tree(opened) if isinstance(opened, Tree) else run.file(opened)
-            landing.publish()
+            report = run.get_tree(opened) if isinstance(opened, Tree) else run.get_file(opened)
+            download.publish()
         except NoSpaceError:
-            landing.discard()  # the disk is full: what we hold of it helps nobody
+            download.discard()  # what we hold of the full disk is better free
             raise
         except BaseException:  # interrupted: the next get goes on from here
-            landing.save()
+            download.save()
             raise
         return report
 
 
-def _opened(store: Store, found: Found) -> FileSource | Tree:
+def _open_for_get(store: Store, found: Found) -> FileSource | Tree:
     if not found.is_folder:
         return open_file(store, found)
     if found.version is None or found.entry is not None:
@@ -121,93 +121,84 @@ def _opened(store: Store, found: Found) -> FileSource | Tree:
     return tree
 
 
-def _tree_key(tree: Tree) -> str:
-    return f"tree-{tree.version.pointer.manifest_digest.hex()}"
+class _Get:
+    """One get: batches arrive in several threads."""
 
-
-class _Run:
-    """One get: batches come from several threads."""
-
-    def __init__(self, landing: Landing, fetcher: Fetcher, progress: Progress) -> None:
-        self._landing, self._fetcher, self._progress = landing, fetcher, progress
+    def __init__(self, download: PartialDownload, fetcher: Fetcher, progress: Progress) -> None:
+        self._download, self._fetcher, self._progress = download, fetcher, progress
         self._lock = threading.Lock()
         self._kept_bytes = 0
 
-    def file(self, source: FileSource) -> GetReport:
+    def get_file(self, source: FileSource) -> GetReport:
         """Fetch a single file."""
-        self._landing.check_room(source.size_bytes)
-        self._progress.expect(source.size_bytes)
-        self._fetch(iter([("", source)]), source)
-        _sync(self._landing.path(""))
-        return GetReport(self._landing.destination, 1, source.size_bytes, self._kept_bytes)
+        self._expect(source.size_bytes)
+        self._fetch(iter([("", source)]), source.store)
+        _sync(self._download.path(""))
+        return GetReport(self._download.destination, 1, source.size_bytes, self._kept_bytes)
 
-    def tree(self, tree: Tree) -> GetReport:
+    def get_tree(self, tree: Tree) -> GetReport:
         """Fetch a directory checkpoint."""
         size_bytes = tree.manifest.size_bytes
-        self._landing.check_room(size_bytes)
-        self._progress.expect(size_bytes)
+        self._expect(size_bytes)
         entries = tree.manifest.entries
         folders = [entry for entry in entries if isinstance(entry, TreeFolder)]
         for folder in folders:
-            _made(self._landing.path(folder.path))
+            _make_folder(self._download.path(folder.path))
         files = [entry for entry in entries if isinstance(entry, TreeFile)]
-        self._fetch(self._sources(tree, files), None, tree.store)
+        self._fetch(self._make_files(tree, files), tree.store)
         for file in files:
-            path = self._landing.path(file.path)
+            path = self._download.path(file.path)
             _sync(path)
-            _dress(path, file.mode, file.mtime_ns)
+            _set_attributes(path, file.mode, file.mtime_ns)
         for link in entries:
             if isinstance(link, TreeLink):
-                _link(link.target, self._landing.path(link.path))
+                _make_link(link.target, self._download.path(link.path))
         for folder in reversed(folders):  # the deepest first: a folder's time changes with content
-            _dress(self._landing.path(folder.path), folder.mode, folder.mtime_ns)
-        os.chmod(self._landing.part, tree.manifest.mode & PERMISSIONS)
-        return GetReport(self._landing.destination, len(files), size_bytes, self._kept_bytes)
+            _set_attributes(self._download.path(folder.path), folder.mode, folder.mtime_ns)
+        os.chmod(self._download.part, tree.manifest.mode & PERMISSIONS)
+        return GetReport(self._download.destination, len(files), size_bytes, self._kept_bytes)
 
-    def _sources(self, tree: Tree, files: list[TreeFile]) -> Iterator[tuple[str, FileSource]]:
+    def _expect(self, size_bytes: int) -> None:
+        self._download.check_room(size_bytes)
+        self._progress.expect(size_bytes)
+
+    def _make_files(self, tree: Tree, files: list[TreeFile]) -> Iterator[tuple[str, FileSource]]:
         for entry in files:
-            self._landing.make(entry.path, entry.size_bytes)
+            self._download.make(entry.path, entry.size_bytes)
             yield entry.path, tree.source(entry)
 
-    def _fetch(
-        self,
-        files: Iterator[tuple[str, FileSource]],
-        only: FileSource | None,
-        store: Store | None = None,
-    ) -> None:
-        place = only.store if only is not None else store
-        assert place is not None
-        batches.run(files, self._land, limit_bytes=batches.batch_bytes(place))
+    def _fetch(self, files: Iterator[tuple[str, FileSource]], store: Store) -> None:
+        batches.run(files, self._fetch_batch, limit_bytes=batches.batch_bytes(store))
 
-    def _land(self, batch: batches.Batch, memory: list[memoryview], pool: Pool) -> None:
+    def _fetch_batch(
+        self, batch: batches.Batch, memory: list[memoryview], pool: WorkerPool
+    ) -> None:
         """Fetch what is missing of a batch and write it to the files."""
         pool.check()
-        missing = [
-            pair for pair in zip(batch, memory, strict=True) if not self._is_there(*pair, pool)
-        ]
+        missing = [pair for pair in zip(batch, memory, strict=True) if not self._keep(*pair, pool)]
         batches.fetch(self._fetcher, missing)
         arrived = []
         for segment, view in missing:
-            _written(self._landing.path(segment.path), segment.offset, view)
+            _write_at(self._download.path(segment.path), segment.offset, view)
             digest = "" if isinstance(segment.source, DigestedSource) else digest_of(view).hex()
             end = segment.offset + segment.length
-            arrived.append((segment.path, Arrived(segment.offset, end, digest)))
+            arrived.append((segment.path, ArrivedRange(segment.offset, end, digest)))
             self._progress.advance(segment.length)
-        self._landing.note(arrived)
+        self._download.add(arrived)
 
-    def _is_there(self, segment: batches.Segment, view: memoryview, pool: Pool) -> bool:
-        """Whether an earlier get wrote these bytes and they are still right."""
-        noted = self._landing.arrived(segment.path, segment.offset, segment.length)
+    def _keep(self, segment: batches.Segment, view: memoryview, pool: WorkerPool) -> bool:
+        """Whether an interrupted get wrote these bytes and they are still right."""
+        noted = self._download.find_digest(segment.path, segment.offset, segment.length)
         if noted is None:
             return False
         source = segment.source
         try:
-            _read(self._landing.path(segment.path), segment.offset, view)
+            _read_at(self._download.path(segment.path), segment.offset, view)
             if isinstance(source, DigestedSource):
                 for start in range(0, segment.length, source.block_bytes):
                     pool.check()
-                    piece = view[start : start + source.block_bytes]
-                    source.open_block((segment.offset + start) // source.block_bytes, piece, piece)
+                    block = view[start : start + source.block_bytes]
+                    source.open_block((segment.offset + start) // source.block_bytes, block, block)
             elif digest_of(view).hex() != noted:
                 return False
         except (CorruptDataError, OSError):
@@ -218,7 +209,7 @@ class _Run:
         return True
 
 
-def _written(path: str, offset: int, view: memoryview) -> None:
+def _write_at(path: str, offset: int, view: memoryview) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -231,7 +222,7 @@ def _written(path: str, offset: int, view: memoryview) -> None:
         raise from_os_error(error, f"write {path}") from error
 
 
-def _read(path: str, offset: int, view: memoryview) -> None:
+def _read_at(path: str, offset: int, view: memoryview) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         done = 0
@@ -255,7 +246,7 @@ def _sync(path: str) -> None:
         raise from_os_error(error, f"write {path}") from error
 
 
-def _dress(path: str, mode: int, mtime_ns: int) -> None:
+def _set_attributes(path: str, mode: int, mtime_ns: int) -> None:
     try:
         os.chmod(path, mode & PERMISSIONS)
         os.utime(path, ns=(mtime_ns, mtime_ns))
@@ -263,14 +254,14 @@ def _dress(path: str, mode: int, mtime_ns: int) -> None:
         raise from_os_error(error, f"set the mode of {path}") from error
 
 
-def _made(path: str) -> None:
+def _make_folder(path: str) -> None:
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, f"make the folder {path}") from error
 
 
-def _link(target: str, path: str) -> None:
+def _make_link(target: str, path: str) -> None:
     try:
         if os.path.lexists(path):
             os.unlink(path)

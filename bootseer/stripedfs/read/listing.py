@@ -11,7 +11,7 @@ from bootseer.stripedfs.format.manifest import VERSION_PATTERN, Manifest, TreeFi
 from bootseer.stripedfs.format.pointer import folder_of, load_version, striped_file
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import Found
-from bootseer.stripedfs.workers import in_parallel
+from bootseer.stripedfs.workers import call_in_parallel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ def listing(store: Store, found: Found, *, recursive: bool = False) -> list[List
         listed += children
         if recursive:
             waiting += [c for c in children if c.is_folder and c.tree is not None]
-    return in_parallel(lambda each: _described(store, each), sorted(listed, key=lambda f: f.name))
+    return call_in_parallel(
+        lambda each: _described(store, each), sorted(listed, key=lambda f: f.name)
+    )
 
 
 def _described(store: Store, found: Found) -> Listed:

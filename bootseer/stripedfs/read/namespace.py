@@ -30,7 +30,7 @@ from bootseer.stripedfs.format.manifest import (
 )
 from bootseer.stripedfs.format.pointer import SUFFIX, Seen, Version
 from bootseer.stripedfs.read.tree import Tree
-from bootseer.stripedfs.workers import in_parallel
+from bootseer.stripedfs.workers import call_in_parallel
 
 ROOT = Stat("", 0, 0.0, True)
 METADATA = ".metadata"
@@ -154,7 +154,7 @@ def children(store: Store, folder: Found, seen: dict[str, Seen] | None = None) -
             striped.append((stat.name.removesuffix(SUFFIX), stat.mtime_s))
         else:
             plain[stat.name] = _plain(stat)
-    asked = in_parallel(lambda each: _asked(store, *each, known.get(each[0])), striped)
+    asked = call_in_parallel(lambda each: _asked(store, *each, known.get(each[0])), striped)
     faults = [each for each in asked if isinstance(each, BootseerError) and each.retryable]
     if faults and len(faults) == len(asked):
         raise faults[0]

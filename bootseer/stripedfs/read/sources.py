@@ -26,7 +26,7 @@ from bootseer.storage.store import Placed, Stat, Store
 from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import Manifest
 from bootseer.stripedfs.format.pointer import StripedObject, Version
-from bootseer.stripedfs.workers import in_parallel
+from bootseer.stripedfs.workers import call_in_parallel
 
 PLAIN_BLOCK_BYTES = 1 << 20
 MIN_PLAIN_BLOCK_BYTES = 64 << 10
@@ -330,7 +330,7 @@ def striped_source(store: Store, striped: StripedObject, label: str) -> StripedS
     """Compare every stripe's length with the manifest, and learn where it lies."""
     layout = striped.manifest.layout
     wanted = {striped.part(s): n for s in range(layout.width) if (n := layout.stripe_length(s))}
-    found = in_parallel(lambda part: _stretches(store, part, label), list(wanted))
+    found = call_in_parallel(lambda part: _stretches(store, part, label), list(wanted))
     for (part, length), stretches in zip(wanted.items(), found, strict=True):
         if stretches.length != length:
             raise CorruptDataError(

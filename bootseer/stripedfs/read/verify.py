@@ -17,7 +17,7 @@ from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
 from bootseer.stripedfs.read.sources import FileSource, SmallSource, Stretches, StripedSource
 from bootseer.stripedfs.read.tree import Tree
-from bootseer.stripedfs.workers import Pool, in_parallel
+from bootseer.stripedfs.workers import WorkerPool, call_in_parallel
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher
@@ -143,19 +143,19 @@ class _Run:
         layout = striped.manifest.layout
         parts = {striped.part(s): s for s in range(layout.width)}
         lengths = {part: layout.stripe_length(stripe) for part, stripe in parts.items()}
-        problems = in_parallel(lambda part: self._length(part, lengths[part]), list(parts))
+        problems = call_in_parallel(lambda part: self._length(part, lengths[part]), list(parts))
         lost = set()
         for (part, stripe), problem in zip(parts.items(), problems, strict=True):
             if problem:
                 lost.add(stripe)
                 self._add(Damage(path, part, stripe, -1, problem))
         good = [part for part, stripe in parts.items() if stripe not in lost and lengths[part]]
-        placed = in_parallel(lambda part: Stretches(self._store.places(part)), good)
+        placed = call_in_parallel(lambda part: Stretches(self._store.places(part)), good)
         stretches = dict(zip(good, placed, strict=True))
         self._lost[path] = frozenset(lost)
         yield path, StripedSource(self._store, striped, label, stretches)
 
-    def check(self, batch: batches.Batch, memory: list[memoryview], pool: Pool) -> None:
+    def check(self, batch: batches.Batch, memory: list[memoryview], pool: WorkerPool) -> None:
         """Fetch a batch; where that fails, find out which blocks are damaged."""
         pool.check()
         whole = not any(self._lost.get(segment.path) for segment in batch)
@@ -169,7 +169,7 @@ class _Run:
         for segment, view in zip(batch, memory, strict=True):
             self._blocks(segment, view, pool)
 
-    def _blocks(self, segment: batches.Segment, view: memoryview, pool: Pool) -> None:
+    def _blocks(self, segment: batches.Segment, view: memoryview, pool: WorkerPool) -> None:
         source, lost = segment.source, self._lost.get(segment.path, frozenset())
         for start in range(0, segment.length, source.block_bytes):
             pool.check()

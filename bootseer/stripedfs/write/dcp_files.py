@@ -33,16 +33,21 @@ def is_staged(base: str) -> bool:
 class StagedFile(Committing):
     """Takes a file's bytes in order, as `SavedFile`; `close` offers it, and publishes nothing."""
 
-    def __init__(self, store: Store, folder: str, base: str, settings: WriteSettings) -> None:
+    def __init__(self, store: Store, folder: str, path: str, tree: TreeWriter) -> None:
         self._store, self._folder = store, folder
-        path = METADATA if base == METADATA_DRAFT else base
         self._metadata = bytearray() if path == METADATA else None
-        self._tree = TreeWriter(store, folder, settings)
-        self._file = self._tree.open_file(path)
+        self._tree = tree
+        self._file = tree.open_file(path)
         self.open = True
         self.size_bytes = 0
         self.owner = 0
         """Which process wrote it; as in `WritableOperations.write`."""
+
+    @classmethod
+    def begin(cls, store: Store, folder: str, base: str, settings: WriteSettings) -> StagedFile:
+        """Begin the file `base` of a folder's next checkpoint."""
+        path = METADATA if base == METADATA_DRAFT else base
+        return cls(store, folder, path, TreeWriter.begin(store, folder, settings))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append all of `data`; an error ends the file."""

@@ -52,35 +52,24 @@ class Draft:
     to another one until it is published: it is published there.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        folder: str,
-        note: dict[str, Any] | None,
-        *,
-        adopted: bool = False,
-    ) -> None:
+    def __init__(self, store: Store, name: str, folder: str, *, adopted: bool = False) -> None:
         self.store = store
         self.name = name
         self.folder = folder
         self.adopted = adopted
-        self._open = note is not None  # who joined neither publishes nor removes
+        self._owned = False
+        """Ours to publish or remove, and neither was done; False for a draft that was joined."""
         self._lease: leases.Lease | None = None
         self._error: BaseException | None = None
         self._begun_s = time.monotonic()
         self._leasing: threading.Thread | None = None
-        if note is not None:
-            # Beside the first stripes: a small object can take a store half a second.
-            self._leasing = threading.Thread(target=self._acquire, args=(note,), daemon=True)
-            self._leasing.start()
 
     @classmethod
     def begin(cls, store: Store, name: str, note: dict[str, Any]) -> Draft:
-        """Make a fresh one. `note` is what `adopt` will compare."""
+        """Make a new one. `note` is what `adopt` will compare."""
         folder = store.temporary(folder_of(name))
         store.mkdir(f"{folder}/{WRITING}/{OPEN}")
-        return cls(store, name, folder, note)
+        return cls(store, name, folder)._own(note)
 
     @classmethod
     def adopt(cls, store: Store, name: str, note: dict[str, Any]) -> Draft | None:
@@ -95,7 +84,7 @@ class Draft:
                 store.delete_tree(f"{ours}/{WRITING}/{LEASE}")
             except (NotFoundError, BusyError):
                 continue  # another was quicker
-            return cls(store, name, ours, note, adopted=True)
+            return cls(store, name, ours, adopted=True)._own(note)
         return None
 
     @classmethod
@@ -105,7 +94,17 @@ class Draft:
             raise UsageError(f"{token!r} is no token of a checkpoint being written")
         folder = f"{folder_of(name)}/{token}"
         store.stat(f"{folder}/{WRITING}/{OPEN}")
-        return cls(store, name, folder, None)
+        return cls(store, name, folder)
+
+    def _own(self, note: dict[str, Any]) -> Draft:
+        """Acquire its lease while the first stripes are written, as a store may take half a second.
+
+        Returns the draft itself.
+        """
+        self._owned = True
+        self._leasing = threading.Thread(target=self._acquire, args=(note,), daemon=True)
+        self._leasing.start()
+        return self
 
     def _acquire(self, note: dict[str, Any]) -> None:
         folder = f"{self.writing}/{LEASE}"
@@ -181,7 +180,7 @@ class Draft:
         if self._base != base:
             self.store.mkdir(base)
         self._rename(version)
-        self._open = False
+        self._owned = False
         self._point(version)
         if self._base != base:
             self.remove_base()
@@ -266,16 +265,16 @@ class Draft:
 
     def keep(self) -> None:
         """Leave it to be taken over by who puts the same again."""
-        self._open = False
+        self._owned = False
         lease = self._leased()
         if lease is not None:
             lease.close()
 
     def discard(self) -> None:
         """Remove it, as far as the store can be reached; twice is safe, as after `publish`."""
-        if not self._open:
+        if not self._owned:
             return
-        self._open = False
+        self._owned = False
         self._stop_lease()
         try:
             self.store.delete_tree(self.folder)

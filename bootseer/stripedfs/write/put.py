@@ -28,10 +28,10 @@ from bootseer.stripedfs.format.manifest import (
 )
 from bootseer.stripedfs.format.pointer import MANIFEST, Version
 from bootseer.stripedfs.progress import SILENT, Progress
-from bootseer.stripedfs.workers import Work
+from bootseer.stripedfs.workers import Task
 from bootseer.stripedfs.write.draft import Draft
 from bootseer.stripedfs.write.local_walk import Found, object_of, walk
-from bootseer.stripedfs.write.put_files import FileWorks
+from bootseer.stripedfs.write.put_files import FileWorks, read_records
 from bootseer.stripedfs.write.stripe_upload import replace_surely
 from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
 
@@ -103,7 +103,7 @@ def put_into(
     note = _note(source, found, plan)
     draft = (Draft.adopt(store, name, note) if resume else None) or Draft.begin(store, name, note)
     try:
-        works = FileWorks(draft, plan, progress)
+        works = FileWorks(draft, plan, progress, read_records(draft))
         with works.closing():
             if is_folder:
                 return _put_tree(works, source, entries, follow_links=follow_links)
@@ -172,7 +172,7 @@ class _About(NamedTuple):
 
 def _tree_works(
     works: FileWorks, files: list[Found], stored: dict[str, TreeFile]
-) -> Iterator[Work]:
+) -> Iterator[Task]:
     """Pieces of work file by file; sources are opened only when their turn comes."""
     lock = threading.Lock()
 

@@ -17,7 +17,7 @@ from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from bootseer.stripedfs.format.pointer import MANIFEST
 from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, used_width
 from bootseer.stripedfs.progress import Progress
-from bootseer.stripedfs.workers import Pool, Work
+from bootseer.stripedfs.workers import Task, WorkerPool
 from bootseer.stripedfs.write.draft import WRITING, Draft
 from bootseer.stripedfs.write.stripe_upload import (
     SourceFile,
@@ -29,19 +29,24 @@ from bootseer.stripedfs.write.stripe_upload import (
 from bootseer.stripedfs.write.write_settings import WritePlan
 
 RECORD = re.compile(r"stripe-([0-9a-f]{32})-([0-9]{5})\.json\Z")
+Records = dict[str, dict[int, str]]
+"""Names of the records of complete stripes, by the tag of their file and their number."""
 
 
 class FileWorks:
     """What all files of one put share: plan, threads, sources, and claims of an earlier try."""
 
-    def __init__(self, draft: Draft, plan: WritePlan, progress: Progress) -> None:
+    def __init__(
+        self, draft: Draft, plan: WritePlan, progress: Progress, records: Records | None = None
+    ) -> None:
+        """`records` are what an interrupted put left in the draft; see `read_records`."""
         self.draft, self.plan, self.progress = draft, plan, progress
         self.store = draft.store
-        self.pool = Pool(plan.jobs, plan.chunk_bytes)
+        self.pool = WorkerPool(plan.jobs, plan.chunk_bytes)
         self._lock = threading.Lock()
         self._sources: set[SourceFile] = set()
         self._striped: list[StripeWork] = []
-        self._records = _records(draft) if draft.adopted else {}
+        self._records = records or {}
 
     @property
     def kept_bytes(self) -> int:
@@ -50,7 +55,7 @@ class FileWorks:
 
     def striped(
         self, folder: str, source: SourceFile, done: Callable[[Manifest], None]
-    ) -> Iterable[Work]:
+    ) -> Iterable[Task]:
         """Pieces of work that stripe a file below `folder`; `done` follows the last of them."""
         plan = self.plan
         check_chunks(source.size_bytes, plan.chunk_bytes)  # now, not after hours of writing
@@ -89,7 +94,7 @@ class FileWorks:
             self._striped.append(work)
         return work.pieces()
 
-    def plain(self, name: str, source: SourceFile, done: Callable[[bytes], None]) -> Work:
+    def plain(self, name: str, source: SourceFile, done: Callable[[bytes], None]) -> Task:
         """A piece of work that stores a file no larger than a chunk as it is."""
 
         def work(buffer: memoryview) -> None:
@@ -144,7 +149,7 @@ class FileWorks:
 
     def open(self, path: str) -> SourceFile:
         """Open a source, which is closed at the end at the latest."""
-        source = SourceFile(path)
+        source = SourceFile.open(path)
         with self._lock:
             self._sources.add(source)
         return source
@@ -198,17 +203,19 @@ def _keeps(wanted: Mapping[str, bool], above: set[str], name: str, stat: Stat) -
     return wanted.get(name) is False
 
 
-def _records(draft: Draft) -> dict[str, dict[int, str]]:
-    """Names of the records of an adopted draft, by tag and stripe."""
-    found: dict[str, dict[int, str]] = {}
+def read_records(draft: Draft) -> Records:
+    """What an adopted draft says of the stripes that are complete in it."""
+    records: Records = {}
+    if not draft.adopted:
+        return records
     try:
         for stat in draft.store.list(draft.writing):
             match = RECORD.search(stat.name)
             if match:
-                found.setdefault(match[1], {})[int(match[2])] = stat.name
+                records.setdefault(match[1], {})[int(match[2])] = stat.name
     except NotFoundError:
         return {}
-    return found
+    return records
 
 
 def _digests(draft: Draft, name: str, size_bytes: int) -> bytes:

@@ -77,7 +77,7 @@ class SavedFile(Committing):
 
     def _spill(self) -> StripedWriter:
         if self._writer is None:
-            self._writer = StripedWriter(self._store, self._name, self._settings)
+            self._writer = StripedWriter.begin(self._store, self._name, self._settings)
             head, self._head = self._head, bytearray()
             self._writer.write(head)
         return self._writer

@@ -168,7 +168,9 @@ class StripeStream:
             hints = self._plan.hints(self._first + stripe)
             name = f"{self._folder}/{stripe_name(stripe)}"
             store = self._store
-            self._lanes.append(_Lane(name, lambda: store.writer(name, hints), self._free))
+            lane = _Lane(name, lambda: store.writer(name, hints), self._free)
+            lane.start()
+            self._lanes.append(lane)
         self._lanes[stripe].put(self._current, self._filled)
         self._current, self._filled = None, 0
         self._chunks += 1
@@ -197,6 +199,8 @@ class _Lane:
         self._ended = False
         self._todo: queue.SimpleQueue[tuple[memoryview, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name[-12:], daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def put(self, buffer: memoryview, length: int) -> None:
@@ -257,13 +261,19 @@ class StripedWriter(Committing):
     exception aborts. A writer that is dropped without `close` publishes nothing.
     """
 
-    def __init__(self, store: Store, name: str, settings: WriteSettings | None = None) -> None:
-        plan = plan_write(settings or WriteSettings(), store)
-        self._draft = Draft.begin(store, name, {"stream": True})
-        self._stream = StripeStream(store, plan, self._draft.folder)
+    def __init__(self, draft: Draft, stream: StripeStream) -> None:
+        self._draft = draft
+        self._stream = stream
         self._failed: BaseException | None = None
         self.version: Version | None = None
         self.closed = False
+
+    @classmethod
+    def begin(cls, store: Store, name: str, settings: WriteSettings | None = None) -> StripedWriter:
+        """Begin a new version of the checkpoint `name`."""
+        plan = plan_write(settings or WriteSettings(), store)
+        draft = Draft.begin(store, name, {"stream": True})
+        return cls(draft, StripeStream(store, plan, draft.folder))
 
     def write(self, data: Buffer) -> int:
         """Append all of `data`; waits while the stripes are busy."""

@@ -28,7 +28,7 @@ from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
 from bootseer.stripedfs.progress import Progress
-from bootseer.stripedfs.workers import Pool, Work
+from bootseer.stripedfs.workers import Task, WorkerPool
 from bootseer.stripedfs.write.write_settings import WritePlan
 from bootseer.system.randomness import CHANCE
 
@@ -56,19 +56,25 @@ class Identity:
 class SourceFile:
     """A local file being put; reads check that it does not change meanwhile."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fd: int, identity: Identity, mode: int) -> None:
         self.path = path
+        self.identity = identity
+        self.mode = mode
+        self._fd = fd
+
+    @classmethod
+    def open(cls, path: str) -> SourceFile:
+        """Raises the store's errors for what cannot be read, UsageError for what is no file."""
         try:
             # Not blocking: a pipe in the place of a file would wait for its writer for ever.
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise from_os_error(error, f"read {path}") from error
-        found = os.fstat(self._fd)
-        self.identity = Identity.of(found)
-        self.mode = stat_module.S_IMODE(found.st_mode)
-        if not stat_module.S_ISREG(found.st_mode):
-            self.close()
+        stat = os.fstat(fd)
+        if not stat_module.S_ISREG(stat.st_mode):
+            os.close(fd)
             raise UsageError(f"{path} is no ordinary file; name a file or a directory")
+        return cls(path, fd, Identity.of(stat), stat_module.S_IMODE(stat.st_mode))
 
     @property
     def size_bytes(self) -> int:
@@ -120,7 +126,7 @@ class StripeWork:
         folder: str,
         *,
         first: int,
-        pool: Pool,
+        pool: WorkerPool,
         progress: Progress,
         done: Callable[[bytes], None],
         claims: dict[int, bytes],
@@ -135,11 +141,11 @@ class StripeWork:
         self._claims = claims
         self.kept_bytes = 0
 
-    def pieces(self) -> Iterable[Work]:
+    def pieces(self) -> Iterable[Task]:
         """One piece of work a stripe."""
         return [self._piece(stripe) for stripe in range(self._layout.width)]
 
-    def _piece(self, stripe: int) -> Work:
+    def _piece(self, stripe: int) -> Task:
         def work(buffer: memoryview) -> None:
             digests = self._claims.get(stripe, b"")
             kept = self._still(stripe, digests, buffer)

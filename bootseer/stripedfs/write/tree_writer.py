@@ -1,7 +1,7 @@
 """A directory checkpoint written by several processes and published once.
 
-One process begins (`TreeWriter(store, name)`) and gives its `token` to the others, which join
-(`TreeWriter(store, name, token=token)`). Each adds its own files, at any time and in any order,
+One process begins (`TreeWriter.begin`) and gives its `token` to the others, which join
+(`TreeWriter.join`). Each adds its own files, at any time and in any order,
 and seals. When all have sealed, which the caller makes sure of (a barrier), the one that began
 publishes; nothing is visible before.
 """
@@ -40,7 +40,7 @@ from bootseer.stripedfs.write.put import store_manifest
 from bootseer.stripedfs.write.put_files import FileWorks
 from bootseer.stripedfs.write.stripe_stream import Buffer, StripeStream
 from bootseer.stripedfs.write.stripe_upload import check_length
-from bootseer.stripedfs.write.write_settings import WriteSettings, plan_write
+from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
 
 PART = "part-"
 OFFER = "offer-"
@@ -52,23 +52,42 @@ class TreeWriter(Committing):
     Leaving the block seals; a beginner that has not published by then removes everything.
     """
 
-    def __init__(
-        self,
+    def __init__(self, draft: Draft, plan: WritePlan, progress: Progress, *, begun: bool) -> None:
+        """`begun`: this process began the draft, and publishes it."""
+        self._draft, self._store = draft, draft.store
+        self._plan = plan
+        self._progress = progress
+        self._begun = begun
+        self._entries: dict[str, TreeEntry] = {}
+        self._lock = threading.Lock()
+        self._sealed = False
+
+    @classmethod
+    def begin(
+        cls,
         store: Store,
         name: str,
         settings: WriteSettings | None = None,
         *,
-        token: str = "",
         progress: Progress = SILENT,
-    ) -> None:
-        self._plan = plan_write(settings or WriteSettings(), store)
-        self._store = store
-        self._progress = progress
-        self._begun = not token
-        self._draft = Draft.join(store, name, token) if token else Draft.begin(store, name, {})
-        self._entries: dict[str, TreeEntry] = {}
-        self._lock = threading.Lock()
-        self._sealed = False
+    ) -> TreeWriter:
+        """Begin a new version of the directory checkpoint `name`."""
+        plan = plan_write(settings or WriteSettings(), store)
+        return cls(Draft.begin(store, name, {}), plan, progress, begun=True)
+
+    @classmethod
+    def join(
+        cls,
+        store: Store,
+        name: str,
+        settings: WriteSettings | None = None,
+        *,
+        token: str,
+        progress: Progress = SILENT,
+    ) -> TreeWriter:
+        """Add to a version that another process began; `token` is that writer's."""
+        plan = plan_write(settings or WriteSettings(), store)
+        return cls(Draft.join(store, name, token), plan, progress, begun=False)
 
     @property
     def token(self) -> str:
