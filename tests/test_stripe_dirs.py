@@ -23,8 +23,8 @@ from stripe_lab import (
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BusyError, NotFoundError, UsageError
-from bootseer.stripedfs.read.get import get_found
-from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.read.get import get_from_store
+from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.write import put as putting
 from bootseer.stripedfs.write.put import put
 from bootseer.stripedfs.write.tree_writer import TreeWriter
@@ -36,7 +36,7 @@ SMALL = WriteSettings(chunk_bytes=CHUNK, width=3, keep_bytes=0)
 def _get(store: Path, name: str, to: Path) -> None:
     with Fetcher() as fetcher:
         place = opened(store)
-        get_found(place, look(place, name), str(to), fetcher)
+        get_from_store(place, look_up(place, name), str(to), fetcher)
 
 
 def _modes(root: Path) -> dict[str, tuple[int, int]]:

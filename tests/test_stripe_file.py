@@ -36,7 +36,7 @@ from bootseer.stripedfs import file as file_module
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.new_bytes import NewBytes
-from bootseer.stripedfs.read.sources import plain_source
+from bootseer.stripedfs.read.sources import open_plain_file
 
 SIZE = 9 * CHUNK + 123
 
@@ -162,7 +162,7 @@ def test_an_offset_is_a_whole_number(url: str, tmp_path: Path, name: str) -> Non
 
 def test_credentials_of_a_url_are_in_no_text_of_it(tmp_path: Path) -> None:
     store_of(tmp_path / "store").replace("plain", b"bytes")
-    served = StripedFile(plain_source(store_of(tmp_path / "store"), "plain"), name="shown")
+    served = StripedFile(open_plain_file(store_of(tmp_path / "store"), "plain"), name="shown")
     assert repr(served) == "<StripedFile 'shown' of 5 bytes>"
     with pytest.raises(StoreUnavailableError) as caught:
         stripedfs.open("http://user:secret@127.0.0.1:1/x?token=secret", options=IMPATIENT)

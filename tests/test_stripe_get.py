@@ -18,8 +18,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs.read import batches, partial_download
-from bootseer.stripedfs.read.get import GetReport, get_found
-from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.read.get import GetReport, get_from_store
+from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -38,7 +38,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
     with Fetcher(QUICK) as fetcher:
-        return get_found(store, look(store, name), str(to), fetcher, **more)
+        return get_from_store(store, look_up(store, name), str(to), fetcher, **more)
 
 
 def _stored(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:

@@ -24,10 +24,10 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_store
-from bootseer.stripedfs.read.get import get_found
+from bootseer.stripedfs.read.get import get_from_store
 from bootseer.stripedfs.read.listing import count_versions
-from bootseer.stripedfs.read.namespace import look
-from bootseer.stripedfs.read.verify import verify_in
+from bootseer.stripedfs.read.namespace import look_up
+from bootseer.stripedfs.read.verify import verify_in_store
 from bootseer.stripedfs.write.gc import collect, remove
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
@@ -68,8 +68,8 @@ def test_files_of_odd_sizes_go_there_and_back(store: Store, tmp_path: Path) -> N
         (source / str(size)).write_bytes(sample(size))
     put_into(store, "ck", str(source), settings=WISHES)
     with Fetcher() as fetcher:
-        assert verify_in(store, "ck", fetcher).damages == ()
-        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
+        assert verify_in_store(store, "ck", fetcher).damages == ()
+        get_from_store(store, look_up(store, "ck"), str(tmp_path / "out"), fetcher)
     assert local_tree(tmp_path / "out") == local_tree(source)
 
 
@@ -77,7 +77,7 @@ def test_odd_names_and_links(store: Store, tmp_path: Path) -> None:
     source = make_tree(tmp_path / "src")
     put_into(store, "ck", str(source), settings=WriteSettings(chunk_bytes=4096))
     with Fetcher() as fetcher:
-        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
+        get_from_store(store, look_up(store, "ck"), str(tmp_path / "out"), fetcher)
     assert local_tree(tmp_path / "out") == local_tree(source)
 
 
@@ -105,7 +105,7 @@ def test_ranks_publish_a_directory_together(store: Store) -> None:
                 file.write(sample(5 * CHUNK, rank))
         tree.publish()
     with Fetcher() as fetcher:
-        report = verify_in(store, "ck", fetcher)
+        report = verify_in_store(store, "ck", fetcher)
     assert (report.files, report.damages) == (2, ())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.stripedfs.format import json_fields
-from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import (
     Manifest,
     Pointer,
@@ -31,7 +31,7 @@ Parse = Callable[[bytes, str], object]
 
 def _manifest(size: int = 5 * CHUNK + 1, width: int = 2) -> Manifest:
     layout = Layout(size, CHUNK, width)
-    return Manifest(layout, b"".join(digest_of(bytes([i])) for i in range(layout.chunk_count)))
+    return Manifest(layout, b"".join(compute_digest(bytes([i])) for i in range(layout.chunk_count)))
 
 
 def _tree() -> TreeManifest:

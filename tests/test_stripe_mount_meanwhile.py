@@ -158,7 +158,9 @@ def test_a_folder_that_is_renamed_while_it_is_listed_holds_its_own_files(
     tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tree.lookup(ROOT, b"kept").inode
-    after(monkeypatch, namespace, "children", lambda: tree.rename(ROOT, b"kept", ROOT, b"moved", 0))
+    after(
+        monkeypatch, namespace, "list_folder", lambda: tree.rename(ROOT, b"kept", ROOT, b"moved", 0)
+    )
     assert shown(tree, kept) == {b"in"}
     again = tree.mkdir(ROOT, b"kept", 0o755).inode
     save(tree, b"in", b"precious", again)
@@ -176,12 +178,14 @@ def test_a_checkpoint_that_is_renamed_while_it_is_listed_is_the_new_one(
     (tmp_path / "source" / "w").write_bytes(content(100))
     put_into(store_of(store), "ckpt", str(tmp_path / "source"))
     inode = tree.lookup(ROOT, b"ckpt").inode
-    after(monkeypatch, namespace, "rooted", lambda: tree.rename(ROOT, b"ckpt", ROOT, b"final", 0))
+    after(
+        monkeypatch, namespace, "load_tree", lambda: tree.rename(ROOT, b"ckpt", ROOT, b"final", 0)
+    )
     assert shown(tree, inode) == {b"w"}
     final = tree.lookup(ROOT, b"final").inode
     node = tree.nodes.get(final)
     assert node is not None
-    assert node.found.name == "final"
+    assert node.info.name == "final"
     assert shown(tree, final) == {b"w"}
 
 

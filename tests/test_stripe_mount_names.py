@@ -223,7 +223,7 @@ def test_many_entries_are_taken_in_quickly(tmp_path: Path, fetcher: Fetcher) -> 
 
         __hash__ = int.__hash__
 
-    found = [namespace.Found(f"f{n:05d}", n, 1.0, False) for n in range(3000)]
+    found = [namespace.PathInfo(f"f{n:05d}", n, 1.0, False) for n in range(3000)]
     listed = tree.nodes.fill(tree.nodes.root, found, {})
     tree.nodes.root.children = {name: Counted(inode) for name, inode in listed.items()}  # type: ignore[misc]
     tree.nodes.fill(tree.nodes.root, found[1:], {})

@@ -56,7 +56,7 @@ class KilledStore(LocalStore):
 
 
 def move(store: LocalStore) -> None:
-    rename_remove.move(store, namespace.look(store, "tmp"), "latest")
+    rename_remove.move(store, namespace.look_up(store, "tmp"), "latest")
 
 
 @pytest.mark.parametrize("steps", range(STEPS))
@@ -78,7 +78,7 @@ def test_a_move_that_was_cut_short_loses_nothing(tmp_path: Path, steps: int) -> 
     try:
         move(LocalStore(str(tmp_path)))  # once more finishes it
     except NotFoundError:
-        assert namespace.look(opened(tmp_path), "latest").size_bytes == len(NEW)
+        assert namespace.look_up(opened(tmp_path), "latest").size_bytes == len(NEW)
     assert read_back(opened(tmp_path), "latest") == NEW
     list(collect(opened(tmp_path), "latest", grace_s=0))
     assert leftovers(tmp_path, "latest") == []

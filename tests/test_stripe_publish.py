@@ -13,7 +13,7 @@ from stripe_lab import CHUNK, leftovers, opened, sample, whole
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
 from bootseer.storage.wrap import WrappedStore
-from bootseer.stripedfs.format.pointer import current
+from bootseer.stripedfs.format.pointer import read_current
 from bootseer.stripedfs.workers import WorkerPool
 from bootseer.stripedfs.write import stripe_stream as streams
 from bootseer.stripedfs.write import stripe_upload
@@ -114,14 +114,14 @@ def test_a_version_that_is_collected_at_once_leaves_the_one_before(
     if earlier:
         assert whole(tmp_path, "f") == sample(5 * CHUNK, 1)
     else:
-        assert current(opened(tmp_path), "f") is None
+        assert read_current(opened(tmp_path), "f") is None
     assert leftovers(tmp_path, "f") == []
 
 
 def test_where_both_are_gone_nothing_is_pointed_to(tmp_path: Path) -> None:
     store = Hooked(tmp_path)
     write(store, 1)
-    before = current(store, "f")
+    before = read_current(store, "f")
     assert before is not None
 
     def lose() -> None:
@@ -131,7 +131,7 @@ def test_where_both_are_gone_nothing_is_pointed_to(tmp_path: Path) -> None:
     store.pointing = lose  # and once more when it points back
     with pytest.raises(BusyError):
         write(store, 2)
-    assert current(store, "f") is None
+    assert read_current(store, "f") is None
 
 
 def test_a_version_that_cannot_be_looked_at_is_taken_back(tmp_path: Path) -> None:

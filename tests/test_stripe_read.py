@@ -32,8 +32,8 @@ from bootseer.stripedfs.read.sources import (
     PLAIN_BLOCK_BYTES,
     PlainSource,
     Stretches,
+    open_plain_file,
     plain_block_bytes,
-    plain_source,
 )
 from bootseer.stripedfs.workers import call_in_parallel
 from bootseer.stripedfs.write.put import put_into
@@ -177,7 +177,7 @@ def test_every_flipped_byte_is_found(store: Store, striped: Path) -> None:
 def test_a_version_replaced_while_it_is_opened_gives_the_new_one(
     store: Store, striped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = opening.file_source
+    real = opening.open_striped_file
     calls = []
 
     def replaced_meanwhile(*words: object) -> object:
@@ -187,7 +187,7 @@ def test_a_version_replaced_while_it_is_opened_gives_the_new_one(
         calls.append(words)
         return real(*words)
 
-    monkeypatch.setattr(opening, "file_source", replaced_meanwhile)
+    monkeypatch.setattr(opening, "open_striped_file", replaced_meanwhile)
     assert read_all(store, "ckpt") == content(SIZE, seed=2)
     assert len(calls) == 2
 
@@ -240,7 +240,7 @@ def test_a_plain_file_replaced_while_it_is_read_gives_an_error(
 ) -> None:
     store.replace("plain", content(SIZE))
     changing = Changing(store, lambda: store.replace("plain", content(SIZE, seed=1)))
-    source = plain_source(changing, "plain")
+    source = open_plain_file(changing, "plain")
     with stripedfs.StripedFile(source) as file:
         for _ in range(2):  # and it stays an error
             with pytest.raises(CorruptDataError, match="changed while it was read"):
@@ -251,7 +251,7 @@ def test_a_plain_file_removed_while_it_is_read_gives_an_error(store: Store, tmp_
     store.replace("plain", content(SIZE))
     fd = os.open(tmp_path / "store" / "plain", os.O_RDONLY)
     try:
-        source = plain_source(store, "plain")
+        source = open_plain_file(store, "plain")
         source.open_block(0, memoryview(b""), memoryview(b""))  # as if its bytes had arrived
         store.delete("plain")
         assert source.doubtful(0, 10)
@@ -265,7 +265,7 @@ def test_the_version_is_asked_once_for_bytes_that_came_together(store: Store) ->
     size = 8 * PLAIN_BLOCK_BYTES
     store.replace("plain", bytes(size))
     counting = Changing(store)
-    source = plain_source(counting, "plain")
+    source = open_plain_file(counting, "plain")
     before = counting.stats
     with stripedfs.StripedFile(source) as file:
         file.read()
@@ -289,7 +289,7 @@ def test_callers_who_doubt_at_the_same_time_share_one_answer(store: Store) -> No
             return found
 
     slow = Slow(store)
-    source = plain_source(slow, "plain")
+    source = open_plain_file(slow, "plain")
     threads = [threading.Thread(target=source.confirm) for _ in range(20)]
     threads[0].start()
     assert entered.wait(30)
@@ -312,7 +312,7 @@ def test_an_outage_while_checking_is_an_error_that_may_heal(store: Store) -> Non
                 raise StoreUnavailableError("the store is away")
             return found
 
-    source = plain_source(Failing(store), "plain")
+    source = open_plain_file(Failing(store), "plain")
     source.open_block(0, memoryview(b""), memoryview(b""))
     with pytest.raises(StoreUnavailableError, match="away"):
         source.confirm()

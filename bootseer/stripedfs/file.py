@@ -324,8 +324,8 @@ class _Reopen:
         self._url, self._options = url, options
 
     def __call__(self) -> FileSource:
-        store, found = locate(self._url, self._options)
-        return open_file(store, found)
+        store, info = locate(self._url, self._options)
+        return open_file(store, info)
 
 
 def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know

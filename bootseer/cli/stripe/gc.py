@@ -37,7 +37,7 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
     is told on standard error, and the exit code is then of that error.
     """
     from bootseer.storage.store import open_object, open_store
-    from bootseer.stripedfs.format.pointer import folder_of
+    from bootseer.stripedfs.format.pointer import checkpoint_folder
     from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside
 
     options = options_of(store)
@@ -65,7 +65,7 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
                     raise
                 code = code or error.exit_code
                 click.echo(f"bootseer: {printable(f'{each}: {error}')}", err=True)
-        if below != [folder_of(name) if name else ""]:
+        if below != [checkpoint_folder(name) if name else ""]:
             take(collect_beside(opened, name, grace_s=grace, dry_run=dry_run))
     finally:
         opened.close()

@@ -34,7 +34,7 @@ from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.store import Store, open_store
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.file_errors import file_error
-from bootseer.stripedfs.format.pointer import LeadsOutError
+from bootseer.stripedfs.format.pointer import LinkOutsideError
 from bootseer.stripedfs.fsspec_face import chained_urls
 from bootseer.stripedfs.fsspec_face.write_file import (
     UnsupportedModeError,
@@ -150,8 +150,8 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
                 top = stripped.rstrip("/")
                 listed = [
                     self._described(f"{top}/{child.name.rpartition('/')[2]}", child)
-                    for child in namespace.children(store, found)
-                    if not namespace.leads_nowhere(child)
+                    for child in namespace.list_folder(store, found)
+                    if not namespace.is_dangling(child)
                 ]
         return listed if detail else [entry["name"] for entry in listed]
 
@@ -427,7 +427,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             store = self._stores.setdefault(url, open_store(url, self._options))
         return store
 
-    def _look(self, path: str, *, follow: bool = True) -> tuple[Store, namespace.Found]:
+    def _look(self, path: str, *, follow: bool = True) -> tuple[Store, namespace.PathInfo]:
         """What a path stands for, and its store. `follow` as in `namespace.look`.
 
         A web object's store is its folder: which of the folders above it is a directory
@@ -436,23 +436,23 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         """
         store, name = self._at(path)
         web = path.partition("://")[0] in chained_urls.WEB
-        if web and namespace.is_member(
+        if web and namespace.is_dcp_file(
             name
         ):  # whether it is of a version its folder's pointer says
             with contextlib.suppress(NotFoundError, AccessDeniedError):
                 url, whole = chained_urls.split_at_top(path)
                 top = self._store(url)
-                return top, namespace.look(top, whole, follow=follow)
+                return top, namespace.look_up(top, whole, follow=follow)
         try:
-            return store, namespace.look(store, name, follow=follow)
+            return store, namespace.look_up(store, name, follow=follow)
         except NotFoundError as error:
             if not web:
                 raise
             url, whole = chained_urls.split_at_top(path)
             top = self._store(url)
             # A link of the folder may lead beside it.
-            leads_out = isinstance(error, LeadsOutError)
-            find = namespace.look if leads_out else namespace.within_tree
+            leads_out = isinstance(error, LinkOutsideError)
+            find = namespace.look_up if leads_out else namespace.find_in_tree
             try:
                 found = find(top, whole, follow=follow)
             except AccessDeniedError:  # a server may refuse all that lies above what is offered
@@ -484,7 +484,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             store, name = self._at(path)
             rename_remove.check_unreserved(name)
             try:
-                found = namespace.look(store, name)
+                found = namespace.look_up(store, name)
             except NotFoundError:
                 rename_remove.check_new(store, name)
             else:
@@ -494,7 +494,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
                 name = found.name  # what a link leads to, not the link
             return SavedFile(store, name, self._writing)
 
-    def _described(self, path: str, found: namespace.Found) -> dict[str, Any]:
+    def _described(self, path: str, found: namespace.PathInfo) -> dict[str, Any]:
         described = {
             "name": path,
             "size": found.size_bytes,

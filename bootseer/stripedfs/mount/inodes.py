@@ -21,8 +21,8 @@ import xxhash
 
 from bootseer.errors import AccessDeniedError
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
-from bootseer.stripedfs.format.pointer import Seen
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.format.pointer import CachedPointer
+from bootseer.stripedfs.read.namespace import PathInfo
 
 INODE_MASK = (1 << 63) - 1
 MOST_REMEMBERED = 4096
@@ -34,9 +34,10 @@ class Node:
 
     __slots__ = (
         "asked",
+        "cached",
         "changes",
         "children",
-        "found",
+        "info",
         "inode",
         "key",
         "listed",
@@ -45,16 +46,15 @@ class Node:
         "parent",
         "path",
         "references",
-        "seen",
         "touched",
     )
 
-    def __init__(self, inode: Inode, path: str, parent: Inode, found: Found) -> None:
+    def __init__(self, inode: Inode, path: str, parent: Inode, found: PathInfo) -> None:
         self.inode = inode
         self.path = path
         self.name = os.fsencode(path.rpartition("/")[2])
         self.parent = parent
-        self.found = found
+        self.info = found
         self.children: dict[bytes, Inode] | None = None
         self.listed_s = 0.0
         """When `children` were asked for; 0 = ask again."""
@@ -68,7 +68,7 @@ class Node:
         """It is in its folder still."""
         self.references = 0
         """As far as this process gave them to the kernel."""
-        self.seen: dict[str, Seen] = {}
+        self.cached: dict[str, CachedPointer] = {}
         """Of a folder: the versions that its checkpoints had when it was last listed."""
         self.key = ""
         """Names the bytes that it was opened with."""
@@ -76,13 +76,13 @@ class Node:
     @property
     def fixed(self) -> bool:
         """Within a directory checkpoint: nothing of it changes."""
-        return self.found.tree is not None and not self.found.beside
+        return self.info.tree is not None and not self.info.shares_folder
 
 
 class Nodes:
     """All nodes of a tree; every method may be called from any thread."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: PathInfo) -> None:
         self.lock = threading.RLock()
         self.root = Node(ROOT, "", ROOT, found)
         self._known: dict[Inode, Node] = {ROOT: self.root}
@@ -124,7 +124,7 @@ class Nodes:
                 self._tidy(node)
 
     def fill(
-        self, folder: Node, found: Sequence[Found], kept: Mapping[bytes, Node]
+        self, folder: Node, found: Sequence[PathInfo], kept: Mapping[bytes, Node]
     ) -> dict[bytes, Inode]:
         """Make these a folder's entries. `kept` stay as they are, whatever was found."""
         with self.lock:
@@ -158,7 +158,7 @@ class Nodes:
             if node is not None:
                 node.touched.add(name)
 
-    def add(self, folder: Node, name: bytes, found: Found) -> Node:
+    def add(self, folder: Node, name: bytes, found: PathInfo) -> Node:
         """A new entry under an inode that nobody had. For what is being made."""
         base = os.fsdecode(name)
         with self.lock:
@@ -166,7 +166,7 @@ class Nodes:
             self._put(node, folder, name)
         return node
 
-    def add_unlisted(self, folder: Node, name: bytes, found: Found) -> Node:
+    def add_unlisted(self, folder: Node, name: bytes, found: PathInfo) -> Node:
         """A node that is in no folder: what takes the place of another later on."""
         base = os.fsdecode(name)
         with self.lock:
@@ -180,7 +180,7 @@ class Nodes:
         with self.lock:
             folder = self._known.get(node.parent)
             if folder is not None:
-                self.add(folder, node.name, node.found)
+                self.add(folder, node.name, node.info)
             node.path += "\0"  # what no listing gives: nobody shall find it there again
             node.listed = False
 
@@ -190,7 +190,7 @@ class Nodes:
             self._take_out(node)
             self.drop(node.inode)
 
-    def move(self, node: Node, folder: Node, name: bytes, found: Found) -> None:
+    def move(self, node: Node, folder: Node, name: bytes, found: PathInfo) -> None:
         """A node keeps its inode under its new name; what the kernel knows below it, too."""
         path = below(folder, os.fsdecode(name))
         with self.lock:
@@ -202,9 +202,9 @@ class Nodes:
                     if each.listed:  # else another file may have its name by now
                         _forget_key(each)
                     each.changes += 1
-                    each.found = each.found._replace(name=found.name + rest)
+                    each.info = each.info._replace(name=found.name + rest)
             node.changes += 1  # who lists it just now does so under its former name
-            node.path, node.name, node.parent, node.found = path, name, folder.inode, found
+            node.path, node.name, node.parent, node.info = path, name, folder.inode, found
             _forget_key(node)
             self._put(node, folder, name)
 
@@ -249,27 +249,27 @@ class Nodes:
         if inode is not None and inode != node.inode:  # a listing gave the name another node
             self.drop(inode)
 
-    def _found(self, folder: Node, base: str, found: Found) -> Node:
+    def _found(self, folder: Node, base: str, found: PathInfo) -> Node:
         """The node of what a folder holds: the one that is known, when it is of these bytes."""
         path, stamp = below(folder, base), stamp_of(found)
         inode = inode_of(path, stamp)
         earlier = self.get((folder.children or {}).get(os.fsencode(base)))
-        if earlier is not None and earlier.found.is_folder and found.is_folder:
+        if earlier is not None and earlier.info.is_folder and found.is_folder:
             node: Node | None = earlier
         else:
             node = self._known.get(inode)
             if node is not None and node.path != path:  # moved away since, or of the same hash
-                same = earlier is not None and stamp_of(earlier.found) == stamp
+                same = earlier is not None and stamp_of(earlier.info) == stamp
                 node, inode = earlier if same else None, self._fresh()
         if node is None:
             node = self._known[inode] = Node(inode, path, folder.inode, found)
             self._gone.pop(inode, None)
             return node
-        changed = node.found.version != found.version
+        changed = node.info.version != found.version
         if changed:
             self.outdate(node)
         if changed or found.version is None:  # else a directory checkpoint may be read already
-            node.found = found
+            node.info = found
         node.listed = True
         return node
 
@@ -282,15 +282,15 @@ class Nodes:
 
 def _forget_key(moved: Node) -> None:
     """A version's key names its bytes by where they were; a plain file's, by themselves."""
-    if moved.found.version is not None or moved.found.tree is not None:
+    if moved.info.version is not None or moved.info.tree is not None:
         moved.key = ""
 
 
 def readable(node: Node) -> Node:
     """Refuse one of which nothing but its name is known; why was told when it was listed."""
-    if isinstance(node.found.problem, AccessDeniedError):
+    if isinstance(node.info.problem, AccessDeniedError):
         raise FileSystemError(errno.EACCES)
-    if node.found.problem is not None:
+    if node.info.problem is not None:
         raise FileSystemError(errno.EIO)
     return node
 
@@ -300,12 +300,12 @@ def below(folder: Node, base: str) -> str:
     return f"{folder.path}/{base}" if folder.path else base
 
 
-def base_of(found: Found) -> bytes:
+def base_of(found: PathInfo) -> bytes:
     """The last part of a name."""
     return os.fsencode(found.name.rpartition("/")[2])
 
 
-def stamp_of(found: Found) -> str:
+def stamp_of(found: PathInfo) -> str:
     """Tells a file's bytes from those of another version; "" for a folder."""
     if found.is_folder:
         return ""

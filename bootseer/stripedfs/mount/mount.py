@@ -272,15 +272,15 @@ def _check(settings: MountSettings) -> None:
 
     store, name = _store(settings)
     try:
-        found = namespace.look(store, name)
+        found = namespace.look_up(store, name)
     except NotFoundError:
         if not settings.writable:
             raise
         store.mkdir(name)
         return
     if found.is_folder:
-        found = namespace.rooted(store, found) if found.version is not None else found
-        namespace.children(store, found)
+        found = namespace.load_tree(store, found) if found.version is not None else found
+        namespace.list_folder(store, found)
     elif settings.writable:
         raise UsageError(f"{name} in {store.url} is a file; --rw needs a folder to save into")
     else:

@@ -23,7 +23,7 @@ from bootseer.stripedfs.mount.inodes import Node, Nodes, base_of
 from bootseer.stripedfs.mount.open_files import OpenFiles
 from bootseer.stripedfs.mount.staged_sets import StagedSets
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.namespace import PathInfo
 from bootseer.stripedfs.read.open import is_source_of, open_file
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.dcp_files import StagedFile
@@ -83,11 +83,11 @@ class WritableFile:
         self.lock = threading.Lock()
         self.state = SaveState.UNCHANGED
         self.size_bytes = 0
-        self.attributes = Attributes(node.found.attributes.mode if node.found.attributes else None)
+        self.attributes = Attributes(node.info.attributes.mode if node.info.attributes else None)
         """What is set on the file once it is published."""
         self.promised_bytes = 0
         """The length that was announced before the first byte; 0 = none."""
-        self.left: list[tuple[Inode, Found]] = []
+        self.left: list[tuple[Inode, PathInfo]] = []
         """What the store holds under names that it was renamed away from, with their folders."""
         self.problem: Exception | None = None
         """What could not be read or set of it after it was last published."""
@@ -180,7 +180,7 @@ class WritableFile:
         """Raise CorruptDataError when there are fewer bytes than were announced."""
         if self.unpublished and self.size_bytes < self.promised_bytes:
             raise CorruptDataError(
-                f"{self.node.found.name} is not published: {self.size_bytes} bytes of the "
+                f"{self.node.info.name} is not published: {self.size_bytes} bytes of the "
                 f"{self.promised_bytes} that ftruncate announced were written; save it again"
             )
 
@@ -210,14 +210,14 @@ class WritableFile:
         if self.state is SaveState.REMOVED:
             self.state = SaveState.UNCHANGED
 
-    def move(self, name: str, left: tuple[Inode, Found] | None) -> None:
+    def move(self, name: str, left: tuple[Inode, PathInfo] | None) -> None:
         """Publish under another name. `left` under the previous one is removed after that."""
         if self._saved is not None:
             self._saved.move(name)
         if left is not None:
             self.left.append(left)
 
-    def publish(self) -> Found | None:
+    def publish(self) -> PathInfo | None:
         """Put what was written on the store; None when there was nothing to publish.
 
         Pass the result to `settle`. Once the file is published no error is raised any more, since
@@ -231,9 +231,9 @@ class WritableFile:
         try:
             if self.staged is not None:
                 self.staged.close()
-                return self.node.found._replace(size_bytes=self.size_bytes)
+                return self.node.info._replace(size_bytes=self.size_bytes)
             if saved is None:
-                saved = SavedFile(self._store, self.node.found.name, self._settings)
+                saved = SavedFile(self._store, self.node.info.name, self._settings)
             saved.close()
         except BaseException as error:  # whatever it is, the next `close` must report it as well
             if saved is not None:
@@ -242,24 +242,24 @@ class WritableFile:
             raise
         return self._set_attributes()
 
-    def _set_attributes(self) -> Found:
+    def _set_attributes(self) -> PathInfo:
         """Give what was published its attributes; returns what lies on the store now."""
-        name = self.node.found.name
-        found = Found(name, self.size_bytes, time.time(), False)  # where nothing more is learned
+        name = self.node.info.name
+        found = PathInfo(name, self.size_bytes, time.time(), False)  # where nothing more is learned
         self.problem = None
         try:
-            found = namespace.look(self._store, name, follow=False)
+            found = namespace.look_up(self._store, name, follow=False)
             if self.attributes != Attributes():
                 found = rename_remove.set_attributes(self._store, found, self.attributes)
         except Exception as error:  # whatever it is, the file is published
             self.problem = error
         return found
 
-    def settle(self, found: Found) -> None:
+    def settle(self, found: PathInfo) -> None:
         """There is nothing left to publish: `found` lies on the store."""
         self.state = SaveState.UNCHANGED
         self.promised_bytes = 0
-        self.node.found = found
+        self.node.info = found
 
     def abort(self) -> None:
         """Discard what was not published."""
@@ -280,17 +280,17 @@ class WritableFile:
         """Remove what lies under the names it was renamed away from, unless it was replaced."""
         for _, each in self.left:
             try:
-                if namespace.look(self._store, each.name, follow=False) == each:
+                if namespace.look_up(self._store, each.name, follow=False) == each:
                     rename_remove.remove(self._store, each)
             except BootseerError:
                 continue  # the file is published, and that is what `close` reports
 
     def _copy_published(self, size_bytes: int) -> SavedFile:
         """A new file that begins with the first `size_bytes` of what was published."""
-        saved = SavedFile(self._store, self.node.found.name, self._settings)
+        saved = SavedFile(self._store, self.node.info.name, self._settings)
         if not size_bytes:
             return saved
-        found = self.node.found
+        found = self.node.info
         try:
             source = open_file(self._store, found)
             if source.size_bytes != found.size_bytes or not is_source_of(found, source):
@@ -369,7 +369,7 @@ class WritableFiles:
         if file.problem is not None:
             self._nodes.outdate(self._nodes.get(node.parent))  # so that the store is asked again
             self._say(
-                f"{node.found.name} is published, but what was set of it (its mode, its "
+                f"{node.info.name} is published, but what was set of it (its mode, its "
                 f"time) may be lost: {file.problem}"
             )
         node.key = ""

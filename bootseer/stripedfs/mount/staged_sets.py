@@ -16,7 +16,7 @@ from bootseer.stripedfs.mount.inodes import Node, Nodes
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.write.dcp_files import StagedFile
 
-METADATA_NAME = os.fsencode(namespace.METADATA)
+METADATA_NAME = os.fsencode(namespace.DCP_METADATA)
 
 
 class StagedSet:
@@ -76,15 +76,15 @@ class StagedSets:
         missing = metadata.missing()
         if missing:
             self._say(
-                f"{folder.found.name} is not published: its .metadata names "
+                f"{folder.info.name} is not published: its .metadata names "
                 f"{', '.join(missing[:5])}, which nobody has saved; save it again"
             )
             raise FileSystemError(errno.EIO)
         metadata.publish()
         self.drop(folder.inode)
-        found = namespace.look(self._store, folder.found.name, follow=False)
+        found = namespace.look_up(self._store, folder.info.name, follow=False)
         with self._nodes.lock:
-            folder.found = found
+            folder.info = found
             self._nodes.outdate(folder)
             self._nodes.touch(folder.parent, folder.name)
 
@@ -111,7 +111,7 @@ class StagedSets:
             folder = self._nodes.get(inode)
             if staged_set.files:
                 shown = b", ".join(staged_set.files).decode(errors="replace")
-                where = "" if folder is None else folder.found.name
+                where = "" if folder is None else folder.info.name
                 self._say(f"{shown} of {where} is not published: no .metadata came after it")
             self.drop(inode)
 

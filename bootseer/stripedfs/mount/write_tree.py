@@ -33,7 +33,7 @@ from bootseer.fuse.serve.requesters import closes_because_killed
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import BadFieldError
-from bootseer.stripedfs.format.manifest import Attributes, Link, inside
+from bootseer.stripedfs.format.manifest import Attributes, Link, check_target
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.inodes import Node, base_of, below, stamp_of
 from bootseer.stripedfs.mount.open_for_writing import (
@@ -47,7 +47,7 @@ from bootseer.stripedfs.mount.read_tree import StripedTree
 from bootseer.stripedfs.mount.settings import DEADLINE_S
 from bootseer.stripedfs.mount.staged_sets import METADATA_NAME, StagedSets
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.namespace import PathInfo
 from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.dcp_files import StagedFile, is_staged
@@ -113,14 +113,14 @@ class WritableTree(StripedTree):
                 return self._attr(node), opened
             if known is not None:
                 node = self._check_changeable(self.node(known))
-                if node.found.link:  # made by others a moment ago: the kernel must follow it
+                if node.info.link:  # made by others a moment ago: the kernel must follow it
                     raise FileSystemError(errno.ESTALE)
                 opened = self._open_for_writing(node, flags | os.O_TRUNC)
             else:
                 with self.nodes.lock:  # no store knows it: a listing must find it being written
                     node = self._new(folder, name)
                     if mode != FILE_MODE:
-                        node.found = node.found._replace(attributes=Attributes(mode))
+                        node.info = node.info._replace(attributes=Attributes(mode))
                     opened = self._open_for_writing(node, flags | os.O_TRUNC)
             self.nodes.refer(node.inode)
             return self._attr(node), opened
@@ -139,9 +139,9 @@ class WritableTree(StripedTree):
             if flags & os.O_TRUNC and parent is not None and self._begins_staged(parent, node.name):
                 return self._stage(parent, node.name, node)[1]
             self._check_changeable(node)
-            if node.found.is_folder:
+            if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
-            if node.found.link:
+            if node.info.link:
                 raise FileSystemError(errno.ELOOP)
             return self._open_for_writing(node, flags)
 
@@ -184,7 +184,7 @@ class WritableTree(StripedTree):
 
     def _is_orphaned(self, file: WritableFile, thread: int) -> bool:
         """Whether its writer was killed; FileSystemError(EIO) where that cannot be determined."""
-        name = file.node.found.name
+        name = file.node.info.name
         try:
             killed = closes_because_killed(thread)
         except OSError as error:  # only what is certainly whole is published
@@ -271,13 +271,13 @@ class WritableTree(StripedTree):
             file = self._writable.finish_closed(node)
             if file is not None:
                 file.attributes = file.attributes.updated(given)
-                node.found = node.found._replace(attributes=file.attributes)
+                node.info = node.info._replace(attributes=file.attributes)
             elif node.inode == ROOT:  # nothing of the store stands for it
-                before = node.found.attributes or Attributes()
-                node.found = node.found._replace(attributes=before.updated(given))
+                before = node.info.attributes or Attributes()
+                node.info = node.info._replace(attributes=before.updated(given))
             else:
-                found = self._look(node.found.name)._replace(attributes=node.found.attributes)
-                node.found = rename_remove.set_attributes(self.store, found, given)
+                found = self._look(node.info.name)._replace(attributes=node.info.attributes)
+                node.info = rename_remove.set_attributes(self.store, found, given)
                 with self.nodes.lock:
                     self.nodes.touch(node.parent, node.name)
             return self._attr(node)
@@ -293,11 +293,11 @@ class WritableTree(StripedTree):
             has_mode = mode & 0o7777 != FOLDER_MODE
             target = self._name(folder, name, has_suffix=has_mode)
             self.store.mkdir(target)
-            node = self.nodes.add(folder, name, Found(target, 0, time.time(), True))
+            node = self.nodes.add(folder, name, PathInfo(target, 0, time.time(), True))
             if has_mode:
                 given = Attributes(mode & 0o7777)
-                node.found = rename_remove.set_attributes(
-                    self.store, self._look(node.found.name), given
+                node.info = rename_remove.set_attributes(
+                    self.store, self._look(node.info.name), given
                 )
             self.nodes.refer(node.inode)
             return self._attr(node)
@@ -321,7 +321,7 @@ class WritableTree(StripedTree):
     def _check_target(folder: Node, name: bytes, target: str) -> None:
         """Raise FileSystemError(EXDEV) for a target that is absolute or not in this mount."""
         try:
-            inside(below(folder, os.fsdecode(name)), target)
+            check_target(below(folder, os.fsdecode(name)), target)
         except BadFieldError as error:
             raise FileSystemError(errno.EXDEV) from error
 
@@ -332,12 +332,12 @@ class WritableTree(StripedTree):
             if self._unlink_member(folder, node):
                 return
             self._check_changeable(node)
-            if node.found.is_folder:
+            if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
             self._writable.finish_closed(node)
             with self._writable.removing(node):
                 try:
-                    rename_remove.remove(self.store, self._look(node.found.name))
+                    rename_remove.remove(self.store, self._look(node.info.name))
                 except NotFoundError:
                     pass  # another one was quicker
             self.nodes.remove(node)
@@ -345,7 +345,7 @@ class WritableTree(StripedTree):
     def rmdir(self, parent: Inode, name: bytes) -> None:
         with self._answered("rmdir"):
             node = self.child(self._check_changeable(self.node(parent)), name)
-            if not node.found.is_folder:
+            if not node.info.is_folder:
                 raise FileSystemError(errno.ENOTDIR)
             self.nodes.outdate(node)
             staged_set = self._sets.get(node.inode)
@@ -358,8 +358,8 @@ class WritableTree(StripedTree):
             self._sets.drop(node.inode)
             if METADATA_NAME in self.listing(node):
                 metadata = self.child(node, METADATA_NAME)
-                if metadata.found.tree is None:
-                    rename_remove.remove(self.store, self._look(metadata.found.name))
+                if metadata.info.tree is None:
+                    rename_remove.remove(self.store, self._look(metadata.info.name))
             self._remove_folder(node)
             self._sets.forget_hidden(node.inode)
             self.nodes.remove(node)
@@ -388,11 +388,11 @@ class WritableTree(StripedTree):
             over = None if inode is None else self.node(inode)
             if over is not None:
                 self._check_over(node, over, flags)
-            has_suffix = not node.found.is_folder or node.found.attributes is not None
+            has_suffix = not node.info.is_folder or node.info.attributes is not None
             target = self._name(folder, new_name, has_suffix=has_suffix)
             self._sets.drop(node.inode)
-            if node.found.link:
-                self._check_target(folder, new_name, node.found.link)
+            if node.info.link:
+                self._check_target(folder, new_name, node.info.link)
             with contextlib.ExitStack() as stack:
                 if over is not None:
                     stack.enter_context(self._writable.removing(over))
@@ -417,60 +417,60 @@ class WritableTree(StripedTree):
                 if not node.listed:  # it was removed or replaced: others have its name
                     continue
                 # A version keeps its own name, in whichever folder it lies by now.
-                version = node.found.version
+                version = node.info.version
                 of_it = "" if version is None else version.folder.rpartition("/")[2]
                 with contextlib.suppress(BootseerError):
-                    source = open_file(self.store, node.found)
-                    if source.size_bytes == node.found.size_bytes and source.key.endswith(of_it):
+                    source = open_file(self.store, node.info)
+                    if source.size_bytes == node.info.size_bytes and source.key.endswith(of_it):
                         self.files.move(place, source, self._where(node))
 
     def _check_nothing_written_below(self, folder: Node) -> None:
         """As `check_not_written`, of all files below a folder: drafts have its present name."""
         for file in self._writable.all():
-            held = (file.node.found, *(each for _, each in file.left))
-            below_it = any(each.name.startswith(f"{folder.found.name}/") for each in held)
+            held = (file.node.info, *(each for _, each in file.left))
+            below_it = any(each.name.startswith(f"{folder.info.name}/") for each in held)
             if below_it and file.unpublished:
                 self._writable.check_not_written(file.node)
 
-    def _look(self, name: str) -> Found:
+    def _look(self, name: str) -> PathInfo:
         """What the store holds under a name; links are not followed, as the kernel does that."""
-        return namespace.look(self.store, name, follow=False)
+        return namespace.look_up(self.store, name, follow=False)
 
-    def _move(self, node: Node, target: str, file: WritableFile | None) -> Found:
+    def _move(self, node: Node, target: str, file: WritableFile | None) -> PathInfo:
         """Rename on the store; what is being written gets its new name when it is published."""
         if file is None or not file.unpublished:  # any more
-            found = self._look(node.found.name)._replace(attributes=node.found.attributes)
+            found = self._look(node.info.name)._replace(attributes=node.info.attributes)
             rename_remove.move(self.store, found, target)
-            return self._look(target)._replace(attributes=node.found.attributes)
+            return self._look(target)._replace(attributes=node.info.attributes)
         try:
-            before = self._look(node.found.name)
+            before = self._look(node.info.name)
         except NotFoundError:
             before = None  # the file is new
         file.move(target, None if before is None else (node.parent, before))
-        return node.found._replace(name=target)
+        return node.info._replace(name=target)
 
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
         """Raise what keeps `node` from replacing `over`, and remove an empty folder there."""
         if flags & RENAME_NOREPLACE:
             raise FileSystemError(errno.EEXIST)
         self._writable.check_not_written(over)
-        if over.found.is_folder and not node.found.is_folder:
+        if over.info.is_folder and not node.info.is_folder:
             raise FileSystemError(errno.EISDIR)
-        if node.found.is_folder and not over.found.is_folder:
+        if node.info.is_folder and not over.info.is_folder:
             raise FileSystemError(errno.ENOTDIR)
-        if over.found.is_folder:
-            if over.found.version is not None or self.listing(over):
+        if over.info.is_folder:
+            if over.info.version is not None or self.listing(over):
                 raise FileSystemError(errno.ENOTEMPTY)
             self._remove_folder(over)
 
     def _remove_folder(self, node: Node) -> None:
         try:
-            rename_remove.remove(self.store, node.found)
+            rename_remove.remove(self.store, node.info)
         except BootseerError as error:
-            hidden = rename_remove.held(self.store, node.found.name)
+            hidden = rename_remove.held(self.store, node.info.name)
             if not hidden:
                 raise
-            self._say(f"{node.found.name} stays: it holds {', '.join(hidden)}")
+            self._say(f"{node.info.name} stays: it holds {', '.join(hidden)}")
             raise FileSystemError(errno.ENOTEMPTY) from error
 
     # --- distributed checkpoints, which are published whole ------------------------------------
@@ -489,16 +489,16 @@ class WritableTree(StripedTree):
         if not is_staged(os.fsdecode(name)) or folder.inode == ROOT or folder.path == "":
             return False
         parent = self.nodes.get(folder.parent)
-        if parent is not None and folder.found.version is None:
+        if parent is not None and folder.info.version is None:
             # Another mount that saves into it may have published it a moment ago.
             self.nodes.outdate(folder)
             self.nodes.outdate(parent)
             self.listing(parent)
-        if folder.found.version is not None:
-            return folder.found.beside
+        if folder.info.version is not None:
+            return folder.info.shares_folder
         names = [os.fsdecode(each) for each in self.listing(folder)]
-        shards = (each != namespace.METADATA and namespace.is_member(each) for each in names)
-        return namespace.METADATA in names and any(shards)
+        shards = (each != namespace.DCP_METADATA and namespace.is_dcp_file(each) for each in names)
+        return namespace.DCP_METADATA in names and any(shards)
 
     def _stage(self, folder: Node, name: bytes, before: Node | None) -> tuple[Node, Opened]:
         """Begin a file of a set. The previous file stays where it is, under another inode."""
@@ -510,19 +510,19 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EBUSY)
             earlier[1].abort()
         base = os.fsdecode(name)
-        found = Found(f"{folder.found.name}/{base}", 0, time.time(), False)
+        found = PathInfo(f"{folder.info.name}/{base}", 0, time.time(), False)
         if before is None:
             node = self.nodes.add_unlisted(folder, name, found)
         elif earlier is not None and earlier[0] is before:
             node = before
-            node.found = found
+            node.info = found
         else:
             node = before
             if self.listing(folder).get(name) == node.inode:  # else it was replaced by others
                 self.nodes.supersede(node)
             self.files.outdate(node.inode)
-            node.found, node.key = found, ""
-        staged = StagedFile.begin(self.store, folder.found.name, base, self._writing)
+            node.info, node.key = found, ""
+        staged = StagedFile.begin(self.store, folder.info.name, base, self._writing)
         self._sets.add(folder.inode, name, node, staged)
         file = WritableFile(self.store, node, self._writing, self._fetcher, staged)
         file.begin()
@@ -543,7 +543,7 @@ class WritableTree(StripedTree):
         if staged_set is not None and staged_set.files and node.name == METADATA_NAME:
             staged_set.metadata_removed = True
             return True
-        if not folder.found.beside or node.found.tree is None:
+        if not folder.info.shares_folder or node.info.tree is None:
             return False
         self._sets.hide(folder.inode, node.name)
         self.nodes.outdate(folder)
@@ -562,7 +562,9 @@ class WritableTree(StripedTree):
         self._sets.close()
         super().destroy()
 
-    def _filled(self, node: Node, found: Sequence[Found], *, outdated: bool) -> dict[bytes, Inode]:
+    def _filled(
+        self, node: Node, found: Sequence[PathInfo], *, outdated: bool
+    ) -> dict[bytes, Inode]:
         """As the store lists it, less names that files were moved away from and hidden ones."""
         leaving = {
             (each.name, stamp_of(each)) for file in self._writable.all() for _, each in file.left
@@ -575,7 +577,7 @@ class WritableTree(StripedTree):
         ]
         return super()._filled(node, shown, outdated=outdated)
 
-    def _kept(self, node: Node, found: Sequence[Found]) -> dict[bytes, Node]:
+    def _kept(self, node: Node, found: Sequence[PathInfo]) -> dict[bytes, Node]:
         """Files that are being written may be on no store yet, but are in their folder."""
         listed = {base_of(each) for each in found}
         return {
@@ -604,9 +606,9 @@ class WritableTree(StripedTree):
 
     def _check_changeable(self, node: Node) -> Node:
         """Refuse what lies in a directory checkpoint."""
-        if node.found.tree is not None and node.found.entry is not None:
+        if node.info.tree is not None and node.info.entry is not None:
             raise FileSystemError(errno.EROFS)
-        if node.found.is_folder and node.found.version is not None and node.parent == node.inode:
+        if node.info.is_folder and node.info.version is not None and node.parent == node.inode:
             raise FileSystemError(errno.EROFS)
         return node
 
@@ -619,12 +621,12 @@ class WritableTree(StripedTree):
         if len(name) > (FILE_NAME_BYTES if has_suffix else FOLDER_NAME_BYTES):
             raise FileSystemError(errno.ENAMETOOLONG)
         base = os.fsdecode(name)
-        in_version = folder.found.version is not None
-        if in_version and (not folder.found.beside or namespace.is_member(base)):
+        in_version = folder.info.version is not None
+        if in_version and (not folder.info.shares_folder or namespace.is_dcp_file(base)):
             raise FileSystemError(errno.EROFS)
         if namespace.is_reserved(base):
             raise FileSystemError(errno.EINVAL)  # names of stripes, and of what is being written
-        return f"{folder.found.name}/{base}" if folder.found.name else base
+        return f"{folder.info.name}/{base}" if folder.info.name else base
 
     def _open_for_writing(self, node: Node, flags: int) -> Opened:
         self._writable.check_not_written(node)
@@ -633,14 +635,16 @@ class WritableTree(StripedTree):
         if flags & os.O_TRUNC:
             file.begin()
         else:
-            file.size_bytes = node.found.size_bytes
+            file.size_bytes = node.info.size_bytes
             if flags & os.O_ACCMODE == os.O_RDWR:
                 self.files.adopt(handle, self.source(node), self._where(node), handle)
         self._writable.add(handle, file)
         return Opened(handle, direct=True, keep_cache=False)
 
     def _new(self, folder: Node, name: bytes) -> Node:
-        return self.nodes.add(folder, name, Found(self._name(folder, name), 0, time.time(), False))
+        return self.nodes.add(
+            folder, name, PathInfo(self._name(folder, name), 0, time.time(), False)
+        )
 
 
 def _ignore(message: str) -> None: ...

@@ -16,10 +16,10 @@ WIDTH, CHUNK = PREFIX + b"width", PREFIX + b"chunk"
 def names_of(node: Node) -> list[bytes]:
     """Told without opening the file, which takes several requests."""
     names = [URL]
-    if not node.found.is_folder and not node.found.link and node.inode != ROOT:
-        if node.found.striped:
+    if not node.info.is_folder and not node.info.link and node.inode != ROOT:
+        if node.info.striped:
             names += [WIDTH, CHUNK]
-        if node.found.version is not None:
+        if node.info.version is not None:
             names.append(DIGEST)
     return names
 

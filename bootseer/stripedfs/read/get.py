@@ -17,11 +17,11 @@ from bootseer.errors import (
 )
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
-from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import TreeFile, TreeFolder, TreeLink
 from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
-from bootseer.stripedfs.read.namespace import Found, children, rooted
+from bootseer.stripedfs.read.namespace import PathInfo, list_folder, load_tree
 from bootseer.stripedfs.read.open import locate, open_file
 from bootseer.stripedfs.read.partial_download import ArrivedRange, PartialDownload
 from bootseer.stripedfs.read.sources import DigestedSource, FileSource
@@ -59,17 +59,17 @@ def get(
     and sticky bits are not restored. Raises the store's errors, CorruptDataError for damage,
     NoSpaceError.
     """
-    store, found = locate(url, options)
+    store, info = locate(url, options)
     try:
         fetcher = fetcher or shared_fetcher()
-        return get_found(store, found, destination, fetcher, resume=resume, progress=progress)
+        return get_from_store(store, info, destination, fetcher, resume=resume, progress=progress)
     finally:
         store.close()
 
 
-def get_found(
+def get_from_store(
     store: Store,
-    found: Found,
+    info: PathInfo,
     destination: str,
     fetcher: Fetcher,
     *,
@@ -77,10 +77,10 @@ def get_found(
     progress: Progress = SILENT,
 ) -> GetReport:
     """`get` of what was looked up in a store that is open already."""
-    opened = _open_for_get(store, found)
+    opened = _open_for_get(store, info)
     destination = os.path.abspath(destination)
     if not isinstance(opened, Tree) and os.path.isdir(destination):
-        destination = f"{destination}/{found.name.rpartition('/')[2]}"
+        destination = f"{destination}/{info.name.rpartition('/')[2]}"
     if isinstance(opened, Tree):
         key, size_bytes = f"tree-{opened.version.pointer.manifest_digest.hex()}", None
     else:
@@ -101,21 +101,21 @@ def get_found(
         return report
 
 
-def _open_for_get(store: Store, found: Found) -> FileSource | Tree:
-    if not found.is_folder:
-        return open_file(store, found)
-    if found.version is None or found.entry is not None:
+def _open_for_get(store: Store, info: PathInfo) -> FileSource | Tree:
+    if not info.is_folder:
+        return open_file(store, info)
+    if info.version is None or info.entry is not None:
         raise UsageError(
-            f"{found.name} in {store.url} is a folder; name a checkpoint or a file in it"
+            f"{info.name} in {store.url} is a folder; name a checkpoint or a file in it"
         )
-    found = rooted(store, found)
-    tree = found.tree
+    info = load_tree(store, info)
+    tree = info.tree
     assert tree is not None
-    listed = children(store, found) if found.beside else []
+    listed = list_folder(store, info) if info.shares_folder else []
     others = [each.name for each in listed if each.tree is None]
     if others:
         raise NotSupportedError(
-            f"{found.name} in {store.url} also holds {', '.join(others[:3])}, saved one by one and "
+            f"{info.name} in {store.url} also holds {', '.join(others[:3])}, saved one by one and "
             "part of no version; get those by name, or copy the folder from a mount"
         )
     return tree
@@ -168,7 +168,7 @@ class _Get:
             yield entry.path, tree.source(entry)
 
     def _fetch(self, files: Iterator[tuple[str, FileSource]], store: Store) -> None:
-        batches.run(files, self._fetch_batch, limit_bytes=batches.batch_bytes(store))
+        batches.run_batches(files, self._fetch_batch, limit_bytes=batches.batch_bytes(store))
 
     def _fetch_batch(
         self, batch: batches.Batch, memory: list[memoryview], pool: WorkerPool
@@ -176,11 +176,13 @@ class _Get:
         """Fetch what is missing of a batch and write it to the files."""
         pool.check()
         missing = [pair for pair in zip(batch, memory, strict=True) if not self._keep(*pair, pool)]
-        batches.fetch(self._fetcher, missing)
+        batches.fetch_segments(self._fetcher, missing)
         arrived = []
         for segment, view in missing:
             _write_at(self._download.path(segment.path), segment.offset, view)
-            digest = "" if isinstance(segment.source, DigestedSource) else digest_of(view).hex()
+            digest = (
+                "" if isinstance(segment.source, DigestedSource) else compute_digest(view).hex()
+            )
             end = segment.offset + segment.length
             arrived.append((segment.path, ArrivedRange(segment.offset, end, digest)))
             self._progress.advance(segment.length)
@@ -199,7 +201,7 @@ class _Get:
                     pool.check()
                     block = view[start : start + source.block_bytes]
                     source.open_block((segment.offset + start) // source.block_bytes, block, block)
-            elif digest_of(view).hex() != noted:
+            elif compute_digest(view).hex() != noted:
                 return False
         except (CorruptDataError, OSError):
             return False

@@ -1,6 +1,6 @@
 """From a URL, or a name on a store, to what can be read: a file's source, or a tree of files.
 
-A striped checkpoint is found by its pointer; where there is none, the plain object of that name
+A striped checkpoint is info by its pointer; where there is none, the plain object of that name
 is read as it is. A striped file's manifest is compared with what the store holds before the first
 byte is read (see `sources.striped_source`).
 """
@@ -17,23 +17,23 @@ from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.format.manifest import Link, TreeManifest
 from bootseer.stripedfs.format.pointer import Version
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
-from bootseer.stripedfs.read.sources import FileSource, file_source, plain_source
+from bootseer.stripedfs.read.namespace import PathInfo
+from bootseer.stripedfs.read.sources import FileSource, open_plain_file, open_striped_file
 from bootseer.stripedfs.read.tree import Tree
 
 
-def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, Found]:
-    """What a URL stands for, and the store it was found in, which the caller closes.
+def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, PathInfo]:
+    """What a URL stands for, and the store it is in, which the caller closes.
 
-    Looks above the URL's folder for a directory checkpoint that holds it. Raises NotFoundError.
+    A directory checkpoint above the URL's folder may hold it. Raises NotFoundError.
     """
     try:
         folder, name = split_object(url)
     except UsageError:
         store = open_store(url, options)  # the root of a store has no name
-        return store, namespace.look(store, "")
-    first: NotFoundError | None = None
-    if namespace.is_member(name):  # whether it is a file of its own only its folder's pointer says
+        return store, namespace.look_up(store, "")
+    missing: NotFoundError | None = None
+    if namespace.is_dcp_file(name):  # its folder's pointer says whether it is a file of its own
         with contextlib.suppress(UsageError):
             above, part = split_object(folder)
             if part not in (".", ".."):
@@ -41,19 +41,19 @@ def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, Found]
     while True:
         store = open_store(folder, options)
         try:
-            return store, namespace.look(store, name)
+            return store, namespace.look_up(store, name)
         except NotFoundError as error:
-            first = first or error
+            missing = missing or error
             store.close()
-        except BaseException:  # who asked never had it to close
+        except BaseException:  # the caller has no store to close
             store.close()
             raise
         try:
             folder, part = split_object(folder)
         except UsageError:
-            raise first from None
+            raise missing from None
         if part in (".", ".."):
-            raise first
+            raise missing
         name = f"{part}/{name}"
 
 
@@ -64,43 +64,43 @@ def open_source(store: Store, name: str) -> FileSource:
 
 def open_any(store: Store, name: str) -> FileSource | Tree:
     """Open what a name stands for: a striped file, a directory checkpoint, or a plain object."""
-    version = pointer.pointed(store, name)
+    version = pointer.read_pointer(store, name)
     if isinstance(version, Link):
-        name = pointer.resolve(store, name)
-        version = pointer.current(store, name)
-    return plain_source(store, name) if version is None else _open_version(store, name, version)
+        name = pointer.follow_links(store, name)
+        version = pointer.read_current(store, name)
+    return open_plain_file(store, name) if version is None else _open_version(store, name, version)
 
 
-def open_file(store: Store, found: Found) -> FileSource:
+def open_file(store: Store, info: PathInfo) -> FileSource:
     """Open a file that was looked up or listed. Raises UsageError for a folder."""
-    if found.tree is not None:
-        return found.tree.file("" if found.entry is None else found.entry.path)
-    if found.version is None:
-        return plain_source(store, found.name)
-    return _check_file(store, found.name, _open_version(store, found.name, found.version))
+    if info.tree is not None:
+        return info.tree.file("" if info.entry is None else info.entry.path)
+    if info.version is None:
+        return open_plain_file(store, info.name)
+    return _check_file(store, info.name, _open_version(store, info.name, info.version))
 
 
-def is_source_of(found: Found, source: FileSource) -> bool:
+def is_source_of(info: PathInfo, source: FileSource) -> bool:
     """Whether a source gives the bytes that were listed, and not those of a later version."""
-    if found.version is not None and found.tree is None:
-        return source.key.endswith(f"/{found.version.folder}")
-    return source.size_bytes == found.size_bytes
+    if info.version is not None and info.tree is None:
+        return source.key.endswith(f"/{info.version.folder}")
+    return source.size_bytes == info.size_bytes
 
 
 def _open_version(store: Store, name: str, version: Version) -> FileSource | Tree:
     """Open a version, or the one that replaced it if it was collected meanwhile."""
     try:
-        manifest = pointer.manifest_of(store, version)
+        manifest = pointer.read_manifest(store, version)
         if isinstance(manifest, TreeManifest):
             return Tree(store, version, manifest)
-        return file_source(store, version, manifest)
+        return open_striped_file(store, version, manifest)
     except (NotFoundError, CorruptDataError) as error:
-        newer = pointer.current(store, name)
+        newer = pointer.read_current(store, name)
         if newer is None:
             raise
         if newer.folder == version.folder:
             if isinstance(error, NotFoundError):
-                raise pointer.gone(store, version) from error
+                raise pointer.lost_version_error(store, version) from error
             raise
     return _open_version(store, name, newer)
 

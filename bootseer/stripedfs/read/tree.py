@@ -8,7 +8,7 @@ from bootseer.errors import NotFoundError
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.format.manifest import TreeEntry, TreeFile, TreeLink, TreeManifest
-from bootseer.stripedfs.read.sources import FileSource, SmallSource, striped_source
+from bootseer.stripedfs.read.sources import FileSource, SmallSource, open_stripes
 
 MAX_STEPS = 4096
 """Parts of a path and of the links on it, before it is taken for a loop."""
@@ -22,7 +22,7 @@ class Tree:
         self.version = version
         self.manifest = manifest
         self.entries = {entry.path: entry for entry in manifest.entries}
-        """Every entry by its path; the root is none."""
+        """Every entry by its path; the root is not among them."""
         self.folders: dict[str, list[TreeEntry]] = {}
         """What lies directly in each folder that is not empty; "" is the root."""
         for entry in manifest.entries:
@@ -30,29 +30,29 @@ class Tree:
 
     def find(self, path: str) -> TreeEntry:
         """The entry that a path leads to, through the tree's links. Raises NotFoundError."""
-        left, at = path.split("/")[::-1], ""
+        parts, at = path.split("/")[::-1], ""
         for _ in range(MAX_STEPS):
-            if not left:
+            if not parts:
                 return self.entries[at]
-            part = left.pop()
+            part = parts.pop()
             if part == "..":
                 at = posixpath.dirname(at)
                 continue
             at = f"{at}/{part}" if at else part
-            found = self.entries.get(at)
-            if found is None:
+            entry = self.entries.get(at)
+            if entry is None:
                 break
-            if isinstance(found, TreeLink):
+            if isinstance(entry, TreeLink):
                 at = posixpath.dirname(at)
-                left += [p for p in found.target.split("/")[::-1] if p not in ("", ".")]
+                parts += [p for p in entry.target.split("/")[::-1] if p not in ("", ".")]
         raise NotFoundError(f"{path} is not in {self.version.folder} in {self.store.url}")
 
     def file(self, path: str) -> FileSource:
-        """Open the file that a path leads to. Raises NotFoundError when it is none."""
-        found = self.find(path)
-        if not isinstance(found, TreeFile):
+        """Open the file that a path leads to. Raises NotFoundError for a folder."""
+        entry = self.find(path)
+        if not isinstance(entry, TreeFile):
             raise NotFoundError(f"{path} in {self.version.folder} in {self.store.url} is a folder")
-        return self.source(found)
+        return self.source(entry)
 
     def source(self, entry: TreeFile) -> FileSource:
         """Open one of its files. Raises CorruptDataError when what is stored does not fit."""
@@ -60,5 +60,5 @@ class Tree:
         if not entry.striped:
             name = f"{self.version.folder}/{entry.object}"
             return SmallSource(self.store, name, entry.size_bytes, entry.digest, label)
-        found = pointer.striped_file(self.store, self.version, entry)
-        return striped_source(self.store, found, label)
+        striped = pointer.read_striped_file(self.store, self.version, entry)
+        return open_stripes(self.store, striped, label)

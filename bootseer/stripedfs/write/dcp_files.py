@@ -16,7 +16,7 @@ import re
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, UsageError
 from bootseer.storage.store import Store
-from bootseer.stripedfs.read.namespace import METADATA, is_member
+from bootseer.stripedfs.read.namespace import DCP_METADATA, is_dcp_file
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.tree_writer import TreeWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -27,7 +27,7 @@ _NAMED = re.compile(rb"__\d+_\d+\.distcp")
 
 def is_staged(base: str) -> bool:
     """Whether a file that is begun under this name waits for the others to be published."""
-    return base == METADATA_DRAFT or is_member(base)
+    return base == METADATA_DRAFT or is_dcp_file(base)
 
 
 class StagedFile(Committing):
@@ -35,7 +35,7 @@ class StagedFile(Committing):
 
     def __init__(self, store: Store, folder: str, path: str, tree: TreeWriter) -> None:
         self._store, self._folder = store, folder
-        self._metadata = bytearray() if path == METADATA else None
+        self._metadata = bytearray() if path == DCP_METADATA else None
         self._tree = tree
         self._file = tree.open_file(path)
         self.open = True
@@ -46,7 +46,7 @@ class StagedFile(Committing):
     @classmethod
     def begin(cls, store: Store, folder: str, base: str, settings: WriteSettings) -> StagedFile:
         """Begin the file `base` of a folder's next checkpoint."""
-        path = METADATA if base == METADATA_DRAFT else base
+        path = DCP_METADATA if base == METADATA_DRAFT else base
         return cls(store, folder, path, TreeWriter.begin(store, folder, settings))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -84,7 +84,7 @@ class StagedFile(Committing):
 
     def publish(self) -> None:
         """Of `.metadata`, after `missing`: make all of it the directory's checkpoint."""
-        self._tree.publish(beside=True)
+        self._tree.publish(shares_folder=True)
         with contextlib.suppress(BootseerError):  # it is published: what is left hides nothing
             self._tree.forget_offers()
             rename_remove.remove_members(self._store, self._folder)

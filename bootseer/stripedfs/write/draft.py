@@ -25,16 +25,16 @@ from bootseer.errors import (
 )
 from bootseer.storage import lease as leases
 from bootseer.storage.store import Store
-from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import Kind, Link, Pointer
 from bootseer.stripedfs.format.pointer import (
     CURRENT,
     MANIFEST,
     Version,
-    current,
-    folder_of,
-    manifest_of,
-    pointed,
+    checkpoint_folder,
+    read_current,
+    read_manifest,
+    read_pointer,
 )
 from bootseer.stripedfs.write.stripe_upload import replace_surely, surely
 
@@ -67,14 +67,14 @@ class Draft:
     @classmethod
     def begin(cls, store: Store, name: str, note: dict[str, Any]) -> Draft:
         """Make a new one. `note` is what `adopt` will compare."""
-        folder = store.temporary(folder_of(name))
+        folder = store.temporary(checkpoint_folder(name))
         store.mkdir(f"{folder}/{WRITING}/{OPEN}")
         return cls(store, name, folder)._own(note)
 
     @classmethod
     def adopt(cls, store: Store, name: str, note: dict[str, Any]) -> Draft | None:
         """Take over a draft of the same note whose writer is gone; None when there is none."""
-        base = folder_of(name)
+        base = checkpoint_folder(name)
         for folder in temporaries(store, base):
             if read_note(store, folder) != note or not idle(store, base, folder):
                 continue
@@ -92,7 +92,7 @@ class Draft:
         """Write into a draft that another process began and will publish."""
         if "/" in token or not token.startswith("."):
             raise UsageError(f"{token!r} is no token of a checkpoint being written")
-        folder = f"{folder_of(name)}/{token}"
+        folder = f"{checkpoint_folder(name)}/{token}"
         store.stat(f"{folder}/{WRITING}/{OPEN}")
         return cls(store, name, folder)
 
@@ -157,7 +157,7 @@ class Draft:
             )
 
     def publish(
-        self, kind: Kind, size_bytes: int, manifest: bytes, *, beside: bool = False
+        self, kind: Kind, size_bytes: int, manifest: bytes, *, shares_folder: bool = False
     ) -> Version:
         """Write the manifest, give the folder its version's name, and point to it.
 
@@ -173,10 +173,10 @@ class Draft:
         self._check()
         self._stop_lease()
         self.store.delete_tree(self.writing)  # without a note nobody can take it over any more
-        about = (version_name(), size_bytes, len(manifest), digest_of(manifest))
-        pointer = Pointer(kind, *about, beside=beside)
-        version = Version(f"{folder_of(self.name)}/{pointer.version}", pointer)
-        base = folder_of(self.name)
+        about = (version_name(), size_bytes, len(manifest), compute_digest(manifest))
+        pointer = Pointer(kind, *about, shares_folder=shares_folder)
+        version = Version(f"{checkpoint_folder(self.name)}/{pointer.version}", pointer)
+        base = checkpoint_folder(self.name)
         if self._base != base:
             self.store.mkdir(base)
         self._rename(version)
@@ -212,11 +212,11 @@ class Draft:
 
     @property
     def _pointer(self) -> str:
-        return f"{folder_of(self.name)}/{CURRENT}"
+        return f"{checkpoint_folder(self.name)}/{CURRENT}"
 
     def _before(self) -> Version | Link | None:
         try:
-            return pointed(self.store, self.name)
+            return read_pointer(self.store, self.name)
         except CorruptDataError:
             return None  # it is replaced now
 
@@ -233,7 +233,7 @@ class Draft:
     def _point_back(self, version: Version, before: Version | Link | None) -> None:
         """The pointer must not name what is gone, unless it is another's by now."""
         try:
-            found = current(self.store, self.name)
+            found = read_current(self.store, self.name)
             if found is None or found.folder != version.folder:
                 return
             if isinstance(before, Link):
@@ -250,14 +250,14 @@ class Draft:
 
     def _whole(self, version: Version) -> bool:
         try:
-            manifest_of(self.store, version)
+            read_manifest(self.store, version)
         except (NotFoundError, CorruptDataError):
             return False
         return True
 
     def _remove_unless_current(self, version: Version) -> None:
         try:
-            found = current(self.store, self.name)
+            found = read_current(self.store, self.name)
             if found is None or found.folder != version.folder:
                 self.store.delete_tree(version.folder)
         except BootseerError:

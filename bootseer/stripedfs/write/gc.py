@@ -15,9 +15,9 @@ from bootseer.stripedfs.format.pointer import (
     CURRENT,
     MANIFEST,
     SUFFIX,
-    current,
-    folder_of,
-    is_name,
+    checkpoint_folder,
+    is_checkpoint_name,
+    read_current,
 )
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.write import rename_remove
@@ -50,7 +50,7 @@ def checkpoints(store: Store, name: str) -> list[str]:
 
     With those whose names begin with a dot: so do the names that programs save under at first.
     """
-    base = folder_of(name) if name else ""
+    base = checkpoint_folder(name) if name else ""
     if base:
         try:
             if store.stat(base).is_folder:
@@ -65,7 +65,7 @@ def checkpoints(store: Store, name: str) -> list[str]:
         if stat.is_folder
         and stat.name.endswith(SUFFIX)
         and not namespace.is_temporary(stat.name.rpartition("/")[2])
-        and is_name(stat.name)
+        and is_checkpoint_name(stat.name)
     )
 
 
@@ -78,7 +78,7 @@ def collect(
     end; a draft when nobody has written to it for as long. With a damaged pointer no version goes.
     A dry run writes nothing, and so goes by this machine's clock. Raises the store's errors.
     """
-    base = folder_of(name)
+    base = checkpoint_folder(name)
     now_s = time.time() if dry_run else store_now_s(store, base)
     if not dry_run:
         _unmark(store, base)
@@ -129,13 +129,13 @@ def collect_beside(
 
 
 def _is_current(store: Store, base: str, name: str) -> bool:
-    found = current(store, base)
+    found = read_current(store, base)
     return found is not None and found.folder == name
 
 
 def _versions(store: Store, base: str, now_s: float, grace_s: float) -> Iterator[Removed]:
     try:
-        pointed = current(store, base)
+        pointed = read_current(store, base)
     except CorruptDataError:
         return
     kept = pointed.folder if pointed is not None else ""
@@ -174,7 +174,7 @@ def _finished_s(store: Store, version: Stat) -> float:
 def _unmark(store: Store, base: str) -> None:
     """The mark of a move that ended before it was taken away would keep that version for ever."""
     try:
-        pointed = current(store, base)
+        pointed = read_current(store, base)
     except CorruptDataError:
         return
     if pointed is not None:
@@ -219,7 +219,7 @@ def remove(store: Store, name: str, *, force: bool = False) -> str:
     Readers that have it open lose it. Raises NotFoundError when there is none, BusyError when
     somebody is writing it and `force` is not given.
     """
-    base = folder_of(name)
+    base = checkpoint_folder(name)
     if not _exists(store, base):
         raise NotFoundError(f"there is no striped checkpoint {name} in {store.url}; check the name")
     if not force:

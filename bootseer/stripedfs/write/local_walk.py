@@ -9,9 +9,9 @@ import stat as stat_module
 from typing import Literal
 
 from bootseer.errors import UsageError, from_os_error
-from bootseer.stripedfs.format.json_fields import BadFieldError, digest_of
-from bootseer.stripedfs.format.json_fields import path as checked_path
-from bootseer.stripedfs.format.manifest import inside
+from bootseer.stripedfs.format.json_fields import BadFieldError, compute_digest
+from bootseer.stripedfs.format.json_fields import check_path as checked_path
+from bootseer.stripedfs.format.manifest import check_target
 from bootseer.stripedfs.format.pointer import DATA
 
 MAX_PART_BYTES = 200
@@ -20,7 +20,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._=@,-]|^\.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class LocalEntry:
     """One thing below a directory that is put; `local` is where it lies on this machine."""
 
     path: str
@@ -32,13 +32,13 @@ class Found:
     target: str = ""
 
 
-def walk(root: str, *, follow_links: bool = False) -> list[Found]:
+def walk(root: str, *, follow_links: bool = False) -> list[LocalEntry]:
     """All entries below `root`, by ascending path.
 
     Links are kept as links when they surely stay below `root`; `follow_links` stores what they
     point to instead. Raises UsageError for other links and for what is neither file nor folder.
     """
-    found: list[Found] = []
+    found: list[LocalEntry] = []
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while waiting:
         folder, above = waiting.pop()
@@ -60,23 +60,23 @@ def walk(root: str, *, follow_links: bool = False) -> list[Found]:
     return sorted(found, key=lambda entry: entry.path)
 
 
-def _entry(root: str, path: str, follow_links: bool) -> Found:
+def _entry(root: str, path: str, follow_links: bool) -> LocalEntry:
     local = f"{root}/{path}"
     try:
         checked_path(path, "the path")
         stat = os.stat(local) if follow_links else os.lstat(local)
         mode, mtime_ns = stat_module.S_IMODE(stat.st_mode), stat.st_mtime_ns
         if stat_module.S_ISLNK(stat.st_mode):
-            target = inside(path, os.readlink(local))
-            return Found(path, local, "link", mode, mtime_ns, 0, target)
+            target = check_target(path, os.readlink(local))
+            return LocalEntry(path, local, "link", mode, mtime_ns, 0, target)
     except OSError as error:
         raise from_os_error(error, f"look at {local}") from error
     except BadFieldError as error:
         raise UsageError(f"{local} cannot be kept: {error}; follow links to store files") from error
     if stat_module.S_ISDIR(stat.st_mode):
-        return Found(path, local, "folder", mode, mtime_ns, 0)
+        return LocalEntry(path, local, "folder", mode, mtime_ns, 0)
     if stat_module.S_ISREG(stat.st_mode):
-        return Found(path, local, "file", mode, mtime_ns, stat.st_size)
+        return LocalEntry(path, local, "file", mode, mtime_ns, stat.st_size)
     raise UsageError(f"{local} is neither a file, a folder nor a link; remove it from the folder")
 
 
@@ -92,7 +92,7 @@ def _part(part: str) -> str:
     spelt = _UNSAFE.sub(_escaped, part)
     if len(spelt) <= MAX_PART_BYTES:
         return spelt
-    return "~-" + digest_of(part.encode("utf-8", "surrogateescape")).hex()
+    return "~-" + compute_digest(part.encode("utf-8", "surrogateescape")).hex()
 
 
 def _escaped(match: re.Match[str]) -> str:

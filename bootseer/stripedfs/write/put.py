@@ -17,7 +17,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.store import Store, open_object
-from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import (
     Manifest,
     TreeEntry,
@@ -30,7 +30,7 @@ from bootseer.stripedfs.format.pointer import MANIFEST, Version
 from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.workers import Task
 from bootseer.stripedfs.write.draft import Draft
-from bootseer.stripedfs.write.local_walk import Found, object_of, walk
+from bootseer.stripedfs.write.local_walk import LocalEntry, object_of, walk
 from bootseer.stripedfs.write.put_files import FileWorks, read_records
 from bootseer.stripedfs.write.stripe_upload import replace_surely
 from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
@@ -146,7 +146,9 @@ def _put_file(works: FileWorks, path: str) -> PutReport:
     return _report(works, version, 1, manifest.layout.width)
 
 
-def _put_tree(works: FileWorks, root: str, found: list[Found], *, follow_links: bool) -> PutReport:
+def _put_tree(
+    works: FileWorks, root: str, found: list[LocalEntry], *, follow_links: bool
+) -> PutReport:
     files = [entry for entry in found if entry.kind == "file"]
     chunk_bytes = works.plan.chunk_bytes
     works.clear_leftovers({object_of(f.path): f.size_bytes >= chunk_bytes for f in files})
@@ -171,7 +173,7 @@ class _About(NamedTuple):
 
 
 def _tree_works(
-    works: FileWorks, files: list[Found], stored: dict[str, TreeFile]
+    works: FileWorks, files: list[LocalEntry], stored: dict[str, TreeFile]
 ) -> Iterator[Task]:
     """Pieces of work file by file; sources are opened only when their turn comes."""
     lock = threading.Lock()
@@ -203,10 +205,10 @@ def store_manifest(store: Store, folder: str, manifest: Manifest) -> tuple[int, 
     """Write a striped file's manifest below `folder`; its length and digest."""
     data = manifest.encode()
     replace_surely(store, f"{folder}/{MANIFEST}", data)
-    return len(data), digest_of(data)
+    return len(data), compute_digest(data)
 
 
-def _entry(found: Found, stored: dict[str, TreeFile]) -> TreeEntry:
+def _entry(found: LocalEntry, stored: dict[str, TreeFile]) -> TreeEntry:
     if found.kind == "folder":
         return TreeFolder(found.path, found.mode, found.mtime_ns)
     if found.kind == "link":

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.store import Stat
-from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
+from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, compute_digest
 from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest
 from bootseer.stripedfs.format.pointer import MANIFEST
-from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, used_width
+from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, trim_width
 from bootseer.stripedfs.progress import Progress
 from bootseer.stripedfs.workers import Task, WorkerPool
 from bootseer.stripedfs.write.draft import WRITING, Draft
@@ -59,9 +59,11 @@ class FileWorks:
         """Pieces of work that stripe a file below `folder`; `done` follows the last of them."""
         plan = self.plan
         check_chunks(source.size_bytes, plan.chunk_bytes)  # now, not after hours of writing
-        width = used_width(source.size_bytes, plan.chunk_bytes, plan.width)
+        width = trim_width(source.size_bytes, plan.chunk_bytes, plan.width)
         layout = Layout(source.size_bytes, plan.chunk_bytes, width)
-        tag = digest_of(folder.removeprefix(self.draft.folder).encode(errors="surrogateescape"))
+        tag = compute_digest(
+            folder.removeprefix(self.draft.folder).encode(errors="surrogateescape")
+        )
 
         def record(stripe: int, digests: bytes) -> None:
             if layout.stripe_length(stripe) < plan.keep_bytes:
@@ -102,7 +104,7 @@ class FileWorks:
             source.read_into(0, view)
             source.check_unchanged()
             attempt, began_s = 0, time.monotonic()
-            first = int.from_bytes(digest_of(name.encode(errors="replace"))[:4], "big")
+            first = int.from_bytes(compute_digest(name.encode(errors="replace"))[:4], "big")
             while True:
                 try:
                     with self.store.writer(name, self.plan.hints(first + attempt)) as writer:
@@ -116,7 +118,7 @@ class FileWorks:
                     pause_s = backoff_s(attempt, error)
                 self.pool.pause(pause_s)
             self.progress.advance(len(view))
-            done(digest_of(view))
+            done(compute_digest(view))
             self.close(source)
 
         return work

@@ -10,15 +10,15 @@ import posixpath
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format import pointer as versions
-from bootseer.stripedfs.format.manifest import Attributes, KeptAttributes, Link
-from bootseer.stripedfs.format.pointer import ATTRIBUTES, CURRENT, MANIFEST, folder_of
+from bootseer.stripedfs.format.manifest import Attributes, Link, StoredAttributes
+from bootseer.stripedfs.format.pointer import ATTRIBUTES, CURRENT, MANIFEST, checkpoint_folder
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.namespace import PathInfo
 
 MOVED = ".moved"
 
 
-def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
+def remove(store: Store, found: PathInfo, *, recursive: bool = False) -> None:
     """Remove a file, a directory checkpoint, or a folder (with what is in it if `recursive`).
 
     A striped checkpoint loses its pointer first, so that nobody begins to read what is going.
@@ -28,7 +28,7 @@ def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
     if found.version is not None or found.link:
         unpublish(store, found.name)
     if found.version is not None and found.is_folder:
-        if found.beside:
+        if found.shares_folder:
             _remove_beside(store, found.name, recursive=recursive)
         return
     if found.is_folder and recursive:
@@ -37,11 +37,11 @@ def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
         store.delete(found.name)
     if found.version is None and not found.link:
         with contextlib.suppress(BootseerError):
-            store.delete(f"{folder_of(found.name)}/{ATTRIBUTES}")
-            store.delete(folder_of(found.name))  # not when it holds a draft
+            store.delete(f"{checkpoint_folder(found.name)}/{ATTRIBUTES}")
+            store.delete(checkpoint_folder(found.name))  # not when it holds a draft
 
 
-def set_attributes(store: Store, found: Found, attributes: Attributes) -> Found:
+def set_attributes(store: Store, found: PathInfo, attributes: Attributes) -> PathInfo:
     """Keep a mode and a time; what of `attributes` is None stays as it is.
 
     Of a striped file its pointer is replaced, as if it were published again. Raises BusyError
@@ -53,15 +53,15 @@ def set_attributes(store: Store, found: Found, attributes: Attributes) -> Found:
         link(store, found.name, link_of(changed))
         return changed
     if found.version is None:
-        kept = KeptAttributes(namespace.stamp_for(found), wanted)
-        store.replace(f"{folder_of(found.name)}/{ATTRIBUTES}", kept.encode())
+        kept = StoredAttributes(namespace.attribute_stamp(found), wanted)
+        store.replace(f"{checkpoint_folder(found.name)}/{ATTRIBUTES}", kept.encode())
         return found._replace(attributes=wanted)
     if found.is_folder:
         raise _part_of_tree(store, found.name)
-    if versions.current(store, found.name) != found.version:
+    if versions.read_current(store, found.name) != found.version:
         raise BusyError(f"{found.name} in {store.url} was just replaced; try again")
     pointer = dataclasses.replace(found.version.pointer, attributes=wanted)
-    store.replace(f"{folder_of(found.name)}/{CURRENT}", pointer.encode())
+    store.replace(f"{checkpoint_folder(found.name)}/{CURRENT}", pointer.encode())
     version = dataclasses.replace(found.version, pointer=pointer)
     return found._replace(version=version, attributes=wanted)
 
@@ -79,11 +79,11 @@ def _remove_beside(store: Store, name: str, *, recursive: bool) -> None:
 def remove_members(store: Store, folder: str) -> None:
     """Remove from a plain folder the files that its directory's version has taken the place of."""
     try:
-        listed = namespace.children(store, Found(folder, 0, 0.0, True))
+        listed = namespace.list_folder(store, PathInfo(folder, 0, 0.0, True))
     except NotFoundError:
         return
     for each in listed:
-        if namespace.is_member(posixpath.basename(each.name)) and not each.is_folder:
+        if namespace.is_dcp_file(posixpath.basename(each.name)) and not each.is_folder:
             remove(store, each)
 
 
@@ -98,12 +98,12 @@ def unpublish(store: Store, name: str) -> None:
 
 def withdraw(store: Store, name: str) -> None:
     """Let a name stand for no striped checkpoint any more; a missing one is no error."""
-    store.delete(f"{folder_of(name)}/{CURRENT}")
+    store.delete(f"{checkpoint_folder(name)}/{CURRENT}")
 
 
 def remove_versions(store: Store, name: str) -> None:
     """Remove what lies on the store of a checkpoint that was withdrawn."""
-    folder = folder_of(name)
+    folder = checkpoint_folder(name)
     try:
         found = list(store.list(folder))
     except NotFoundError:
@@ -114,7 +114,7 @@ def remove_versions(store: Store, name: str) -> None:
         store.delete(folder)  # not when it holds a draft
 
 
-def move(store: Store, found: Found, new_name: str) -> None:
+def move(store: Store, found: PathInfo, new_name: str) -> None:
     """Give a file, directory checkpoint or folder another name, over a file that has it.
 
     Who reads the old name sees it whole or not at all. One that was cut short can be repeated.
@@ -132,23 +132,23 @@ def move(store: Store, found: Found, new_name: str) -> None:
             unpublish(store, new_name)  # it would hide what was moved there
         if found.attributes is not None:
             remove_versions(store, found.name)
-            set_attributes(store, namespace.look(store, new_name), found.attributes)
+            set_attributes(store, namespace.look_up(store, new_name), found.attributes)
         return
     try:
-        store.rename(folder_of(found.name), folder_of(new_name))
+        store.rename(checkpoint_folder(found.name), checkpoint_folder(new_name))
     except BusyError:
         if found.link:
             link(store, new_name, link_of(found))
             unpublish(store, found.name)
             return
         _move_version(store, found, new_name)
-    if found.beside and exists(store, found.name):
+    if found.shares_folder and exists(store, found.name):
         store.rename(found.name, new_name)
     if not found.is_folder:
         store.delete(new_name)
 
 
-def link_of(found: Found) -> Link:
+def link_of(found: PathInfo) -> Link:
     """What the pointer of a link says that was found."""
     assert found.attributes is not None  # as `names` makes them
     return Link(found.link, found.attributes.mtime_ns or 0)
@@ -160,17 +160,17 @@ def link(store: Store, name: str, to: Link) -> None:
     Readers see what was there before or the link. Raises BusyError when a directory checkpoint
     has the name, UsageError for a target that is too long.
     """
-    before = versions.current(store, name)
+    before = versions.read_current(store, name)
     if before is not None and before.is_tree:
         raise BusyError(f"{name} in {store.url} is a folder; remove it first")
-    store.replace(f"{folder_of(name)}/{CURRENT}", to.encode())
+    store.replace(f"{checkpoint_folder(name)}/{CURRENT}", to.encode())
     with contextlib.suppress(BootseerError):  # it is the link by now: gc finds what is left
         if before is not None:
             store.delete_tree(before.folder)
         store.delete(name)  # a plain object that the link hides
 
 
-def _move_version(store: Store, found: Found, new_name: str) -> None:
+def _move_version(store: Store, found: PathInfo, new_name: str) -> None:
     """The new name is striped too: its pointer goes from its own version to ours at once.
 
     Between the two steps no pointer names ours where it lies: a mark keeps it from collectors,
@@ -178,13 +178,13 @@ def _move_version(store: Store, found: Found, new_name: str) -> None:
     """
     version = found.version
     assert version is not None
-    current = versions.current(store, new_name)
+    current = versions.read_current(store, new_name)
     if current is not None and current.is_tree != version.is_tree:
         raise BusyError(
             f"{new_name} in {store.url} is a {'folder' if current.is_tree else 'file'}; "
             "remove it first"
         )
-    folder = folder_of(new_name)
+    folder = checkpoint_folder(new_name)
     moved = f"{folder}/{version.pointer.version}"
     store.replace(mark_of(moved), version.pointer.encode())
     try:
@@ -229,13 +229,13 @@ def check_new(store: Store, name: str) -> None:
     asked = False
     parent = posixpath.dirname(name)
     while parent:
-        version = versions.pointed(store, parent)
+        version = versions.read_pointer(store, parent)
         if isinstance(version, Link):
             text = f"{parent} in {store.url} is a link; name what it leads to"
             raise NotADirectoryError(errno.ENOTDIR, text, name)
         if version is not None and version.is_tree:
             below = name[len(parent) + 1 :].partition("/")[0]
-            if not version.pointer.beside or namespace.is_member(below):
+            if not version.pointer.shares_folder or namespace.is_dcp_file(below):
                 raise _part_of_tree(store, name)
             return
         if version is not None:
@@ -259,7 +259,7 @@ def exists(store: Store, name: str) -> bool:
     return True
 
 
-def check_whole(store: Store, found: Found) -> None:
+def check_whole(store: Store, found: PathInfo) -> None:
     """Raise AccessDeniedError for a part of a directory checkpoint, and for the store's root."""
     if found.tree is not None and found.entry is not None:
         raise _part_of_tree(store, found.name)

@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, UsageError
 from bootseer.storage.store import ObjectWriter, Store
-from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
+from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, compute_digest
 from bootseer.stripedfs.format.manifest import Manifest
 from bootseer.stripedfs.format.pointer import Version
-from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, stripe_name, used_width
+from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, stripe_name, trim_width
 from bootseer.stripedfs.write.draft import Draft
 from bootseer.stripedfs.write.stripe_upload import check_length
 from bootseer.stripedfs.write.write_settings import (
@@ -125,7 +125,7 @@ class StripeStream:
             lane.wait()
         self._budget.give_back(self)
         self._raise()
-        width = used_width(self.size_bytes, self._plan.chunk_bytes, self._plan.width)
+        width = trim_width(self.size_bytes, self._plan.chunk_bytes, self._plan.width)
         layout = Layout(self.size_bytes, self._plan.chunk_bytes, width)
         digests = bytearray(layout.chunk_count * DIGEST_BYTES)
         for stripe, lane in enumerate(self._lanes):
@@ -238,7 +238,7 @@ class _Lane:
             try:
                 if not self._given_up:
                     view = buffer[:length]
-                    self.digests += digest_of(view)
+                    self.digests += compute_digest(view)
                     writer.write(view)
             finally:
                 self._free.put(buffer)

@@ -25,7 +25,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.store import Store, WriteHints
-from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
+from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, compute_digest
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
 from bootseer.stripedfs.progress import Progress
 from bootseer.stripedfs.workers import Task, WorkerPool
@@ -187,7 +187,7 @@ class StripeWork:
             self._pool.check()
             view = buffer[: layout.chunk_length(chunk)]
             self._source.read_into(chunk * layout.chunk_bytes, view)
-            if digest_of(view) != claimed[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]:
+            if compute_digest(view) != claimed[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]:
                 return 0
         self._progress.advance(length)
         return length
@@ -224,7 +224,7 @@ class StripeWork:
                 self._source.read_into(
                     chunk * layout.chunk_bytes, view, next_offset=ahead * layout.chunk_bytes
                 )
-                digests += digest_of(view)
+                digests += compute_digest(view)
                 writer.write(view)
                 sent.add(len(view))
         check_length(self._store, name, layout.stripe_length(stripe))

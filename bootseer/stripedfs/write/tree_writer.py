@@ -19,7 +19,7 @@ from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format import json_fields
-from bootseer.stripedfs.format.json_fields import BadFieldError, digest_of
+from bootseer.stripedfs.format.json_fields import BadFieldError, compute_digest
 from bootseer.stripedfs.format.manifest import (
     MANIFEST_LIMIT_BYTES,
     Manifest,
@@ -28,11 +28,11 @@ from bootseer.stripedfs.format.manifest import (
     TreeFolder,
     TreeLink,
     TreeManifest,
+    check_target,
     check_tree,
-    inside,
     parse_entries,
 )
-from bootseer.stripedfs.format.pointer import Version, folder_of
+from bootseer.stripedfs.format.pointer import Version, checkpoint_folder
 from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.write.draft import WRITING, Draft, temporaries
 from bootseer.stripedfs.write.local_walk import object_of
@@ -125,7 +125,7 @@ class TreeWriter(Committing):
         """Write `path` of the tree as a stream; its `close` adds it."""
         path = _checked(path)
         folder = f"{self._draft.folder}/{object_of(path)}"
-        first = int.from_bytes(digest_of(folder.encode())[:4], "big")
+        first = int.from_bytes(compute_digest(folder.encode())[:4], "big")
         stream = StripeStream(self._store, self._plan, folder, first=first)
         return TreeFileWriter(self, path, mode, folder, stream)
 
@@ -138,7 +138,7 @@ class TreeWriter(Committing):
         """Add a symbolic link. Raises UsageError for a target that may leave the tree."""
         path = _checked(path)
         try:
-            self._add(TreeLink(path, inside(path, target)))
+            self._add(TreeLink(path, check_target(path, target)))
         except BadFieldError as error:
             raise UsageError(f"{path} cannot be kept: {error}") from error
 
@@ -155,7 +155,7 @@ class TreeWriter(Committing):
             if self._sealed:
                 return
             self._sealed = True
-            entries = [entry.body() for entry in self._entries.values()]
+            entries = [entry.to_json() for entry in self._entries.values()]
         if self._begun:
             return  # the publisher knows its own
         data = json_fields.encode("part", {"entries": entries})
@@ -164,7 +164,7 @@ class TreeWriter(Committing):
     def offer(self) -> None:
         """Tell of what was added so far whoever else publishes this directory (`take`)."""
         with self._lock:
-            entries = [entry.body() for entry in self._entries.values()]
+            entries = [entry.to_json() for entry in self._entries.values()]
         data = json_fields.encode("part", {"entries": entries})
         self._store.replace(f"{self._draft.writing}/{OFFER}{uuid.uuid4().hex}.json", data)
 
@@ -175,7 +175,7 @@ class TreeWriter(Committing):
         paths (None: all). What was offered is moved from their drafts into this one.
         """
         found: dict[str, tuple[float, str, TreeFile]] = {}
-        for draft in temporaries(self._store, folder_of(self._draft.name)):
+        for draft in temporaries(self._store, checkpoint_folder(self._draft.name)):
             if draft == self._draft.folder:
                 continue
             for when_s, entry in self._offers(draft):
@@ -197,7 +197,7 @@ class TreeWriter(Committing):
 
     def forget_offers(self) -> None:
         """Remove the drafts of which something was offered: it was published, or never will be."""
-        for draft in list(temporaries(self._store, folder_of(self._draft.name))):
+        for draft in list(temporaries(self._store, checkpoint_folder(self._draft.name))):
             if next(iter(self._offers(draft)), None) is not None:
                 self._store.delete_tree(draft)
 
@@ -211,10 +211,10 @@ class TreeWriter(Committing):
                 for entry in self._part(stat.name):
                     yield stat.mtime_s, entry
 
-    def publish(self, *, mode: int = 0o755, beside: bool = False) -> Version:
+    def publish(self, *, mode: int = 0o755, shares_folder: bool = False) -> Version:
         """Merge what all added and make it the checkpoint; for the process that began, once.
 
-        `beside`: other files of the directory are in the plain folder of its name. Raises
+        `shares_folder`: other files of the directory are in the plain folder of its name. Raises
         UsageError when two processes added one path, or a file lies below a file.
         """
         if not self._begun:
@@ -234,7 +234,9 @@ class TreeWriter(Committing):
         except BadFieldError as error:
             raise UsageError(f"what was added is no tree: {error}") from error
         tree = TreeManifest(mode & 0o7777, self._plan.chunk_bytes, ordered)
-        return self._draft.publish("tree", tree.size_bytes, tree.encode(), beside=beside)
+        return self._draft.publish(
+            "tree", tree.size_bytes, tree.encode(), shares_folder=shares_folder
+        )
 
     def close(self) -> None:
         """Seal; a beginner that did not publish removes everything. Twice is safe."""
@@ -323,7 +325,7 @@ class TreeFileWriter(Committing):
         with store.writer(self._folder, self._tree._plan.hints(0)) as writer:
             writer.write(tail)
         check_length(store, self._folder, size)
-        digest = digest_of(tail)
+        digest = compute_digest(tail)
         self._stream.abort()  # it wrote nothing itself
         return TreeFile(self._path, self._mode, now, size, False, name, digest)
 
@@ -340,7 +342,7 @@ class TreeFileWriter(Committing):
 
 def _checked(path: str) -> str:
     try:
-        return json_fields.path(os.fsdecode(path), "the path")
+        return json_fields.check_path(os.fsdecode(path), "the path")
     except BadFieldError as error:
         raise UsageError(f"{error}; name a file within the tree") from error
 
