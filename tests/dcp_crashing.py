@@ -202,7 +202,7 @@ def save_in(store: LocalStore, step: int) -> None:
     for base, file in staged.items():
         file.write(content(DCP_METADATA if base == METADATA_DRAFT else base, step))
         file.close()
-    assert staged[METADATA_DRAFT].missing() == []
+    assert staged[METADATA_DRAFT].take_named() == []
     staged[METADATA_DRAFT].publish()
     for file in staged.values():
         file.abort()

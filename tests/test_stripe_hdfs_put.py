@@ -28,7 +28,7 @@ from bootseer.stripedfs.read.get import get_from_store
 from bootseer.stripedfs.read.listing import count_versions
 from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.read.verify import verify_in_store
-from bootseer.stripedfs.write.gc import collect, remove
+from bootseer.stripedfs.write.gc import collect_garbage, remove_checkpoint
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.tree_writer import TreeWriter
@@ -87,12 +87,12 @@ def test_replacing_collecting_and_removing(store: Store, big: Path) -> None:
         out.write(b"second")
     assert read_back(store, "f") == b"second"
     assert count_versions(store, "f") == 2
-    assert len(list(collect(store, "f", grace_s=3600))) == 0
-    (gone,) = collect(store, "f", grace_s=0)
+    assert len(list(collect_garbage(store, "f", grace_s=3600))) == 0
+    (gone,) = collect_garbage(store, "f", grace_s=0)
     assert gone.reason == "unreferenced version"
     assert read_back(store, "f") == b"second"
     assert count_versions(store, "f") == 1
-    remove(store, "f")
+    remove_checkpoint(store, "f")
     with pytest.raises(NotFoundError):
         store.stat("f.stripes")
 

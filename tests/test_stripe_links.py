@@ -19,7 +19,7 @@ from web_fakes import nginx
 from bootseer.errors import NotFoundError
 from bootseer.stripedfs.format.manifest import Link
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -208,6 +208,6 @@ def test_links_in_a_circle_are_told_and_gc_leaves_links(tmp_path: Path, root: Pa
     for name in ("a", "c", "a/x"):
         with pytest.raises(NotFoundError, match="leads to itself"):
             namespace.look_up(store, name)
-    gone = [each.reason for each in collect(store, "x", grace_s=0)]
+    gone = [each.reason for each in collect_garbage(store, "x", grace_s=0)]
     assert gone == ["unreferenced version"]
     assert namespace.look_up(store, "x", follow=False).link == "y"

@@ -17,7 +17,7 @@ from bootseer.stripedfs.format.pointer import read_current
 from bootseer.stripedfs.workers import WorkerPool
 from bootseer.stripedfs.write import stripe_stream as streams
 from bootseer.stripedfs.write import stripe_upload
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import Budget, StripedWriter, StripeStream
 from bootseer.stripedfs.write.write_settings import BUFFER_BUDGET_BYTES, WriteSettings, plan_write
@@ -92,7 +92,7 @@ def write(store: WrappedStore, seed: int) -> None:
 
 
 def gc(root: Path) -> None:
-    assert len(list(collect(opened(root), "f", grace_s=0))) == 1
+    assert len(list(collect_garbage(opened(root), "f", grace_s=0))) == 1
 
 
 @pytest.mark.parametrize("when", ["renamed", "pointing"])
@@ -155,7 +155,7 @@ def test_the_pointer_of_somebody_quicker_stays(tmp_path: Path) -> None:
 
     def overtake() -> None:
         write(WrappedStore(opened(tmp_path)), 3)
-        gc_all = list(collect(opened(tmp_path), "f", grace_s=0))
+        gc_all = list(collect_garbage(opened(tmp_path), "f", grace_s=0))
         assert gc_all
 
     store.pointed = overtake

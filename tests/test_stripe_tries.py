@@ -34,7 +34,7 @@ CHUNK = 64 << 10
 def test_what_takes_long_is_tried_half_as_often(
     attempt: int, tries: int, past_s: float, over: bool
 ) -> None:
-    assert stripe_upload.is_over(attempt, tries, time.monotonic() - past_s) is over
+    assert stripe_upload.are_tries_over(attempt, tries, time.monotonic() - past_s) is over
 
 
 def test_pauses_stay_short() -> None:

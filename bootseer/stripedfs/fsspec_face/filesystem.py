@@ -340,7 +340,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         try:
             self.rm_file(path)
         except BootseerError as error:
-            hidden = rename_remove.held(*self._at(path))
+            hidden = rename_remove.list_held(*self._at(path))
             if not hidden:
                 raise
             text = f"the folder is not empty: it holds {', '.join(hidden)}"

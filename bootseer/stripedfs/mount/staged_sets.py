@@ -73,7 +73,7 @@ class StagedSets:
 
         They may have been saved through mounts of other machines.
         """
-        missing = metadata.missing()
+        missing = metadata.take_named()
         if missing:
             self._say(
                 f"{folder.info.name} is not published: its .metadata names "
@@ -102,7 +102,7 @@ class StagedSets:
             for name, (_, staged) in self._sets[inode].files.items()
             if not staged.open and staged.owner == metadata.owner
         }
-        if not metadata.open and metadata.named() <= copied and not metadata.missing():
+        if not metadata.open and metadata.list_named() <= copied and not metadata.take_named():
             self.publish(folder, metadata)
 
     def close(self) -> None:

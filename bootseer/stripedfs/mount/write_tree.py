@@ -312,7 +312,7 @@ class WritableTree(StripedTree):
             link = Link(os.fsdecode(target), time.time_ns())
             if len(target) > LINK_TARGET_BYTES:
                 raise FileSystemError(errno.ENAMETOOLONG)
-            rename_remove.link(self.store, path, link)
+            rename_remove.make_link(self.store, path, link)
             node = self.nodes.add(folder, name, self._look(path))
             self.nodes.refer(node.inode)
             return self._attr(node)
@@ -467,7 +467,7 @@ class WritableTree(StripedTree):
         try:
             rename_remove.remove(self.store, node.info)
         except BootseerError as error:
-            hidden = rename_remove.held(self.store, node.info.name)
+            hidden = rename_remove.list_held(self.store, node.info.name)
             if not hidden:
                 raise
             self._say(f"{node.info.name} stays: it holds {', '.join(hidden)}")

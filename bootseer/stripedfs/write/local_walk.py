@@ -1,4 +1,4 @@
-"""A local directory as the entries of a tree."""
+"""A local directory, listed as the entries of a directory checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._=@,-]|^\.")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LocalEntry:
-    """One thing below a directory that is put; `local` is where it lies on this machine."""
+    """A file, folder or link below a directory that is put; `local` is its path on this machine."""
 
     path: str
     local: str
@@ -32,35 +32,35 @@ class LocalEntry:
     target: str = ""
 
 
-def walk(root: str, *, follow_links: bool = False) -> list[LocalEntry]:
+def walk_folder(root: str, *, follow_links: bool = False) -> list[LocalEntry]:
     """All entries below `root`, by ascending path.
 
     Links are kept as links when they surely stay below `root`; `follow_links` stores what they
     point to instead. Raises UsageError for other links and for what is neither file nor folder.
     """
-    found: list[LocalEntry] = []
-    waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
-    while waiting:
-        folder, above = waiting.pop()
+    listed: list[LocalEntry] = []
+    folders: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+    while folders:
+        folder, above = folders.pop()
         local = f"{root}/{folder}" if folder else root
         try:
-            here = os.stat(local)
+            stat = os.stat(local)
             with os.scandir(local) as entries:
                 names = sorted(entry.name for entry in entries)
         except OSError as error:
             raise from_os_error(error, f"list {local}") from error
-        identity = (here.st_dev, here.st_ino)
+        identity = (stat.st_dev, stat.st_ino)
         if identity in above:
             raise UsageError(f"{local} is a link to a folder above it; put without following links")
         for name in names:
-            entry = _entry(root, f"{folder}/{name}" if folder else name, follow_links)
-            found.append(entry)
+            entry = _read_entry(root, f"{folder}/{name}" if folder else name, follow_links)
+            listed.append(entry)
             if entry.kind == "folder":
-                waiting.append((entry.path, (*above, identity)))
-    return sorted(found, key=lambda entry: entry.path)
+                folders.append((entry.path, (*above, identity)))
+    return sorted(listed, key=lambda entry: entry.path)
 
 
-def _entry(root: str, path: str, follow_links: bool) -> LocalEntry:
+def _read_entry(root: str, path: str, follow_links: bool) -> LocalEntry:
     local = f"{root}/{path}"
     try:
         checked_path(path, "the path")
@@ -80,20 +80,20 @@ def _entry(root: str, path: str, follow_links: bool) -> LocalEntry:
     raise UsageError(f"{local} is neither a file, a folder nor a link; remove it from the folder")
 
 
-def object_of(path: str) -> str:
-    """The object of a tree's file within its version: its path, spelt so that any store takes it.
+def object_name(path: str) -> str:
+    """The name of a tree's file within its version: its path, spelt so that any store accepts it.
 
-    Injective: two paths never share an object.
+    Two paths never have the same name.
     """
-    return f"{DATA}/" + "/".join(_part(part) for part in path.split("/"))
+    return f"{DATA}/" + "/".join(_spell_part(part) for part in path.split("/"))
 
 
-def _part(part: str) -> str:
-    spelt = _UNSAFE.sub(_escaped, part)
+def _spell_part(part: str) -> str:
+    spelt = _UNSAFE.sub(_escape, part)
     if len(spelt) <= MAX_PART_BYTES:
         return spelt
     return "~-" + compute_digest(part.encode("utf-8", "surrogateescape")).hex()
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     return "".join(f"~{byte:02X}" for byte in match[0].encode("utf-8", "surrogateescape"))

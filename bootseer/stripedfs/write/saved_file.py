@@ -15,8 +15,8 @@ from bootseer.stripedfs.write.write_settings import WriteSettings
 class SavedFile(Committing):
     """Takes a file's bytes in order; a context manager. Nothing is visible before `close`.
 
-    Up to one chunk is kept in memory and becomes a plain object; more goes to the stripes as it
-    comes. `close` replaces whatever file has the name: readers see the old one or the new one.
+    Up to one chunk is kept in memory and becomes a plain object; more is striped as it comes.
+    `close` replaces the file of the same name: readers see the previous one or this one.
     """
 
     def __init__(self, store: Store, name: str, settings: WriteSettings) -> None:
@@ -40,7 +40,7 @@ class SavedFile(Committing):
             if self._writer is None and len(self._head) + len(view) < self._settings.chunk_bytes:
                 self._head += view
             else:
-                self._spill().write(view)
+                self._begin_striping().write(view)
         except BaseException:  # a gap in the file cannot be filled later
             self.abort()
             raise
@@ -59,7 +59,7 @@ class SavedFile(Committing):
         self._open = False
         if self._writer is not None:
             self._writer.close()
-            with contextlib.suppress(BootseerError):  # published: what it hides may stay
+            with contextlib.suppress(BootseerError):  # published: the plain object is hidden
                 if rename_remove.exists(self._store, self._name):
                     self._store.delete(self._name)
             return
@@ -69,13 +69,13 @@ class SavedFile(Committing):
             rename_remove.remove_versions(self._store, self._name)
 
     def abort(self) -> None:
-        """Give up; nothing becomes visible."""
+        """Discard the file; nothing becomes visible."""
         self._open = False
         self._head = bytearray()
         if self._writer is not None:
             self._writer.leave_nothing()
 
-    def _spill(self) -> StripedWriter:
+    def _begin_striping(self) -> StripedWriter:
         if self._writer is None:
             self._writer = StripedWriter.begin(self._store, self._name, self._settings)
             head, self._head = self._head, bytearray()

@@ -1,8 +1,8 @@
-"""Writing the stripes of local files, many at once: the engine under every `put`.
+"""Writing the stripes of local files, many at once.
 
-Each thread owns one buffer and takes the next piece of work when its own is done, so memory is
-bounded by threads x chunk size, whatever is written. A source is read once, chunk by chunk, by
-the thread that sends the chunk; the kernel is told of the next one ahead of time.
+Each thread has one buffer and takes the next stripe when its own is done, so memory is bounded by
+threads x chunk size, whatever is written. A source is read once, chunk by chunk, by the thread
+that sends the chunk; the kernel is asked to read the next one ahead.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LONG_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Identity:
-    """What tells whether a local file is still the same."""
+class FileIdentity:
+    """What changes with a local file's bytes."""
 
     size_bytes: int
     mtime_ns: int
@@ -48,15 +48,15 @@ class Identity:
     device: int
 
     @staticmethod
-    def of(found: os.stat_result) -> Identity:
+    def of(stat: os.stat_result) -> FileIdentity:
         """From a stat."""
-        return Identity(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
+        return FileIdentity(stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev)
 
 
 class SourceFile:
     """A local file being put; reads check that it does not change meanwhile."""
 
-    def __init__(self, path: str, fd: int, identity: Identity, mode: int) -> None:
+    def __init__(self, path: str, fd: int, identity: FileIdentity, mode: int) -> None:
         self.path = path
         self.identity = identity
         self.mode = mode
@@ -64,9 +64,9 @@ class SourceFile:
 
     @classmethod
     def open(cls, path: str) -> SourceFile:
-        """Raises the store's errors for what cannot be read, UsageError for what is no file."""
+        """Open a source. Raises UsageError for what is no file, else as `from_os_error`."""
         try:
-            # Not blocking: a pipe in the place of a file would wait for its writer for ever.
+            # Not blocking: opening a pipe in the place of a file would wait for its writer.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise from_os_error(error, f"read {path}") from error
@@ -74,7 +74,7 @@ class SourceFile:
         if not stat_module.S_ISREG(stat.st_mode):
             os.close(fd)
             raise UsageError(f"{path} is no ordinary file; name a file or a directory")
-        return cls(path, fd, Identity.of(stat), stat_module.S_IMODE(stat.st_mode))
+        return cls(path, fd, FileIdentity.of(stat), stat_module.S_IMODE(stat.st_mode))
 
     @property
     def size_bytes(self) -> int:
@@ -82,13 +82,13 @@ class SourceFile:
         return self.identity.size_bytes
 
     def read_into(self, offset: int, view: memoryview, *, next_offset: int = 0) -> None:
-        """Fill `view` from `offset`; `next_offset` is what this reader wants next (0: nothing)."""
+        """Fill `view` from `offset`; `next_offset` is what will be read next (0: nothing)."""
         done = 0
         try:
             while done < len(view):
                 count = os.preadv(self._fd, [view[done:]], offset + done)
                 if count == 0:
-                    raise self._changed()
+                    raise self._changed_error()
                 done += count
             if next_offset:
                 os.posix_fadvise(self._fd, next_offset, len(view), os.POSIX_FADV_WILLNEED)
@@ -97,10 +97,10 @@ class SourceFile:
 
     def check_unchanged(self) -> None:
         """Raise BusyError when the file is not what it was when it was opened."""
-        if Identity.of(os.fstat(self._fd)) != self.identity:
-            raise self._changed()
+        if FileIdentity.of(os.fstat(self._fd)) != self.identity:
+            raise self._changed_error()
 
-    def _changed(self) -> BootseerError:
+    def _changed_error(self) -> BootseerError:
         return BusyError(f"{self.path} changed while it was put; put it again when it is at rest")
 
     def close(self) -> None:
@@ -110,11 +110,11 @@ class SourceFile:
             self._fd = -1
 
 
-class StripeWork:
-    """Writes the stripes of one file below `folder`; `done` is called once all are there.
+class StripeUpload:
+    """Writes the stripes of one file below `folder`, and calls `done` with all chunk digests.
 
-    `claims` maps stripes that an earlier, interrupted put completed to their chunk digests; they
-    are kept when they still are what the source holds. `record` is told of each stripe written.
+    `claims` maps stripes that an interrupted put completed to their chunk digests; they are kept
+    where they still are what the source holds. `record` is called with each stripe and its digests.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class StripeWork:
         self._claims = claims
         self.kept_bytes = 0
 
-    def pieces(self) -> Iterable[Task]:
-        """One piece of work a stripe."""
-        return [self._piece(stripe) for stripe in range(self._layout.width)]
+    def tasks(self) -> Iterable[Task]:
+        """One task a stripe."""
+        return [self._task(stripe) for stripe in range(self._layout.width)]
 
-    def _piece(self, stripe: int) -> Task:
-        def work(buffer: memoryview) -> None:
+    def _task(self, stripe: int) -> Task:
+        def task(buffer: memoryview) -> None:
             digests = self._claims.get(stripe, b"")
-            kept = self._still(stripe, digests, buffer)
+            kept = self._check_claim(stripe, digests, buffer)
             if not kept:
-                digests = self._tried(stripe, buffer)
+                digests = self._write_with_retries(stripe, buffer)
                 self._record(stripe, digests)
             with self._lock:
                 self.kept_bytes += kept
@@ -160,7 +160,7 @@ class StripeWork:
             if last:
                 self._finish()
 
-        return work
+        return task
 
     def _finish(self) -> None:
         self._source.check_unchanged()
@@ -172,8 +172,8 @@ class StripeWork:
             own = digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
             self._digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES] = own
 
-    def _still(self, stripe: int, claimed: bytes, buffer: memoryview) -> int:
-        """Bytes of a stripe that an earlier put completed and the source still has; else 0."""
+    def _check_claim(self, stripe: int, claimed: bytes, buffer: memoryview) -> int:
+        """The length of a stripe whose claim is right, for the store and the source; else 0."""
         layout, chunks = self._layout, self._layout.stripe_chunks(stripe)
         if not claimed or len(claimed) != len(chunks) * DIGEST_BYTES:
             return 0
@@ -192,27 +192,29 @@ class StripeWork:
         self._progress.advance(length)
         return length
 
-    def _tried(self, stripe: int, buffer: memoryview) -> bytes:
-        """Write a stripe, and anew, elsewhere, when the store failed."""
+    def _write_with_retries(self, stripe: int, buffer: memoryview) -> bytes:
+        """Write a stripe, and again, elsewhere, when the store failed."""
         attempt, began_s = 0, time.monotonic()
         while True:
             sent = _Counter(self._progress)
             try:
                 hints = self._plan.hints(self._first + stripe + attempt)
-                return self._written(stripe, hints, buffer, sent)
+                return self._write_stripe(stripe, hints, buffer, sent)
             except BootseerError as error:
                 self._progress.advance(-sent.size_bytes)
                 attempt += 1
-                # Not retryable by its class, yet here our own bytes are sent anew.
-                heals = error.retryable or isinstance(error, CorruptDataError)
-                if not heals or isinstance(error, BusyError):
+                # CorruptDataError is not retryable elsewhere; here the bytes are sent again.
+                may_pass = error.retryable or isinstance(error, CorruptDataError)
+                if not may_pass or isinstance(error, BusyError):
                     raise
-                if is_over(attempt, self._plan.tries, began_s):
+                if are_tries_over(attempt, self._plan.tries, began_s):
                     raise
                 pause_s = backoff_s(attempt, error)
             self._pool.pause(pause_s)
 
-    def _written(self, stripe: int, hints: WriteHints, buffer: memoryview, sent: _Counter) -> bytes:
+    def _write_stripe(
+        self, stripe: int, hints: WriteHints, buffer: memoryview, sent: _Counter
+    ) -> bytes:
         layout, digests = self._layout, bytearray()
         name = f"{self._folder}/{stripe_name(stripe)}"
         chunks = layout.stripe_chunks(stripe)
@@ -232,7 +234,7 @@ class StripeWork:
 
 
 class _Counter:
-    """Bytes that one try has reported."""
+    """Counts the bytes that one try has reported."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -244,38 +246,38 @@ class _Counter:
 
 
 def check_length(store: Store, name: str, size_bytes: int) -> None:
-    """Raise StoreUnavailableError unless the object has this length: writing anew may heal it."""
-    found = store.stat(name).size_bytes
-    if found != size_bytes:
+    """Raise StoreUnavailableError unless the object has this length; writing it again may help."""
+    length = store.stat(name).size_bytes
+    if length != size_bytes:
         raise StoreUnavailableError(
-            f"{name} in {store.url} holds {found} of {size_bytes} bytes; put it again"
+            f"{name} in {store.url} holds {length} of {size_bytes} bytes; put it again"
         )
 
 
-def replace_surely(store: Store, name: str, data: bytes) -> None:
-    """Write a small object, and again when the store failed: all else may depend on it."""
-    surely(lambda: store.replace(name, data))
+def replace_with_retries(store: Store, name: str, data: bytes) -> None:
+    """Write a small object, and again when the store failed: a whole put may depend on it."""
+    run_with_retries(lambda: store.replace(name, data))
 
 
-def surely(step: Callable[[], None]) -> None:
-    """Take a step that may be repeated, and again when the store failed."""
+def run_with_retries(step: Callable[[], None]) -> None:
+    """Run a step that may be repeated, and again when the store failed."""
     began_s = time.monotonic()
     for attempt in itertools.count(1):
         try:
             step()
             return
         except BootseerError as error:
-            if not error.retryable or is_over(attempt, SMALL_TRIES, began_s):
+            if not error.retryable or are_tries_over(attempt, SMALL_TRIES, began_s):
                 raise
             pause_s = backoff_s(attempt, error)
         time.sleep(pause_s)
 
 
-def is_over(attempt: int, tries: int, began_s: float) -> bool:
+def are_tries_over(attempt: int, tries: int, began_s: float) -> bool:
     """Whether no further try is made: after `tries`, or half of them where these took long.
 
-    A NameNode goes on naming a DataNode that was killed, for minutes, and of three it is nearly
-    each second one: what fails at once is tried often.
+    A NameNode goes on naming a DataNode that was killed, for minutes, and of three DataNodes nearly
+    every second time: what fails at once is tried often.
     """
     return attempt >= tries or (2 * attempt >= tries and time.monotonic() - began_s > LONG_S)
 

@@ -28,14 +28,13 @@ BUFFER_BUDGET_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:
-    """Wishes for a checkpoint; 0 lets us choose.
+    """How a checkpoint is to be written; 0 chooses automatically.
 
-    `jobs` stripes are written at once, each through one buffer of `chunk_bytes`; fewer where
-    these would take more than 256 MiB. `placement`
-    steers each stripe to a server of its own; "auto" does so where it pays, which is at
-    replication 1. A stripe that fails is written anew up to `tries` times, half as often where
-    that takes long. Of an interrupted put stripes of at least `keep_bytes` and whole files are
-    kept.
+    `jobs` stripes are written at once, each through one buffer of `chunk_bytes`; fewer where these
+    would take more than 256 MiB. `placement` "steered" sends each stripe to a server of its own;
+    "auto" does so where it pays, which is at replication 1. A stripe that fails is written again up
+    to `tries` times, half as often where that takes long. A put that continues an interrupted one
+    keeps its stripes of at least `keep_bytes`, and its whole files.
     """
 
     width: int = 0
@@ -66,7 +65,7 @@ class WriteSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Settings made definite for one store."""
+    """The settings that were chosen for one store."""
 
     width: int
     chunk_bytes: int
@@ -78,7 +77,7 @@ class WritePlan:
     places: tuple[str, ...]
 
     def hints(self, number: int) -> WriteHints:
-        """Hints for the `number`th object, which walk over the places in turn."""
+        """Hints for the `number`th object: the places take turns."""
         place = self.places[number % len(self.places)] if self.places else ""
         return WriteHints(self.replication, self.block_bytes, place)
 
@@ -89,20 +88,20 @@ def plan_write(
     *,
     shuffle: Callable[[list[str]], None] = CHANCE.shuffle,
 ) -> WritePlan:
-    """Decide width, placement and jobs; asks the store for its places where that matters."""
+    """Choose width, placement and jobs; asks the store for its places where that matters."""
     steer = settings.placement == "steered" or (
         settings.placement == "auto" and settings.replication == 1
     )
     places = store.write_places() if steer or not settings.width else []
     if steer:
-        shuffle(places)  # several writers at once should not all begin at one server
-    width = settings.width or _width(places)
+        shuffle(places)  # several writers at once should not all begin with one server
+    width = settings.width or _choose_width(places)
     return WritePlan(
         width=width,
         chunk_bytes=settings.chunk_bytes,
         replication=settings.replication,
-        block_bytes=settings.block_bytes or _block_bytes(settings.chunk_bytes),
-        # Of a directory more than one file is under way: small ones would else wait in line.
+        block_bytes=settings.block_bytes or _choose_block_bytes(settings.chunk_bytes),
+        # Several files of a directory are written at once: small ones would else wait in line.
         jobs=min(
             settings.jobs or max(width, store.preferred.streams),
             max(1, BUFFER_BUDGET_BYTES // settings.chunk_bytes),
@@ -114,13 +113,13 @@ def plan_write(
     )
 
 
-def _width(places: Sequence[str]) -> int:
+def _choose_width(places: Sequence[str]) -> int:
     """Two stripes a server keep its link busy while one of them waits for its next chunk."""
     return min(max(DEFAULT_WIDTH, STRIPES_A_PLACE * len(places)), MAX_AUTO_WIDTH)
 
 
-def _block_bytes(chunk_bytes: int) -> int:
-    """A block size that no chunk crosses; 0, the store's own, where that is so anyway."""
+def _choose_block_bytes(chunk_bytes: int) -> int:
+    """A block size such that no chunk lies in two blocks; 0, the store's own, where that holds."""
     if COMMON_BLOCK_BYTES % chunk_bytes == 0:
         return 0
     return COMMON_BLOCK_BYTES // chunk_bytes * chunk_bytes
