@@ -245,21 +245,21 @@ class WritableFile:
     def _set_attributes(self) -> PathInfo:
         """Give what was published its attributes; returns what lies on the store now."""
         name = self.node.info.name
-        found = PathInfo(name, self.size_bytes, time.time(), False)  # where nothing more is learned
+        info = PathInfo(name, self.size_bytes, time.time(), False)  # where nothing more is learned
         self.problem = None
         try:
-            found = namespace.look_up(self._store, name, follow=False)
+            info = namespace.look_up(self._store, name, follow=False)
             if self.attributes != Attributes():
-                found = rename_remove.set_attributes(self._store, found, self.attributes)
+                info = rename_remove.set_attributes(self._store, info, self.attributes)
         except Exception as error:  # whatever it is, the file is published
             self.problem = error
-        return found
+        return info
 
-    def settle(self, found: PathInfo) -> None:
-        """There is nothing left to publish: `found` lies on the store."""
+    def settle(self, info: PathInfo) -> None:
+        """There is nothing left to publish: `info` lies on the store."""
         self.state = SaveState.UNCHANGED
         self.promised_bytes = 0
-        self.node.info = found
+        self.node.info = info
 
     def abort(self) -> None:
         """Discard what was not published."""
@@ -290,10 +290,10 @@ class WritableFile:
         saved = SavedFile(self._store, self.node.info.name, self._settings)
         if not size_bytes:
             return saved
-        found = self.node.info
+        info = self.node.info
         try:
-            source = open_file(self._store, found)
-            if source.size_bytes != found.size_bytes or not is_source_of(found, source):
+            source = open_file(self._store, info)
+            if source.size_bytes != info.size_bytes or not is_source_of(info, source):
                 raise FileSystemError(errno.ESTALE)  # another writer replaced it meanwhile
             buffer = memoryview(bytearray(min(COPY_BYTES, size_bytes)))
             for offset in range(0, size_bytes, len(buffer)):
@@ -360,11 +360,11 @@ class WritableFiles:
     def publish(self, file: WritableFile) -> None:
         """Publish what was written of a file, and let the mount show it; holds its lock."""
         node = file.node
-        found = file.publish()
-        if found is None:
+        info = file.publish()
+        if info is None:
             return
         with self._nodes.lock:  # from here on the store has it: an earlier listing does not count
-            file.settle(found)
+            file.settle(info)
             self._nodes.touch(node.parent, node.name)
         if file.problem is not None:
             self._nodes.outdate(self._nodes.get(node.parent))  # so that the store is asked again

@@ -285,7 +285,7 @@ class StripedTree:
         that may hold it could not be read.
         """
         found = self.nodes.get(inode)
-        if found is None and not self.nodes.gone(inode):
+        if found is None and not self.nodes.was_removed(inode):
             found = self._survey(inode)
         if found is None:
             raise FileSystemError(errno.ESTALE)
@@ -335,7 +335,7 @@ class StripedTree:
         """Whether what was listed will do."""
         now_s = time.monotonic()
         recent = now_s - node.listed_s <= REFRESH_S or now_s < self._away_until_s
-        return bool(node.listed_s) and (node.fixed or recent)
+        return bool(node.listed_s) and (node.is_fixed or recent)
 
     def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
         for left in reversed(range(MOST_ASKED)):

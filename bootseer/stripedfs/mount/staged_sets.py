@@ -82,9 +82,9 @@ class StagedSets:
             raise FileSystemError(errno.EIO)
         metadata.publish()
         self.drop(folder.inode)
-        found = namespace.look_up(self._store, folder.info.name, follow=False)
+        info = namespace.look_up(self._store, folder.info.name, follow=False)
         with self._nodes.lock:
-            folder.info = found
+            folder.info = info
             self._nodes.outdate(folder)
             self._nodes.touch(folder.parent, folder.name)
 

@@ -276,8 +276,8 @@ class WritableTree(StripedTree):
                 before = node.info.attributes or Attributes()
                 node.info = node.info._replace(attributes=before.updated(given))
             else:
-                found = self._look(node.info.name)._replace(attributes=node.info.attributes)
-                node.info = rename_remove.set_attributes(self.store, found, given)
+                info = self._look(node.info.name)._replace(attributes=node.info.attributes)
+                node.info = rename_remove.set_attributes(self.store, info, given)
                 with self.nodes.lock:
                     self.nodes.touch(node.parent, node.name)
             return self._attr(node)
@@ -399,12 +399,12 @@ class WritableTree(StripedTree):
                 if file is not None:
                     stack.enter_context(file.lock)
                 stack.enter_context(self.files.moves())
-                found = self._move(node, target, file)
+                info = self._move(node, target, file)
                 if over is not None:
                     self.nodes.remove(over)
-                self.nodes.move(node, folder, new_name, found)
+                self.nodes.move(node, folder, new_name, info)
                 self._follow(node)
-                if found.version is not None:  # the version lies elsewhere: so do its files
+                if info.version is not None:  # the version lies elsewhere: so do its files
                     self.nodes.outdate(node)
 
     def _follow(self, moved: Node) -> None:
@@ -439,8 +439,8 @@ class WritableTree(StripedTree):
     def _move(self, node: Node, target: str, file: WritableFile | None) -> PathInfo:
         """Rename on the store; what is being written gets its new name when it is published."""
         if file is None or not file.unpublished:  # any more
-            found = self._look(node.info.name)._replace(attributes=node.info.attributes)
-            rename_remove.move(self.store, found, target)
+            info = self._look(node.info.name)._replace(attributes=node.info.attributes)
+            rename_remove.move(self.store, info, target)
             return self._look(target)._replace(attributes=node.info.attributes)
         try:
             before = self._look(node.info.name)
@@ -510,18 +510,18 @@ class WritableTree(StripedTree):
                 raise FileSystemError(errno.EBUSY)
             earlier[1].abort()
         base = os.fsdecode(name)
-        found = PathInfo(f"{folder.info.name}/{base}", 0, time.time(), False)
+        info = PathInfo(f"{folder.info.name}/{base}", 0, time.time(), False)
         if before is None:
-            node = self.nodes.add_unlisted(folder, name, found)
+            node = self.nodes.add_unlisted(folder, name, info)
         elif earlier is not None and earlier[0] is before:
             node = before
-            node.info = found
+            node.info = info
         else:
             node = before
             if self.listing(folder).get(name) == node.inode:  # else it was replaced by others
                 self.nodes.supersede(node)
             self.files.outdate(node.inode)
-            node.info, node.key = found, ""
+            node.info, node.key = info, ""
         staged = StagedFile.begin(self.store, folder.info.name, base, self._writing)
         self._sets.add(folder.inode, name, node, staged)
         file = WritableFile(self.store, node, self._writing, self._fetcher, staged)
@@ -563,7 +563,7 @@ class WritableTree(StripedTree):
         super().destroy()
 
     def _filled(
-        self, node: Node, found: Sequence[PathInfo], *, outdated: bool
+        self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
         """As the store lists it, less names that files were moved away from and hidden ones."""
         leaving = {
@@ -572,14 +572,14 @@ class WritableTree(StripedTree):
         hidden = self._sets.hidden(node.inode)
         shown = [
             each
-            for each in found
+            for each in infos
             if (each.name, stamp_of(each)) not in leaving and base_of(each) not in hidden
         ]
         return super()._filled(node, shown, outdated=outdated)
 
-    def _kept(self, node: Node, found: Sequence[PathInfo]) -> dict[bytes, Node]:
+    def _kept(self, node: Node, infos: Sequence[PathInfo]) -> dict[bytes, Node]:
         """Files that are being written may be on no store yet, but are in their folder."""
-        listed = {base_of(each) for each in found}
+        listed = {base_of(each) for each in infos}
         return {
             file.node.name: file.node
             for file in self._writable.all()
