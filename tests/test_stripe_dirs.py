@@ -135,7 +135,7 @@ def test_a_directory_that_changes_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     source = make_tree(tmp_path / "src")
-    real = putting.walk
+    real = putting.walk_folder
     calls = []
 
     def walk(root: str, **options: bool) -> object:
@@ -150,7 +150,7 @@ def test_a_directory_that_changes_is_noticed(
         calls.append(root)
         return real(root, **options)
 
-    monkeypatch.setattr(putting, "walk", walk)
+    monkeypatch.setattr(putting, "walk_folder", walk)
     with pytest.raises(BusyError, match="changed while it was put"):
         put(str(source), str(tmp_path / "s/ck"), settings=SMALL)
     assert list((tmp_path / "s/ck.stripes").iterdir()) == []

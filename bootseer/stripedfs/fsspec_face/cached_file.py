@@ -1,4 +1,4 @@
-"""What fsspec's own caches (`blockcache::striped::…`) read: a file with a cache of theirs."""
+"""The file that fsspec's own caches (`blockcache::striped::…`) read through."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bootseer.stripedfs.new_bytes import fill_bytes
 class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
     """A checkpoint file that is read through a cache of fsspec's, which asks for its blocks.
 
-    `size` is what the cache knows of the file. Raises CorruptDataError when that is not so any
-    more: what it holds is of other bytes.
+    `size` is the length that the cache has on record. Raises CorruptDataError when the file has
+    another one: the cache then holds other bytes.
     """
 
     def __init__(
@@ -41,4 +41,4 @@ class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
         super().close()
 
     def __del__(self) -> None:
-        """Not fsspec's, which closes: what is collected lets go of its file as any reader does."""
+        """Does not close, as fsspec's does: `StripedFile` releases what was not closed."""

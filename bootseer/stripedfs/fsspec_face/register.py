@@ -29,7 +29,7 @@ def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> N
 
 
 class _Unchained(StripedFileSystem):
-    """Stands for a protocol by itself: the host is in its own URL."""
+    """Stands for a protocol without a chain: the host is in the URL itself."""
 
     replaces: tuple[str, ...] = ()
     target = ""
@@ -41,9 +41,9 @@ class _Unchained(StripedFileSystem):
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        found = infer_storage_options(path)
-        wanted = {"host": "host", "port": "port", "username": "user"}
-        return {name: found[key] for key, name in wanted.items() if found.get(key)}
+        parts = infer_storage_options(path)
+        names = {"host": "host", "port": "port", "username": "user"}
+        return {name: parts[key] for key, name in names.items() if parts.get(key)}
 
 
 class StripedWebHdfs(_Unchained):

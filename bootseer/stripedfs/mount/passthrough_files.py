@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import sealed_objects
 from bootseer.blocks.cache.present_index import identity_of
 from bootseer.blocks.cache.sealed_objects import Sealed, VerifiableSource
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import Handle
 from bootseer.stripedfs.read.sources import FileSource
-
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
 
 QUIET_S = 2.0
 PAUSE_S = 0.01

@@ -7,7 +7,7 @@ import os
 import stat as stat_module
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bootseer.errors import (
     BootseerError,
@@ -16,6 +16,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
+from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_object
 from bootseer.stripedfs.format.manifest import (
     Manifest,
@@ -32,9 +33,6 @@ from bootseer.stripedfs.write.draft import Draft
 from bootseer.stripedfs.write.local_walk import LocalEntry, object_name, walk_folder
 from bootseer.stripedfs.write.put_files import FileUploads, read_records, write_manifest
 from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
-
-if TYPE_CHECKING:
-    from bootseer.storage.options import StoreOptions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
