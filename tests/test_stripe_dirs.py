@@ -173,6 +173,14 @@ with TreeWriter.join(open_store(store), "ck", wishes, token=token) as tree:
 """
 
 
+def test_a_stream_is_written_below_a_name_that_is_no_text(tmp_path: Path) -> None:
+    store, name = opened(tmp_path / "s"), os.fsdecode(b"ck\xff")
+    with TreeWriter.begin(store, name, SMALL) as tree:
+        with tree.open_file("a") as file:
+            file.write(b"bytes")
+        assert tree.publish().is_tree
+
+
 def test_ranks_write_their_files_and_one_publishes(tmp_path: Path) -> None:
     store = opened(tmp_path / "s")
     for rank in range(3):

@@ -49,7 +49,6 @@ def test_servers_that_refuse_in_turn_cost_time_and_not_the_put(
     """The store is a fake: of each object's writers the first twelve are refused."""
     (tmp_path / "f").write_bytes(bytes(range(256)) * (size_bytes // 256))
     monkeypatch.setattr(stripe_upload, "backoff_s", lambda attempt, error: 0.0)
-    monkeypatch.setattr("bootseer.stripedfs.write.put_files.backoff_s", lambda attempt, error: 0.0)
     settings = WriteSettings(chunk_bytes=CHUNK, width=2, jobs=1)
     store = open_store(str(tmp_path / "store"))
     writer, asked = store.writer, itertools.count(1)

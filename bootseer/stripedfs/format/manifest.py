@@ -207,9 +207,7 @@ class Manifest:
                 "chunks": base64.b64encode(self.digests).decode("ascii"),
             },
         )
-        return _check_size(
-            data, f"{layout.chunk_count} chunks are too many; give a larger chunk size"
-        )
+        return _limit(data, f"{layout.chunk_count} chunks are too many; give a larger chunk size")
 
     @staticmethod
     def parse(data: bytes, where: str) -> Manifest:
@@ -333,9 +331,7 @@ class TreeManifest:
                 "entries": [entry.to_json() for entry in self.entries],
             },
         )
-        return _check_size(
-            data, f"{len(self.entries)} entries are too many; put parts of the folder"
-        )
+        return _limit(data, f"{len(self.entries)} entries are too many; put parts of the folder")
 
     @staticmethod
     def parse(data: bytes, where: str) -> TreeManifest:
@@ -439,7 +435,7 @@ def check_tree(entries: Iterable[TreeEntry]) -> None:
         raise BadFieldError("two files share one object")
 
 
-def _check_size(data: bytes, advice: str) -> bytes:
+def _limit(data: bytes, advice: str) -> bytes:
     if len(data) > MANIFEST_LIMIT_BYTES:
         raise UsageError(f"the manifest would have {len(data)} bytes: {advice}")
     return data

@@ -272,12 +272,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             callback.set_size(file.size)
             given = lpath if isfilelike(lpath) else outfile
             target = given or stack.enter_context(open(make_parents(lpath), "wb", buffering=0))
-            buffer = memoryview(bytearray(max(1, min(COPY_BYTES, file.size))))
-            while count := file.readinto(buffer):
-                left = buffer[:count]
-                while left:
-                    left = left[target.write(left) :]
-                callback.relative_update(count)
+            _copy(file, target, file.size, callback)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -293,15 +288,13 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         if os.path.isdir(lpath):
             self.makedirs(path, exist_ok=True)
             return
-        callback.set_size(os.path.getsize(lpath))
+        size = os.path.getsize(lpath)
+        callback.set_size(size)
         with (
             open(lpath, "rb", buffering=0) as source,
             self._open(path, "xb" if mode == "create" else "wb") as target,
         ):
-            buffer = memoryview(bytearray(COPY_BYTES))
-            while count := source.readinto(buffer):
-                target.write(buffer[:count])
-                callback.relative_update(count)
+            _copy(source, target, size, callback)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip_protocol(path)
@@ -397,9 +390,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             self.makedirs(new, exist_ok=True)
             return
         with self._file(old) as source, self._open(new, "wb") as target:
-            buffer = memoryview(bytearray(max(1, min(COPY_BYTES, source.size))))
-            while count := source.readinto(buffer):
-                target.write(buffer[:count])
+            _copy(source, target, source.size)
 
     def close(self) -> None:
         """Close idle connections; further use opens new ones."""
@@ -513,6 +504,17 @@ class _Reopen:
 
     def __call__(self) -> FileSource:
         return self._files._source(self._path)
+
+
+def _copy(
+    source: io.RawIOBase, target: Any, size: int, callback: Callback = DEFAULT_CALLBACK
+) -> None:
+    buffer = memoryview(bytearray(max(1, min(COPY_BYTES, size))))
+    while count := source.readinto(buffer):
+        left = buffer[:count]
+        while left:
+            left = left[target.write(left) :]
+        callback.relative_update(count)
 
 
 def _slice_bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:

@@ -37,6 +37,7 @@ class Node:
         "cached",
         "changes",
         "children",
+        "hidden",
         "info",
         "inode",
         "key",
@@ -55,6 +56,8 @@ class Node:
         self.name = os.fsencode(path.rpartition("/")[2])
         self.parent = parent
         self.info = info
+        self.hidden: set[bytes] = set()
+        """Of a checkpoint's folder: files removed here, which others see until all are removed."""
         self.children: dict[bytes, Inode] | None = None
         self.listed_s = 0.0
         """When `children` were asked for; 0 = ask again."""

@@ -200,16 +200,6 @@ class WritableFile:
         if self.unpublished:
             self.state = SaveState.CLOSED
 
-    def note_removed(self) -> None:
-        """The name of a file that has nothing to publish is being removed."""
-        if self.state is SaveState.UNCHANGED:
-            self.state = SaveState.REMOVED
-
-    def note_kept(self) -> None:
-        """The name was not removed after all."""
-        if self.state is SaveState.REMOVED:
-            self.state = SaveState.UNCHANGED
-
     def move(self, name: str, left: tuple[Inode, PathInfo] | None) -> None:
         """Publish under another name. `left` under the previous one is removed after that."""
         if self._saved is not None:
@@ -314,23 +304,11 @@ class WritableFiles:
     ) -> None:
         """`open_files` are those that are read."""
         self._nodes, self._open_files, self._sets, self._say = nodes, open_files, sets, say
-        self._by_handle: dict[Handle, WritableFile] = {}
-
-    def add(self, handle: Handle, file: WritableFile) -> None:
-        """A file was opened."""
-        self._by_handle[handle] = file
-
-    def get(self, handle: Handle) -> WritableFile | None:
-        """The file of a handle; None for a handle of another kind, or of another process."""
-        return self._by_handle.get(handle)
-
-    def drop(self, handle: Handle) -> None:
-        """The kernel closed a handle."""
-        self._by_handle.pop(handle, None)
+        self.by_handle: dict[Handle, WritableFile] = {}
 
     def all(self) -> list[WritableFile]:
         """All files."""
-        return list(self._by_handle.values())
+        return list(self.by_handle.values())
 
     def of(self, node: Node) -> list[WritableFile]:
         """The openings of one node."""
@@ -396,12 +374,14 @@ class WritableFiles:
                 if file.unpublished:
                     self._remove_left(file)
                     self.give_up(file, errno.ESTALE)
-                file.note_removed()
+                elif file.state is SaveState.UNCHANGED:
+                    file.state = SaveState.REMOVED
         try:
             yield
         except BaseException:
             for file in files:
-                file.note_kept()
+                if file.state is SaveState.REMOVED:
+                    file.state = SaveState.UNCHANGED
             raise
 
     def _remove_left(self, file: WritableFile) -> None:

@@ -30,13 +30,11 @@ class StagedSet:
 
 
 class StagedSets:
-    """The checkpoints that are being saved, and what was removed of published ones."""
+    """The checkpoints that are being saved, by the inodes of their folders."""
 
     def __init__(self, store: Store, nodes: Nodes, say: Callable[[str], None]) -> None:
         self._store, self._nodes, self._say = store, nodes, say
         self._sets: dict[Inode, StagedSet] = {}
-        self._hidden: dict[Inode, set[bytes]] = {}
-        """Removed members of published checkpoints: other mounts show them until all go."""
 
     def get(self, folder: Inode) -> StagedSet | None:
         """What is being saved over the checkpoint of a folder."""
@@ -55,7 +53,6 @@ class StagedSets:
     def add(self, folder: Inode, name: bytes, node: Node, staged: StagedFile) -> None:
         """A file of a folder's next checkpoint was begun."""
         self._sets.setdefault(folder, StagedSet()).files[name] = (node, staged)
-        self._hidden.pop(folder, None)
 
     def remove(self, node: Node) -> None:
         """A file was removed or failed; nothing happens where it is of no set."""
@@ -114,15 +111,3 @@ class StagedSets:
                 where = "" if folder is None else folder.info.name
                 self._say(f"{shown} of {where} is not published: no .metadata came after it")
             self.drop(inode)
-
-    def hide(self, folder: Inode, name: bytes) -> None:
-        """A member of a published checkpoint was removed here."""
-        self._hidden.setdefault(folder, set()).add(name)
-
-    def hidden(self, folder: Inode) -> set[bytes]:
-        """The members of a published checkpoint that were removed here."""
-        return self._hidden.get(folder, set())
-
-    def forget_hidden(self, folder: Inode) -> None:
-        """A folder was removed, with all that was hidden in it."""
-        self._hidden.pop(folder, None)

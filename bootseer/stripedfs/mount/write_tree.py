@@ -220,7 +220,7 @@ class WritableTree(StripedTree):
                 file.check()
 
     def release(self, inode: Inode, handle: Handle) -> None:
-        file = self._writable.get(handle)
+        file = self._writable.by_handle.get(handle)
         if file is None:
             super().release(inode, handle)
             return
@@ -235,7 +235,7 @@ class WritableTree(StripedTree):
             raise
         finally:
             # Last, so that an opening in the meantime waits for the end of this one.
-            self._writable.drop(handle)
+            self._writable.by_handle.pop(handle, None)
             self.files.drop(handle)
 
     def truncate(self, inode: Inode, size: int) -> Attr:
@@ -361,7 +361,7 @@ class WritableTree(StripedTree):
                 if metadata.info.tree is None:
                     rename_remove.remove(self.store, self._look(metadata.info.name))
             self._remove_folder(node)
-            self._sets.forget_hidden(node.inode)
+            node.hidden.clear()
             self.nodes.remove(node)
 
     def rename(
@@ -524,10 +524,11 @@ class WritableTree(StripedTree):
             node.info, node.key = info, ""
         staged = StagedFile.begin(self.store, folder.info.name, base, self._writing)
         self._sets.add(folder.inode, name, node, staged)
+        folder.hidden.clear()
         file = WritableFile(self.store, node, self._writing, self._fetcher, staged)
         file.begin()
         handle = new_write_handle()
-        self._writable.add(handle, file)
+        self._writable.by_handle[handle] = file
         return node, Opened(handle, direct=True, keep_cache=False)
 
     def _unlink_member(self, folder: Node, node: Node) -> bool:
@@ -545,7 +546,7 @@ class WritableTree(StripedTree):
             return True
         if not folder.info.shares_folder or node.info.tree is None:
             return False
-        self._sets.hide(folder.inode, node.name)
+        folder.hidden.add(node.name)
         self.nodes.outdate(folder)
         return True
 
@@ -569,11 +570,10 @@ class WritableTree(StripedTree):
         leaving = {
             (each.name, stamp_of(each)) for file in self._writable.all() for _, each in file.left
         }
-        hidden = self._sets.hidden(node.inode)
         shown = [
             each
             for each in infos
-            if (each.name, stamp_of(each)) not in leaving and base_of(each) not in hidden
+            if (each.name, stamp_of(each)) not in leaving and base_of(each) not in node.hidden
         ]
         return super()._filled(node, shown, outdated=outdated)
 
@@ -599,7 +599,7 @@ class WritableTree(StripedTree):
         return attr
 
     def _file(self, handle: Handle) -> WritableFile:
-        file = self._writable.get(handle)
+        file = self._writable.by_handle.get(handle)
         if file is None:
             raise FileSystemError(errno.EIO)  # it was being written when the server died
         return file
@@ -638,7 +638,7 @@ class WritableTree(StripedTree):
             file.size_bytes = node.info.size_bytes
             if flags & os.O_ACCMODE == os.O_RDWR:
                 self.files.adopt(handle, self.source(node), self._where(node), handle)
-        self._writable.add(handle, file)
+        self._writable.by_handle[handle] = file
         return Opened(handle, direct=True, keep_cache=False)
 
     def _new(self, folder: Node, name: bytes) -> Node:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterator
 
 from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.context_managers import OsAction
 from bootseer.errors import (
     CorruptDataError,
     NoSpaceError,
     NotSupportedError,
     UsageError,
-    from_os_error,
 )
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
@@ -23,7 +23,7 @@ from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
 from bootseer.stripedfs.read.namespace import PathInfo, list_folder, load_tree
 from bootseer.stripedfs.read.open import locate, open_file
-from bootseer.stripedfs.read.partial_download import ArrivedRange, PartialDownload
+from bootseer.stripedfs.read.partial_download import ArrivedRange, PartialDownload, open_fd
 from bootseer.stripedfs.read.sources import DigestedSource, FileSource
 from bootseer.stripedfs.read.tree import Tree
 from bootseer.stripedfs.shared_fetcher import shared_fetcher
@@ -212,61 +212,40 @@ class _Get:
 
 
 def _write_at(path: str, offset: int, view: memoryview) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            done = 0
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], offset + done)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise from_os_error(error, f"write {path}") from error
+    done = 0
+    with OsAction(f"write {path}"), open_fd(path, os.O_WRONLY) as fd:
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], offset + done)
 
 
 def _read_at(path: str, offset: int, view: memoryview) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        done = 0
+    done = 0
+    with open_fd(path, os.O_RDONLY) as fd:
         while done < len(view):
             count = os.preadv(fd, [view[done:]], offset + done)
             if count == 0:
                 raise CorruptDataError(f"{path} is shorter than it was; fetch it again")
             done += count
-    finally:
-        os.close(fd)
 
 
 def _sync(path: str) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise from_os_error(error, f"write {path}") from error
+    with OsAction(f"write {path}"), open_fd(path, os.O_RDONLY) as fd:
+        os.fsync(fd)
 
 
 def _set_attributes(path: str, mode: int, mtime_ns: int) -> None:
-    try:
+    with OsAction(f"set the mode of {path}"):
         os.chmod(path, mode & PERMISSIONS)
         os.utime(path, ns=(mtime_ns, mtime_ns))
-    except OSError as error:
-        raise from_os_error(error, f"set the mode of {path}") from error
 
 
 def _make_folder(path: str) -> None:
-    try:
+    with OsAction(f"make the folder {path}"):
         os.makedirs(path, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, f"make the folder {path}") from error
 
 
 def _make_link(target: str, path: str) -> None:
-    try:
+    with OsAction(f"make the link {path}"):
         if os.path.lexists(path):
             os.unlink(path)
         os.symlink(target, path)
-    except OSError as error:
-        raise from_os_error(error, f"make the link {path}") from error

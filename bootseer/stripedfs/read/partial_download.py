@@ -7,6 +7,7 @@ note counts only for the very file or folder that it was written for, at its ful
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,9 +15,10 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bootseer.context_managers import Closing
+from bootseer.context_managers import Closing, OsAction
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
 from bootseer.system.atomic import sync_folder
 
@@ -61,10 +63,8 @@ class PartialDownload(Closing):
         download = cls(destination, key, size_bytes=size_bytes)
         download._lock_note()
         try:
-            download._make_part(resume=resume)
-        except OSError as error:
-            download.close()
-            raise from_os_error(error, f"write {download.part}") from error
+            with OsAction(f"write {download.part}"):
+                download._make_part(resume=resume)
         except BaseException:  # else the lock stays until this process ends
             download.close()
             raise
@@ -91,15 +91,8 @@ class PartialDownload(Closing):
     def make(self, inside: str, size_bytes: int) -> None:
         """Make a file of its final length, or use the one that an interrupted get left."""
         path = self.path(inside)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(path, flags, 0o644)
-            try:
-                os.ftruncate(fd, size_bytes)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise from_os_error(error, f"write {path}") from error
+        with OsAction(f"write {path}"), open_fd(path, os.O_RDWR | os.O_CREAT) as fd:
+            os.ftruncate(fd, size_bytes)
 
     def find_digest(self, inside: str, offset: int, length: int) -> str | None:
         """The digest noted with these bytes, "" where there is none; None: they never arrived.
@@ -142,13 +135,11 @@ class PartialDownload(Closing):
 
     def publish(self) -> None:
         """Give what was written the destination's name."""
-        try:
+        with OsAction(f"name {self.destination}"):
             if self._size_bytes is None and os.path.isdir(self.destination):
                 os.rmdir(self.destination)  # empty, or this fails
             os.rename(self.part, self.destination)
             sync_folder(os.path.dirname(self.destination))
-        except OSError as error:
-            raise from_os_error(error, f"name {self.destination}") from error
         os.unlink(self._note)
 
     def discard(self) -> None:
@@ -202,11 +193,19 @@ class PartialDownload(Closing):
     def _write_note(self) -> None:
         """Rewritten in place, since the lock is on this very file."""
         data = json.dumps({**self._head, "done": self._arrived}).encode()
-        try:
+        with OsAction(f"write {self._note}"):
             length = os.fstat(self._fd).st_size
             os.pwrite(self._fd, data.ljust(length), 0)  # one write, so that no kill tears it
-        except OSError as error:
-            raise from_os_error(error, f"write {self._note}") from error
+
+
+@contextlib.contextmanager
+def open_fd(path: str, flags: int) -> Iterator[int]:
+    """A descriptor of a file that is part of a download, which is never a symbolic link."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _add_range(ranges: list[ArrivedRange], new: ArrivedRange) -> None:
@@ -275,10 +274,8 @@ def _boot_id() -> str:
 def _is_full(path: str) -> bool:
     if os.path.islink(path) or not os.path.isdir(path):
         return True
-    try:
+    with OsAction(f"list {path}"):
         return bool(os.listdir(path))
-    except OSError as error:
-        raise from_os_error(error, f"list {path}") from error
 
 
 def _remove(path: str) -> None:

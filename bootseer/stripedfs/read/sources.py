@@ -53,26 +53,21 @@ class FileSource(BlockSource, Protocol):
 class Stretches:
     """Where one stored object lies: stretches of equal replicas, looked up by offset."""
 
-    __slots__ = ("_placed", "_starts", "length")
+    __slots__ = ("_placed", "length", "starts")
 
     def __init__(self, placed: Sequence[Placed]) -> None:
         self._placed = tuple(placed)
-        self._starts = tuple(p.offset for p in self._placed)
+        self.starts = tuple(p.offset for p in self._placed)
         self.length = self._placed[-1].offset + self._placed[-1].length if placed else 0
 
     def at(self, offset: int) -> Placed:
         """The stretch that holds a byte; the last one for a byte past the end."""
-        return self._placed[max(0, bisect.bisect_right(self._starts, offset) - 1)]
+        return self._placed[max(0, bisect.bisect_right(self.starts, offset) - 1)]
 
     def end(self, offset: int) -> int:
         """The first byte after the stretch that holds `offset`."""
         stretch = self.at(offset)
         return stretch.offset + stretch.length
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Where each stretch begins, in order."""
-        return self._starts
 
 
 def _source_key(digest: str, store: Store, place: str) -> str:

@@ -36,6 +36,7 @@ from bootseer.stripedfs.format.pointer import (
     read_pointer,
 )
 from bootseer.stripedfs.write.stripe_upload import (
+    SMALL_TRIES,
     check_length,
     replace_with_retries,
     run_with_retries,
@@ -109,7 +110,7 @@ class Draft:
     def _acquire(self, note: dict[str, Any]) -> None:
         folder = f"{self.writing}/{LEASE}"
 
-        def acquire() -> None:
+        def acquire(_: int) -> None:
             # No other process knows the folder: a lease in it is of a try whose answer was lost.
             watch = leases.Watch(self.store, folder, ttl_s=0.0)
             self._lease = leases.try_acquire(
@@ -117,7 +118,7 @@ class Draft:
             )
 
         try:
-            run_with_retries(acquire)
+            run_with_retries(acquire, SMALL_TRIES, time.sleep)
         except BaseException as error:  # raised when the draft is published
             self._error = error
 

@@ -8,6 +8,7 @@ import re
 import stat as stat_module
 from typing import Literal
 
+from bootseer.context_managers import OsAction
 from bootseer.errors import UsageError, from_os_error
 from bootseer.stripedfs.format.json_fields import BadFieldError, compute_digest
 from bootseer.stripedfs.format.json_fields import check_path as checked_path
@@ -43,12 +44,10 @@ def walk_folder(root: str, *, follow_links: bool = False) -> list[LocalEntry]:
     while folders:
         folder, above = folders.pop()
         local = f"{root}/{folder}" if folder else root
-        try:
+        with OsAction(f"list {local}"):
             stat = os.stat(local)
             with os.scandir(local) as entries:
                 names = sorted(entry.name for entry in entries)
-        except OSError as error:
-            raise from_os_error(error, f"list {local}") from error
         identity = (stat.st_dev, stat.st_ino)
         if identity in above:
             raise UsageError(f"{local} is a link to a folder above it; put without following links")

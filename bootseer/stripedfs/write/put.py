@@ -7,14 +7,14 @@ import os
 import stat as stat_module
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+from bootseer.context_managers import OsAction
 from bootseer.errors import (
     BootseerError,
     BusyError,
     DeadlineError,
     StoreUnavailableError,
-    from_os_error,
 )
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_object
@@ -31,7 +31,7 @@ from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.workers import Task
 from bootseer.stripedfs.write.draft import Draft
 from bootseer.stripedfs.write.local_walk import LocalEntry, object_name, walk_folder
-from bootseer.stripedfs.write.put_files import FileUploads, read_records, write_manifest
+from bootseer.stripedfs.write.put_files import FileUploads, read_records
 from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
 
 
@@ -89,10 +89,8 @@ def put_into(
 ) -> PutReport:
     """`put` into a store that is open already."""
     source = os.path.abspath(source)
-    try:
+    with OsAction(f"read {source}"):
         stat = os.stat(source)
-    except OSError as error:
-        raise from_os_error(error, f"read {source}") from error
     plan = plan_write(settings or WriteSettings(), store)
     is_folder = stat_module.S_ISDIR(stat.st_mode)
     entries = walk_folder(source, follow_links=follow_links) if is_folder else []
@@ -159,15 +157,6 @@ def _put_tree(
     return _make_report(uploads, version, len(files), uploads.plan.width)
 
 
-class _SourceFields(NamedTuple):
-    """The fields of a `TreeFile` that come from the source."""
-
-    path: str
-    mode: int
-    mtime_ns: int
-    size_bytes: int
-
-
 def _tree_tasks(
     uploads: FileUploads, files: list[LocalEntry], stored: dict[str, TreeFile]
 ) -> Iterator[Task]:
@@ -179,22 +168,7 @@ def _tree_tasks(
             stored[entry.path] = entry
 
     for entry in files:
-        source = uploads.open(entry.local)
-        name = object_name(entry.path)
-        fields = _SourceFields(entry.path, source.mode, source.identity.mtime_ns, source.size_bytes)
-        if source.size_bytes < uploads.plan.chunk_bytes:
-
-            def plain(digest: bytes, fields: _SourceFields = fields, name: str = name) -> None:
-                keep(TreeFile(*fields, False, name, digest))
-
-            yield uploads.plain_task(f"{uploads.draft.folder}/{name}", source, plain)
-            continue
-
-        def striped(manifest: Manifest, fields: _SourceFields = fields, name: str = name) -> None:
-            size, digest = write_manifest(uploads.store, f"{uploads.draft.folder}/{name}", manifest)
-            keep(TreeFile(*fields, True, name, digest, size))
-
-        yield from uploads.striped_tasks(f"{uploads.draft.folder}/{name}", source, striped)
+        yield from uploads.tree_file_tasks(entry.path, uploads.open(entry.local), keep)
 
 
 def _tree_entry(local: LocalEntry, stored: dict[str, TreeFile]) -> TreeEntry:

@@ -6,28 +6,27 @@ import base64
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.store import Stat, Store
 from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, compute_digest
-from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest
+from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest, TreeFile
 from bootseer.stripedfs.format.pointer import MANIFEST
 from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, trim_width
 from bootseer.stripedfs.progress import Progress
 from bootseer.stripedfs.workers import Task, WorkerPool
 from bootseer.stripedfs.write.draft import WRITING, Draft
+from bootseer.stripedfs.write.local_walk import object_name
 from bootseer.stripedfs.write.stripe_upload import (
     SourceFile,
     StripeUpload,
-    are_tries_over,
-    backoff_s,
     check_length,
     replace_with_retries,
+    run_with_retries,
 )
-from bootseer.stripedfs.write.write_settings import WritePlan
+from bootseer.stripedfs.write.write_settings import WritePlan, choose_place
 
 RECORD = re.compile(r"stripe-([0-9a-f]{32})-([0-9]{5})\.json\Z")
 Records = dict[str, dict[int, str]]
@@ -77,7 +76,7 @@ class FileUploads:
             except BootseerError:
                 return  # a put that is continued would keep less; this one loses nothing
 
-        claims = self._claims(folder, tag.hex(), layout)
+        claims = self._read_claims(folder, tag.hex(), layout)
         if self.draft.adopted and not claims and folder != self.draft.folder:
             self.store.delete_tree(folder)  # stripes of a file that was larger then
         upload = StripeUpload(
@@ -97,32 +96,45 @@ class FileUploads:
             self._striped.append(upload)
         return upload.tasks()
 
-    def plain_task(self, name: str, source: SourceFile, done: Callable[[bytes], None]) -> Task:
+    def _plain_task(self, name: str, source: SourceFile, done: Callable[[bytes], None]) -> Task:
         """The task that stores a file smaller than a chunk as one object."""
 
         def task(buffer: memoryview) -> None:
             view = buffer[: source.size_bytes]
             source.read_into(0, view)
             source.check_unchanged()
-            attempt, began_s = 0, time.monotonic()
-            first = int.from_bytes(compute_digest(name.encode(errors="replace"))[:4], "big")
-            while True:
-                try:
-                    with self.store.writer(name, self.plan.hints(first + attempt)) as writer:
-                        writer.write(view)
-                    check_length(self.store, name, len(view))
-                    break
-                except BootseerError as error:
-                    attempt += 1
-                    if not error.retryable or are_tries_over(attempt, self.plan.tries, began_s):
-                        raise
-                    pause_s = backoff_s(attempt, error)
-                self.pool.pause(pause_s)
+            first = choose_place(name)
+
+            def write(attempt: int) -> None:
+                with self.store.writer(name, self.plan.hints(first + attempt)) as writer:
+                    writer.write(view)
+                check_length(self.store, name, len(view))
+
+            run_with_retries(write, self.plan.tries, self.pool.pause)
             self.progress.advance(len(view))
             done(compute_digest(view))
             self.close(source)
 
         return task
+
+    def tree_file_tasks(
+        self, path: str, source: SourceFile, done: Callable[[TreeFile], None]
+    ) -> Iterable[Task]:
+        """The tasks that store a file of a tree; the last of them calls `done`."""
+        name = object_name(path)
+        target = f"{self.draft.folder}/{name}"
+        fields = (path, source.mode, source.identity.mtime_ns, source.size_bytes)
+
+        def add_plain(digest: bytes) -> None:
+            done(TreeFile(*fields, False, name, digest))
+
+        def add_striped(manifest: Manifest) -> None:
+            size, digest = write_manifest(self.store, target, manifest)
+            done(TreeFile(*fields, True, name, digest, size))
+
+        if source.size_bytes < self.plan.chunk_bytes:
+            return [self._plain_task(target, source, add_plain)]
+        return self.striped_tasks(target, source, add_striped)
 
     def clear_leftovers(self, wanted: Mapping[str, bool] | None) -> None:
         """Remove from an adopted draft what this put does not use.
@@ -171,7 +183,7 @@ class FileUploads:
             for source in tuple(self._sources):
                 self.close(source)
 
-    def _claims(self, folder: str, tag: str, layout: Layout) -> dict[int, bytes]:
+    def _read_claims(self, folder: str, tag: str, layout: Layout) -> dict[int, bytes]:
         """Chunk digests of stripes that an interrupted put recorded as complete; unchecked."""
         if not self.draft.adopted:
             return {}

@@ -40,12 +40,6 @@ class Budget:
         # Weak: a stream that is garbage collected gives its memory back, too.
         self._taken: WeakKeyDictionary[StripeStream, int] = WeakKeyDictionary()
 
-    @property
-    def taken_bytes(self) -> int:
-        """The memory of all streams."""
-        with self._lock:
-            return sum(self._taken.values())
-
     def take(self, stream: StripeStream, size_bytes: int, *, least_bytes: int) -> bool:
         """Whether a stream may have another buffer."""
         with self._lock:
@@ -289,22 +283,6 @@ class StripedWriter(Committing):
     def tell(self) -> int:
         """Bytes written so far."""
         return self._stream.size_bytes
-
-    def flush(self) -> None:
-        """Raise what went wrong so far; bytes become durable with `close` alone."""
-        self._raise_error()
-
-    def readable(self) -> bool:
-        """False: it is for writing."""
-        return False
-
-    def writable(self) -> bool:
-        """Until it is closed."""
-        return not self.closed
-
-    def seekable(self) -> bool:
-        """False: bytes come in order."""
-        return False
 
     def move(self, name: str) -> None:
         """Publish under another name than the one it was begun with."""

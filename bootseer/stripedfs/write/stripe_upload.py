@@ -8,13 +8,14 @@ that sends the chunk; the kernel is asked to read the next one ahead.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import stat as stat_module
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
+from bootseer.context_managers import OsAction
 from bootseer.errors import (
     BootseerError,
     BusyError,
@@ -22,7 +23,6 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
     UsageError,
-    from_os_error,
 )
 from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, compute_digest
@@ -36,6 +36,7 @@ BACKOFF_S = 0.5
 MAX_BACKOFF_S = 4.0
 SMALL_TRIES = 16
 LONG_S = 60.0
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,11 +66,9 @@ class SourceFile:
     @classmethod
     def open(cls, path: str) -> SourceFile:
         """Open a source. Raises UsageError for what is no file, else as `from_os_error`."""
-        try:
+        with OsAction(f"read {path}"):
             # Not blocking: opening a pipe in the place of a file would wait for its writer.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise from_os_error(error, f"read {path}") from error
         stat = os.fstat(fd)
         if not stat_module.S_ISREG(stat.st_mode):
             os.close(fd)
@@ -84,7 +83,7 @@ class SourceFile:
     def read_into(self, offset: int, view: memoryview, *, next_offset: int = 0) -> None:
         """Fill `view` from `offset`; `next_offset` is what will be read next (0: nothing)."""
         done = 0
-        try:
+        with OsAction(f"read {self.path}"):
             while done < len(view):
                 count = os.preadv(self._fd, [view[done:]], offset + done)
                 if count == 0:
@@ -92,8 +91,6 @@ class SourceFile:
                 done += count
             if next_offset:
                 os.posix_fadvise(self._fd, next_offset, len(view), os.POSIX_FADV_WILLNEED)
-        except OSError as error:
-            raise from_os_error(error, f"read {self.path}") from error
 
     def check_unchanged(self) -> None:
         """Raise BusyError when the file is not what it was when it was opened."""
@@ -194,55 +191,44 @@ class StripeUpload:
 
     def _write_with_retries(self, stripe: int, buffer: memoryview) -> bytes:
         """Write a stripe, and again, elsewhere, when the store failed."""
-        attempt, began_s = 0, time.monotonic()
-        while True:
-            sent = _Counter(self._progress)
-            try:
-                hints = self._plan.hints(self._first + stripe + attempt)
-                return self._write_stripe(stripe, hints, buffer, sent)
-            except BootseerError as error:
-                self._progress.advance(-sent.size_bytes)
-                attempt += 1
-                # CorruptDataError is not retryable elsewhere; here the bytes are sent again.
-                may_pass = error.retryable or isinstance(error, CorruptDataError)
-                if not may_pass or isinstance(error, BusyError):
-                    raise
-                if are_tries_over(attempt, self._plan.tries, began_s):
-                    raise
-                pause_s = backoff_s(attempt, error)
-            self._pool.pause(pause_s)
 
-    def _write_stripe(
-        self, stripe: int, hints: WriteHints, buffer: memoryview, sent: _Counter
-    ) -> bytes:
-        layout, digests = self._layout, bytearray()
+        def write(attempt: int) -> bytes:
+            return self._write_stripe(
+                stripe, self._plan.hints(self._first + stripe + attempt), buffer
+            )
+
+        # CorruptDataError is not retryable elsewhere; here the bytes are sent again.
+        return run_with_retries(
+            write,
+            self._plan.tries,
+            self._pool.pause,
+            may_pass=lambda error: (
+                (error.retryable or isinstance(error, CorruptDataError))
+                and not isinstance(error, BusyError)
+            ),
+        )
+
+    def _write_stripe(self, stripe: int, hints: WriteHints, buffer: memoryview) -> bytes:
+        layout, digests, sent_bytes = self._layout, bytearray(), 0
         name = f"{self._folder}/{stripe_name(stripe)}"
-        chunks = layout.stripe_chunks(stripe)
-        with self._store.writer(name, hints) as writer:
-            for chunk in chunks:
-                self._pool.check()
-                view = buffer[: layout.chunk_length(chunk)]
-                ahead = chunk + layout.width if chunk + layout.width < layout.chunk_count else 0
-                self._source.read_into(
-                    chunk * layout.chunk_bytes, view, next_offset=ahead * layout.chunk_bytes
-                )
-                digests += compute_digest(view)
-                writer.write(view)
-                sent.add(len(view))
-        check_length(self._store, name, layout.stripe_length(stripe))
+        try:
+            with self._store.writer(name, hints) as writer:
+                for chunk in layout.stripe_chunks(stripe):
+                    self._pool.check()
+                    view = buffer[: layout.chunk_length(chunk)]
+                    ahead = chunk + layout.width if chunk + layout.width < layout.chunk_count else 0
+                    self._source.read_into(
+                        chunk * layout.chunk_bytes, view, next_offset=ahead * layout.chunk_bytes
+                    )
+                    digests += compute_digest(view)
+                    writer.write(view)
+                    sent_bytes += len(view)
+                    self._progress.advance(len(view))
+            check_length(self._store, name, layout.stripe_length(stripe))
+        except BootseerError:
+            self._progress.advance(-sent_bytes)
+            raise
         return bytes(digests)
-
-
-class _Counter:
-    """Counts the bytes that one try has reported."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self.size_bytes = 0
-
-    def add(self, size_bytes: int) -> None:
-        self.size_bytes += size_bytes
-        self._progress.advance(size_bytes)
 
 
 def check_length(store: Store, name: str, size_bytes: int) -> None:
@@ -256,21 +242,27 @@ def check_length(store: Store, name: str, size_bytes: int) -> None:
 
 def replace_with_retries(store: Store, name: str, data: bytes) -> None:
     """Write a small object, and again when the store failed: a whole put may depend on it."""
-    run_with_retries(lambda: store.replace(name, data))
+    run_with_retries(lambda _: store.replace(name, data), SMALL_TRIES, time.sleep)
 
 
-def run_with_retries(step: Callable[[], None]) -> None:
-    """Run a step that may be repeated, and again when the store failed."""
-    began_s = time.monotonic()
-    for attempt in itertools.count(1):
+def run_with_retries(
+    step: Callable[[int], T],
+    tries: int,
+    pause: Callable[[float], None],
+    *,
+    may_pass: Callable[[BootseerError], bool] = lambda error: error.retryable,
+) -> T:
+    """Run a step with the number of its attempt, from 0, and again when the store failed."""
+    attempt, began_s = 0, time.monotonic()
+    while True:
         try:
-            step()
-            return
+            return step(attempt)
         except BootseerError as error:
-            if not error.retryable or are_tries_over(attempt, SMALL_TRIES, began_s):
+            attempt += 1
+            if not may_pass(error) or are_tries_over(attempt, tries, began_s):
                 raise
             pause_s = backoff_s(attempt, error)
-        time.sleep(pause_s)
+        pause(pause_s)
 
 
 def are_tries_over(attempt: int, tries: int, began_s: float) -> bool:

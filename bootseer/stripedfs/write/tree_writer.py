@@ -22,7 +22,6 @@ from bootseer.stripedfs.format import json_fields
 from bootseer.stripedfs.format.json_fields import BadFieldError, compute_digest
 from bootseer.stripedfs.format.manifest import (
     MANIFEST_LIMIT_BYTES,
-    Manifest,
     TreeEntry,
     TreeFile,
     TreeFolder,
@@ -33,16 +32,22 @@ from bootseer.stripedfs.format.manifest import (
     parse_entries,
 )
 from bootseer.stripedfs.format.pointer import Version, checkpoint_folder
-from bootseer.stripedfs.progress import SILENT, Progress
+from bootseer.stripedfs.progress import SILENT
 from bootseer.stripedfs.write.draft import WRITING, Draft, list_drafts
 from bootseer.stripedfs.write.local_walk import object_name
 from bootseer.stripedfs.write.put_files import FileUploads, write_manifest
 from bootseer.stripedfs.write.stripe_stream import Buffer, StripeStream
 from bootseer.stripedfs.write.stripe_upload import check_length
-from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
+from bootseer.stripedfs.write.write_settings import (
+    WritePlan,
+    WriteSettings,
+    choose_place,
+    plan_write,
+)
 
 PART = "part-"
 OFFER = "offer-"
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
 
 
 class TreeWriter(Committing):
@@ -52,42 +57,26 @@ class TreeWriter(Committing):
     removed.
     """
 
-    def __init__(self, draft: Draft, plan: WritePlan, progress: Progress, *, begun: bool) -> None:
+    def __init__(self, draft: Draft, plan: WritePlan, *, begun: bool) -> None:
         """`begun`: this process began the draft, and will publish it."""
         self._draft, self._store = draft, draft.store
         self._plan = plan
-        self._progress = progress
         self._begun = begun
         self._entries: dict[str, TreeEntry] = {}
         self._lock = threading.Lock()
         self._sealed = False
 
     @classmethod
-    def begin(
-        cls,
-        store: Store,
-        name: str,
-        settings: WriteSettings | None = None,
-        *,
-        progress: Progress = SILENT,
-    ) -> TreeWriter:
+    def begin(cls, store: Store, name: str, settings: WriteSettings) -> TreeWriter:
         """Begin a new version of the directory checkpoint `name`."""
-        plan = plan_write(settings or WriteSettings(), store)
-        return cls(Draft.begin(store, name, {}), plan, progress, begun=True)
+        plan = plan_write(settings, store)
+        return cls(Draft.begin(store, name, {}), plan, begun=True)
 
     @classmethod
-    def join(
-        cls,
-        store: Store,
-        name: str,
-        settings: WriteSettings | None = None,
-        *,
-        token: str,
-        progress: Progress = SILENT,
-    ) -> TreeWriter:
+    def join(cls, store: Store, name: str, settings: WriteSettings, *, token: str) -> TreeWriter:
         """Add to a version that another process began; `token` is that writer's."""
-        plan = plan_write(settings or WriteSettings(), store)
-        return cls(Draft.join(store, name, token), plan, progress, begun=False)
+        plan = plan_write(settings, store)
+        return cls(Draft.join(store, name, token), plan, begun=False)
 
     @property
     def token(self) -> str:
@@ -97,42 +86,24 @@ class TreeWriter(Committing):
     def add_file(self, path: str, source: str) -> TreeFile:
         """Store a local file as `path` of the tree, in parallel."""
         path = _check_path(path)
-        uploads = FileUploads(self._draft, self._plan, self._progress)
-        stored: list[tuple[bool, bytes, int]] = []
-        folder = f"{self._draft.folder}/{object_name(path)}"
-
-        def plain(digest: bytes) -> None:
-            stored.append((False, digest, 0))
-
-        def striped(manifest: Manifest) -> None:
-            size, digest = write_manifest(self._store, folder, manifest)
-            stored.append((True, digest, size))
-
+        uploads = FileUploads(self._draft, self._plan, SILENT)
+        entries: list[TreeFile] = []
         with uploads.closing():
             file = uploads.open(source)
-            self._progress.expect(file.size_bytes)
-            if file.size_bytes < self._plan.chunk_bytes:
-                uploads.pool.run([uploads.plain_task(folder, file, plain)])
-            else:
-                uploads.pool.run(uploads.striped_tasks(folder, file, striped))
-            about = (file.mode, file.identity.mtime_ns, file.size_bytes)
-        is_striped, digest, manifest_bytes = stored[0]
-        entry = TreeFile(path, *about, is_striped, object_name(path), digest, manifest_bytes)
-        self._add(entry)
-        return entry
+            uploads.pool.run(uploads.tree_file_tasks(path, file, entries.append))
+        self._add(entries[0])
+        return entries[0]
 
-    def open_file(self, path: str, *, mode: int = 0o644) -> TreeFileWriter:
+    def open_file(self, path: str) -> TreeFileWriter:
         """Write `path` of the tree as a stream; its `close` adds it."""
         path = _check_path(path)
         folder = f"{self._draft.folder}/{object_name(path)}"
-        first = int.from_bytes(compute_digest(folder.encode())[:4], "big")
-        stream = StripeStream(self._store, self._plan, folder, first=first)
-        return TreeFileWriter(self, path, mode, folder, stream)
+        stream = StripeStream(self._store, self._plan, folder, first=choose_place(folder))
+        return TreeFileWriter(self, path, folder, stream)
 
-    def add_folder(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
+    def add_folder(self, path: str, *, mode: int = FOLDER_MODE) -> None:
         """Add a folder; parents of files need not be added."""
-        when = time.time_ns() if mtime_ns is None else mtime_ns
-        self._add(TreeFolder(_check_path(path), mode & 0o7777, when))
+        self._add(TreeFolder(_check_path(path), mode & 0o7777, time.time_ns()))
 
     def add_link(self, path: str, target: str) -> None:
         """Add a symbolic link. Raises UsageError for a target that may leave the tree."""
@@ -211,7 +182,7 @@ class TreeWriter(Committing):
                 for entry in self._read_part(stat.name):
                     yield stat.mtime_s, entry
 
-    def publish(self, *, mode: int = 0o755, shares_folder: bool = False) -> Version:
+    def publish(self, *, shares_folder: bool = False) -> Version:
         """Merge what all processes added and make it the checkpoint; once, in the one that began.
 
         `shares_folder`: more files of the directory are in the plain folder of its name. Raises
@@ -233,7 +204,7 @@ class TreeWriter(Committing):
             check_tree(ordered)
         except BadFieldError as error:
             raise UsageError(f"what was added is no tree: {error}") from error
-        tree = TreeManifest(mode & 0o7777, self._plan.chunk_bytes, ordered)
+        tree = TreeManifest(FOLDER_MODE, self._plan.chunk_bytes, ordered)
         return self._draft.publish(
             "tree", tree.size_bytes, tree.encode(), shares_folder=shares_folder
         )
@@ -276,14 +247,10 @@ class TreeWriter(Committing):
 class TreeFileWriter(Committing):
     """A file of a tree that is written from start to end; `close` adds it, `abort` discards it."""
 
-    def __init__(
-        self, tree: TreeWriter, path: str, mode: int, folder: str, stream: StripeStream
-    ) -> None:
-        self._tree, self._path, self._mode = tree, path, mode
+    def __init__(self, tree: TreeWriter, path: str, folder: str, stream: StripeStream) -> None:
+        self._tree, self._path = tree, path
         self._folder, self._stream = folder, stream
-        self._failed: BaseException | None = None
         self.closed = False
-        self.entry: TreeFile | None = None
 
     def write(self, data: Buffer) -> int:
         """Append all of `data`; waits while the stripes are busy."""
@@ -295,24 +262,17 @@ class TreeFileWriter(Committing):
             self.abort()
             raise
 
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self._stream.size_bytes
-
-    def flush(self) -> None:
-        """Nothing: bytes become durable with `close`."""
-
     def close(self) -> None:
         """Write the rest and add the file to its tree; twice is safe."""
         if self.closed:
             return
         self.closed = True
         try:
-            self.entry = self._store_entry()
-        except BaseException:  # nothing unpublished stays
+            entry = self._store_entry()
+        except BaseException:  # nothing unpublished may stay
             self._stream.abort()
             raise
-        self._tree._add(self.entry)
+        self._tree._add(entry)
 
     def _store_entry(self) -> TreeFile:
         store, size = self._tree._store, self._stream.size_bytes
@@ -321,13 +281,13 @@ class TreeFileWriter(Committing):
         if tail is None:
             manifest = self._stream.finish()
             length, digest = write_manifest(store, self._folder, manifest)
-            return TreeFile(self._path, self._mode, now, size, True, name, digest, length)
+            return TreeFile(self._path, FILE_MODE, now, size, True, name, digest, length)
         with store.writer(self._folder, self._tree._plan.hints(0)) as writer:
             writer.write(tail)
         check_length(store, self._folder, size)
         digest = compute_digest(tail)
         self._stream.abort()  # it has written nothing
-        return TreeFile(self._path, self._mode, now, size, False, name, digest)
+        return TreeFile(self._path, FILE_MODE, now, size, False, name, digest)
 
     def abort(self) -> None:
         """Discard what was written; twice is safe."""
@@ -350,5 +310,5 @@ def _check_path(path: str) -> str:
 def _add_parents(entries: dict[str, TreeEntry], path: str) -> None:
     parent = posixpath.dirname(path)
     while parent and parent not in entries:
-        entries[parent] = TreeFolder(parent, 0o755, time.time_ns())
+        entries[parent] = TreeFolder(parent, FOLDER_MODE, time.time_ns())
         parent = posixpath.dirname(parent)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from bootseer.errors import UsageError
 from bootseer.storage.store import Store, WriteHints
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.stripe_layout import (
     DEFAULT_CHUNK_BYTES,
     check_chunk_bytes,
@@ -111,6 +112,11 @@ def plan_write(
         keep_bytes=settings.keep_bytes,
         places=tuple(places) if steer else (),
     )
+
+
+def choose_place(name: str) -> int:
+    """The number of an object's first place, by its name: the objects of a put are spread."""
+    return int.from_bytes(compute_digest(name.encode(errors="surrogateescape"))[:4], "big")
 
 
 def _choose_width(places: Sequence[str]) -> int:
